@@ -1,0 +1,145 @@
+"""The one list of stages. The flow, the plan, the docs and the tests are derived from it.
+
+Each stage turns input artifacts and sections of the configuration into one artifact. Where a stage
+continues or judges a model, that model is its first input.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One step of the pipeline."""
+
+    name: str
+    makes: str
+    inputs: tuple["Stage", ...]
+    config: tuple[str, ...]  # sections of RunConfig that decide the result
+    entry: str  # module with `run(job)`
+    compute: Literal["cpu", "gpu"]
+    format: int = 1  # of the files it writes; raise it when their meaning changes
+
+
+SHARDS = Stage(
+    name="shards",
+    makes="parquet files of documents, the last one for validation",
+    inputs=(),
+    config=("seed", "shards"),
+    entry="nanochat_core.data.shards",
+    compute="cpu",
+)
+TASK_DATA = Stage(
+    name="task_data",
+    makes="every task's examples, train and test",
+    inputs=(),
+    config=("seed", "task_data"),
+    entry="nanochat_core.data.task_data",
+    compute="cpu",
+)
+TOKENIZER = Stage(
+    name="tokenizer",
+    makes="a byte-level BPE tokenizer",
+    inputs=(SHARDS,),
+    config=("tokenizer",),
+    entry="nanochat_core.train.tokenizer",
+    compute="cpu",
+)
+TOKENS = Stage(
+    name="tokens",
+    makes="token ids and document lengths of every shard",
+    inputs=(SHARDS, TOKENIZER),
+    config=(),
+    entry="nanochat_core.data.tokenize",
+    compute="cpu",
+)
+ROWS = Stage(
+    name="rows",
+    makes="packed training sequences",
+    inputs=(TOKENS,),
+    config=("seed", "rows"),
+    entry="nanochat_core.data.rows",
+    compute="cpu",
+)
+PRETRAIN = Stage(
+    name="pretrain",
+    makes="a base model",
+    inputs=(ROWS, TOKENIZER),
+    config=("seed", "numerics", "model", "optimizer", "pretrain"),
+    entry="nanochat_core.train.pretrain",
+    compute="gpu",
+)
+BASE_EVAL = Stage(
+    name="base_eval",
+    makes="scores and samples of the base model",
+    inputs=(PRETRAIN, ROWS),
+    config=("base_eval",),
+    entry="nanochat_core.evaluate.base",
+    compute="gpu",
+)
+MIDTRAIN = Stage(
+    name="midtrain",
+    makes="a mid model, which knows the shape of conversations",
+    inputs=(PRETRAIN, TASK_DATA),
+    config=("seed", "optimizer", "midtrain"),
+    entry="nanochat_core.train.midtrain",
+    compute="gpu",
+)
+SFT = Stage(
+    name="sft",
+    makes="a chat model",
+    inputs=(MIDTRAIN, TASK_DATA),
+    config=("seed", "optimizer", "sft"),
+    entry="nanochat_core.train.sft",
+    compute="gpu",
+)
+RL = Stage(
+    name="rl",
+    makes="a chat model, reinforced on a task it can check",
+    inputs=(SFT, TASK_DATA),
+    config=("seed", "optimizer", "rl"),
+    entry="nanochat_core.train.rl",
+    compute="gpu",
+)
+
+
+def _chat_eval(model: Stage) -> Stage:
+    return Stage(
+        name=f"chat_eval_{model.name}",
+        makes=f"scores and answers of the model after {model.name}",
+        inputs=(model, TASK_DATA),
+        config=("chat_eval",),
+        entry="nanochat_core.evaluate.chat",
+        compute="gpu",
+    )
+
+
+CHAT_EVALS = (_chat_eval(MIDTRAIN), _chat_eval(SFT), _chat_eval(RL))
+_BEFORE_REPORT = (
+    SHARDS,
+    TASK_DATA,
+    TOKENIZER,
+    TOKENS,
+    ROWS,
+    PRETRAIN,
+    BASE_EVAL,
+    MIDTRAIN,
+    SFT,
+    RL,
+    *CHAT_EVALS,
+)
+REPORT = Stage(
+    name="report",
+    makes="the report card",
+    inputs=_BEFORE_REPORT,
+    config=(),
+    entry="flows.report",
+    compute="cpu",
+)
+
+STAGES: tuple[Stage, ...] = (*_BEFORE_REPORT, REPORT)
+
+
+def stage_named(name: str) -> Stage:
+    """The stage called `name`. Raises KeyError: callers that take a person's word check it first."""
+    return {stage.name: stage for stage in STAGES}[name]

@@ -1,0 +1,55 @@
+"""Where a run executes and how fast. Nothing here ever changes a result's identity."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanochat_core.job import Resources
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Store, machine and pace of a run."""
+
+    home: Path  # work directories, fetched artifacts, Prefect's database
+    store: str  # URL of the artifact store: file:///path
+    gpus: int  # processes of a GPU stage; 0: one process on the CPU
+    threads: int  # CPU threads of one process
+    device_batch_size: int
+    save_every_seconds: float
+    eval_every_steps: int
+    dollars_per_hour: float
+
+    @property
+    def resources(self) -> Resources:
+        """The part that a job sees."""
+        return Resources(
+            device="cuda" if self.gpus else "cpu",
+            threads=self.threads,
+            device_batch_size=self.device_batch_size,
+            save_every_seconds=self.save_every_seconds,
+            eval_every_steps=self.eval_every_steps,
+            dollars_per_hour=self.dollars_per_hour,
+        )
+
+
+def default_home() -> Path:
+    """NANOCHAT_HOME, else ~/.nanochat-flows."""
+    return Path(os.environ.get("NANOCHAT_HOME") or Path.home() / ".nanochat-flows").absolute()
+
+
+def default_store(home: Path) -> str:
+    """NANOCHAT_STORE, else a directory in `home`."""
+    return os.environ.get("NANOCHAT_STORE") or (home / "store").as_uri()
+
+
+def count_gpus() -> int:
+    """NVIDIA devices of this machine, without loading torch or a driver library."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def count_threads() -> int:
+    """CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,350 @@
+"""What a run is: one tree of plain numbers, and nothing about where it runs.
+
+Every value is resolved (no -1, no "auto"): the plan, the fingerprints and the cost are computed
+from this tree alone. Values come from `scaling.run_for_depth` and the profiles; no field has a
+default, so a value cannot be forgotten. Where and how fast a run executes is `infra.placement`.
+"""
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+from nanochat_core.errors import ConfigError
+
+Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | int | float | bool | None"
+
+
+class Section:
+    """A group of settings. Subclasses are frozen, keyword-only dataclasses without defaults.
+
+    A field added later declares `metadata={"neutral": v}`: the value that reproduces behaviour
+    from before the field existed. It is left out of the canonical form when equal to `v`, so old
+    artifacts stay valid.
+    """
+
+    def tree(self) -> dict[str, Tree]:
+        """All fields as JSON-ready values, in declaration order; tuples become lists."""
+        fields = dataclasses.fields(typing.cast(Any, self))
+        return {field.name: _to_tree(getattr(self, field.name)) for field in fields}
+
+    def canonical(self) -> dict[str, Tree]:
+        """Like `tree`, less the fields that are equal to their declared neutral value."""
+        result: dict[str, Tree] = {}
+        for field in dataclasses.fields(typing.cast(Any, self)):
+            value = getattr(self, field.name)
+            if "neutral" in field.metadata and value == field.metadata["neutral"]:
+                continue
+            result[field.name] = _to_tree(value, canonical=True)
+        return result
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any], *, where: str = "") -> Self:
+        """Build from JSON values. Raises ConfigError on unknown or missing names and wrong types."""
+        types_by_name = typing.get_type_hints(cls)
+        names = [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
+        where = where or cls.__name__
+        for name in tree:
+            if name not in names:
+                raise ConfigError(
+                    f"{where} has no setting '{name}'", hint=f"one of: {', '.join(names)}"
+                )
+        for name in names:
+            if name not in tree:
+                raise ConfigError(f"{where} needs a value for '{name}'")
+        return cls(**{n: from_json(types_by_name[n], tree[n], where=f"{where}.{n}") for n in names})
+
+
+def _to_tree(value: Any, *, canonical: bool = False) -> Tree:
+    if isinstance(value, Section):
+        return value.canonical() if canonical else value.tree()
+    if isinstance(value, tuple):
+        return [_to_tree(item, canonical=canonical) for item in typing.cast(tuple[Any, ...], value)]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise TypeError(f"{type(value).__name__} has no stable form in a config: {value!r}")
+
+
+def from_json(expected: Any, value: Any, *, where: str) -> Any:
+    """One JSON value as the annotated type `expected`; an int is accepted for a float, nothing else."""
+    if isinstance(expected, type) and issubclass(expected, Section):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where} is {value!r}, expected a group of settings")
+        return expected.from_tree(typing.cast(dict[str, Any], value), where=where)
+    if typing.get_origin(expected) is tuple:
+        item_type = typing.get_args(expected)[0]
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} is {value!r}, expected a list")
+        items = typing.cast(list[Any], value)
+        return tuple(
+            from_json(item_type, item, where=f"{where}[{i}]") for i, item in enumerate(items)
+        )
+    if isinstance(expected, types.UnionType):
+        if value is None:
+            return None
+        inner = [option for option in typing.get_args(expected) if option is not types.NoneType]
+        return from_json(inner[0], value, where=where)
+    if expected is float and type(value) is int:
+        return float(value)
+    if type(value) is not expected:
+        raise ConfigError(f"{where} is {value!r}, expected {expected.__name__}")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericsConfig(Section):
+    """Every constant of the arithmetic that changed between nanochat's eras, and the precision."""
+
+    precision: str  # "fp32" or "bf16": the dtype activations and matrix products run in
+    rotary_base: float
+    rotary_precision: str  # "compute" (as `precision`) or "bf16": the dtype of the rotary tables
+    qk_scale: float  # both q and k are multiplied by it after QK-norm
+    softcap: float  # logits = softcap * tanh(logits / softcap)
+    gate_scale: float  # the value-embedding gate is gate_scale * sigmoid(...)
+    gate_channels: int  # ... of the first gate_channels of the normalised block input
+    smear_channels: int
+    norm_eps: float
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("precision", ("fp32", "bf16")),
+            ("rotary_precision", ("compute", "bf16")),
+        ):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(
+                    f"numerics.{name} is '{value}'", hint=f"one of: {', '.join(allowed)}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Section):
+    """The shape of the transformer."""
+
+    depth: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    sequence_len: int
+    vocab_size: int
+    windows: tuple[int, ...]  # per layer: a query sees this many keys to its left, and itself
+
+    def __post_init__(self) -> None:
+        if self.width % self.num_heads:
+            raise ConfigError(
+                f"model.width {self.width} is not a multiple of num_heads {self.num_heads}"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"model.num_heads {self.num_heads} is not a multiple of "
+                f"num_kv_heads {self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"model head_dim {self.head_dim} is odd: rotary needs an even one")
+        if len(self.windows) != self.depth:
+            raise ConfigError(
+                f"model.windows has {len(self.windows)} entries for depth {self.depth}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Channels per head."""
+        return self.width // self.num_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding tables: vocab_size rounded up to a multiple of 64."""
+        return -(-self.vocab_size // 64) * 64
+
+    @property
+    def value_embed_layers(self) -> tuple[int, ...]:
+        """Layers with a value embedding: every second one, the last always."""
+        return tuple(i for i in range(self.depth) if (self.depth - 1 - i) % 2 == 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardsConfig(Section):
+    """Where pretraining text comes from. The last shard is validation."""
+
+    source: str  # "pydocs" | "local" | "climbmix" | "fineweb-edu"
+    path: str | None  # source "local": a folder of .parquet, .jsonl or .txt
+    num_shards: int  # training shards; one validation shard comes on top
+    snapshot: tuple[str, ...]  # what the text depends on: "name==version" of each package read
+    revision: str | None  # of a hub dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig(Section):
+    """Byte-level BPE, trained on the shards."""
+
+    vocab_size: int
+    max_chars: int  # training stops reading text after this many characters
+    document_cap: int  # characters taken of one document
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetConfig(Section):
+    """One task's data, as `task_data` prepares it."""
+
+    name: str
+    grade: int  # difficulty where the task has several, 1 is the easiest
+    num_train: int
+    num_test: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskDataConfig(Section):
+    """Every dataset that a later stage reads."""
+
+    datasets: tuple[DatasetConfig, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig(Section):
+    """How documents are packed into rows."""
+
+    policy: str  # "default" or "nanochat"
+    sequence_len: int
+    buffer_documents: int  # best-fit looks among this many
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig(Section):
+    """Learning rate and Muon momentum as functions of the step."""
+
+    warmup_steps: int
+    warmdown_fraction: float  # of num_steps, at the end
+    final_lr_fraction: float
+    momentum_start: float
+    momentum_peak: float
+    momentum_end: float
+    momentum_warmup_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Section):
+    """Learning rates, all scale factors multiplied in. See scaling.py for where they come from."""
+
+    muon_lr: float
+    muon_weight_decay: float  # decayed by a cosine over the run in pretraining; 0 afterwards
+    lm_head_lr: float
+    embedding_lr: float
+    value_embed_lr: float
+    residual_lr: float
+    x0_lr: float
+    smear_lr: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(Section):
+    """The base model's training."""
+
+    num_steps: int
+    total_batch_size: int  # tokens per step over all devices
+    schedule: ScheduleConfig
+    eval_tokens: int  # of the validation shard, for bits per byte
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseEvalConfig(Section):
+    """How the base model is judged."""
+
+    eval_tokens: int
+    prompts: tuple[str, ...]  # each is continued greedily
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureEntry(Section):
+    """A task's training examples inside a mixture."""
+
+    task: str
+    num_examples: int  # the first so many of the training split
+    epochs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTrainConfig(Section):
+    """Midtraining and SFT: training on rendered conversations."""
+
+    mixture: tuple[MixtureEntry, ...]
+    num_epochs: int
+    total_batch_size: int  # tokens per step, padding included
+    lr_fraction: float  # of the optimizer section's learning rates
+    schedule: ScheduleConfig
+    eval_examples: int  # held-out conversations for the validation loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLConfig(Section):
+    """Reinforcement learning on one task (simplified GRPO)."""
+
+    task: str
+    num_steps: int
+    examples_per_step: int
+    samples_per_example: int
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    lr_fraction: float
+    eval_examples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalTaskConfig(Section):
+    """One task of the chat evaluation."""
+
+    name: str
+    max_examples: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatEvalConfig(Section):
+    """How chat models are judged: greedy answers, graded by each task."""
+
+    tasks: tuple[EvalTaskConfig, ...]
+    prompts: tuple[str, ...]  # shown side by side in the report
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Section):
+    """Everything that decides what a run produces."""
+
+    seed: int
+    numerics: NumericsConfig
+    model: ModelConfig
+    shards: ShardsConfig
+    task_data: TaskDataConfig
+    tokenizer: TokenizerConfig
+    rows: RowsConfig
+    optimizer: OptimizerConfig
+    pretrain: PretrainConfig
+    base_eval: BaseEvalConfig
+    midtrain: ChatTrainConfig
+    sft: ChatTrainConfig
+    rl: RLConfig
+    chat_eval: ChatEvalConfig
+
+    def __post_init__(self) -> None:
+        if self.model.vocab_size != self.tokenizer.vocab_size:
+            raise ConfigError(
+                f"model.vocab_size {self.model.vocab_size} differs from "
+                f"tokenizer.vocab_size {self.tokenizer.vocab_size}"
+            )
+        if self.model.sequence_len != self.rows.sequence_len:
+            raise ConfigError(
+                f"model.sequence_len {self.model.sequence_len} differs from "
+                f"rows.sequence_len {self.rows.sequence_len}"
+            )
+        for name, batch in (
+            ("pretrain", self.pretrain.total_batch_size),
+            ("midtrain", self.midtrain.total_batch_size),
+            ("sft", self.sft.total_batch_size),
+        ):
+            if batch % self.model.sequence_len:
+                raise ConfigError(
+                    f"{name}.total_batch_size {batch} is not a multiple of "
+                    f"sequence_len {self.model.sequence_len}"
+                )

@@ -1,0 +1,45 @@
+"""Errors that a person can act on.
+
+    NanochatError
+    |-- ConfigError     a profile, an override or a value that cannot be
+    |-- DataError       input text, a dataset or a row file that cannot be used
+    |-- ModelError      a directory that is not a model, or weights that do not fit
+    |-- StoreError      the artifact store cannot be reached or refuses
+    |-- ArtifactError   an artifact is missing, damaged or not what its manifest says
+    `-- StageError      a stage's job failed or was interrupted
+
+The message is one line: lower case, what is wrong, with both values. `hint` is the line that says
+what to do. A person sees both and no traceback; our own bugs are ordinary exceptions and raise.
+"""
+
+
+class NanochatError(Exception):
+    """A person's mistake, or a fact of the machine: shown as one line and a hint."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ConfigError(NanochatError, ValueError):
+    """A profile, an override or a value that cannot be."""
+
+
+class DataError(NanochatError):
+    """Input text, a dataset or a row file that cannot be used."""
+
+
+class ModelError(NanochatError):
+    """A directory that is not a model, or weights that do not fit its config."""
+
+
+class StoreError(NanochatError):
+    """The artifact store cannot be reached or refuses. Never to be read as "not there"."""
+
+
+class ArtifactError(NanochatError):
+    """An artifact is missing, damaged, or not what its manifest says."""
+
+
+class StageError(NanochatError):
+    """A stage's job failed or was interrupted."""

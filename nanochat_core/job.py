@@ -1,0 +1,161 @@
+"""The two files between processes: `job.json` goes in, `result.json` comes out.
+
+A job is one execution of one stage. Its directory holds everything needed to run it again by hand:
+
+    job.json         what to do (this module)
+    output/          what the stage makes; becomes the artifact's files
+    events.jsonl     progress and metrics, one JSON object a line; becomes the artifact's log
+    checkpoints/     resumable state of an unfinished job
+    result.json      `finished` or `interrupted`; absent when the job failed
+    error.json       the exception of a failed job
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
+
+from nanochat_core.errors import StageError
+
+FORMAT = 1
+
+Status: TypeAlias = Literal["finished", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """The part of the placement that a job sees. It never changes a result's identity."""
+
+    device: str  # "cpu" or "cuda"
+    threads: int  # CPU threads of one process
+    device_batch_size: int  # rows per device per micro-step
+    save_every_seconds: float  # between checkpoints
+    eval_every_steps: int  # between validations inside training; 0: only at both ends
+    dollars_per_hour: float  # of the whole placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One execution of one stage."""
+
+    directory: Path
+    stage: str
+    entry: str  # module with `run(job) -> dict`
+    fingerprint: str
+    config: dict[str, Any]  # the sections the stage declares, as plain JSON trees
+    inputs: dict[str, Path]  # stage name -> directory of that artifact's files
+    resources: Resources
+
+    @property
+    def output(self) -> Path:
+        """Where the stage writes its files."""
+        return self.directory / "output"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where resumable state lives."""
+        return self.directory / "checkpoints"
+
+    @property
+    def events(self) -> Path:
+        """The job's progress and metrics."""
+        return self.directory / "events.jsonl"
+
+    @property
+    def model_input(self) -> Path:
+        """The model that this stage continues or judges: the first input, by the stage table's rule."""
+        return next(iter(self.inputs.values()))
+
+    def write(self) -> Path:
+        """Write job.json, whole or not at all; returns its path."""
+        tree = {
+            "format": FORMAT,
+            "stage": self.stage,
+            "entry": self.entry,
+            "fingerprint": self.fingerprint,
+            "config": self.config,
+            "inputs": {name: str(path) for name, path in self.inputs.items()},
+            "resources": vars(self.resources),
+        }
+        path = self.directory / "job.json"
+        write_json(path, tree)
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read job.json. Raises StageError when it is not one or of another format."""
+        tree = _read_tree(path)
+        return cls(
+            directory=path.resolve().parent,
+            stage=tree["stage"],
+            entry=tree["entry"],
+            fingerprint=tree["fingerprint"],
+            config=tree["config"],
+            inputs={name: Path(p) for name, p in tree["inputs"].items()},
+            resources=Resources(**tree["resources"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a job ended."""
+
+    status: Status
+    metrics: dict[str, Any]  # what the stage reports of itself: plain numbers and short strings
+    modules: tuple[str, ...]  # modules of this repository that the job really imported
+
+    def write(self, directory: Path) -> None:
+        """Write result.json, whole or not at all."""
+        write_json(
+            directory / "result.json",
+            {
+                "format": FORMAT,
+                "status": self.status,
+                "metrics": self.metrics,
+                "modules": list(self.modules),
+            },
+        )
+
+    @classmethod
+    def find(cls, directory: Path) -> Self | None:
+        """The job's result, or None when it left none (it failed or was killed)."""
+        path = directory / "result.json"
+        if not path.exists():
+            return None
+        tree = _read_tree(path)
+        return cls(status=tree["status"], metrics=tree["metrics"], modules=tuple(tree["modules"]))
+
+
+def write_json(path: Path, tree: Any) -> None:
+    """Write `tree` as JSON so that a reader sees the whole file or none, even after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(tree, file, indent=1, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames inside `path` durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_tree(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StageError(f"{path} cannot be read: {error}") from error
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        raise StageError(
+            f"{path} is not of format {FORMAT}",
+            hint="it was written by another version of nanochat-flows",
+        )
+    return tree

@@ -1,0 +1,52 @@
+"""Stopping a job on purpose: SIGTERM (a scheduler, a spot notice) and SIGINT (Ctrl-C).
+
+By default a signal raises `Interrupted` at once, which suits stages without state. A training loop
+wraps itself in `deferred()`: the signal only sets a flag, the loop finishes its step, saves and
+raises `Interrupted` itself. The kernel ends a process that does not get there in 20 seconds (a rank
+wedged in a collective cannot be asked).
+"""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+EXIT_CODE = 75  # EX_TEMPFAIL: state is saved, start me again
+SECONDS_TO_SAVE = 20
+
+
+class Interrupted(BaseException):
+    """The job was asked to stop. State worth keeping is saved before this is raised."""
+
+
+class Stop:
+    """Whether the job was asked to stop."""
+
+    requested = False
+    _deferred = False
+
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
+        """Signal handler; see the module."""
+        self.requested = True
+        if not self._deferred:
+            raise Interrupted(signal.Signals(signum).name)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(SECONDS_TO_SAVE)
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator["Stop"]:
+        """Inside, signals set `requested` and nothing else."""
+        self._deferred = True
+        try:
+            yield self
+        finally:
+            self._deferred = False
+
+
+STOP = Stop()
+
+
+def install() -> None:
+    """Route SIGTERM and SIGINT of this process to `STOP`. Main thread only."""
+    signal.signal(signal.SIGTERM, STOP.on_signal)
+    signal.signal(signal.SIGINT, STOP.on_signal)

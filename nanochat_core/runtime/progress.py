@@ -1,0 +1,64 @@
+"""What a job tells while it runs: one JSON object a line in events.jsonl.
+
+Kinds of event, each with `time` (unix seconds):
+
+    start    {"step", "total", "unit", "resumed"}   a loop begins, or goes on, at `step`
+    step     {"step", "total", "values"}            one unit of work done; `values` are numbers
+    eval     {"step", "values"}                     scores measured at `step`
+    message  {"text"}                               a line for the person watching
+
+A resumed job appends. Its steps after the checkpoint are written again, with the same values, so a
+reader keeps the last event of each (kind, step).
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Progress:
+    """Appends events to `path`. On ranks other than 0 (`active=False`) it writes nothing."""
+
+    def __init__(self, path: Path, *, active: bool = True) -> None:
+        self._file = path.open("a", encoding="utf-8", buffering=1) if active else None
+        self._total = 0
+
+    def start(self, total: int, *, unit: str = "step", step: int = 0) -> None:
+        """A loop of `total` units begins at `step` (greater than 0 when resumed)."""
+        self._total = total
+        self._write("start", step=step, total=total, unit=unit, resumed=step > 0)
+
+    def step(self, step: int, **values: float) -> None:
+        """`step` units are done."""
+        self._write("step", step=step, total=self._total, values=values)
+
+    def eval(self, step: int, **values: float) -> None:
+        """Scores of the state after `step` units."""
+        self._write("eval", step=step, values=values)
+
+    def message(self, text: str) -> None:
+        """A line for the person watching."""
+        self._write("message", text=text)
+
+    def _write(self, kind: str, **fields: Any) -> None:
+        if self._file is not None:
+            event = {"time": round(time.time(), 3), "kind": kind, **fields}
+            self._file.write(json.dumps(event) + "\n")
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """All whole events of a file; the half line of a killed job is skipped."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
+
+
+def last_by_step(events: Iterator[dict[str, Any]], kind: str) -> dict[int, dict[str, float]]:
+    """step -> values of the last event of `kind` at that step, in order of step."""
+    found = {e["step"]: e["values"] for e in events if e["kind"] == kind}
+    return dict(sorted(found.items()))

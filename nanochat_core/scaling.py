@@ -1,0 +1,266 @@
+"""The one dial: `run_for_depth(depth)` derives every number of a run from the number of layers.
+
+The chain is depth -> width -> parameters -> training tokens -> batch size -> learning rates and
+weight decay, nanochat's rule at each link (constants tuned there at depth 12). All plain functions
+of plain numbers: the plan, the cost and the tests need no torch.
+"""
+
+import math
+
+from nanochat_core.config import (
+    BaseEvalConfig,
+    ChatEvalConfig,
+    ChatTrainConfig,
+    DatasetConfig,
+    EvalTaskConfig,
+    MixtureEntry,
+    ModelConfig,
+    NumericsConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    RLConfig,
+    RowsConfig,
+    RunConfig,
+    ScheduleConfig,
+    ShardsConfig,
+    TaskDataConfig,
+    TokenizerConfig,
+)
+
+HEAD_DIM = 128
+REFERENCE_DEPTH = 12
+REFERENCE_BATCH = 2**19  # tokens per step at the reference depth
+BATCH_EXPONENT = 0.383  # batch ~ tokens^0.383, Power Lines, arXiv 2505.13738
+GATE_CHANNELS = 12
+SMEAR_CHANNELS = 24
+CHARS_PER_SHARD = 250_000_000
+CHARS_PER_TOKEN = 4.8  # of the 32768-token vocabulary on web text
+
+
+def model_for_depth(
+    depth: int, *, sequence_len: int = 2048, vocab_size: int = 32768
+) -> ModelConfig:
+    """Width 64 a layer, rounded up to whole heads of 128; windows SSSL, the last layer always long."""
+    width = -(-64 * depth // HEAD_DIM) * HEAD_DIM
+    return ModelConfig(
+        depth=depth,
+        width=width,
+        num_heads=width // HEAD_DIM,
+        num_kv_heads=width // HEAD_DIM,
+        sequence_len=sequence_len,
+        vocab_size=vocab_size,
+        windows=windows_for(depth, sequence_len),
+    )
+
+
+def windows_for(depth: int, sequence_len: int) -> tuple[int, ...]:
+    """Keys to the left per layer: three short windows, one long, repeated; the last is long."""
+    short = min(math.ceil(sequence_len / 4 / 128) * 128, sequence_len)
+    return tuple(
+        sequence_len if layer % 4 == 3 or layer == depth - 1 else short for layer in range(depth)
+    )
+
+
+def num_matrix_params(model: ModelConfig) -> int:
+    """Parameters inside the blocks: attention, MLP and value-embedding gates."""
+    kv_width = model.num_kv_heads * model.head_dim
+    attention = 2 * model.width * model.width + 2 * model.width * kv_width
+    gates = len(model.value_embed_layers) * model.num_kv_heads * GATE_CHANNELS
+    return model.depth * (attention + 8 * model.width * model.width) + gates
+
+
+def num_lm_head_params(model: ModelConfig) -> int:
+    """Parameters of the output projection."""
+    return model.padded_vocab_size * model.width
+
+
+def num_scaling_params(model: ModelConfig) -> int:
+    """What the data horizon is counted against: matrices and lm_head, no embeddings."""
+    return num_matrix_params(model) + num_lm_head_params(model)
+
+
+def num_params(model: ModelConfig) -> int:
+    """All parameters: d12 has 286,261,730."""
+    embeddings = model.padded_vocab_size * model.width
+    value_embeds = (
+        len(model.value_embed_layers)
+        * model.padded_vocab_size
+        * model.num_kv_heads
+        * model.head_dim
+    )
+    scalars = 2 * model.depth + SMEAR_CHANNELS + 2
+    return num_scaling_params(model) + embeddings + value_embeds + scalars
+
+
+def flops_per_token(model: ModelConfig) -> int:
+    """Forward and backward, nanochat's MFU convention."""
+    attention = sum(12 * model.width * min(w, model.sequence_len) for w in model.windows)
+    return 6 * (num_scaling_params(model) + SMEAR_CHANNELS) + attention
+
+
+def batch_for_tokens(tokens: int, reference_tokens: int) -> int:
+    """Tokens per step: the power of two nearest (in log) to the Power Lines batch."""
+    ideal = REFERENCE_BATCH * (tokens / reference_tokens) ** BATCH_EXPONENT
+    return 2 ** round(math.log2(ideal))
+
+
+def optimizer_for(
+    model: ModelConfig, *, tokens: int, reference_tokens: int, total_batch_size: int
+) -> OptimizerConfig:
+    """Learning rates scale with sqrt(batch), AdamW matrices also with 1/sqrt(width).
+
+    Weight decay keeps the averaging timescale constant in epochs (T_epoch, arXiv 2405.13698).
+    """
+    batch_scale = math.sqrt(total_batch_size / REFERENCE_BATCH)
+    width_scale = (model.width / 768) ** -0.5
+    return OptimizerConfig(
+        muon_lr=0.02 * batch_scale,
+        muon_weight_decay=0.28 * batch_scale * reference_tokens / tokens,
+        lm_head_lr=0.008 * batch_scale * width_scale,
+        embedding_lr=0.3 * batch_scale * width_scale,
+        value_embed_lr=0.15 * batch_scale * width_scale,
+        residual_lr=0.005 * batch_scale,
+        x0_lr=0.5 * batch_scale,
+        smear_lr=0.2,
+    )
+
+
+def numerics(precision: str) -> NumericsConfig:
+    """nanochat's constants since March 2026."""
+    return NumericsConfig(
+        precision=precision,
+        rotary_base=100000.0,
+        rotary_precision="compute",
+        qk_scale=1.2,
+        softcap=15.0,
+        gate_scale=3.0,
+        gate_channels=GATE_CHANNELS,
+        smear_channels=SMEAR_CHANNELS,
+        norm_eps=2.0**-23,
+    )
+
+
+def pretrain_schedule() -> ScheduleConfig:
+    """Warm up 40 steps, hold, then fall linearly to 5 % over the last 65 %."""
+    return ScheduleConfig(
+        warmup_steps=40,
+        warmdown_fraction=0.65,
+        final_lr_fraction=0.05,
+        momentum_start=0.85,
+        momentum_peak=0.97,
+        momentum_end=0.90,
+        momentum_warmup_steps=400,
+    )
+
+
+def chat_schedule(*, warmdown_fraction: float) -> ScheduleConfig:
+    """No warm-up, hold, then fall linearly to zero."""
+    return ScheduleConfig(
+        warmup_steps=0,
+        warmdown_fraction=warmdown_fraction,
+        final_lr_fraction=0.0,
+        momentum_start=0.85,
+        momentum_peak=0.95,
+        momentum_end=0.95,
+        momentum_warmup_steps=300,
+    )
+
+
+def run_for_depth(
+    depth: int,
+    *,
+    tokens_per_param: float = 12.0,
+    precision: str = "bf16",
+    sequence_len: int = 2048,
+    vocab_size: int = 32768,
+) -> RunConfig:
+    """The whole configuration of a model with `depth` layers, nanochat's recipe."""
+    model = model_for_depth(depth, sequence_len=sequence_len, vocab_size=vocab_size)
+    reference = model_for_depth(REFERENCE_DEPTH, sequence_len=sequence_len, vocab_size=vocab_size)
+    tokens = int(tokens_per_param * num_scaling_params(model))
+    reference_tokens = int(tokens_per_param * num_scaling_params(reference))
+    batch = batch_for_tokens(tokens, reference_tokens)
+    num_shards = math.ceil(tokens * CHARS_PER_TOKEN / CHARS_PER_SHARD)
+    return RunConfig(
+        seed=42,
+        numerics=numerics(precision),
+        model=model,
+        shards=ShardsConfig(
+            source="climbmix", path=None, num_shards=num_shards, snapshot=(), revision="main"
+        ),
+        task_data=TaskDataConfig(
+            datasets=(
+                DatasetConfig(name="identity", grade=1, num_train=1000, num_test=50),
+                DatasetConfig(name="spelling", grade=3, num_train=200_000, num_test=1000),
+                DatasetConfig(name="arithmetic", grade=3, num_train=50_000, num_test=1000),
+            )
+        ),
+        tokenizer=TokenizerConfig(
+            vocab_size=vocab_size, max_chars=2_000_000_000, document_cap=10_000
+        ),
+        rows=RowsConfig(policy="default", sequence_len=sequence_len, buffer_documents=1000),
+        optimizer=optimizer_for(
+            model, tokens=tokens, reference_tokens=reference_tokens, total_batch_size=batch
+        ),
+        pretrain=PretrainConfig(
+            num_steps=tokens // batch,
+            total_batch_size=batch,
+            schedule=pretrain_schedule(),
+            eval_tokens=80 * 524_288,
+        ),
+        base_eval=BaseEvalConfig(eval_tokens=80 * 524_288, prompts=BASE_PROMPTS, max_new_tokens=48),
+        midtrain=ChatTrainConfig(
+            mixture=(
+                MixtureEntry(task="identity", num_examples=1000, epochs=2),
+                MixtureEntry(task="spelling", num_examples=200_000, epochs=1),
+                MixtureEntry(task="arithmetic", num_examples=50_000, epochs=1),
+            ),
+            num_epochs=1,
+            total_batch_size=batch,
+            lr_fraction=1.0,
+            schedule=chat_schedule(warmdown_fraction=0.2),
+            eval_examples=1000,
+        ),
+        sft=ChatTrainConfig(
+            mixture=(
+                MixtureEntry(task="identity", num_examples=1000, epochs=1),
+                MixtureEntry(task="spelling", num_examples=2000, epochs=1),
+                MixtureEntry(task="arithmetic", num_examples=8000, epochs=1),
+            ),
+            num_epochs=1,
+            total_batch_size=min(batch, 2**18),
+            lr_fraction=0.8,
+            schedule=chat_schedule(warmdown_fraction=1.0),
+            eval_examples=1000,
+        ),
+        rl=RLConfig(
+            task="arithmetic",
+            num_steps=400,
+            examples_per_step=16,
+            samples_per_example=16,
+            max_new_tokens=256,
+            temperature=1.0,
+            top_k=50,
+            lr_fraction=0.05,
+            eval_examples=400,
+        ),
+        chat_eval=ChatEvalConfig(
+            tasks=(
+                EvalTaskConfig(name="spelling", max_examples=256, max_new_tokens=256),
+                EvalTaskConfig(name="arithmetic", max_examples=400, max_new_tokens=256),
+            ),
+            prompts=CHAT_PROMPTS,
+        ),
+    )
+
+
+BASE_PROMPTS = (
+    "The capital of France is",
+    "The chemical symbol of gold is",
+    "If yesterday was Friday, then tomorrow will be",
+    "The opposite of hot is",
+    "The planets of the solar system are:",
+    "My favorite color is",
+    "If 5*x + 3 = 13, then x is",
+)
+CHAT_PROMPTS = ("Hello! Who are you?", "How do you spell 'apple'?", "What is 12 + 30?")

@@ -1,0 +1,92 @@
+"""Runs one job: `python -m nanochat_core.worker JOB.json`, alone or as every rank of torchrun.
+
+The worker knows local directories and numbers. It leaves result.json (finished or interrupted) or
+error.json; its exit code says the same but is lost behind torchrun, so nobody relies on it.
+"""
+
+import ctypes
+import fcntl
+import importlib
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import IO, Any
+
+from nanochat_core.errors import NanochatError
+from nanochat_core.job import Job, Result, write_json
+from nanochat_core.runtime import interrupt
+
+_PACKAGES = ("nanochat_core", "tasks", "flows", "infra")
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Run the job file named in `arguments`; returns the exit code."""
+    die_with_parent()
+    interrupt.install()
+    job = Job.read(Path(arguments[0]))
+    rank = int(os.environ.get("RANK", "0"))
+    lock = _only_worker(job, rank)
+    job.output.mkdir(exist_ok=True)
+    job.checkpoints.mkdir(exist_ok=True)
+    try:
+        metrics = importlib.import_module(job.entry).run(job)
+    except interrupt.Interrupted:
+        if rank == 0:
+            Result(status="interrupted", metrics={}, modules=()).write(job.directory)
+        return interrupt.EXIT_CODE
+    except Exception as error:
+        _write_error(job, rank, error)
+        return 1
+    finally:
+        lock.close()
+    if rank == 0:
+        Result(status="finished", metrics=metrics, modules=imported_modules()).write(job.directory)
+    return 0
+
+
+def die_with_parent() -> None:
+    """Ask the kernel (Linux) for SIGTERM when the launcher dies, so that no orphan goes on training."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the request
+            sys.exit(interrupt.EXIT_CODE)
+
+
+def imported_modules() -> tuple[str, ...]:
+    """Modules of this repository that are loaded, to be compared with what the fingerprint hashed."""
+    return tuple(sorted(m for m in sys.modules if m.split(".")[0] in _PACKAGES))
+
+
+def _only_worker(job: Job, rank: int) -> IO[Any]:
+    """Wait for the worker of an earlier attempt to finish saving; the lock ends with the process."""
+    lock = (job.directory / f"worker-{rank}.lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def _write_error(job: Job, rank: int, error: Exception) -> None:
+    """The first failing rank explains; the others fail because of it."""
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(text)
+    path = job.directory / "error.json"
+    if not path.exists():
+        is_ours = isinstance(error, NanochatError)
+        write_json(
+            path,
+            {
+                "rank": rank,
+                "type": type(error).__name__,
+                "message": str(error),
+                "hint": error.hint if is_ours else None,
+                "expected": is_ours,
+                "traceback": text,
+            },
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
