@@ -1,0 +1,211 @@
+"""Text to token ids and back: byte-level BPE, trained by rustbpe, applied by tiktoken.
+
+On disk a tokenizer is two files: `tokenizer.tiktoken` (a line per ordinary token: its bytes in
+base64 and its id) and `tokenizer.json` (split pattern and special tokens). The special tokens have
+the last ids. They come from the chat layout and the data path only: text that spells one out is
+encoded as ordinary text.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import rustbpe
+import tiktoken
+
+from nanochat_core.errors import DataError, ModelError
+from nanochat_core.job import sync_directory, write_json
+
+FORMAT = 1
+RANKS_FILE = "tokenizer.tiktoken"
+SETTINGS_FILE = "tokenizer.json"
+BOS = "<|bos|>"
+SPECIAL_TOKENS = (
+    BOS,
+    "<|user_start|>",
+    "<|user_end|>",
+    "<|assistant_start|>",
+    "<|assistant_end|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<|output_start|>",
+    "<|output_end|>",
+)
+# GPT-4's split pattern, but digits in groups of at most two: three would spend a thousand tokens of
+# a small vocabulary on numbers.
+SPLIT_PATTERN = "|".join(
+    (
+        r"'(?i:[sdmt]|ll|ve|re)",
+        r"[^\r\n\p{L}\p{N}]?+\p{L}+",
+        r"\p{N}{1,2}",
+        r" ?[^\s\p{L}\p{N}]++[\r\n]*",
+        r"\s*[\r\n]",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+# The pattern backtracks over a run of whitespace, on a stack that ends near a million characters.
+_PIECE_CHARS = 100_000
+
+
+class Tokenizer:
+    """Ordinary tokens (`ranks`: bytes -> id, from 0) followed by `SPECIAL_TOKENS`."""
+
+    def __init__(self, ranks: Mapping[bytes, int], *, pattern: str = SPLIT_PATTERN) -> None:
+        self._ranks = dict(sorted(ranks.items(), key=lambda item: item[1]))
+        self._pattern = pattern
+        self._special = {name: len(ranks) + i for i, name in enumerate(SPECIAL_TOKENS)}
+        self._encoding = tiktoken.Encoding(
+            name="nanochat",
+            pat_str=pattern,
+            mergeable_ranks=self._ranks,
+            special_tokens=self._special,
+            explicit_n_vocab=self.vocab_size,
+        )
+
+    @classmethod
+    def train(cls, texts: Iterator[str], *, vocab_size: int) -> Self:
+        """Learn a vocabulary of exactly `vocab_size` tokens, special ones included.
+
+        Raises DataError when the text has too few different words for that many tokens.
+        """
+        learnt = rustbpe.Tokenizer()  # pyright: ignore[reportAttributeAccessIssue] - compiled
+        num_ordinary = vocab_size - len(SPECIAL_TOKENS)
+        if num_ordinary < 256:
+            raise DataError(
+                f"a vocabulary of {vocab_size} is too small",
+                hint=f"bytes and special tokens alone need {256 + len(SPECIAL_TOKENS)}",
+            )
+        learnt.train_from_iterator(texts, num_ordinary, pattern=SPLIT_PATTERN)
+        ranks = {bytes(token): rank for token, rank in learnt.get_mergeable_ranks()}
+        if len(ranks) < num_ordinary:
+            raise DataError(
+                f"the text gives {len(ranks) + len(SPECIAL_TOKENS)} tokens, "
+                f"{vocab_size} were asked for",
+                hint="use more text or a smaller tokenizer.vocab_size",
+            )
+        return cls(ranks)
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Read what `save` wrote. Raises ModelError when `directory` holds no such tokenizer."""
+        settings = _read_settings(directory / SETTINGS_FILE)
+        ranks = _read_ranks(directory / RANKS_FILE)
+        num_ordinary = settings["vocab_size"] - len(SPECIAL_TOKENS)
+        if sorted(ranks.values()) != list(range(num_ordinary)):
+            raise ModelError(
+                f"{directory / RANKS_FILE} has {len(ranks)} tokens, "
+                f"{SETTINGS_FILE} beside it says {num_ordinary}"
+            )
+        return cls(ranks, pattern=settings["pattern"])
+
+    def save(self, directory: Path) -> None:
+        """Write the two files into `directory`, each whole or not at all."""
+        temporary = directory / f".{RANKS_FILE}.{os.getpid()}.tmp"
+        with temporary.open("wb") as file:
+            file.write(self._ranks_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(directory / RANKS_FILE)
+        sync_directory(directory)
+        write_json(directory / SETTINGS_FILE, self._settings())
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included."""
+        return len(self._ranks) + len(SPECIAL_TOKENS)
+
+    @property
+    def bos(self) -> int:
+        """The id that begins every document and conversation."""
+        return self._special[BOS]
+
+    def special(self, name: str) -> int:
+        """The id of one of `SPECIAL_TOKENS`."""
+        assert name in self._special, f"{name} is not a special token"
+        return self._special[name]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, ordinary tokens only: a special token that somebody typed stays text."""
+        return self._encode(text).tolist()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
+        """Ids of each text (n,), on this thread: processes scale, tiktoken's own threads do not."""
+        return [self._encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; half a letter, which a token can be, becomes U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        """The bytes of `ids`; special tokens appear by name."""
+        return self._encoding.decode_bytes(ids)
+
+    def token_bytes(self) -> npt.NDArray[np.int32]:
+        """How many bytes of text each id stands for (vocab_size,); special tokens stand for 0."""
+        lengths = [len(token) for token in self._ranks] + [0] * len(SPECIAL_TOKENS)
+        return np.array(lengths, dtype=np.int32)
+
+    def digest(self) -> str:
+        """64 hex digits that two tokenizers share only if they give every text the same ids."""
+        settings = json.dumps(self._settings(), sort_keys=True).encode()
+        return hashlib.sha256(settings + b"\n" + self._ranks_bytes()).hexdigest()
+
+    def _encode(self, text: str) -> npt.NDArray[np.uint32]:
+        try:
+            return self._encoding.encode_to_numpy(text, disallowed_special=())
+        except UnicodeEncodeError:  # a lone surrogate, which no UTF-8 can hold
+            repaired = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            return self._encode(repaired)
+        except ValueError:  # a run of whitespace deeper than the pattern's stack
+            if len(text) <= _PIECE_CHARS:
+                raise
+            starts = range(0, len(text), _PIECE_CHARS)
+            return np.concatenate([self._encode(text[i : i + _PIECE_CHARS]) for i in starts])
+
+    def _ranks_bytes(self) -> bytes:
+        lines = (
+            base64.b64encode(token) + f" {rank}\n".encode() for token, rank in self._ranks.items()
+        )
+        return b"".join(lines)
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "pattern": self._pattern,
+            "vocab_size": self.vocab_size,
+            "special_tokens": self._special,
+        }
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path.parent} holds no tokenizer: {error}") from error
+    if not isinstance(settings, dict) or settings.get("format") != FORMAT:
+        raise ModelError(
+            f"{path} is not of format {FORMAT}",
+            hint="it was written by another version of nanochat-flows, or is no tokenizer of it",
+        )
+    if tuple(settings["special_tokens"]) != SPECIAL_TOKENS:
+        raise ModelError(f"{path} has other special tokens than this version of nanochat-flows")
+    return settings
+
+
+def _read_ranks(path: Path) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    try:
+        for line in path.read_bytes().splitlines():
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+    except (OSError, ValueError, binascii.Error) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    return ranks

@@ -1,0 +1,128 @@
+import json
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanochat_core.errors import DataError, ModelError
+from nanochat_core.tokenizer.bpe import RANKS_FILE, SETTINGS_FILE, SPECIAL_TOKENS, Tokenizer
+
+VOCAB_SIZE = 400
+
+
+def texts():
+    """Three hundred lines of made-up words, numbers and accents."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 7))) for _ in range(200)]
+    for _ in range(300):
+        yield " ".join(rng.choices([*words, "été", "12345", "don't", "x\n\n"], k=20))
+
+
+TOKENIZER = Tokenizer.train(texts(), vocab_size=VOCAB_SIZE)
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_decoding_gives_back_any_text(text):
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_token_lengths_add_up_to_the_bytes_of_the_text(text):
+    assert TOKENIZER.token_bytes()[TOKENIZER.encode(text)].sum() == len(text.encode())
+
+
+def test_the_special_tokens_have_the_last_ids_in_order():
+    ids = [TOKENIZER.special(name) for name in SPECIAL_TOKENS]
+    assert ids == list(range(VOCAB_SIZE - 9, VOCAB_SIZE))
+    assert TOKENIZER.bos == VOCAB_SIZE - 9
+    assert TOKENIZER.vocab_size == VOCAB_SIZE
+    assert TOKENIZER.token_bytes().shape == (VOCAB_SIZE,)
+    assert not TOKENIZER.token_bytes()[ids].any()
+
+
+def test_a_typed_special_token_stays_text():
+    text = "<|bos|> and <|assistant_end|>"
+    ids = TOKENIZER.encode(text)
+    assert max(ids) < TOKENIZER.bos
+    assert TOKENIZER.decode(ids) == text
+
+
+def test_numbers_are_split_into_pairs_of_digits():
+    digits = Tokenizer.train(iter(["123456 " * 9, "12 34"]), vocab_size=256 + 3 + 9)
+    assert [digits.decode([i]) for i in digits.encode("1234567")] == ["12", "34", "56", "7"]
+
+
+def test_training_twice_gives_the_same_files(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        Tokenizer.train(texts(), vocab_size=VOCAB_SIZE).save(tmp_path / name)
+    for file in (RANKS_FILE, SETTINGS_FILE):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_a_saved_tokenizer_is_the_same_tokenizer(tmp_path):
+    TOKENIZER.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    text = "don't say été 12345"
+    assert loaded.encode(text) == TOKENIZER.encode(text)
+    assert loaded.digest() == TOKENIZER.digest()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [SETTINGS_FILE, RANKS_FILE]
+
+
+def test_another_vocabulary_has_another_digest():
+    smaller = Tokenizer.train(texts(), vocab_size=VOCAB_SIZE - 1)
+    assert smaller.digest() != TOKENIZER.digest()
+
+
+def test_a_batch_is_each_text_alone():
+    batch = ["don't", "", "été 12"]
+    for text, ids in zip(batch, TOKENIZER.encode_batch(batch), strict=True):
+        assert ids.dtype == np.uint32
+        assert ids.tolist() == TOKENIZER.encode(text)
+
+
+def test_half_a_letter_decodes_to_a_replacement_character():
+    half = TOKENIZER.encode("\u4e2d")[:1]
+    assert TOKENIZER.decode(half) == "\ufffd"
+
+
+@pytest.mark.parametrize("text", [" " * 2_000_000, "\n" * 300_000, "a" * 300_000])
+def test_a_long_run_of_one_character_is_encoded(text):
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+def test_a_lone_surrogate_becomes_a_replacement_character():
+    assert TOKENIZER.decode(TOKENIZER.encode("a\udc80b")) == "a\ufffdb"
+
+
+def test_too_little_text_is_refused():
+    with pytest.raises(DataError, match=r"gives \d+ tokens, 1000 were asked for"):
+        Tokenizer.train(iter(["hello world"]), vocab_size=1000)
+    with pytest.raises(DataError, match="too small"):
+        Tokenizer.train(iter(["hello world"]), vocab_size=264)
+
+
+def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="holds no tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_damaged_tokenizer_is_refused(tmp_path):
+    TOKENIZER.save(tmp_path)
+    ranks = tmp_path / RANKS_FILE
+    whole = ranks.read_bytes()
+    ranks.write_bytes(whole[: whole.index(b"\n") + 1])
+    with pytest.raises(ModelError, match="has 1 tokens"):
+        Tokenizer.load(tmp_path)
+    ranks.write_bytes(b"no base64!\n")
+    with pytest.raises(ModelError, match="cannot be read"):
+        Tokenizer.load(tmp_path)
+    ranks.write_bytes(whole)
+    tree = json.loads((tmp_path / SETTINGS_FILE).read_text())
+    (tmp_path / SETTINGS_FILE).write_text(json.dumps({**tree, "format": 99}))
+    with pytest.raises(ModelError, match="format"):
+        Tokenizer.load(tmp_path)
