@@ -1,0 +1,294 @@
+"""The transformer: nanochat's architecture, every era's constants taken from `NumericsConfig`.
+
+What differs from a plain GPT: parameter-free RMSNorm, rotary positions and QK-norm, relu^2, smear
+(a token mixes in its predecessor's embedding), value embeddings on every second layer, per-layer
+weights on the residual stream and on the first embedding, backout (half of the middle layer's
+stream is taken out again at the end), sliding windows, soft-capped logits.
+
+Shapes: B rows, T tokens, C width, H query heads, K key/value heads, D head dim, V vocabulary.
+Weights are fp32, embeddings in the compute dtype; every matrix is cast to the activations' dtype
+where it is used, which costs nothing when both are fp32.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanochat_core.config import ModelConfig, NumericsConfig
+from nanochat_core.model.attention import attend, attend_cached, cached_mask
+from nanochat_core.model.kv_cache import KVCache
+from nanochat_core.runtime.device import compute_dtype
+from nanochat_core.runtime.seeding import seed_for
+
+IGNORED = -1  # a target that is not learnt from
+ROTARY_ROWS = 10  # the rotary table covers this many times sequence_len before it has to grow
+
+# (layer, q, k, v) -> attention's output in q's shape
+Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Rotary: TypeAlias = tuple[Tensor, Tensor]  # cos, sin: (B or 1, T, 1, D/2)
+
+
+class Linear(nn.Module):
+    """A matrix without bias, in fp32, cast to the dtype of what it multiplies."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_out, num_in))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., num_in) -> (..., num_out)."""
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class Embedding(nn.Module):
+    """A table of vectors, kept in the compute dtype."""
+
+    def __init__(self, num_rows: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_rows, width, dtype=dtype))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64 (...) -> (..., width)."""
+        return F.embedding(tokens, self.weight)
+
+
+class Attention(nn.Module):
+    """Multi-head attention with rotary positions, QK-norm and an optional value embedding."""
+
+    def __init__(self, config: ModelConfig, numerics: NumericsConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim = config.head_dim
+        self.numerics = numerics
+        kv_width = config.num_kv_heads * config.head_dim
+        self.c_q = Linear(config.width, config.width)
+        self.c_k = Linear(config.width, kv_width)
+        self.c_v = Linear(config.width, kv_width)
+        self.c_proj = Linear(config.width, config.width)
+        if layer in config.value_embed_layers:
+            self.ve_gate = Linear(numerics.gate_channels, config.num_kv_heads)
+
+    def forward(self, h: Tensor, value_embed: Tensor | None, rotary: Rotary, mix: Attend) -> Tensor:
+        """h (B, T, C) normalised; value_embed (B, T, K*D) on the layers that have one."""
+        q = self.c_q(h).unflatten(-1, (-1, self.head_dim))  # (B, T, H, D)
+        k = self.c_k(h).unflatten(-1, (-1, self.head_dim))  # (B, T, K, D)
+        v = self.c_v(h).unflatten(-1, (-1, self.head_dim))
+        if value_embed is not None:
+            gate = torch.sigmoid(self.ve_gate(h[..., : self.numerics.gate_channels]))
+            gate = (self.numerics.gate_scale * gate).unsqueeze(-1)  # (B, T, K, 1)
+            v = v + gate * value_embed.view_as(v)
+        q = self._scaled_norm(rotate(q, rotary))
+        k = self._scaled_norm(rotate(k, rotary))
+        return self.c_proj(mix(self.layer, q, k, v).flatten(-2))
+
+    def _scaled_norm(self, x: Tensor) -> Tensor:
+        x = F.rms_norm(x, (self.head_dim,), eps=self.numerics.norm_eps)
+        return x if self.numerics.qk_scale == 1.0 else x * self.numerics.qk_scale
+
+
+class MLP(nn.Module):
+    """Two matrices with relu^2 between them, four times as wide inside."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.c_fc = Linear(width, 4 * width)
+        self.c_proj = Linear(4 * width, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        return self.c_proj(F.relu(self.c_fc(h)).square())
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, numerics: NumericsConfig, layer: int) -> None:
+        super().__init__()
+        self.norm_eps = numerics.norm_eps
+        self.attn = Attention(config, numerics, layer)
+        self.mlp = MLP(config.width)
+
+    def forward(self, x: Tensor, value_embed: Tensor | None, rotary: Rotary, mix: Attend) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        x = x + self.attn(rms_norm(x, self.norm_eps), value_embed, rotary, mix)
+        return x + self.mlp(rms_norm(x, self.norm_eps))
+
+
+class Transformer(nn.Module):
+    """The embedding table and the blocks; named as nanochat's checkpoints name them."""
+
+    def __init__(self, config: ModelConfig, numerics: NumericsConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.wte = Embedding(config.padded_vocab_size, config.width, dtype)
+        self.h = nn.ModuleList(Block(config, numerics, layer) for layer in range(config.depth))
+
+
+class GPT(nn.Module):
+    """The language model. Weights are uninitialised: call `init_weights` or load a state dict.
+
+    Parameter names and shapes are those of nanochat's checkpoints. It may be built under
+    `torch.device("meta")` and materialised with `to_empty`.
+    """
+
+    def __init__(self, config: ModelConfig, numerics: NumericsConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.numerics = numerics
+        self.dtype = compute_dtype(numerics.precision)
+        vocab, kv_width = config.padded_vocab_size, config.num_kv_heads * config.head_dim
+        self.transformer = Transformer(config, numerics, self.dtype)
+        self.lm_head = Linear(config.width, vocab)
+        self.value_embeds = nn.ModuleDict(
+            {str(i): Embedding(vocab, kv_width, self.dtype) for i in config.value_embed_layers}
+        )
+        self.resid_lambdas = nn.Parameter(torch.empty(config.depth))
+        self.x0_lambdas = nn.Parameter(torch.empty(config.depth))
+        self.smear_gate = Linear(numerics.smear_channels, 1)
+        self.smear_lambda = nn.Parameter(torch.empty(1))
+        self.backout_lambda = nn.Parameter(torch.empty(1))
+        self._rotary: Rotary | None = None
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Fill every parameter. Drawn on the CPU by name, so equal on every device and machine."""
+        bound = math.sqrt(3 / self.config.width)  # uniform with standard deviation 1/sqrt(width)
+        for name, parameter in self.named_parameters():
+            generator = torch.Generator().manual_seed(seed_for(seed, "init", name))
+            value = torch.empty(parameter.shape)
+            match name.removesuffix(".weight").rpartition(".")[2]:
+                case "wte":
+                    value.normal_(std=0.8, generator=generator)
+                case "lm_head":
+                    value.normal_(std=0.001, generator=generator)
+                case "c_fc":
+                    value.uniform_(-0.4 * bound, 0.4 * bound, generator=generator)
+                case "c_proj" | "smear_lambda":
+                    value.zero_()
+                case "ve_gate" | "smear_gate":
+                    value.uniform_(0.0, 0.02, generator=generator)
+                case "resid_lambdas":
+                    value.copy_(torch.linspace(1.15, 1.05, self.config.depth))
+                case "x0_lambdas":
+                    value.copy_(torch.linspace(0.20, 0.05, self.config.depth))
+                case "backout_lambda":
+                    value.fill_(0.2)
+                case _:  # c_q, c_k, c_v and the value embeddings
+                    value.uniform_(-bound, bound, generator=generator)
+            parameter.copy_(value)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens (B, T) int64 -> logits (B, T, V) fp32."""
+        return self._logits(self._hidden(tokens))
+
+    def token_losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy in nats, (B, T) fp32, 0 where the target is -1. tokens, targets (B, T)."""
+        logits = self.forward(tokens)
+        losses = F.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+        )
+        return losses.view_as(targets)
+
+    @torch.no_grad()
+    def decode(self, tokens: Tensor, counts: Tensor, cache: KVCache) -> Tensor:
+        """Append tokens to each row of the cache; logits (B, V) fp32 of each row's last new token.
+
+        Row b appends tokens[b, :counts[b]] after its cache.lengths[b] tokens; the rest of tokens
+        (B, T) int64 is padding on the right. An empty cache makes this the prefill, T = 1 a decode
+        step. A row with count 0 stays as it is and its logits mean nothing.
+        """
+        span = cache.span(counts, tokens.size(1))
+        masks = {w: cached_mask(span.positions, span.length, w) for w in set(self.config.windows)}
+
+        def mix(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = cache.write(layer, k, v, span)
+            return attend_cached(q, keys, values, mask=masks[self.config.windows[layer]])
+
+        x = self._embed(tokens)
+        before = torch.cat([self._embed(cache.previous.unsqueeze(1)), x[:, :-1]], dim=1)
+        gate = self._smear_gate(x) * (span.positions > 0).unsqueeze(-1)
+        rotary = self._rotary_at(span.positions, span.length)
+        x = self._blocks(tokens, x + gate * before, rotary, mix)
+        cache.advance(tokens, counts, span)
+        last = span.last.view(-1, 1, 1).expand(-1, 1, x.size(-1))
+        return self._logits(x.gather(1, last)).squeeze(1)
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        """tokens (B, T) -> what lm_head reads (B, T, C), before the last norm."""
+        windows = self.config.windows
+
+        def mix(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attend(q, k, v, window=windows[layer])
+
+        x = self._embed(tokens)
+        smeared = x[:, 1:] + self._smear_gate(x[:, 1:]) * x[:, :-1]
+        x = torch.cat([x[:, :1], smeared], dim=1)
+        cos, sin = self._rotary_table(tokens.size(1), tokens.device)
+        rotary = (cos[None, : tokens.size(1)], sin[None, : tokens.size(1)])
+        return self._blocks(tokens, x, rotary, mix)
+
+    def _blocks(self, tokens: Tensor, x: Tensor, rotary: Rotary, mix: Attend) -> Tensor:
+        first, middle = x, x
+        for layer, block in enumerate(self.transformer.h):
+            x = self.resid_lambdas[layer] * x + self.x0_lambdas[layer] * first
+            name = str(layer)
+            value_embed = self.value_embeds[name](tokens) if name in self.value_embeds else None
+            x = block(x, value_embed, rotary, mix)
+            if layer == self.config.depth // 2:
+                middle = x
+        return x - self.backout_lambda.to(x.dtype) * middle
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return rms_norm(self.transformer.wte(tokens), self.numerics.norm_eps)
+
+    def _smear_gate(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.smear_gate(x[..., : self.numerics.smear_channels]))
+        return self.smear_lambda.to(x.dtype) * gate  # (B, T, 1)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        z = self.lm_head(rms_norm(x, self.numerics.norm_eps))[..., : self.config.vocab_size]
+        return self.numerics.softcap * torch.tanh(z.float() / self.numerics.softcap)
+
+    def _rotary_at(self, positions: Tensor, length: int) -> Rotary:
+        """The table's rows at positions (B, T), all below `length`."""
+        cos, sin = self._rotary_table(length, positions.device)
+        return cos[positions], sin[positions]
+
+    def _rotary_table(self, length: int, device: torch.device) -> Rotary:
+        """cos and sin (P, 1, D/2) for at least `length` positions; outside the state dict."""
+        table = self._rotary
+        if table is None or table[0].size(0) < length or table[0].device != device:
+            rows = max(length, ROTARY_ROWS * self.config.sequence_len)
+            # A table made in inference mode could not serve a later training step.
+            with torch.inference_mode(False):
+                table = rotary_table(rows, self.config.head_dim, self.numerics, device)
+            self._rotary = table
+        return table
+
+
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    """Divide by the root mean square over the last dimension; computed in fp32."""
+    return F.rms_norm(x, (x.size(-1),), eps=eps)
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Rotary positions on x (B, T, heads, D): channel j turns with channel j + D/2, clockwise."""
+    cos, sin = rotary
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos + b * sin, b * cos - a * sin], dim=-1)
+
+
+def rotary_table(
+    num_positions: int, head_dim: int, numerics: NumericsConfig, device: torch.device
+) -> Rotary:
+    """cos and sin (num_positions, 1, head_dim / 2) in the compute dtype."""
+    channels = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
+    frequencies = 1.0 / (numerics.rotary_base ** (channels / head_dim))
+    positions = torch.arange(num_positions, dtype=torch.float32, device=device)
+    angles = torch.outer(positions, frequencies).unsqueeze(1)
+    dtype = compute_dtype(numerics.precision)
+    rounded = torch.bfloat16 if numerics.rotary_precision == "bf16" else dtype
+    return angles.cos().to(rounded).to(dtype), angles.sin().to(rounded).to(dtype)
