@@ -1,15 +1,48 @@
-"""Profiles: named functions that say what to train and at what pace. The CLI lists the docstrings."""
+"""Profiles: named functions that say what to train and at what pace.
 
-from collections.abc import Callable
+A profile takes the depth and returns every number of a run. The rest of the program knows no
+profile's name; what a person may change from outside is the depth and single values (`--set`).
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
 
+from nanochat_core.data.pydocs import installed_snapshot
+
+from infra.placement import Placement, count_gpus, count_threads, default_home, default_store
 from nanochat_core import scaling
-from nanochat_core.config import RunConfig
+from nanochat_core.config import (
+    BaseEvalConfig,
+    ChatEvalConfig,
+    ChatTrainConfig,
+    DatasetConfig,
+    EvalTaskConfig,
+    MixtureEntry,
+    ModelConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    RLConfig,
+    RowsConfig,
+    RunConfig,
+    Section,
+    ShardsConfig,
+    TaskDataConfig,
+    TokenizerConfig,
+    from_json,
+)
+from nanochat_core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """The placement numbers a profile suggests; they never change a result's identity."""
+    """The placement numbers that a profile suggests; they never change a result's identity."""
 
     device_batch_size: int
     save_every_seconds: float
@@ -25,16 +58,248 @@ class Profile:
     pace: Pace
 
 
-def d12() -> Profile:
-    """GPT-1 size, 286 M parameters: the smallest model worth comparing. One H100, under an hour."""
-    return _gpu_profile(scaling.run_for_depth(12))
+def tiny(depth: int = 3) -> Profile:
+    """A model that fits a laptop's CPU and five minutes: Python's own documentation, short words,
+    small sums. Every stage is the real one; only the numbers are small."""
+    sequence_len, vocab_size, width = 256, 4096, 64 * depth
+    model = ModelConfig(
+        depth=depth,
+        width=width,
+        num_heads=depth,
+        num_kv_heads=depth,
+        sequence_len=sequence_len,
+        vocab_size=vocab_size,
+        windows=scaling.windows_for(depth, sequence_len),
+    )
+    optimizer = OptimizerConfig(
+        muon_lr=0.02,
+        muon_weight_decay=0.1,
+        lm_head_lr=0.004,
+        embedding_lr=0.2,
+        value_embed_lr=0.1,
+        residual_lr=0.005,
+        x0_lr=0.2,
+        smear_lr=0.1,
+    )
+    chat_batch = 16 * sequence_len
+    return Profile(
+        run=RunConfig(
+            seed=42,
+            numerics=scaling.numerics("fp32"),
+            model=model,
+            shards=ShardsConfig(
+                source="pydocs",
+                path=None,
+                num_shards=4,
+                snapshot=installed_snapshot(),
+                revision=None,
+            ),
+            task_data=TaskDataConfig(
+                datasets=(
+                    DatasetConfig(name="identity", grade=1, num_train=500, num_test=20),
+                    DatasetConfig(name="spelling", grade=1, num_train=6000, num_test=200),
+                    DatasetConfig(name="arithmetic", grade=1, num_train=6000, num_test=200),
+                )
+            ),
+            tokenizer=TokenizerConfig(
+                vocab_size=vocab_size, max_chars=20_000_000, document_cap=10_000
+            ),
+            rows=RowsConfig(policy="default", sequence_len=sequence_len, buffer_documents=1000),
+            optimizer=optimizer,
+            pretrain=PretrainConfig(
+                num_steps=300,
+                total_batch_size=32 * sequence_len,
+                schedule=dataclasses.replace(
+                    scaling.pretrain_schedule(), warmup_steps=10, momentum_warmup_steps=100
+                ),
+                eval_tokens=200_000,
+            ),
+            base_eval=BaseEvalConfig(
+                eval_tokens=200_000,
+                prompts=("Return a list of", "The default value is", "Raises an error if"),
+                max_new_tokens=32,
+            ),
+            midtrain=ChatTrainConfig(
+                mixture=(
+                    MixtureEntry(task="identity", num_examples=60, epochs=4),
+                    MixtureEntry(task="spelling", num_examples=6000, epochs=1),
+                    MixtureEntry(task="arithmetic", num_examples=4000, epochs=1),
+                ),
+                num_epochs=1,
+                total_batch_size=chat_batch,
+                lr_fraction=0.5,
+                schedule=scaling.chat_schedule(warmdown_fraction=0.2),
+                eval_examples=200,
+            ),
+            sft=ChatTrainConfig(
+                mixture=(
+                    MixtureEntry(task="identity", num_examples=60, epochs=4),
+                    MixtureEntry(task="spelling", num_examples=2000, epochs=1),
+                    MixtureEntry(task="arithmetic", num_examples=1000, epochs=1),
+                ),
+                num_epochs=1,
+                total_batch_size=chat_batch,
+                lr_fraction=0.3,
+                schedule=scaling.chat_schedule(warmdown_fraction=1.0),
+                eval_examples=200,
+            ),
+            rl=RLConfig(
+                task="arithmetic",
+                num_steps=30,
+                examples_per_step=16,
+                samples_per_example=16,
+                max_new_tokens=48,
+                temperature=1.0,
+                top_k=50,
+                lr_fraction=0.05,
+                eval_examples=200,
+            ),
+            chat_eval=ChatEvalConfig(
+                tasks=(
+                    EvalTaskConfig(name="spelling", max_examples=200, max_new_tokens=48),
+                    EvalTaskConfig(name="arithmetic", max_examples=200, max_new_tokens=48),
+                ),
+                prompts=scaling.CHAT_PROMPTS,
+            ),
+        ),
+        pace=Pace(device_batch_size=32, save_every_seconds=15.0, eval_every_steps=50, max_gpus=1),
+    )
 
 
-PROFILES: dict[str, Callable[[], Profile]] = {"d12": d12}
+def d12(depth: int = 12) -> Profile:
+    """GPT-1 size, 286 M parameters: the smallest model worth comparing with others."""
+    return _gpu(scaling.run_for_depth(depth))
 
 
-def _gpu_profile(run: RunConfig) -> Profile:
+def speedrun(depth: int = 24) -> Profile:
+    """The $50 model: depth 24, 8 tokens per parameter, GPT-2 grade. One 8xH100 node."""
+    return _gpu(scaling.run_for_depth(depth, tokens_per_param=8.0))
+
+
+def d26(depth: int = 26) -> Profile:
+    """Depth 26, compute-optimal. One 8xH100 node."""
+    return _gpu(scaling.run_for_depth(depth))
+
+
+def d32(depth: int = 32) -> Profile:
+    """Depth 32, compute-optimal: 2.8 B parameters. One 8xH100 node."""
+    return _gpu(scaling.run_for_depth(depth), device_batch_size=8)
+
+
+PROFILES: dict[str, Callable[..., Profile]] = {
+    "tiny": tiny,
+    "d12": d12,
+    "speedrun": speedrun,
+    "d26": d26,
+    "d32": d32,
+}
+
+
+def _gpu(run: RunConfig, *, device_batch_size: int = 16) -> Profile:
     return Profile(
         run=run,
-        pace=Pace(device_batch_size=16, save_every_seconds=600.0, eval_every_steps=250, max_gpus=8),
+        pace=Pace(
+            device_batch_size=device_batch_size,
+            save_every_seconds=600.0,
+            eval_every_steps=250,
+            max_gpus=8,
+        ),
     )
+
+
+def open_profile(name: str, *, depth: int | None = None, overrides: Sequence[str] = ()) -> Profile:
+    """The profile called `name`, at `depth` if given, with `section.name=value` overrides.
+
+    Raises ConfigError for an unknown profile, a depth below 1, an unknown setting or a wrong value.
+    """
+    if name not in PROFILES:
+        raise ConfigError(f"there is no profile '{name}'", hint=_suggest(name, list(PROFILES)))
+    if depth is not None and not 1 <= depth <= 100:
+        raise ConfigError(f"depth {depth} is not between 1 and 100")
+    profile = PROFILES[name]() if depth is None else PROFILES[name](depth)
+    tree = profile.run.tree()
+    for override in overrides:
+        _apply(RunConfig, tree, override)
+    return dataclasses.replace(profile, run=RunConfig.from_tree(tree, where="the run"))
+
+
+def make_placement(
+    pace: Pace,
+    *,
+    home: Path | None = None,
+    store: str | None = None,
+    gpus: int | None = None,
+    device_batch_size: int | None = None,
+) -> Placement:
+    """Where a run executes: what a person gave, else the environment, else this machine as it is."""
+    home = home or default_home()
+    return Placement(
+        home=home,
+        store=store or default_store(home),
+        gpus=min(count_gpus(), pace.max_gpus) if gpus is None else gpus,
+        threads=count_threads(),
+        device_batch_size=device_batch_size or pace.device_batch_size,
+        save_every_seconds=pace.save_every_seconds,
+        eval_every_steps=pace.eval_every_steps,
+        dollars_per_hour=0.0,
+    )
+
+
+def _apply(section: type[Section], tree: dict[str, Any], override: str) -> None:
+    """Set one `section.name=value` in the tree."""
+    path, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(f"'{override}' is not of the form section.name=value")
+    *parents, name = path.strip().split(".")
+    types_by_name = typing.get_type_hints(section)
+    for parent in parents:
+        types_by_name = _open_section(types_by_name, parent, path)
+        tree = tree[parent]
+    expected = types_by_name.get(name)
+    if expected is None or isinstance(tree.get(name), dict):
+        raise ConfigError(
+            f"there is no setting '{path}'",
+            hint=_suggest(path, _settings(RunConfig.__name__, RunConfig)),
+        )
+    tree[name] = from_json(expected, _parse(expected, text.strip()), where=path)
+
+
+def _open_section(types_by_name: dict[str, Any], name: str, path: str) -> dict[str, Any]:
+    inner = types_by_name.get(name)
+    if not (isinstance(inner, type) and issubclass(inner, Section)):
+        raise ConfigError(
+            f"there is no setting '{path}'",
+            hint=_suggest(path, _settings(RunConfig.__name__, RunConfig)),
+        )
+    return typing.get_type_hints(inner)
+
+
+def _parse(expected: Any, text: str) -> Any:
+    """Text as a JSON value where the type wants one; a plain string stays as typed."""
+    if expected is str:
+        return text
+    if isinstance(expected, types.UnionType) and str in typing.get_args(expected):
+        return None if text == "null" else text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text  # from_json names the type it wanted
+
+
+def _settings(prefix: str, section: type[Section]) -> list[str]:
+    """Dotted names of all single settings."""
+    found: list[str] = []
+    for name, expected in typing.get_type_hints(section).items():
+        dotted = name if prefix == RunConfig.__name__ else f"{prefix}.{name}"
+        if isinstance(expected, type) and issubclass(expected, Section):
+            found += _settings(dotted, expected)
+        else:
+            found.append(dotted)
+    return found
+
+
+def _suggest(word: str, known: list[str]) -> str:
+    close = get_close_matches(word, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"one of: {', '.join(known)}"

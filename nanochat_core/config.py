@@ -41,7 +41,7 @@ class Section:
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any], *, where: str = "") -> Self:
-        """Build from JSON values. Raises ConfigError on unknown or missing names and wrong types."""
+        """Build from JSON values. Raises ConfigError on unknown or missing names, wrong types."""
         types_by_name = typing.get_type_hints(cls)
         names = [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
         where = where or cls.__name__
@@ -67,7 +67,7 @@ def _to_tree(value: Any, *, canonical: bool = False) -> Tree:
 
 
 def from_json(expected: Any, value: Any, *, where: str) -> Any:
-    """One JSON value as the annotated type `expected`; an int is accepted for a float, nothing else."""
+    """One JSON value as the annotated type `expected`; an int will do for a float."""
     if isinstance(expected, type) and issubclass(expected, Section):
         if not isinstance(value, dict):
             raise ConfigError(f"{where} is {value!r}, expected a group of settings")

@@ -12,6 +12,7 @@ A job is one execution of one stage. Its directory holds everything needed to ru
 
 import json
 import os
+import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -64,7 +65,7 @@ class Job:
 
     @property
     def model_input(self) -> Path:
-        """The model that this stage continues or judges: the first input, by the stage table's rule."""
+        """The model this stage continues or judges: the first input, by the stage table's rule."""
         return next(iter(self.inputs.values()))
 
     def write(self) -> Path:
@@ -153,9 +154,10 @@ def _read_tree(path: Path) -> dict[str, Any]:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StageError(f"{path} cannot be read: {error}") from error
-    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+    fields = typing.cast(dict[str, Any], tree) if isinstance(tree, dict) else {}
+    if fields.get("format") != FORMAT:
         raise StageError(
             f"{path} is not of format {FORMAT}",
             hint="it was written by another version of nanochat-flows",
         )
-    return tree
+    return fields

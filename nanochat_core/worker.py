@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
         if rank == 0:
             Result(status="interrupted", metrics={}, modules=()).write(job.directory)
         return interrupt.EXIT_CODE
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - every failure is recorded, then reported
         _write_error(job, rank, error)
         return 1
     finally:
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel (Linux) for SIGTERM when the launcher dies, so that no orphan goes on training."""
+    """Ask Linux for SIGTERM when the launcher dies, so that no orphan goes on training."""
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -57,12 +57,12 @@ def die_with_parent() -> None:
 
 
 def imported_modules() -> tuple[str, ...]:
-    """Modules of this repository that are loaded, to be compared with what the fingerprint hashed."""
+    """Loaded modules of this repository, to be compared with what the fingerprint hashed."""
     return tuple(sorted(m for m in sys.modules if m.split(".")[0] in _PACKAGES))
 
 
 def _only_worker(job: Job, rank: int) -> IO[Any]:
-    """Wait for the worker of an earlier attempt to finish saving; the lock ends with the process."""
+    """Wait until an earlier attempt's worker has saved; the lock ends with the process."""
     lock = (job.directory / f"worker-{rank}.lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     return lock

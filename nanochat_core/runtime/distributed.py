@@ -1,4 +1,4 @@
-"""The ranks of a job, and what they do together. One rank needs no process group and pays nothing."""
+"""The ranks of a job, and what they do together. One rank needs no process group."""
 
 import datetime
 import os

@@ -1,0 +1,61 @@
+# Every target is one plain command away from what it runs; nothing is hidden here.
+# Only Python 3.11+ and make are needed. `make` alone says what there is.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Threads of numerical libraries inside tests: tests run side by side.
+TEST_ENV := OMP_NUM_THREADS=1 NO_COLOR=1
+
+.PHONY: help setup demo check fix test fast slow docs clean
+
+help:
+	@echo "make demo    train, evaluate and keep a tiny chat model: the whole pipeline, CPU, minutes"
+	@echo "make setup   a .venv with everything, versions from constraints.txt"
+	@echo "make check   format, lint, types, import contracts, fast tests, docs"
+	@echo "make test    all tests but the slow campaigns"
+	@echo "make fast    tests that need neither torch nor Prefect"
+	@echo "make slow    the expensive campaigns (kill tests); hours on a laptop"
+	@echo "make fix     format, fix lint, regenerate docs/reference"
+	@echo "make clean   remove the .venv and caches (artifacts stay where they are)"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $$($(PYTHON) --version) is too old"; \
+		  echo "hint: install Python 3.11 or newer, or name one: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade -c constraints.txt pip setuptools
+	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation --editable '.[report,dev]'
+	$(BIN)/pip check
+	@touch $(STAMP)
+
+demo: setup
+	$(BIN)/nanochat run tiny
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python docs/generate.py --check
+	$(TEST_ENV) $(BIN)/pytest -q tests/architecture
+
+fast: setup
+	$(TEST_ENV) $(BIN)/pytest -q -m "not torch and not prefect and not slow and not gpu"
+
+test: setup
+	$(TEST_ENV) $(BIN)/pytest -q -n 2 -m "not slow and not gpu"
+
+slow: setup
+	$(TEST_ENV) $(BIN)/pytest -q -m slow
+
+fix: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info

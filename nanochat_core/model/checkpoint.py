@@ -1,0 +1,191 @@
+"""Models and checkpoints on disk. Never a pickle: safetensors for tensors, JSON for the rest.
+
+A model directory, fit to answer or to be trained further:
+
+    config.json             format, model and numerics sections, and which stage made it
+    model.safetensors       weights, one entry per parameter, nanochat's names
+    tokenizer/              see tokenizer/bpe.py
+    optimizer.safetensors   optimizer state per parameter, free of world size (optional)
+
+A checkpoint, state inside an unfinished job, is a directory `step-0000200` with tensors.safetensors
+and COMMIT.json. COMMIT.json is written last and holds the sha256 of the tensors: without it, or
+with another hash, the directory is not a checkpoint and the one before it counts.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from nanochat_core.config import ModelConfig, NumericsConfig
+from nanochat_core.errors import ConfigError, ModelError
+from nanochat_core.job import sync_directory, write_json
+from nanochat_core.model.gpt import GPT
+
+FORMAT = 1
+KEEP_CHECKPOINTS = 2
+
+Tensors: TypeAlias = dict[str, torch.Tensor]
+
+
+def save_model(
+    directory: Path, model: GPT, *, tokenizer: Path, optimizer: Tensors, made_by: str
+) -> None:
+    """Write a model directory. The same weights give the same bytes."""
+    config = {
+        "format": FORMAT,
+        "made_by": made_by,
+        "model": model.config.tree(),
+        "numerics": model.numerics.tree(),
+    }
+    save_file(_on_host(model.state_dict()), directory / "model.safetensors")
+    save_file(_on_host(optimizer), directory / "optimizer.safetensors")
+    if not (directory / "tokenizer").exists():
+        shutil.copytree(tokenizer, directory / "tokenizer", copy_function=shutil.copyfile)
+    write_json(directory / "config.json", config)
+
+
+def load_model(directory: Path, device: torch.device) -> GPT:
+    """The model of a model directory, in evaluation mode.
+
+    Raises ModelError when the directory is not a model or the weights do not fit the config.
+    """
+    model_config, numerics = load_config(directory)
+    with torch.device("meta"):
+        model = GPT(model_config, numerics)
+    model.to_empty(device=device)
+    weights = _load_tensors(directory / "model.safetensors", device)
+    _check_shapes(directory, model.state_dict(), weights)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def load_config(directory: Path) -> tuple[ModelConfig, NumericsConfig]:
+    """The config of a model directory. Raises ModelError when it is not one."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{directory} is not a model: it has no config.json",
+            hint="give the directory of a base, mid or chat model (see `nanochat fetch --help`)",
+        )
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if tree["format"] != FORMAT:
+            raise ModelError(f"{path} is of format {tree['format']}, this version reads {FORMAT}")
+        return ModelConfig.from_tree(tree["model"]), NumericsConfig.from_tree(tree["numerics"])
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
+        raise ModelError(f"{path} is not the config of a model: {error}") from error
+
+
+def load_optimizer(directory: Path, device: torch.device) -> Tensors:
+    """The optimizer state of a model directory. Raises ModelError when it has none."""
+    return _load_tensors(directory / "optimizer.safetensors", device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A valid checkpoint. `state` is whatever the loop gave to `save_checkpoint`."""
+
+    step: int
+    total: int
+    directory: Path
+    state: dict[str, Any]
+
+    def tensors(self, device: torch.device) -> Tensors:
+        """The saved tensors."""
+        return _load_tensors(self.directory / "tensors.safetensors", device)
+
+
+def save_checkpoint(
+    root: Path, *, step: int, total: int, tensors: Tensors, state: dict[str, Any]
+) -> None:
+    """Make `step` of `total` resumable, then drop all but the newest two checkpoints."""
+    directory = root / f"step-{step:07d}"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    path = directory / "tensors.safetensors"
+    save_file(_on_host(tensors), path)
+    _sync_file(path)
+    commit = {
+        "format": FORMAT,
+        "step": step,
+        "total": total,
+        "files": {path.name: {"size": path.stat().st_size, "sha256": _sha256(path)}},
+        "state": state,
+    }
+    write_json(directory / "COMMIT.json", commit)
+    sync_directory(root)
+    for old in sorted(root.glob("step-*"))[:-KEEP_CHECKPOINTS]:
+        shutil.rmtree(old)
+
+
+def find_checkpoint(root: Path, *, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest valid checkpoint, or None. A damaged one is named to `warn` and passed over."""
+    for directory in sorted(root.glob("step-*"), reverse=True):
+        try:
+            return _read_checkpoint(directory)
+        except (OSError, ValueError, KeyError, ModelError) as error:
+            warn(f"checkpoint {directory.name} is damaged and is passed over: {error}")
+    return None
+
+
+def _read_checkpoint(directory: Path) -> Checkpoint:
+    commit = json.loads((directory / "COMMIT.json").read_text(encoding="utf-8"))
+    if commit["format"] != FORMAT:
+        raise ModelError(f"format {commit['format']}, this version reads {FORMAT}")
+    for name, expected in commit["files"].items():
+        actual = _sha256(directory / name)
+        if actual != expected["sha256"]:
+            raise ModelError(
+                f"{name} has sha256 {actual[:12]}, committed {expected['sha256'][:12]}"
+            )
+    return Checkpoint(
+        step=commit["step"], total=commit["total"], directory=directory, state=commit["state"]
+    )
+
+
+def _load_tensors(path: Path, device: torch.device) -> Tensors:
+    try:
+        return load_file(path, device=str(device))
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{path} cannot be read: {error}", hint="fetch the model again: `nanochat fetch --help`"
+        ) from error
+
+
+def _check_shapes(directory: Path, expected: Tensors, actual: Tensors) -> None:
+    for name, message in _mismatches(expected, actual):
+        raise ModelError(f"weights in {directory} do not fit its config: {name} {message}")
+
+
+def _mismatches(expected: Tensors, actual: Tensors) -> Iterator[tuple[str, str]]:
+    for name in sorted(expected.keys() | actual.keys()):
+        if name not in actual:
+            yield name, "is missing"
+        elif name not in expected:
+            yield name, "is not part of the model"
+        elif expected[name].shape != actual[name].shape:
+            yield name, f"is {tuple(actual[name].shape)}, expected {tuple(expected[name].shape)}"
+
+
+def _on_host(tensors: Tensors) -> Tensors:
+    """Contiguous CPU tensors of their own memory: safetensors refuses views that share it."""
+    return {name: tensors[name].detach().cpu().contiguous().clone() for name in sorted(tensors)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

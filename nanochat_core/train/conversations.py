@@ -1,0 +1,198 @@
+"""Training on rendered conversations: the loop that `midtrain` and `sft` share.
+
+The two stages differ in their config section and in the model they start from; everything else is
+one loop, so that they cannot drift apart. Only the assistant's tokens carry loss.
+"""
+
+import json
+import math
+import time
+from typing import Any
+
+import torch
+from tasks.base import Conversation
+from tasks.mixture import mixture
+from tasks.registry import open_task
+
+from nanochat_core.config import ChatTrainConfig, OptimizerConfig
+from nanochat_core.data.chat_rows import ChatRows, pack_conversations
+from nanochat_core.engine.engine import Engine
+from nanochat_core.errors import DataError
+from nanochat_core.evaluate.generate import greedy_answers
+from nanochat_core.job import Job
+from nanochat_core.model.checkpoint import load_model, load_optimizer, save_model
+from nanochat_core.model.gpt import GPT
+from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.device import open_device
+from nanochat_core.runtime.distributed import World, open_world
+from nanochat_core.runtime.interrupt import STOP
+from nanochat_core.runtime.progress import Progress
+from nanochat_core.runtime.seeding import seed_for
+from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.tokenizer.chat import render_conversation
+from nanochat_core.train.step import IGNORE, Keeper, add_gradients, check_loss
+
+
+def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
+    """Train the input model on the mixture of config section `section`, and write the result."""
+    config = ChatTrainConfig.from_tree(job.config[section])
+    optimizer_config = OptimizerConfig.from_tree(job.config["optimizer"])
+    seed = seed_for(job.config["seed"], section)
+    world = open_world(job.resources.device)
+    device = open_device(job.resources, local_rank=world.local_rank)
+    progress = Progress(job.events, active=world.is_first)
+    model = load_model(job.model_input, device).train()
+    optimizer = Optimizer(
+        model, scaled(optimizer_config, config.lr_fraction), precision=model.numerics.precision
+    )
+    optimizer.load_state(load_optimizer(job.model_input, device))
+    tokenizer = Tokenizer.load(job.model_input / "tokenizer")
+    train, held_out = make_rows(job, config, tokenizer, model.config.sequence_len, seed)
+    keeper = Keeper(job, model, optimizer, world, progress)
+
+    def evaluate(done: int) -> float:
+        loss = mean_loss(model, held_out, job.resources.device_batch_size, world)
+        progress.eval(done, val_loss=loss)
+        return loss
+
+    rows_per_step = config.total_batch_size // model.config.sequence_len
+    num_steps = config.num_epochs * math.ceil(len(train.tokens) / rows_per_step)
+    start, state = keeper.resume()
+    progress.start(num_steps, step=start)
+    started = time.monotonic()
+    first_loss = state["first_loss"] if start else evaluate(0)
+    with STOP.deferred() as stop:
+        for step in range(start, num_steps):
+            began = time.monotonic()
+            ids = epoch_ids(step, len(train.tokens), rows_per_step, seed)
+            tokens, mask = take(train, share_of(ids, world), device)
+            loss = add_gradients(
+                model,
+                tokens,
+                mask,
+                device_batch_size=job.resources.device_batch_size,
+                world=world,
+            )
+            check_loss(loss, step)
+            optimizer.step(
+                lr_multiplier=lr_multiplier(step, num_steps, config.schedule),
+                momentum=muon_momentum(step, num_steps, config.schedule),
+                weight_decay=0.0,
+            )
+            done = step + 1
+            speed = len(ids) * model.config.sequence_len / (time.monotonic() - began)
+            progress.step(done, loss=loss, tokens_per_second=speed)
+            keeper.after_step(done, num_steps, stop, {"first_loss": first_loss})
+        last_loss = evaluate(num_steps)
+    if world.is_first:
+        save_model(
+            job.output,
+            model,
+            tokenizer=job.model_input / "tokenizer",
+            optimizer=optimizer.state(),
+            made_by=section,
+        )
+        write_samples(job, model, tokenizer, config)
+    return {
+        "val_loss_first": first_loss,
+        "val_loss": last_loss,
+        "steps": num_steps,
+        "rows": len(train.tokens),
+        "seconds": time.monotonic() - started,
+    }
+
+
+def scaled(config: OptimizerConfig, fraction: float) -> OptimizerConfig:
+    """The same optimizer with every learning rate times `fraction`."""
+    tree = {
+        name: value * fraction if name.endswith("_lr") else value
+        for name, value in vars(config).items()
+    }
+    return OptimizerConfig(**tree)
+
+
+def make_rows(
+    job: Job, config: ChatTrainConfig, tokenizer: Tokenizer, sequence_len: int, seed: int
+) -> tuple[ChatRows, ChatRows]:
+    """Packed rows of sequence_len + 1 tokens: the training mixture, and held-out conversations."""
+    directory = job.inputs["task_data"]
+    tasks = [(entry, open_task(entry.task, directory, "train")) for entry in config.mixture]
+    for entry, task in tasks:
+        if len(task) < entry.num_examples:
+            raise DataError(
+                f"the mixture asks for {entry.num_examples} examples of {entry.task}, "
+                f"task_data has {len(task)}",
+                hint=f"raise num_train of {entry.task} in task_data, or lower num_examples",
+            )
+    parts = [(task.first(entry.num_examples), entry.epochs) for entry, task in tasks]
+    train = mixture(parts, seed)
+    tests = [open_task(entry.task, directory, "test") for entry in config.mixture]
+    held_out = mixture([(task, 1) for task in tests], seed)[: config.eval_examples]
+    return (
+        _pack(train, tokenizer, sequence_len + 1),
+        _pack(held_out, tokenizer, sequence_len + 1),
+    )
+
+
+def _pack(conversations: list[Conversation], tokenizer: Tokenizer, row_len: int) -> ChatRows:
+    rendered = [render_conversation(tokenizer, c, max_tokens=row_len) for c in conversations]
+    if not any(any(mask) for _, mask in rendered):
+        raise DataError(
+            "the mixture has no token to learn from",
+            hint="a conversation needs at least one assistant message",
+        )
+    return pack_conversations(rendered, row_len=row_len)
+
+
+def epoch_ids(step: int, num_rows: int, rows_per_step: int, seed: int) -> torch.Tensor:
+    """Row ids of a step. An epoch visits every row once, in its own order; its last step is short."""
+    steps_per_epoch = math.ceil(num_rows / rows_per_step)
+    epoch, position = divmod(step, steps_per_epoch)
+    generator = torch.Generator().manual_seed(seed_for(seed, "epoch", epoch))
+    order = torch.randperm(num_rows, generator=generator)
+    return order[position * rows_per_step :][:rows_per_step]
+
+
+def share_of(ids: torch.Tensor, world: World) -> torch.Tensor:
+    """Every world-size-th id, starting at this rank."""
+    return ids[world.rank :: world.size]
+
+
+def take(
+    rows: ChatRows, ids: torch.Tensor, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens (B, T+1) int64 and mask (B, T+1) of the rows `ids`."""
+    tokens = torch.from_numpy(rows.tokens[ids.numpy()]).to(device)
+    return tokens, torch.from_numpy(rows.mask[ids.numpy()]).to(device)
+
+
+@torch.no_grad()
+def mean_loss(model: GPT, rows: ChatRows, batch_size: int, world: World) -> float:
+    """Nats per supervised token over all rows."""
+    model.eval()
+    device = next(model.parameters()).device
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    for ids in share_of(torch.arange(len(rows.tokens)), world).split(batch_size):
+        tokens, mask = take(rows, ids, device)
+        targets = tokens[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORE)
+        sums[0] += model.token_losses(tokens[:, :-1], targets).sum()
+        sums[1] += (targets != IGNORE).sum()
+    world.sum(sums)
+    model.train()
+    return float(sums[0] / sums[1])
+
+
+def write_samples(job: Job, model: GPT, tokenizer: Tokenizer, config: ChatTrainConfig) -> None:
+    """A few held-out conversations and the model's answers, for people to read."""
+    engine = Engine(model.eval(), tokenizer)
+    directory = job.inputs["task_data"]
+    lines: list[str] = []
+    for entry in config.mixture:
+        task = open_task(entry.task, directory, "test").first(2)
+        for conversation, answer in zip(
+            task, greedy_answers(engine, list(task), max_new_tokens=96), strict=True
+        ):
+            question = conversation["messages"][0]["content"]
+            lines.append(json.dumps({"task": entry.task, "prompt": question, "text": answer}))
+    (job.output / "samples.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

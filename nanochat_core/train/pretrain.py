@@ -1,0 +1,119 @@
+"""Stage `pretrain`: a base model from packed rows of text."""
+
+import time
+from typing import Any
+
+import torch
+
+from nanochat_core.config import ModelConfig, NumericsConfig, OptimizerConfig, PretrainConfig
+from nanochat_core.data.rows import Rows
+from nanochat_core.evaluate.bits_per_byte import bits_per_byte
+from nanochat_core.job import Job
+from nanochat_core.model.checkpoint import save_model
+from nanochat_core.model.gpt import GPT
+from nanochat_core.optim.schedule import lr_multiplier, muon_momentum, muon_weight_decay
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.device import open_device
+from nanochat_core.runtime.distributed import World, open_world
+from nanochat_core.runtime.interrupt import STOP
+from nanochat_core.runtime.progress import Progress
+from nanochat_core.scaling import flops_per_token, num_params
+from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.train.step import Keeper, add_gradients, check_loss
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Train, and write the base model. Resumes from the job's newest checkpoint, to the bit."""
+    config = PretrainConfig.from_tree(job.config["pretrain"])
+    optimizer_config = OptimizerConfig.from_tree(job.config["optimizer"])
+    seed = job.config["seed"]
+    world = open_world(job.resources.device)
+    device = open_device(job.resources, local_rank=world.local_rank)
+    model = make_model(job, device)
+    optimizer = Optimizer(model, optimizer_config, precision=model.numerics.precision)
+    train, validation = (Rows.open(job.inputs["rows"], split) for split in ("train", "val"))
+    token_bytes = Tokenizer.load(job.inputs["tokenizer"]).token_bytes()
+    progress = Progress(job.events, active=world.is_first)
+    keeper = Keeper(job, model, optimizer, world, progress)
+
+    def evaluate(done: int) -> float:
+        bpb = bits_per_byte(
+            model,
+            validation,
+            token_bytes,
+            num_tokens=config.eval_tokens,
+            batch_size=job.resources.device_batch_size,
+            world=world,
+        )
+        progress.eval(done, val_bpb=bpb)
+        return bpb
+
+    rows_per_step = config.total_batch_size // model.config.sequence_len
+    start, state = keeper.resume()
+    progress.start(config.num_steps, step=start)
+    started = time.monotonic()
+    first_bpb = state["first_bpb"] if start else evaluate(0)
+    with STOP.deferred() as stop:
+        for step in range(start, config.num_steps):
+            began = time.monotonic()
+            tokens = step_rows(train, step, rows_per_step, seed, world).to(device)
+            loss = add_gradients(
+                model,
+                tokens,
+                None,
+                device_batch_size=job.resources.device_batch_size,
+                world=world,
+            )
+            check_loss(loss, step)
+            optimizer.step(
+                lr_multiplier=lr_multiplier(step, config.num_steps, config.schedule),
+                momentum=muon_momentum(step, config.num_steps, config.schedule),
+                weight_decay=muon_weight_decay(
+                    step, config.num_steps, optimizer_config.muon_weight_decay
+                ),
+            )
+            done = step + 1
+            seconds = time.monotonic() - began
+            progress.step(done, loss=loss, tokens_per_second=config.total_batch_size / seconds)
+            keeper.after_step(done, config.num_steps, stop, {"first_bpb": first_bpb})
+            if _is_due(done, job.resources.eval_every_steps) and done < config.num_steps:
+                evaluate(done)
+        last_bpb = evaluate(config.num_steps)
+    if world.is_first:
+        save_model(
+            job.output,
+            model,
+            tokenizer=job.inputs["tokenizer"],
+            optimizer=optimizer.state(),
+            made_by="pretrain",
+        )
+    trained = (config.num_steps - start) * config.total_batch_size
+    return {
+        "val_bpb_first": first_bpb,
+        "val_bpb": last_bpb,
+        "parameters": num_params(model.config),
+        "tokens": config.num_steps * config.total_batch_size,
+        "flops": config.num_steps * config.total_batch_size * flops_per_token(model.config),
+        "tokens_per_second": trained / (time.monotonic() - started),
+    }
+
+
+def make_model(job: Job, device: torch.device) -> GPT:
+    """A freshly initialised model of the job's config."""
+    numerics = NumericsConfig.from_tree(job.config["numerics"])
+    with torch.device("meta"):
+        model = GPT(ModelConfig.from_tree(job.config["model"]), numerics)
+    model.to_empty(device=device)
+    model.init_weights(job.config["seed"])
+    return model
+
+
+def step_rows(rows: Rows, step: int, rows_per_step: int, seed: int, world: World) -> torch.Tensor:
+    """This rank's share of a step's rows, (rows_per_step / world size, T+1) int64."""
+    ids = rows.step_ids(step, rows_per_step, seed)
+    share = len(ids) // world.size
+    return torch.from_numpy(rows.take(ids[world.rank * share :][:share]))
+
+
+def _is_due(done: int, every: int) -> bool:
+    return every > 0 and done % every == 0
