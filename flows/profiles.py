@@ -231,7 +231,7 @@ def make_placement(
     gpus: int | None = None,
     device_batch_size: int | None = None,
 ) -> Placement:
-    """Where a run executes: what a person gave, else the environment, else this machine as it is."""
+    """Where a run executes: what a person gave, else the environment, else this machine."""
     home = home or default_home()
     return Placement(
         home=home,

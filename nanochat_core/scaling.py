@@ -40,7 +40,7 @@ CHARS_PER_TOKEN = 4.8  # of the 32768-token vocabulary on web text
 def model_for_depth(
     depth: int, *, sequence_len: int = 2048, vocab_size: int = 32768
 ) -> ModelConfig:
-    """Width 64 a layer, rounded up to whole heads of 128; windows SSSL, the last layer always long."""
+    """Width 64 a layer, rounded up to whole heads of 128; windows SSSL, the last one long."""
     width = -(-64 * depth // HEAD_DIM) * HEAD_DIM
     return ModelConfig(
         depth=depth,

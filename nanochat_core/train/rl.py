@@ -1,9 +1,9 @@
 """Stage `rl`: the chat model is reinforced on a task whose answers can be checked.
 
-Simplified GRPO, nanochat's rule. Per step: sample a group of answers to each question, reward each, and raise the likelihood of the
-tokens of answers that did better than their group's mean. On-policy, so no ratio and no clip; no KL
-term; advantage = reward - group mean; every sampled token of the step weighs the same (DAPO,
-arXiv 2503.14476). Tokens forced by a tool carry no loss.
+Simplified GRPO, nanochat's rule. Per step: sample a group of answers to each question, reward each,
+and raise the likelihood of the tokens of answers that did better than their group's mean. On-policy,
+so no ratio and no clip; no KL term; advantage = reward - group mean; every sampled token of the step
+weighs the same (DAPO, arXiv 2503.14476). Tokens forced by a tool carry no loss.
 
 Shapes: P questions, G samples of each, T tokens. `tokens_RT` has R = P * G rows.
 """
