@@ -1,0 +1,34 @@
+"""`nanochat doctor`: is this machine fit to run, and if not, what to do."""
+
+from dataclasses import asdict
+
+from flows.commands.options import AsJson, Place
+from flows.commands.terminal import print_json, screen
+from flows.doctor import Check, examine
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def doctor(*, place: Place = Place(), as_json: AsJson = False) -> int:  # noqa: B008 - frozen
+    """Check Python, packages, torch, GPU, disk, store and the Prefect server.
+
+    Every failure comes with its remedy. Exits with 1 when a run could not work.
+    """
+    checks = examine(home=place.home_directory, store=place.store_url)
+    if as_json:
+        found = list(checks)
+        print_json([asdict(check) for check in found])
+    else:
+        found: list[Check] = []
+        for check in checks:
+            _show(check)
+            found.append(check)
+    return 1 if any(check.state == "fail" for check in found) else 0
+
+
+def _show(check: Check) -> None:
+    console = screen()
+    console.print(f"{check.state:<5}", style=_STYLES[check.state], end="")
+    console.print(f"{check.name:<11}{check.found}")
+    if check.remedy:
+        console.print(f"{'':<16}hint: {check.remedy}", style="cyan")

@@ -1,0 +1,38 @@
+"""How commands speak: results on stdout, errors as two lines on stderr.
+
+rich honours NO_COLOR and drops colour where the output is not a terminal; every text is chosen to
+read the same without it.
+"""
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from nanochat_core.errors import NanochatError
+
+
+def screen() -> Console:
+    """A console on stdout. Lines are never broken, so that paths can be copied."""
+    return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+def print_json(tree: Any) -> None:
+    """Print `tree` for programs."""
+    sys.stdout.write(json.dumps(tree, indent=2) + "\n")
+
+
+def print_error(message: str, *, hint: str | None) -> None:
+    """Say what is wrong and what to do about it."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    console.print("error:", style="bold red", end=" ")
+    console.print(" ".join(message.split()))
+    if hint:
+        console.print("hint:", style="bold cyan", end=" ")
+        console.print(" ".join(hint.split()))
+
+
+def print_mistake(error: NanochatError) -> None:
+    """Show an error that a person can act on."""
+    print_error(str(error), hint=error.hint)

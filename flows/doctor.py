@@ -1,0 +1,253 @@
+"""What this machine has and lacks: one check per fact, each failure with its remedy.
+
+`fail` means that a run cannot work; `warn` that it works, worse than it could.
+"""
+
+import importlib.metadata
+import json
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from infra.placement import count_gpus, count_threads
+from infra.storage.open import open_store
+from nanochat_core.errors import NanochatError
+
+GIB = 1 << 30
+PYTHON = (3, 11)
+DISK_NEEDED = 1 * GIB  # what `tiny` writes, with room to spare
+DISK_WANTED = 20 * GIB  # d12: shards, tokens, rows and checkpoints
+MEMORY_NEEDED = 2 * GIB
+MEMORY_WANTED = 6 * GIB
+SECONDS_FOR_TORCH = 120  # a cold disk takes half a minute
+
+# Bounds that pip would break on its own: newer ones install and then fail at run time.
+PINS = {
+    "prefect": ((3, 8, 8), (3, 8, 9), "this is the version that everything is tested with"),
+    "sqlalchemy": ((2, 0), (2, 1), "with 2.1 Prefect's scheduler silently creates no run"),
+    "fastapi": ((0, 139), (0, 140), "with later ones Prefect's server does not start"),
+}
+
+# Run in its own process, so that the command line stays light and a broken torch is only a result.
+_ASK_TORCH = """
+import json, time, torch
+
+def seconds(dtype):
+    a = torch.randn(512, 512).to(dtype)
+    best = 1e9
+    for _ in range(8):
+        start = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - start)
+    return best
+
+gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({
+    "version": torch.__version__,
+    "cuda": torch.version.cuda,
+    "bf16_speedup": seconds(torch.float32) / seconds(torch.bfloat16),
+    "gpus": gpus,
+    "gpu_bf16": bool(gpus) and torch.cuda.is_bf16_supported(),
+}))
+"""
+
+State = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One fact about the machine."""
+
+    name: str
+    state: State
+    found: str
+    remedy: str | None = None
+
+
+def examine(*, home: Path, store: str) -> Iterator[Check]:
+    """All checks, in the order in which their failures matter."""
+    yield check_python(sys.version_info[:3])
+    for name in PINS:
+        yield check_pin(name)
+    torch = ask_torch(sys.executable)
+    yield from check_torch(torch)
+    yield check_gpu(torch, devices=count_gpus())
+    yield check_threads(count_threads())
+    yield check_memory(available_memory())
+    yield check_home(home)
+    yield check_store(store)
+
+
+def check_python(version: tuple[int, ...]) -> Check:
+    """The interpreter is new enough."""
+    found = ".".join(map(str, version))
+    if version < PYTHON:
+        wanted = ".".join(map(str, PYTHON))
+        return Check(
+            name="python", state="fail", found=found, remedy=f"install Python {wanted} or newer"
+        )
+    return Check(name="python", state="ok", found=found)
+
+
+def check_pin(
+    package: str, *, version_of: Callable[[str], str] = importlib.metadata.version
+) -> Check:
+    """A package is installed in a version that is known to work."""
+    low, high, reason = PINS[package]
+    remedy = "run `make setup`: it installs the locked versions"
+    try:
+        version = version_of(package)
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name=package, state="fail", found="not installed", remedy=remedy)
+    if not low <= version_tuple(version) < high:
+        return Check(name=package, state="fail", found=f"{version}: {reason}", remedy=remedy)
+    return Check(name=package, state="ok", found=version)
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "2.1.0b2" -> (2, 1, 0)."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def ask_torch(python: str) -> dict[str, Any] | str:
+    """What torch says of itself, or why it says nothing."""
+    try:
+        done = subprocess.run(
+            [python, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=SECONDS_FOR_TORCH
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {SECONDS_FOR_TORCH} s"
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        return lines[-1] if lines else f"exit code {done.returncode}"
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def check_torch(torch: dict[str, Any] | str) -> Iterator[Check]:
+    """torch imports, and bf16 pays on this CPU."""
+    if isinstance(torch, str):
+        yield Check(name="torch", state="fail", found=torch, remedy="run `make setup`")
+        return
+    cuda = f"CUDA {torch['cuda']}" if torch["cuda"] else "CPU only"
+    yield Check(name="torch", state="ok", found=f"{torch['version']} ({cuda})")
+    speedup = torch["bf16_speedup"]
+    found = f"matrix products run {speedup:.1f}x as fast as fp32 on this CPU"
+    if torch["gpu_bf16"] or speedup > 1:
+        yield Check(name="bf16", state="ok", found=found)
+    else:
+        yield Check(
+            name="bf16",
+            state="warn",
+            found=found,
+            remedy="expect profiles that train in bf16 to be slow here; "
+            "`--set numerics.precision=fp32` is another model, and faster",
+        )
+
+
+def check_gpu(torch: dict[str, Any] | str, *, devices: int) -> Check:
+    """The GPUs that are plugged in are the ones that torch can use."""
+    names: list[str] = [] if isinstance(torch, str) else torch["gpus"]
+    if len(names) < devices:
+        return Check(
+            name="gpu",
+            state="fail",
+            found=f"{devices} in this machine, torch can use {len(names)}",
+            remedy="install a torch with CUDA and a driver that fits it, or run with --gpus 0",
+        )
+    if not names:
+        return Check(name="gpu", state="ok", found="none: models train on the CPU (fine for tiny)")
+    kinds = ", ".join(f"{names.count(name)}x {name}" for name in sorted(set(names)))
+    return Check(name="gpu", state="ok", found=kinds)
+
+
+def check_threads(threads: int) -> Check:
+    """There are CPUs to train on."""
+    if threads < 2:
+        return Check(
+            name="cpu",
+            state="warn",
+            found="1 thread",
+            remedy="tiny is sized for 2 cores: expect it to take twice as long",
+        )
+    return Check(name="cpu", state="ok", found=f"{threads} threads")
+
+
+def available_memory() -> int:
+    """Bytes that a process may still use: the machine's, or the container's when that is less."""
+    available = psutil.virtual_memory().available
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):  # no cgroup v2, or "max": no limit
+        return available
+    return min(available, limit - used)
+
+
+def check_memory(available: int) -> Check:
+    """Enough memory is free."""
+    found = f"{available / GIB:.1f} GiB available"
+    if available >= MEMORY_WANTED:
+        return Check(name="memory", state="ok", found=found)
+    return Check(
+        name="memory",
+        state="fail" if available < MEMORY_NEEDED else "warn",
+        found=found,
+        remedy=f"close other programs: tiny wants {MEMORY_WANTED // GIB} GiB",
+    )
+
+
+def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> Check:
+    """The home directory exists or can be made, can be written, and has room."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        probe = home / f".doctor-{uuid.uuid4().hex}"
+        probe.write_bytes(b"x")
+        probe.unlink()
+    except OSError as error:
+        return Check(
+            name="disk",
+            state="fail",
+            found=f"{home}: {(error.strerror or str(error)).lower()}",
+            remedy="give a directory you may write to with --home or NANOCHAT_HOME",
+        )
+    free = free_of(home) if free_of else shutil.disk_usage(home).free
+    found = f"{free / GIB:.1f} GiB free in {home}"
+    if free >= DISK_WANTED:
+        return Check(name="disk", state="ok", found=found)
+    return Check(
+        name="disk",
+        state="fail" if free < DISK_NEEDED else "warn",
+        found=found,
+        remedy=f"free some space: tiny needs {DISK_NEEDED // GIB} GiB, "
+        f"d12 and larger {DISK_WANTED // GIB} GiB or more",
+    )
+
+
+def check_store(url: str) -> Check:
+    """The artifact store takes an object, gives it back whole and deletes it."""
+    key = f"doctor/{uuid.uuid4().hex}"
+    data = uuid.uuid4().bytes
+    try:
+        store = open_store(url)
+        store.put(key, data)
+        same = store.get(key) == data
+        store.delete(key)
+    except NanochatError as error:
+        return Check(name="store", state="fail", found=str(error), remedy=error.hint)
+    if not same:
+        return Check(
+            name="store",
+            state="fail",
+            found=f"{url} returned other bytes than were put",
+            remedy="use another store: --store or NANOCHAT_STORE",
+        )
+    return Check(name="store", state="ok", found=f"{url}: put, get and delete work")

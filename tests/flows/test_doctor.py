@@ -1,0 +1,129 @@
+"""Every check of the doctor tells a good machine from a bad one, and says what to do."""
+
+import importlib.metadata
+import stat
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from flows import doctor
+from flows.doctor import GIB
+
+TORCH = {
+    "version": "2.13.0",
+    "cuda": None,
+    "bf16_speedup": 3.9,
+    "gpus": list[str](),
+    "gpu_bf16": False,
+}
+ROOT = Path(doctor.__file__).parents[1]
+
+
+def test_an_old_python_is_refused() -> None:
+    check = doctor.check_python((3, 10, 4))
+    assert (check.state, check.remedy) == ("fail", "install Python 3.11 or newer")
+    assert doctor.check_python((3, 11, 0)).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "state"),
+    [
+        ("sqlalchemy", "2.0.58", "ok"),
+        ("sqlalchemy", "2.1.0b2", "fail"),
+        ("fastapi", "0.139.2", "ok"),
+        ("fastapi", "0.155.0", "fail"),
+        ("prefect", "3.8.8", "ok"),
+        ("prefect", "3.9.0", "fail"),
+    ],
+)
+def test_versions_that_break_at_run_time_are_named(package: str, version: str, state: str) -> None:
+    check = doctor.check_pin(package, version_of=lambda _: version)
+    assert check.state == state
+    assert version in check.found
+    assert (check.remedy is None) == (state == "ok")
+
+
+def test_a_missing_package_is_named() -> None:
+    def version_of(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    check = doctor.check_pin("prefect", version_of=version_of)
+    assert (check.state, check.found) == ("fail", "not installed")
+
+
+def test_the_pins_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {
+        d.partition("=")[0].partition("[")[0].partition(">")[0]: d for d in project["dependencies"]
+    }
+    for package, (low, high, _) in doctor.PINS.items():
+        bounds = declared[package].split("==" if "==" in declared[package] else ">=")[1].split(",<")
+        assert doctor.version_tuple(bounds[0]) == low
+        assert len(bounds) == 1 or doctor.version_tuple(bounds[1]) == high
+
+
+def test_an_interpreter_without_torch_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ModuleNotFoundError: no torch here' >&2\nexit 1\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    (check,) = doctor.check_torch(doctor.ask_torch(str(python)))
+    assert (check.state, check.found) == ("fail", "ModuleNotFoundError: no torch here")
+    assert check.remedy
+
+
+def test_bf16_that_does_not_pay_is_a_warning() -> None:
+    states = [check.state for check in doctor.check_torch(TORCH | {"bf16_speedup": 0.3})]
+    assert states == ["ok", "warn"]
+    assert [check.state for check in doctor.check_torch(TORCH)] == ["ok", "ok"]
+
+
+def test_gpus_that_torch_cannot_use_are_a_failure() -> None:
+    assert doctor.check_gpu(TORCH, devices=2).state == "fail"
+    assert doctor.check_gpu(TORCH, devices=0).state == "ok"
+    check = doctor.check_gpu(TORCH | {"gpus": ["H100", "H100"]}, devices=2)
+    assert (check.state, check.found) == ("ok", "2x H100")
+
+
+@pytest.mark.parametrize(
+    ("free", "state"), [(doctor.DISK_WANTED, "ok"), (5 * GIB, "warn"), (GIB // 2, "fail")]
+)
+def test_disk_space_is_judged_where_home_is(free: int, state: str, tmp_path: Path) -> None:
+    check = doctor.check_home(tmp_path / "not" / "yet", free_of=lambda _: free)
+    assert check.state == state
+    assert str(tmp_path) in check.found
+
+
+def test_a_home_that_cannot_be_made_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    check = doctor.check_home(tmp_path / "file" / "home")
+    assert (check.state, check.found) == ("fail", f"{tmp_path}/file/home: not a directory")
+
+
+@pytest.mark.parametrize(("available", "state"), [(8, "ok"), (4, "warn"), (1, "fail")])
+def test_memory_is_judged_by_what_is_available(available: int, state: str) -> None:
+    assert doctor.check_memory(available * GIB).state == state
+
+
+def test_this_machine_has_memory_and_threads() -> None:
+    assert doctor.available_memory() > 0
+    assert doctor.check_threads(8).state == "ok"
+    assert doctor.check_threads(1).state == "warn"
+
+
+def test_a_store_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    url = (tmp_path / "store").as_uri()
+    assert doctor.check_store(url).state == "ok"
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+def test_an_unreachable_store_is_a_failure_with_its_remedy(tmp_path: Path) -> None:
+    check = doctor.check_store((tmp_path / "not" / "mounted").as_uri())
+    assert check.state == "fail"
+    assert "cannot be reached" in check.found
+    assert check.remedy
+
+
+def test_the_python_of_the_tests_passes_for_one() -> None:
+    assert doctor.check_python(sys.version_info[:3]).state == "ok"
