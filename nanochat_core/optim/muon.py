@@ -1,0 +1,92 @@
+"""Muon on stacks of equal matrices: momentum, orthogonalised, scaled per neuron, with decay.
+
+Sources: Muon (Keller Jordan), Polar Express (arXiv 2505.16932), NorMuon (arXiv 2510.05491),
+cautious weight decay (arXiv 2510.12402); nanochat's constants.
+
+A stack is (N, R, C): N matrices of R rows (outputs) by C columns (inputs).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+BETA2 = 0.9  # of NorMuon's second moment
+# a, b, c of each iteration Y <- a Y + (b A + c A^2) Y with A = Y Y^T
+POLAR_EXPRESS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+def muon_(
+    weights: Tensor,
+    grads: Tensor,
+    momentum: Tensor,
+    second_moment: Tensor,
+    *,
+    lr: float,
+    mu: float,
+    weight_decay: float,
+    dtype: torch.dtype,
+) -> None:
+    """Update weights, momentum and second moment in place; overwrites grads. All fp32 stacks.
+
+    second_moment is (N, R, 1), or (N, 1, C) for matrices wider than tall. `dtype` is that of the
+    matrix products. lr is before the shape factor: tall matrices step sqrt(R / C) times further.
+    """
+    lr *= math.sqrt(max(1.0, weights.size(-2) / weights.size(-1)))
+    momentum.lerp_(grads, 1.0 - mu)
+    nesterov = grads.lerp_(momentum, mu)
+    update = orthogonalise(equalise_rows(nesterov.to(dtype))).float()
+    update = equalise_neurons(_with_norm_of_orthogonal(update), second_moment)
+    decayed = torch.where(update * weights >= 0, weights, 0.0)
+    weights.sub_(update.add_(decayed, alpha=weight_decay), alpha=lr)
+
+
+def second_moment_shape(rows: int, cols: int) -> tuple[int, int]:
+    """Shape of one matrix's second moment: the mean over its shorter side is what is kept."""
+    return (rows, 1) if rows >= cols else (1, cols)
+
+
+def equalise_rows(x: Tensor) -> Tensor:
+    """Give every row the root mean square of the rows' norms."""
+    norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    mean = torch.linalg.vector_norm(norms, dim=-2, keepdim=True) / math.sqrt(x.size(-2))
+    return x * (mean / norms.clamp(min=1e-6)).to(x.dtype)
+
+
+def orthogonalise(x: Tensor) -> Tensor:
+    """Nearly the orthogonal factor of each matrix (its singular values near 1), in x's dtype."""
+    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    y = x / (norm * 1.01 + 1e-6)
+    tall = x.size(-2) > x.size(-1)
+    for a, b, c in POLAR_EXPRESS:
+        gram = y.mT @ y if tall else y @ y.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        left, right = (y, polynomial) if tall else (polynomial, y)
+        y = torch.baddbmm(y, left, right, beta=a)
+    return y
+
+
+def equalise_neurons(update: Tensor, second_moment: Tensor) -> Tensor:
+    """NorMuon: divide by a running root mean square per row or column; keep each matrix's norm."""
+    dim = -1 if second_moment.size(-1) == 1 else -2
+    mean_square = update.square().mean(dim=dim, keepdim=True)
+    second_moment.lerp_(mean_square, 1.0 - BETA2)
+    scale = second_moment.clamp(min=1e-10).rsqrt()
+    before = mean_square.sum(dim=(-2, -1), keepdim=True).sqrt()
+    after = (mean_square * scale.square()).sum(dim=(-2, -1), keepdim=True).sqrt()
+    floor = 1e-10 / math.sqrt(update.size(dim))  # both norms lack this side's length
+    return update * (scale * (before / after.clamp(min=floor)))
+
+
+def _with_norm_of_orthogonal(update: Tensor) -> Tensor:
+    """Muon+: give each matrix the Frobenius norm an orthogonal one would have."""
+    norm = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True)
+    # A matrix whose gradient is zero (whatever feeds a zero projection, at first) stays zero.
+    target = math.sqrt(min(update.size(-2), update.size(-1)))
+    return update * (target / norm.clamp(min=1e-6))
