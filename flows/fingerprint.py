@@ -1,0 +1,261 @@
+"""What an artifact is: one digest over the stage, its configuration, its inputs' content, its code.
+
+Code is the static import closure of the stage's entry module inside this repository. Each module
+counts by its syntax tree, without comments, docstrings, layout or line numbers, so only a change of
+meaning is a change. A data file counts where a module of the closure names it by a string literal
+and it lies in that module's own directory ("identity.jsonl" beside tasks/identity.py).
+
+Not counted: `CARRIERS`, and what is imported under `if TYPE_CHECKING:`. Imports inside functions
+count. Imports by computed names are not seen, so stages must not use them.
+"""
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+from flows.stages import Stage
+from nanochat_core.config import RunConfig, Section, Tree
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGES = ("flows", "infra", "nanochat_core", "tasks")
+
+# These reach a result only through values that are hashed elsewhere: they carry, not decide.
+CARRIERS = frozenset(
+    {
+        "nanochat_core.config",
+        "nanochat_core.errors",
+        "nanochat_core.job",
+        "nanochat_core.model.checkpoint",
+        "nanochat_core.runtime.interrupt",
+        "nanochat_core.runtime.progress",
+    }
+)
+
+# Positions, and fields that some Python versions fill and others lack.
+_IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """A fingerprint and everything it was computed from, kept so that differences can be named."""
+
+    stage: str
+    fingerprint: str  # 64 hex digits
+    preimage: dict[str, Tree]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """What one source file contributes."""
+
+    digest: str
+    imports: tuple[str, ...]  # dotted names, of modules or of things in them
+    file_names: tuple[str, ...]  # string literals that look like a file's name
+
+
+def identify(
+    stage: Stage, run: RunConfig, inputs: Mapping[str, str], *, root: Path = REPOSITORY
+) -> Identity:
+    """The identity of `stage` in `run`, given the content digest of each of its inputs."""
+    assert set(inputs) == {source.name for source in stage.inputs}, (stage.name, sorted(inputs))
+    preimage = preimage_of(stage, run, root=root)
+    preimage["inputs"] = dict(inputs)
+    return Identity(stage=stage.name, fingerprint=fingerprint_of(preimage), preimage=preimage)
+
+
+def preimage_of(stage: Stage, run: RunConfig, *, root: Path = REPOSITORY) -> dict[str, Tree]:
+    """All of the pre-image that is known before the inputs are."""
+    return {
+        "stage": stage.name,
+        "format": stage.format,
+        "config": canonical_config(stage, run),
+        "inputs": {},
+        "code": dict(code_of(stage.entry, root=root)),
+    }
+
+
+def fingerprint_of(preimage: Mapping[str, Tree]) -> str:
+    """The 64 hex digits that stand for a pre-image."""
+    return hashlib.sha256(canonical_json(preimage)).hexdigest()
+
+
+def short(digest: str) -> str:
+    """The 12 digits people see."""
+    return digest[:12]
+
+
+def canonical_config(stage: Stage, run: RunConfig) -> dict[str, Tree]:
+    """The sections of `run` that `stage` declares, in their canonical form."""
+    sections = {name: getattr(run, name) for name in stage.config}
+    return {n: s.canonical() if isinstance(s, Section) else s for n, s in sections.items()}
+
+
+def canonical_json(tree: object) -> bytes:
+    """One byte string per value: sorted keys, no spaces, ints and floats apart.
+
+    Raises TypeError for a type without a stable form and ValueError for NaN or infinity.
+    """
+    _check_types(tree)
+    return json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _check_types(tree: object) -> None:
+    if type(tree) is dict:
+        for name, value in cast("dict[Any, Any]", tree).items():
+            if type(name) is not str:
+                raise TypeError(f"{name!r} is not a name in canonical JSON")
+            _check_types(value)
+    elif type(tree) is list:
+        for item in cast("list[Any]", tree):
+            _check_types(item)
+    elif tree is not None and type(tree) not in (str, int, float, bool):
+        raise TypeError(f"{type(tree).__name__} has no canonical form: {tree!r}")
+
+
+def code_of(entry: str, *, root: Path = REPOSITORY) -> dict[str, str]:
+    """Digest per module and data file that a stage's entry module reaches, in order of name.
+
+    `root` is the directory the packages lie in. Unchanged files are read again but parsed once.
+    """
+    code: dict[str, str] = {}
+    waiting = [entry]
+    assert _source_of(entry, root), f"no module {entry} in {root}"
+    while waiting:
+        name = waiting.pop()
+        path = _source_of(name, root)
+        if name in code or name in CARRIERS or path is None:
+            continue
+        module = scan(path.read_bytes(), package=_package_of(name, path))
+        code[name] = module.digest
+        waiting.extend(_modules_of(module.imports, root))
+        for data in _data_files(module.file_names, path.parent):
+            code[data.relative_to(root).as_posix()] = hashlib.sha256(data.read_bytes()).hexdigest()
+    return dict(sorted(code.items()))
+
+
+def _modules_of(imports: Iterable[str], root: Path) -> Iterator[str]:
+    """Every module that importing these names loads: packages on the way, and the module itself."""
+    for name in imports:
+        parts = name.split(".")
+        if parts[0] in PACKAGES:
+            for count in range(1, len(parts) + 1):
+                if _source_of(dotted := ".".join(parts[:count]), root):
+                    yield dotted
+
+
+def _source_of(name: str, root: Path) -> Path | None:
+    path = root.joinpath(*name.split("."))
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _package_of(name: str, path: Path) -> str:
+    return name if path.name == "__init__.py" else name.rpartition(".")[0]
+
+
+def _data_files(names: Iterable[str], directory: Path) -> Iterator[Path]:
+    for name in names:
+        if (path := directory / name).is_file():
+            yield path
+
+
+@lru_cache(maxsize=1024)
+def scan(source: bytes, *, package: str) -> Module:
+    """A module's meaning and what it refers to; `package` is what relative imports start from."""
+    tree = ast.parse(source)
+    walk = _Walk(package)
+    walk.add(tree)
+    return Module(
+        digest=hashlib.sha256("\n".join(walk.parts).encode()).hexdigest(),
+        imports=tuple(sorted(walk.imports)),
+        file_names=tuple(sorted(walk.file_names)),
+    )
+
+
+class _Walk:
+    """A syntax tree as a list of words that is the same on every Python from 3.11 on."""
+
+    def __init__(self, package: str) -> None:
+        self.parts: list[str] = []
+        self.imports: set[str] = set()
+        self.file_names: set[str] = set()
+        self._package = package
+
+    def add(self, value: object) -> None:
+        """Append `value` (a node, a list of nodes, or a plain value) and everything inside."""
+        if isinstance(value, ast.AST):
+            self._add_node(value)
+        elif isinstance(value, list):
+            self.parts.append("[")
+            for item in cast("list[object]", value):
+                if not _is_idle(item):
+                    self.add(item)
+            self.parts.append("]")
+        else:
+            self.parts.append(f"{type(value).__name__} {value!a}")
+
+    def _add_node(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            self.imports.update(_imported(node, self._package))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if _is_file_name(node.value):
+                self.file_names.add(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            node.values = _without_empty(node.values)
+        elif isinstance(node, ast.If) and _is_type_checking(node.test):
+            self.add(node.orelse)
+            return
+        self.parts.append(type(node).__name__)
+        for name in _fields(type(node)):
+            value = getattr(node, name, None)
+            if value is not None and value != []:
+                self.parts.append(name)
+                self.add(value)
+        self.parts.append(".")
+
+
+@lru_cache(maxsize=256)
+def _fields(node_type: type[ast.AST]) -> tuple[str, ...]:
+    return tuple(sorted(set(node_type._fields) - _IGNORED_FIELDS))
+
+
+def _is_idle(item: object) -> bool:
+    """A statement that does nothing: `pass`, or a string by itself (a docstring)."""
+    if isinstance(item, ast.Expr):
+        return isinstance(item.value, ast.Constant) and isinstance(item.value.value, str)
+    return isinstance(item, ast.Pass)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", None)
+    return name == "TYPE_CHECKING"
+
+
+def _is_file_name(text: str) -> bool:
+    """Short, with a suffix, without a directory: what may lie beside the module that says it."""
+    stem, dot, suffix = text.rpartition(".")
+    return bool(stem and dot and suffix.isalnum()) and len(text) < 100 and "/" not in text
+
+
+def _without_empty(values: list[ast.expr]) -> list[ast.expr]:
+    """The pieces of an f-string; some Python versions add empty ones."""
+    return [v for v in values if not (isinstance(v, ast.Constant) and v.value == "")]
+
+
+def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    base = node.module or ""
+    if node.level:
+        parts = package.split(".")
+        above = parts[: len(parts) - node.level + 1]
+        base = ".".join([*above, base] if base else above)
+    yield from (f"{base}.{alias.name}" for alias in node.names)

@@ -1,0 +1,159 @@
+"""The record beside an artifact: what it is, what it was made from, which files, how it went.
+
+An artifact exists once its manifest does. What a manifest says is checked on reading: a digest that
+does not follow from its parts, or a path that would leave its directory, is refused.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Self, TypeAlias, TypeVar, cast
+
+from flows.fingerprint import fingerprint_of, short
+from infra.storage.base import check_key
+from nanochat_core.config import Tree
+from nanochat_core.errors import ArtifactError, StoreError
+
+FORMAT = 1
+Facts: TypeAlias = "dict[str, Any]"  # plain JSON values: numbers, short strings, lists, groups
+
+_M = TypeVar("_M", bound="Manifest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """One file of an artifact."""
+
+    path: str  # inside the artifact, with '/'
+    size: int  # bytes
+    sha256: str
+    key: str  # of the object that holds the bytes; may belong to an older artifact
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """An artifact that this one was made from."""
+
+    fingerprint: str
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """How an artifact came about: recorded, and never part of what it is."""
+
+    run: str  # the run that built it
+    created: str  # UTC, 2026-11-21T05:53:38Z
+    git_commit: str | None
+    metrics: Facts  # what the stage says of its result
+    # One group per execution: first_step, last_step, started and ended (unix seconds), host,
+    # device ("cpu" or "cuda"), processes, device_batch_size, torch, ...
+    segments: tuple[Facts, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """An artifact."""
+
+    stage: str
+    fingerprint: str
+    preimage: dict[str, Tree]  # everything the fingerprint was computed from
+    files: tuple[File, ...]  # in order of path
+    logs: tuple[File, ...]  # of the job; not part of the digest
+    digest: str  # of the files' paths, sizes and contents
+    inputs: dict[str, Input]  # stage -> artifact
+    provenance: Provenance
+    divergences: tuple[str, ...]  # keys of manifests of this fingerprint with other contents
+
+    @property
+    def name(self) -> str:
+        """What a person calls it: stage/fingerprint."""
+        return f"{self.stage}/{short(self.fingerprint)}"
+
+    def to_json(self) -> bytes:
+        """The manifest as an object of the store."""
+        tree = {"format": FORMAT, **asdict(self)}
+        return (json.dumps(tree, indent=1, allow_nan=False) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, *, where: str) -> Self:
+        """Read a manifest, called `where` in errors. Raises ArtifactError unless it all holds."""
+        try:
+            tree = json.loads(data)
+            if not isinstance(tree, dict) or cast(Facts, tree).get("format") != FORMAT:
+                raise ArtifactError(
+                    f"{where} is not a manifest of format {FORMAT}",
+                    hint="it was written by another version of nanochat-flows, or is damaged",
+                )
+            manifest = _from_tree(cls, cast(Facts, tree))
+            _check(manifest, where)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ArtifactError(
+                f"{where} cannot be read as a manifest: {type(error).__name__}: {error}",
+                hint="it is damaged; delete it and run the stage again",
+            ) from error
+        return manifest
+
+
+def digest_of(files: Iterable[File]) -> str:
+    """The content digest: 64 hex digits over (path, size, sha256) in order of path.
+
+    Where an artifact is stored does not matter to it.
+    """
+    rows: list[Tree] = [[f.path, f.size, f.sha256] for f in sorted(files, key=lambda f: f.path)]
+    return fingerprint_of({"files": rows})
+
+
+def _from_tree(cls: type[_M], tree: Facts) -> _M:
+    provenance = dict(tree["provenance"])
+    provenance["segments"] = tuple(provenance["segments"])
+    return cls(
+        stage=tree["stage"],
+        fingerprint=tree["fingerprint"],
+        preimage=tree["preimage"],
+        files=tuple(File(**file) for file in tree["files"]),
+        logs=tuple(File(**file) for file in tree["logs"]),
+        digest=tree["digest"],
+        inputs={name: Input(**item) for name, item in tree["inputs"].items()},
+        provenance=Provenance(**provenance),
+        divergences=tuple(tree["divergences"]),
+    )
+
+
+def _check(manifest: Manifest, where: str) -> None:
+    """Raises ArtifactError unless the parts agree with each other and every path is harmless."""
+    wrong = None
+    if fingerprint_of(manifest.preimage) != manifest.fingerprint:
+        wrong = "its fingerprint does not follow from its pre-image"
+    elif manifest.preimage.get("stage") != manifest.stage:
+        wrong = f"its pre-image is of stage {manifest.preimage.get('stage')}"
+    elif digest_of(manifest.files) != manifest.digest:
+        wrong = "its digest does not follow from its files"
+    elif not manifest.files:
+        wrong = "it has no files"
+    elif manifest.preimage.get("inputs") != {n: i.digest for n, i in manifest.inputs.items()}:
+        wrong = "its inputs are not those of its pre-image"
+    elif bad := _unsafe(manifest):
+        wrong = f"it names the file '{bad}'"
+    if wrong is not None:
+        raise ArtifactError(
+            f"{where} is not to be trusted: {wrong}", hint="delete it and run the stage again"
+        )
+
+
+def _unsafe(manifest: Manifest) -> str | None:
+    """The first path or key that is no plain name inside its directory, or occurs twice."""
+    for files in (manifest.files, manifest.logs):
+        seen: set[str] = set()
+        for file in files:
+            if not (_is_key(file.path) and _is_key(file.key)) or file.path in seen:
+                return file.path
+            seen.add(file.path)
+    return None
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return bool(check_key(text))
+    except StoreError:
+        return False

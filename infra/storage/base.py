@@ -1,0 +1,89 @@
+"""What an artifact store can do: a few verbs on whole, immutable-looking objects under string keys.
+
+A reader sees a whole object or none. `put_if_absent` is the one operation that decides anything;
+listing is for people and for collecting garbage, never for correctness.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from nanochat_core.errors import StoreError
+
+MAX_SEGMENT = 200  # bytes; some stores refuse longer ones
+_SEGMENT = re.compile(r"[a-z0-9_][A-Za-z0-9._-]*")
+
+
+class Missing(Exception):
+    """There is no such object. Raised only when the store was reached and said so."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"no object '{key}'")
+        self.key = key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An object, without its bytes."""
+
+    key: str
+    size: int  # bytes
+    modified: float  # unix seconds, by the store's clock
+
+
+class Store(Protocol):
+    """Every verb raises StoreError when the store cannot be reached or refuses."""
+
+    @property
+    def url(self) -> str:
+        """The store's address, as `open_store` takes it."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, over an older one if need be. Durable on return."""
+        ...
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write an object unless one exists; whether it was written. Of many writers one wins."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """The object's bytes. Raises Missing."""
+        ...
+
+    def head(self, key: str) -> Entry:
+        """Size and time of an object. Raises Missing."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """Objects whose key starts with `prefix`, in the order of their keys."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove an object; nothing happens when there is none."""
+        ...
+
+    def upload(self, key: str, path: Path) -> None:
+        """Write a local file as an object, over an older one if need be. Durable on return."""
+        ...
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Write an object to a local file, whole or not at all; read-only. Raises Missing.
+
+        The bytes are not verified and not yet durable: whoever asked checks their digest.
+        """
+        ...
+
+
+def check_key(key: str) -> str:
+    """Return `key`, if every store can hold it and it cannot leave its store. Raises StoreError."""
+    for segment in key.split("/"):
+        if not _SEGMENT.fullmatch(segment) or len(segment) > MAX_SEGMENT:
+            raise StoreError(
+                f"'{key}' cannot be a key of the store",
+                hint="names in it are letters, digits, '.', '_' and '-', and start with a small "
+                "letter, a digit or '_'",
+            )
+    return key

@@ -1,0 +1,23 @@
+"""From a store's URL to a store."""
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from infra.storage.base import Store
+from infra.storage.local import LocalStore
+from nanochat_core.errors import StoreError
+
+
+def open_store(url: str) -> Store:
+    """The store at `url` (file:///absolute/path). Raises StoreError for a URL that is none.
+
+    Nothing is created or contacted: the first verb does.
+    """
+    parts = urlsplit(url)
+    path = Path(unquote(parts.path))
+    is_local = parts.scheme == "file" and parts.netloc in ("", "localhost")
+    if not is_local or not path.is_absolute() or parts.query or parts.fragment:
+        raise StoreError(
+            f"unsupported store URL '{url}'", hint="a store is a directory: file:///path/to/store"
+        )
+    return LocalStore(path)
