@@ -1,0 +1,271 @@
+"""Starts one job's worker processes on this machine, watches them, and says how the job ended.
+
+One process runs directly; several run under torchrun. The workers write files and never to a pipe
+of ours, so they outlive us long enough to save. They are started by the thread that watches them:
+the kernel's "parent died" signal, which keeps orphans from training on, follows that thread.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import IO, Any, TypeAlias, cast
+
+from nanochat_core.errors import StageError
+from nanochat_core.job import Job, Result
+
+OnEvent: TypeAlias = Callable[[dict[str, Any]], None]
+
+SECONDS_BETWEEN_LOOKS = 0.25
+SECONDS_TO_STOP = 25.0  # a worker saves in under 20
+SHUTDOWN_TIMEOUT = 22  # torchrun's own patience with its ranks: between the two
+LAUNCHER_VARIABLE = "NANOCHAT_LAUNCHER"  # the process that a worker must not outlive
+_TAIL_BYTES = 3000
+_TAIL_LINES = 20
+
+
+class StageInterrupted(StageError):
+    """The job was asked to stop; what it saved is used when it is started again."""
+
+
+class JobFailed(StageError):
+    """The job ended without a result, by a mistake of ours or of the machine."""
+
+    def __init__(self, message: str, *, hint: str | None, log_tail: str) -> None:
+        super().__init__(message, hint=hint)
+        self.log_tail = log_tail  # the last lines the failing process wrote
+
+
+def run_job(
+    job: Job, *, processes: int, on_event: OnEvent, stop: threading.Event | None = None
+) -> Result:
+    """Run `job` in `processes` workers until it ends; each progress event is passed to `on_event`.
+
+    Setting `stop` from another thread ends the job as SIGTERM would. Whatever is raised here while
+    the workers run (Ctrl-C, a cancelled flow run, an error of `on_event`) stops them first.
+
+    Raises StageInterrupted when the job saved and stopped, JobFailed when it broke, and StageError
+    with the worker's own message and hint when the worker met a mistake that a person can mend.
+    """
+    assert processes >= 1, processes
+    job.directory.mkdir(parents=True, exist_ok=True)
+    path = job.write()
+    with _earlier_workers_gone(job, on_event):
+        for name in ("result.json", "error.json"):
+            (job.directory / name).unlink(missing_ok=True)
+        events = _Tail.after_last_attempt(job.events)
+    with (job.directory / "worker.log").open("wb") as log:
+        returncode = _supervise(
+            _command(path, processes),
+            _environment(job, processes),
+            log,
+            lambda: events.pass_to(on_event),
+            stop or threading.Event(),
+        )
+    return _classify(job, returncode)
+
+
+def replay_line(job: Job) -> str:
+    """The command that runs the job again by hand."""
+    return f"python -m nanochat_core.worker {shlex.quote(str(job.directory / 'job.json'))}"
+
+
+def _command(path: Path, processes: int) -> list[str]:
+    if processes == 1:
+        return [sys.executable, "-m", "nanochat_core.worker", str(path)]
+    return [
+        sys.executable,
+        "-m",
+        "infra.launch.agent",
+        "--standalone",
+        f"--nproc-per-node={processes}",
+        "--redirects=3",
+        f"--log-dir={path.parent / 'ranks'}",
+        f"--shutdown-timeout={SHUTDOWN_TIMEOUT}",
+        "-m",
+        "nanochat_core.worker",
+        str(path),
+    ]
+
+
+def _environment(job: Job, processes: int) -> dict[str, str]:
+    """The worker's environment: ours, and what makes it repeatable and its log complete."""
+    threads = str(job.resources.threads)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "PYTHONHASHSEED": "0",
+        "PYTHONSAFEPATH": "1",  # a folder called `tasks` where we were started is not ours
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        LAUNCHER_VARIABLE: str(os.getpid()),
+    }
+    if processes == 1:
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            environment.pop(name, None)
+    return environment
+
+
+@contextlib.contextmanager
+def _earlier_workers_gone(job: Job, on_event: OnEvent) -> Generator[None]:
+    """Hold the locks of the directory's workers: those of a killed attempt may still be saving."""
+    with contextlib.ExitStack() as locks:
+        for path in sorted(job.directory.glob("worker-*.lock")):
+            lock = locks.enter_context(path.open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_event({"kind": "message", "text": "waiting for an earlier attempt to save"})
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _supervise(
+    command: list[str],
+    environment: dict[str, str],
+    log: IO[bytes],
+    look: Callable[[], None],
+    stop: threading.Event,
+) -> int:
+    """Run `command` to its end, looking at its events meanwhile; returns its exit code."""
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+    )
+    try:
+        while not stop.is_set():
+            look()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_BETWEEN_LOOKS)
+                break
+        else:
+            _end(process)
+        look()
+    except BaseException:
+        _end(process)
+        raise
+    return process.returncode
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the process to stop, wait while it saves, then insist."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(SECONDS_TO_STOP)
+    except BaseException as error:  # too slow, or a second Ctrl-C
+        process.kill()
+        process.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+
+
+class _Tail:
+    """Reads the whole lines that are appended to a file."""
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self._path = path
+        self._offset = offset
+        self._rest = b""
+
+    @classmethod
+    def after_last_attempt(cls, path: Path) -> "_Tail":
+        """What a new attempt appends; the half line of a killed one is closed first."""
+        with path.open("ab+") as file:
+            size = file.tell()
+            if size:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    size += file.write(b"\n")
+        return cls(path, size)
+
+    def pass_to(self, on_event: OnEvent) -> None:
+        """Pass on every event written since the last call."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        self._offset += len(text)
+        *lines, self._rest = (self._rest + text).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):  # a line that a full disk cut short
+                event: Any = json.loads(line)
+                if isinstance(event, dict):
+                    on_event(cast("dict[str, Any]", event))
+
+
+def _classify(job: Job, returncode: int) -> Result:
+    """The files decide; exit codes are lost behind torchrun.
+
+    When a rank fails, torchrun interrupts the others, and when all are asked to stop, a slow rank
+    may fail because a quick one is gone: what was written first is the cause.
+    """
+    error = _read_error(job.directory / "error.json")
+    result = Result.find(job.directory)
+    if result is not None and result.status == "interrupted" and not _error_came_first(job):
+        raise StageInterrupted(
+            f"{job.stage} was interrupted", hint="run the same command again: it goes on from there"
+        )
+    if error is not None:
+        raise _failure(job, error)
+    if result is not None:
+        return result
+    raise JobFailed(
+        f"{job.stage} ended without a result: {_how_it_ended(returncode)}",
+        hint=_hint_for_bug(job),
+        log_tail=_log_tail(job, rank=None),
+    )
+
+
+def _failure(job: Job, error: dict[str, Any]) -> StageError:
+    if error["expected"]:
+        return StageError(f"{job.stage}: {error['message']}", hint=error["hint"])
+    first_line = (error["message"].splitlines() or [""])[0]
+    return JobFailed(
+        f"{job.stage} failed on rank {error['rank']}: {error['type']}: {first_line}",
+        hint=_hint_for_bug(job),
+        log_tail=_log_tail(job, rank=error["rank"]),
+    )
+
+
+def _hint_for_bug(job: Job) -> str:
+    return f"its log is {job.directory / 'worker.log'}; replay it with: {replay_line(job)}"
+
+
+def _error_came_first(job: Job) -> bool:
+    error, result = job.directory / "error.json", job.directory / "result.json"
+    return error.exists() and error.stat().st_mtime_ns <= result.stat().st_mtime_ns
+
+
+def _read_error(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+
+
+def _how_it_ended(returncode: int) -> str:
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    name = signal.Signals(-returncode).name
+    reason = " (is the machine out of memory?)" if name == "SIGKILL" else ""
+    return f"killed by {name}{reason}"
+
+
+def _log_tail(job: Job, *, rank: int | None) -> str:
+    """The last lines of the failing rank's own log where torchrun kept one, else of worker.log."""
+    path = job.directory / "worker.log"
+    if rank is not None:
+        logs = job.directory.glob(f"ranks/*/attempt_*/{rank}/stderr.log")
+        path = max(logs, key=lambda log: log.stat().st_mtime, default=path)
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    return "\n".join(text.splitlines()[-_TAIL_LINES:])

@@ -1,0 +1,114 @@
+"""A job in two processes under torchrun."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.launch.torchrun import JobFailed, run_job
+from nanochat_core.job import Job, Resources, Result
+
+pytestmark = pytest.mark.torch
+
+RANKS_TRAIN = """
+import os
+import time
+from nanochat_core.runtime.interrupt import STOP, Interrupted
+from nanochat_core.runtime.progress import Progress
+
+
+def run(job):
+    rank = int(os.environ["RANK"])
+    progress = Progress(job.events, active=rank == 0)
+    print("rank", rank, "of", os.environ["WORLD_SIZE"])
+    with STOP.deferred() as stop:
+        (job.directory / f"pid-{rank}").write_text(str(os.getpid()))
+        progress.start(1000)
+        while not stop.requested:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        (job.checkpoints / f"saved-{rank}").touch()
+        raise Interrupted
+"""
+
+
+@pytest.fixture
+def make_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A job with the given entry module."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def make(source: str) -> Job:
+        (tmp_path / "toy_entry.py").write_text(source)
+        return Job(
+            directory=tmp_path / "job",
+            stage="toy",
+            entry="toy_entry",
+            fingerprint="f" * 64,
+            config={},
+            inputs={},
+            resources=Resources(
+                device="cpu",
+                threads=1,
+                device_batch_size=1,
+                save_every_seconds=1.0,
+                eval_every_steps=0,
+                dollars_per_hour=0.0,
+            ),
+        )
+
+    return make
+
+
+def test_a_failing_rank_is_named_although_the_others_are_interrupted(make_job: Any) -> None:
+    job = make_job("""
+import os
+import time
+
+def run(job):
+    if os.environ["RANK"] == "1":
+        print("I am rank one")
+        raise ValueError("no good")
+    time.sleep(60)
+""")
+
+    with pytest.raises(JobFailed, match="toy failed on rank 1: ValueError: no good") as caught:
+        run_job(job, processes=2, on_event=lambda event: None)
+
+    assert "ValueError: no good" in caught.value.log_tail
+
+
+def test_kill_9_of_the_launcher_lets_every_rank_save_and_leaves_none(make_job: Any) -> None:
+    job = make_job(RANKS_TRAIN)
+    job.directory.mkdir()
+    job.write()
+    script = (
+        "import sys; from pathlib import Path; from infra.launch.torchrun import run_job;"
+        "from nanochat_core.job import Job;"
+        "run_job(Job.read(Path(sys.argv[1])), processes=2, on_event=lambda event: None)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", script, str(job.directory / "job.json")])
+    files = [job.directory / f"pid-{rank}" for rank in (0, 1)]
+    _until(lambda: all(file.exists() and file.read_text() for file in files), seconds=60)
+    ranks = [int(file.read_text()) for file in files]
+
+    os.kill(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+
+    _until(lambda: not any(psutil.pid_exists(pid) for pid in ranks), seconds=30)
+    assert {path.name for path in job.checkpoints.iterdir()} == {"saved-0", "saved-1"}
+    result = Result.find(job.directory)
+    assert result is not None
+    assert result.status == "interrupted"
+
+
+def _until(is_true: Any, *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
