@@ -1,0 +1,247 @@
+"""The contents of the report card, as numbers and words: what both of its forms show."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flows.fingerprint import short
+from flows.report_charts import Chart
+from flows.report_inputs import Artifact
+from flows.report_text import percent
+from flows.stages import REPORT, Stage
+
+CHAT_MODELS = {"midtrain": "mid", "sft": "SFT", "rl": "RL"}  # stage -> column of the score table
+_UNSHOWN = {"host", "first_step", "last_step", "started", "ended"}  # of a segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Share of one task's questions answered correctly, with its 95 % interval."""
+
+    accuracy: float
+    low: float
+    high: float
+    correct: int
+    total: int
+
+    @property
+    def interval(self) -> str:
+        """The interval in words: "15.9 to 27.2 %"."""
+        return f"{100 * self.low:.1f} to {percent(self.high)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRow:
+    """One task: its score per chat model, in the order of CHAT_MODELS."""
+
+    task: str
+    scores: tuple[Score | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A prompt and what each model made of it."""
+
+    prompt: str
+    answers: tuple[tuple[str, str], ...]  # (model, text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRow:
+    """One stage's artifact."""
+
+    name: str
+    makes: str
+    fingerprint: str
+    digest: str
+    num_files: int
+    size: int  # bytes
+    seconds: float  # of work, over all attempts
+    made_from: tuple[tuple[str, str], ...]  # (stage, digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """How fast one training stage went."""
+
+    stage: str
+    steps: int
+    resumes: tuple[int, ...]
+    tokens_per_second: float | None  # median over the steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """Everything on the report card."""
+
+    depth: int
+    parameters: int
+    tokens: int
+    flops: float
+    seconds: float
+    bpb_first: float
+    bpb_last: float
+    rl_task: str
+    score_rows: tuple[ScoreRow, ...]
+    chatcore: tuple[float | None, ...]  # per chat model
+    charts: tuple[Chart, ...]
+    chat_samples: tuple[Sample, ...]
+    base_samples: tuple[Sample, ...]
+    stages: tuple[StageRow, ...]
+    speeds: tuple[Speed, ...]
+    environment: tuple[tuple[str, str], ...]
+
+    @property
+    def bpb_fall(self) -> float:
+        """Share by which validation bits per byte fell from step 0."""
+        return 1 - self.bpb_last / self.bpb_first
+
+    def score(self, task: str, model: str) -> Score | None:
+        """The score of `task` after stage `model`."""
+        column = list(CHAT_MODELS).index(model)
+        return next((row.scores[column] for row in self.score_rows if row.task == task), None)
+
+    def before_and_after(self) -> list[str]:
+        """One line a task: its pass@1 before and after RL."""
+        pairs = (
+            (row.task, self.score(row.task, "sft"), self.score(row.task, "rl"))
+            for row in self.score_rows
+        )
+        return [
+            f"{task}: pass@1 {percent(before.accuracy)} before RL (sft), "
+            f"{percent(after.accuracy)} after RL"
+            for task, before, after in pairs
+            if before and after
+        ]
+
+
+def make_card(artifacts: Mapping[str, Artifact]) -> Card:
+    """The card of one run. Raises ArtifactError when an artifact lacks what the card shows."""
+    pretrain = artifacts["pretrain"]
+    scores = {
+        stage: artifacts[f"chat_eval_{stage}"].read_json("scores.json") for stage in CHAT_MODELS
+    }
+    stages = tuple(_stage_row(stage, artifacts[stage.name]) for stage in REPORT.inputs)
+    return Card(
+        depth=pretrain.read_json("config.json")["model"]["depth"],
+        parameters=int(pretrain.metric("parameters")),
+        tokens=int(pretrain.metric("tokens")),
+        flops=pretrain.metric("flops"),
+        seconds=sum(stage.seconds for stage in stages),
+        bpb_first=pretrain.metric("val_bpb_first"),
+        bpb_last=pretrain.metric("val_bpb"),
+        rl_task=_rl_task(artifacts["rl"]),
+        score_rows=_score_rows(scores),
+        chatcore=tuple(scores[stage]["chatcore"] for stage in CHAT_MODELS),
+        charts=_charts(artifacts),
+        chat_samples=_chat_samples(artifacts),
+        base_samples=tuple(
+            Sample(prompt=prompt, answers=(("base", text),))
+            for prompt, text in artifacts["base_eval"].samples()
+        ),
+        stages=stages,
+        speeds=tuple(_speed(stage, artifacts[stage]) for stage in ("pretrain", *CHAT_MODELS)),
+        environment=_environment(pretrain),
+    )
+
+
+def _rl_task(rl: Artifact) -> str:
+    config: Any = rl.manifest.preimage["config"]
+    return config["rl"]["task"]
+
+
+def _score_rows(scores: Mapping[str, dict[str, Any]]) -> tuple[ScoreRow, ...]:
+    tasks = sorted({task for of_model in scores.values() for task in of_model["tasks"]})
+    return tuple(
+        ScoreRow(
+            task=task, scores=tuple(_score(scores[stage]["tasks"], task) for stage in CHAT_MODELS)
+        )
+        for task in tasks
+    )
+
+
+def _score(tasks: Mapping[str, dict[str, Any]], task: str) -> Score | None:
+    if task not in tasks:
+        return None
+    found = tasks[task]
+    return Score(**{name: found[name] for name in ("accuracy", "low", "high", "correct", "total")})
+
+
+def _charts(artifacts: Mapping[str, Artifact]) -> tuple[Chart, ...]:
+    rows = (
+        ("pretrain", "step", "loss", "Pretraining loss", "nats per token"),
+        ("pretrain", "eval", "val_bpb", "Pretraining val_bpb", "bits per byte of held-out text"),
+        ("midtrain", "step", "loss", "Midtraining loss", "nats per token of the assistant"),
+        ("sft", "step", "loss", "SFT loss", "nats per token of the assistant"),
+        ("rl", "step", "reward", "RL reward", "mean over the answers of a step"),
+        ("rl", "eval", "pass_at_1", "RL pass@1", "of held-out questions"),
+    )
+    charts = (
+        Chart(
+            title=title,
+            caption=caption,
+            points=artifacts[stage].series(kind, name),
+            resumes=artifacts[stage].resumes(),
+            noisy=kind == "step",
+        )
+        for stage, kind, name, title, caption in rows
+    )
+    return tuple(chart for chart in charts if chart.points)
+
+
+def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:
+    """Prompts in the order of the first model, each with every model's answer to it."""
+    answers = {
+        label: dict(artifacts[f"chat_eval_{stage}"].samples())
+        for stage, label in CHAT_MODELS.items()
+    }
+    prompts = dict.fromkeys(prompt for by_prompt in answers.values() for prompt in by_prompt)
+    return tuple(
+        Sample(
+            prompt=prompt,
+            answers=tuple(
+                (label, by_prompt[prompt])
+                for label, by_prompt in answers.items()
+                if prompt in by_prompt
+            ),
+        )
+        for prompt in prompts
+    )
+
+
+def _stage_row(stage: Stage, artifact: Artifact) -> StageRow:
+    manifest = artifact.manifest
+    segments = manifest.provenance.segments
+    return StageRow(
+        name=stage.name,
+        makes=stage.makes,
+        fingerprint=short(manifest.fingerprint),
+        digest=short(manifest.digest),
+        num_files=len(manifest.files),
+        size=sum(file.size for file in manifest.files),
+        seconds=sum(segment["ended"] - segment["started"] for segment in segments),
+        made_from=tuple(
+            (source.name, short(manifest.inputs[source.name].digest)) for source in stage.inputs
+        ),
+    )
+
+
+def _speed(stage: str, artifact: Artifact) -> Speed:
+    rates = [value for _, value in artifact.series("step", "tokens_per_second")]
+    steps = [event["step"] for event in artifact.events if event["kind"] == "step"]
+    return Speed(
+        stage=stage,
+        steps=max(steps, default=0),
+        resumes=tuple(artifact.resumes()),
+        tokens_per_second=statistics.median(rates) if rates else None,
+    )
+
+
+def _environment(artifact: Artifact) -> tuple[tuple[str, str], ...]:
+    """The machine of the last segment of pretraining, and the code."""
+    provenance = artifact.manifest.provenance
+    segment = provenance.segments[-1] if provenance.segments else {}
+    shown = {name: segment[name] for name in sorted(segment) if name not in _UNSHOWN}
+    facts = [(name.replace("_", " "), str(value)) for name, value in shown.items()]
+    return (*facts, ("git commit", provenance.git_commit or "unknown"))

@@ -1,0 +1,139 @@
+"""Charts of the report card: inline SVG whose colours are the page's, so that one drawing serves
+light, dark and paper.
+
+Vega-Lite writes a colour into the SVG as it is given, so every colour is a CSS variable. The plot
+area is fixed (no layout by text width), so the bytes do not depend on the fonts of the machine.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, TypeAlias
+
+from nanochat_core.errors import ConfigError
+
+Points: TypeAlias = Sequence[tuple[int, float]]  # (step, value), in order of step
+
+WIDTH, HEIGHT = 366, 176
+PADDING = {"left": 46, "right": 12, "top": 8, "bottom": 36}
+MAX_POINTS = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """One quantity over the steps of one stage."""
+
+    title: str
+    caption: str
+    points: Points
+    resumes: Sequence[int] = ()
+    noisy: bool = True  # drawn faintly, with a smoothed line on top; else a line through dots
+
+    def svg(self) -> str:
+        """The drawing: no ids, no scripts, no fonts of its own."""
+        label = escape(f"{self.title}: {self.caption}", quote=True)
+        drawing = _vega_svg(_spec(self))
+        body = drawing[drawing.index(">") + 1 :]
+        size = (
+            WIDTH + PADDING["left"] + PADDING["right"],
+            HEIGHT + PADDING["top"] + PADDING["bottom"],
+        )
+        return f'<svg viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{label}">{body}'
+
+
+def thin(points: Points, max_points: int = MAX_POINTS) -> list[tuple[int, float]]:
+    """At most `max_points` points: means of equally long runs, each at the run's last step."""
+    length = math.ceil(len(points) / max_points) or 1
+    runs = [points[first : first + length] for first in range(0, len(points), length)]
+    return [(run[-1][0], sum(value for _, value in run) / len(run)) for run in runs]
+
+
+def smooth(points: Points) -> list[tuple[int, float]]:
+    """Mean over a window of a thirtieth of the curve around each point: no lag behind a fall."""
+    half = len(points) // 60 + 1
+    windows = (points[max(0, i - half) : i + half + 1] for i in range(len(points)))
+    means = [sum(value for _, value in window) / len(window) for window in windows]
+    return [(step, mean) for (step, _), mean in zip(points, means, strict=True)]
+
+
+def _spec(chart: Chart) -> dict[str, Any]:
+    alt = _altair()
+    points = thin(chart.points)
+    last = max([step for step, _ in points] + list(chart.resumes), default=1)
+    x = alt.X(
+        "step:Q",
+        scale=alt.Scale(domain=[0, last], nice=False),
+        axis=alt.Axis(title="step", tickCount=5, grid=False, format="~s"),
+    )
+    y = alt.Y(
+        "value:Q",
+        scale=alt.Scale(zero=False, nice=True),
+        axis=alt.Axis(title=None, tickCount=5, format="~g", domain=False, ticks=False),
+    )
+    layers = [_rules(alt, chart.resumes).encode(x=x)] if chart.resumes else []
+    if chart.noisy:
+        layers.append(_line(alt, points, "var(--faint)", 1).encode(x=x, y=y))
+        layers.append(_line(alt, smooth(points), "var(--accent)", 2).encode(x=x, y=y))
+    else:
+        layers.append(_line(alt, points, "var(--accent)", 2).encode(x=x, y=y))
+        dots = alt.Chart(_data(alt, points)).mark_circle(size=36, fill="var(--accent)", opacity=1)
+        layers.append(dots.encode(x=x, y=y))
+    drawing = alt.layer(*layers).properties(
+        width=WIDTH,
+        height=HEIGHT,
+        padding=PADDING,
+        autosize=alt.AutoSizeParams(type="none"),
+        background="transparent",
+    )
+    return drawing.configure(aria=False, view=_VIEW, axis=_AXIS).to_dict()
+
+
+_VIEW = {"stroke": None}
+_AXIS = {
+    "labelColor": "var(--muted)",
+    "titleColor": "var(--muted)",
+    "gridColor": "var(--line)",
+    "domainColor": "var(--line)",
+    "tickColor": "var(--line)",
+    "labelFontSize": 12,
+    "titleFontSize": 12,
+    "titleFontWeight": "normal",
+    "labelFont": "inherit",
+    "titleFont": "inherit",
+}
+
+
+def _line(alt: Any, points: Points, color: str, width: float) -> Any:
+    return alt.Chart(_data(alt, points)).mark_line(stroke=color, strokeWidth=width)
+
+
+def _rules(alt: Any, steps: Sequence[int]) -> Any:
+    data = alt.Data(values=[{"step": step} for step in steps])
+    return alt.Chart(data).mark_rule(stroke="var(--mark)", strokeWidth=1.5, strokeDash=[4, 3])
+
+
+def _data(alt: Any, points: Points) -> Any:
+    return alt.Data(values=[{"step": step, "value": round(value, 6)} for step, value in points])
+
+
+def _altair() -> Any:
+    try:
+        import altair  # optional: only a machine that draws needs it
+    except ImportError as error:
+        raise ConfigError(
+            "the report card draws with altair, which is not installed",
+            hint="pip install 'nanochat-flows[report]'",
+        ) from error
+    return altair
+
+
+def _vega_svg(spec: dict[str, Any]) -> str:
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise ConfigError(
+            "the report card draws with vl-convert-python, which is not installed",
+            hint="pip install 'nanochat-flows[report]'",
+        ) from error
+    return vl_convert.vegalite_to_svg(spec)

@@ -1,0 +1,113 @@
+"""The report card as markdown, for places that show text: a terminal, a pull request, Prefect.
+
+Foreign text stands in fenced blocks, where markdown has no meaning; everything else is ours.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from flows.report_card import CHAT_MODELS, Card, Sample, Score
+from flows.report_text import count, duration, percent, size, visible
+
+
+def render(card: Card) -> str:
+    """The text. The same card gives the same text."""
+    parts = [*_headline(card), *_scores(card), *_samples(card), *_stages(card), *_machine(card)]
+    return "\n".join(parts) + "\n"
+
+
+def _headline(card: Card) -> Iterator[str]:
+    yield f"# Report card: d{card.depth}, {count(card.parameters)} parameters"
+    yield ""
+    yield (
+        f"{card.depth} layers, trained on {count(card.tokens)} tokens of text with "
+        f"{card.flops:.2e} FLOPs; {duration(card.seconds)} of work over all stages."
+    )
+    yield ""
+    yield (
+        f"- val_bpb {card.bpb_last:.4f}, {percent(card.bpb_fall)} below "
+        f"{card.bpb_first:.4f} at step 0"
+    )
+    yield from (f"- {line}" for line in card.before_and_after())
+    yield f"- ChatCORE {card.chatcore[1]:.3f} before RL (sft), {card.chatcore[2]:.3f} after RL"
+
+
+def _scores(card: Card) -> Iterator[str]:
+    yield "\n## Scores\n"
+    yield "Share of questions answered correctly with one greedy answer each (pass@1);"
+    yield "in brackets the 95 % interval."
+    yield ""
+    rows = [[row.task, *map(_cell, row.scores)] for row in card.score_rows]
+    rows.append(["ChatCORE", *(f"{value:.3f}" for value in card.chatcore)])
+    yield from _table(["task", *CHAT_MODELS.values()], rows)
+
+
+def _cell(score: Score | None) -> str:
+    if score is None:
+        return "not asked"
+    return f"{percent(score.accuracy)} ({score.interval}; {score.correct} of {score.total})"
+
+
+def _samples(card: Card) -> Iterator[str]:
+    yield "\n## The same prompts, model by model"
+    for sample in card.chat_samples:
+        yield from _sample(sample)
+    yield "\n## The base model goes on"
+    for sample in card.base_samples:
+        yield from _sample(sample)
+
+
+def _sample(sample: Sample) -> Iterator[str]:
+    yield "\n" + fenced(
+        "\n".join([sample.prompt, *(f"[{m}] {text}" for m, text in sample.answers)])
+    )
+
+
+def fenced(text: str) -> str:
+    """`text` in a block that nothing inside it can close."""
+    text = visible(text)
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _stages(card: Card) -> Iterator[str]:
+    yield "\n## Stages\n"
+    yield from _table(
+        ["stage", "what it made", "fingerprint", "digest", "size", "time", "made from"],
+        [
+            [
+                stage.name,
+                stage.makes,
+                f"`{stage.fingerprint}`",
+                f"`{stage.digest}`",
+                size(stage.size),
+                duration(stage.seconds),
+                ", ".join(f"{name} `{digest}`" for name, digest in stage.made_from),
+            ]
+            for stage in card.stages
+        ],
+    )
+
+
+def _machine(card: Card) -> Iterator[str]:
+    yield "\n## Speed and machine\n"
+    yield from _table(
+        ["stage", "steps", "tokens per second", "resumed at step"],
+        [
+            [
+                speed.stage,
+                str(speed.steps),
+                f"{speed.tokens_per_second:,.0f}" if speed.tokens_per_second is not None else "",
+                ", ".join(map(str, speed.resumes)),
+            ]
+            for speed in card.speeds
+        ],
+    )
+    yield ""
+    yield from (f"- {name}: {value}" for name, value in card.environment)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    for row in (head, ["---"] * len(head), *rows):
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"

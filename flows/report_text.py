@@ -1,0 +1,53 @@
+"""Numbers and foreign text as the report card shows them."""
+
+import unicodedata
+
+MAX_SHOWN = 2000  # characters of one model answer
+_KEPT_CONTROLS = "\n\t"
+_HIDDEN = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"}  # invisible, or turns the text around
+
+
+def visible(text: str) -> str:
+    r"""Text as a person may safely see it: what is invisible becomes \x.. or \u...., long is cut.
+
+    Model output is hostile: it may hold terminal escapes, direction marks or megabytes.
+    """
+    cut = text[:MAX_SHOWN] + ("\u2026" if len(text) > MAX_SHOWN else "")
+    return "".join(_visible_character(character) for character in cut)
+
+
+def _visible_character(character: str) -> str:
+    if character in _KEPT_CONTROLS or unicodedata.category(character) not in _HIDDEN:
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def count(number: float) -> str:
+    """4_812_000 -> "4.81 M"."""
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * unit:  # three digits of it round up to one unit
+            return f"{number / unit:.3g} {name}"
+    return f"{number:.0f}"
+
+
+def size(num_bytes: int) -> str:
+    """1_482_000 -> "1.5 MB"."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes} bytes"
+
+
+def duration(seconds: float) -> str:
+    """3_725 -> "1 h 2 min"; 75 -> "1 min 15 s"; 3.2 -> "3 s"."""
+    whole = round(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def percent(share: float) -> str:
+    """0.1234 -> "12.3 %"."""
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,308 @@
+"""The report card of a synthetic run: what it says, that it is safe to open, that it repeats."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from flows import report
+from flows.fingerprint import fingerprint_of
+from flows.manifest import File, Input, Manifest, Provenance, digest_of
+from flows.report_charts import Chart, smooth, thin
+from flows.report_text import MAX_SHOWN, count, duration, percent, size, visible
+from flows.stages import REPORT, Stage
+from nanochat_core.errors import ArtifactError
+from nanochat_core.job import Job, Resources
+
+pytest.importorskip("altair")
+pytest.importorskip("vl_convert")
+
+HOSTILE = (
+    '<script>alert(1)</script></p><img src="http://evil.example/x" onerror=alert(2)>'
+    " \u202egnp.exe \x1b[31m ``` | {{ card }} \u2028</style>"
+)
+RESOURCES = Resources(
+    device="cpu",
+    threads=1,
+    device_batch_size=4,
+    save_every_seconds=60.0,
+    eval_every_steps=0,
+    dollars_per_hour=0.0,
+)
+METRICS = {
+    "pretrain": {
+        "val_bpb_first": 3.2,
+        "val_bpb": 1.6,
+        "parameters": 4_812_345,
+        "tokens": 12_300_000,
+        "flops": 3.1e14,
+    }
+}
+
+
+def test_the_page_names_val_bpb_and_the_chat_scores_before_and_after_rl(tmp_path: Path) -> None:
+    page, text = make_report(tmp_path)
+    for document in (page, text):
+        assert "val_bpb" in document
+        assert "1.6000" in document
+        assert "50.0 %" in document
+        assert "arithmetic: pass@1 21.0 % before RL (sft), 61.0 % after RL" in document
+
+
+def test_the_same_artifacts_give_the_same_bytes(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    first = run_report(tmp_path / "a", inputs)
+    assert run_report(tmp_path / "b", inputs) == first
+
+
+def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
+    page, _ = make_report(tmp_path)
+    assert len(page) < report.MAX_BYTES
+    assert not re.search(r"\b(src|href|srcset|action|data)\s*=", strip_text(page))
+    assert not re.search(r"<(script|iframe|object|embed|form|link|base)\b|@import|url\(", page)
+    assert "default-src 'none'" in page
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    page, text = make_report(tmp_path, answer=HOSTILE)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "<img" not in page
+    assert "{{ card }}" in page
+    for document in (page, text):
+        assert not {"\u202e", "\x1b", "\u2028"} & set(document)
+    assert "\n````text\n" in text
+
+
+def test_every_stage_stands_in_the_lineage_with_its_digest(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    page, text = run_report(tmp_path, inputs)
+    for name, files in inputs.items():
+        manifest = json.loads((files.parent / "manifest.json").read_text())
+        for document in (page, text):
+            assert name in document
+            assert manifest["fingerprint"][:12] in document
+            assert manifest["digest"][:12] in document
+            assert manifest["digest"][:13] not in document
+
+
+def test_resumes_are_marked_on_their_curves(tmp_path: Path) -> None:
+    page, text = make_report(tmp_path)
+    assert "resumed at steps 12, 20" in " ".join(re.sub("<.*?>", "", page).split())
+    assert "| pretrain | 40 | 50,000 | 12, 20 |" in text
+
+
+def test_places_and_hosts_are_not_told(tmp_path: Path) -> None:
+    page, text = make_report(tmp_path)
+    for document in (page, text):
+        assert str(tmp_path) not in document
+        assert "secret-host" not in document
+
+
+@pytest.mark.parametrize("lost", ["manifest.json", "files", "files/scores.json"])
+def test_a_missing_part_of_an_artifact_is_an_error(tmp_path: Path, lost: str) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    path = inputs["chat_eval_rl"].parent / lost
+    path.rename(tmp_path / "gone")
+    with pytest.raises(ArtifactError, match="chat_eval_rl"):
+        run_report(tmp_path, inputs)
+
+
+def test_a_missing_artifact_is_an_error(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    del inputs["rl"]
+    with pytest.raises(ArtifactError, match="needs the artifacts of rl"):
+        run_report(tmp_path, inputs)
+
+
+def test_an_artifact_of_another_stage_is_an_error(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    inputs["sft"] = inputs["rl"]
+    with pytest.raises(ArtifactError, match="expected sft"):
+        run_report(tmp_path, inputs)
+
+
+def test_a_long_run_still_makes_a_small_page(tmp_path: Path) -> None:
+    page, _ = make_report(tmp_path, num_steps=3_000)
+    assert len(page) < 300_000
+
+
+def test_thinning_keeps_the_mean_and_the_last_step() -> None:
+    points = [(step, float(step % 7)) for step in range(1, 701)]
+    thinned = thin(points, max_points=100)
+    assert len(thinned) == 100
+    assert thinned[-1] == (700, 3.0)
+    assert thin(points[:50]) == points[:50]
+
+
+def test_smoothing_does_not_lag_behind_a_fall() -> None:
+    points = [(step, 100.0 - step) for step in range(100)]
+    assert smooth(points)[50] == (50, 50.0)
+
+
+def test_a_chart_takes_its_colours_from_the_page() -> None:
+    svg = Chart(title="a & b", caption='"c"', points=[(0, 2.0), (5, 1.0)], resumes=[3]).svg()
+    assert 'aria-label="a &amp; b: &quot;c&quot;"' in svg
+    assert not re.search(r'(fill|stroke)="(#|rgb|white|black)', svg)
+    assert "id=" not in svg
+
+
+def test_numbers_read_like_numbers() -> None:
+    assert [count(n) for n in (7, 1_500, 4_812_345, 999_900_000, 3e14)] == [
+        "7",
+        "1.5 k",
+        "4.81 M",
+        "1 B",
+        "300 T",
+    ]
+    assert [size(n) for n in (12, 1_482_000, 10**10)] == ["12 bytes", "1.5 MB", "10.0 GB"]
+    assert [duration(s) for s in (3.2, 75, 3725)] == ["3 s", "1 min 15 s", "1 h 2 min"]
+    assert percent(0.1234) == "12.3 %"
+
+
+def test_invisible_characters_are_shown_and_long_text_is_cut() -> None:
+    assert visible("a\n\tb\x00\u202e") == "a\n\tb\\x00\\u202e"
+    assert len(visible("x" * 10 * MAX_SHOWN)) == MAX_SHOWN + 1
+
+
+def make_report(tmp_path: Path, **values: object) -> tuple[str, str]:
+    return run_report(tmp_path, make_inputs(tmp_path / "store", **values))
+
+
+def run_report(directory: Path, inputs: dict[str, Path]) -> tuple[str, str]:
+    """Run the stage on `inputs`; returns the page and the markdown."""
+    job = Job(
+        directory=directory,
+        stage="report",
+        entry=REPORT.entry,
+        fingerprint="0" * 64,
+        config={},
+        inputs=inputs,
+        resources=RESOURCES,
+    )
+    job.output.mkdir(parents=True)
+    report.run(job)
+    return tuple((job.output / f"report.{kind}").read_text() for kind in ("html", "md"))
+
+
+def make_inputs(
+    store: Path, *, answer: str = "It has 5 letters.", num_steps: int = 40
+) -> dict[str, Path]:
+    """A finished run's artifacts, as small as they can be."""
+    made: dict[str, Manifest] = {}
+    for stage in REPORT.inputs:
+        files = store / stage.name / "files"
+        files.mkdir(parents=True)
+        for name, text in make_files(stage.name, answer).items():
+            (files / name).write_text(text, encoding="utf-8")
+        write_events(files.parent / "logs" / "events.jsonl", stage.name, num_steps)
+        made[stage.name] = make_manifest(stage, files, made)
+        (files.parent / "manifest.json").write_bytes(made[stage.name].to_json())
+    return {name: store / name / "files" for name in made}
+
+
+def make_files(stage: str, answer: str) -> dict[str, str]:
+    if stage.startswith("chat_eval_"):
+        correct = {"chat_eval_midtrain": 20, "chat_eval_sft": 42, "chat_eval_rl": 122}[stage]
+        return {
+            "scores.json": json.dumps(
+                {
+                    "tasks": {
+                        "arithmetic": make_score(correct, 200),
+                        "spelling": make_score(90, 100),
+                    },
+                    "chatcore": correct / 200,
+                }
+            ),
+            "samples.jsonl": make_samples(("Spell apple", answer), ("Hello", "Hi!\u2028")),
+        }
+    if stage == "base_eval":
+        return {
+            "scores.json": '{"val_bpb": 1.6}',
+            "samples.jsonl": make_samples(("The capital of France is", answer)),
+        }
+    return {"config.json": json.dumps({"model": {"depth": 3}, "of": stage})}
+
+
+def make_samples(*pairs: tuple[str, str]) -> str:
+    lines = [json.dumps({"prompt": p, "text": t}, ensure_ascii=False) for p, t in pairs]
+    return "\n".join(lines) + "\n"
+
+
+def make_score(correct: int, total: int) -> dict[str, float]:
+    share = correct / total
+    return {
+        "accuracy": share,
+        "low": max(0.0, share - 0.05),
+        "high": min(1.0, share + 0.05),
+        "correct": correct,
+        "total": total,
+    }
+
+
+def write_events(path: Path, stage: str, num_steps: int) -> None:
+    """Curves that fall with some noise; pretraining was stopped twice and repeats a few steps."""
+    noise = random.Random(stage)
+    events: list[dict[str, object]] = []
+    for start in (0, 12, 20) if stage == "pretrain" else (0,):
+        events.append({"kind": "start", "step": start, "total": num_steps, "resumed": start > 0})
+        for step in range(start, num_steps):
+            falling = 8 / (1 + step / 9) + noise.random() / 9
+            values = {"loss": falling, "tokens_per_second": 50_000.0, "reward": 1 / falling}
+            events.append({"kind": "step", "step": step + 1, "values": values})
+        measured = {"val_bpb": 3.2 - start / 20, "pass_at_1": 0.2}
+        events.append({"kind": "eval", "step": start, "values": measured})
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps({"time": 0.0, **e}) + "\n" for e in events))
+
+
+def make_manifest(stage: Stage, files: Path, made: dict[str, Manifest]) -> Manifest:
+    inputs = {
+        source.name: Input(
+            fingerprint=made[source.name].fingerprint, digest=made[source.name].digest
+        )
+        for source in stage.inputs
+    }
+    preimage = {
+        "stage": stage.name,
+        "config": {"rl": {"task": "arithmetic"}},
+        "inputs": {name: source.digest for name, source in inputs.items()},
+    }
+    listed = tuple(
+        File(path=p.name, size=p.stat().st_size, sha256=f"{len(p.name):064x}", key=p.name)
+        for p in sorted(files.iterdir())
+    )
+    return Manifest(
+        stage=stage.name,
+        fingerprint=fingerprint_of(preimage),
+        preimage=preimage,
+        files=listed,
+        logs=(),
+        digest=digest_of(listed),
+        inputs=inputs,
+        provenance=Provenance(
+            run="r",
+            created="2026-11-21T05:53:38Z",
+            git_commit="c2132f5",
+            metrics=METRICS.get(stage.name, {}),
+            segments=(
+                {
+                    "first_step": 0,
+                    "last_step": 40,
+                    "started": 10.0,
+                    "ended": 75.5,
+                    "host": "secret-host",
+                    "device": "cpu",
+                    "processes": 1,
+                    "torch": "2.13.0+cpu",
+                },
+            ),
+        ),
+        divergences=(),
+    )
+
+
+def strip_text(page: str) -> str:
+    """The page's tags without what stands between them."""
+    return " ".join(re.findall(r"<[^>]*>", page))
