@@ -1,0 +1,204 @@
+"""The documentation inside one Python source file, as documents to learn from.
+
+A module becomes one document: its docstring, then each function's signature and docstring. A class
+with enough to say becomes a document of its own. The source is parsed, never imported.
+"""
+
+import ast
+import inspect
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+MIN_ENTRY_CHARS = 40  # a shorter docstring says what the name says
+MIN_CLASS_CHARS = 1_500  # a class with less stays in its module's document
+MIN_CHARS = 200  # of a document
+MAX_CHARS = 12_000  # a longer document is cut between paragraphs
+MIN_SHARE = 0.1  # of a file between triple quotes; parsing the others takes long and gives little
+MAX_SIGNATURE_CHARS = 400
+MAX_FOREIGN_SHARE = 0.1  # of characters outside ASCII: tables of symbols, no prose
+
+_Container: TypeAlias = ast.Module | ast.ClassDef
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_QUOTED = re.compile(r'"""(.*?)"""', re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_TRAILING = re.compile(r"[ \t]+$", re.MULTILINE)
+_BLANK_LINES = re.compile(r"\n{3,}")
+_BRACKET_SPACE = re.compile(r"([(\[]) |,? ([)\]])")
+_ATTACHES_DOC = re.compile(r"add_?(new)?doc(str)?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One docstring under the line that it documents."""
+
+    heading: str  # a signature, or a name; empty for the docstring of the section itself
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What a module or one class says."""
+
+    title: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def characters(self) -> int:
+        """Of all its docstrings."""
+        return sum(len(entry.text) for entry in self.entries)
+
+
+def read_sections(source: str, module: str) -> list[Section]:
+    """The module's section, then those of its larger classes; none if it does not parse."""
+    if sum(map(len, _QUOTED.findall(source))) < MIN_SHARE * len(source):
+        return []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the source's bad escapes are not ours to report
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    lines = source.splitlines()
+    entries = list(_entries(tree, lines))
+    classes: list[Section] = []
+    for node in _classes(tree):
+        section = Section(
+            title=f"{module}: {_signature(node, lines)}", entries=tuple(_entries(node, lines))
+        )
+        if section.characters >= MIN_CLASS_CHARS:
+            classes.append(section)
+        elif section.entries:
+            first, *rest = section.entries
+            heading = first.heading or _signature(node, lines)
+            entries += [Entry(heading=heading, text=first.text), *rest]
+    sections = [Section(title=module, entries=tuple(entries)), *classes]
+    return [section for section in sections if section.entries]
+
+
+def make_documents(sections: Sequence[Section], *, seen: set[str]) -> list[str]:
+    """Each section as text, the long ones in parts; a docstring that is in `seen` is left out.
+
+    Documentation is copied about: from a class to its wrapper, from one package to another. `seen`
+    takes what this call uses, so that the first copy counts.
+    """
+    documents: list[str] = []
+    for section in sections:
+        paragraphs: list[str] = []
+        for entry in section.entries:
+            if entry.text not in seen:
+                seen.add(entry.text)
+                paragraphs.append(f"{entry.heading}\n\n{entry.text}".strip())
+        documents += split_text(paragraphs, title=section.title)
+    return documents
+
+
+def split_text(paragraphs: Sequence[str], *, title: str) -> list[str]:
+    """Documents of at most about MAX_CHARS, each the title and some of the paragraphs in order.
+
+    What is left over at the end and is shorter than MIN_CHARS is dropped.
+    """
+    documents: list[str] = []
+    part: list[str] = []
+    size = 0
+    for piece in _pieces(paragraphs):
+        if part and size + len(piece) > MAX_CHARS:
+            documents.append("\n\n".join([title, *part]))
+            part, size = [], 0
+        part.append(piece)
+        size += len(piece)
+    if size >= MIN_CHARS:
+        documents.append("\n\n".join([title, *part]))
+    return documents
+
+
+def clean(text: str) -> str:
+    """Without indentation, control characters and runs of blank lines; "" if it is hardly prose."""
+    text = _CONTROL.sub("", inspect.cleandoc(text.replace("\r\n", "\n")))
+    text = _BLANK_LINES.sub("\n\n", _TRAILING.sub("", text)).strip()
+    text = text.encode("utf-8", "replace").decode()  # an escape can name half a surrogate pair
+    foreign = 0 if text.isascii() else sum(character > "\x7f" for character in text)
+    if len(text) < MIN_ENTRY_CHARS or foreign > MAX_FOREIGN_SHARE * len(text):
+        return ""
+    return text
+
+
+def _pieces(paragraphs: Sequence[str]) -> Iterator[str]:
+    """The paragraphs, those of more than MAX_CHARS cut at blank lines, else at lines."""
+    for paragraph in paragraphs:
+        if len(paragraph) <= MAX_CHARS:
+            yield paragraph
+        else:
+            separator = "\n\n" if "\n\n" in paragraph else "\n"
+            part = ""
+            for line in paragraph.split(separator):
+                if part and len(part) + len(line) > MAX_CHARS:
+                    yield part
+                    part = ""
+                part = f"{part}{separator}{line}" if part else line
+            yield part
+
+
+def _members(node: _Container) -> Iterator[ast.stmt]:
+    """Statements of the body, and of its `if` and `try` branches."""
+    pending: list[ast.stmt] = list(reversed(node.body))
+    while pending:
+        statement = pending.pop()
+        if isinstance(statement, ast.If | ast.Try):
+            pending += reversed([*statement.body, *statement.orelse])
+        else:
+            yield statement
+
+
+def _classes(node: _Container) -> Iterator[ast.ClassDef]:
+    for member in _members(node):
+        if isinstance(member, ast.ClassDef):
+            yield member
+            yield from _classes(member)
+
+
+def _entries(node: _Container, lines: list[str]) -> Iterator[Entry]:
+    """The container's own docstring and those of its functions; its classes have their own turn."""
+    own = clean(ast.get_docstring(node, clean=False) or "")
+    if own:
+        yield Entry(heading="", text=own)
+    for member in _members(node):
+        if isinstance(member, _FUNCTIONS):
+            text = clean(ast.get_docstring(member, clean=False) or "")
+            if text:
+                yield Entry(heading=_signature(member, lines), text=text)
+        elif isinstance(member, ast.Expr) and isinstance(member.value, ast.Call):
+            entry = _attached(member.value)
+            if entry is not None:
+                yield entry
+
+
+def _attached(call: ast.Call) -> Entry | None:
+    """What `add_docstr(torch.abs, text)` or `add_newdoc(module, name, text)` documents."""
+    function = call.func
+    called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    if not _ATTACHES_DOC.search(called) or len(call.args) < 2:
+        return None
+    # The text may be anywhere below: `"...".format(**common)`, ("method", "...") and so on.
+    text = clean(max(_strings(ast.walk(call)), key=len, default=""))
+    names = _strings(call.args[:2])
+    heading = ".".join(names) if names else ast.unparse(call.args[0])
+    return Entry(heading=heading[:MAX_SIGNATURE_CHARS], text=text) if text else None
+
+
+def _strings(nodes: Iterable[ast.AST]) -> list[str]:
+    values = (node.value for node in nodes if isinstance(node, ast.Constant))
+    return [value for value in values if isinstance(value, str)]
+
+
+def _signature(
+    node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]
+) -> str:
+    """The source from `def` or `class` to the body, on one line."""
+    header = lines[node.lineno - 1 : node.body[0].lineno - 1]
+    text = " ".join(line.partition("  #")[0].strip() for line in header).strip()
+    if not text or len(text) > MAX_SIGNATURE_CHARS:
+        text = ("class " if isinstance(node, ast.ClassDef) else "def ") + node.name
+    return _BRACKET_SPACE.sub(r"\1\2", text)
