@@ -1,0 +1,277 @@
+"""The local Prefect server of one home directory: found, started, waited for, stopped.
+
+Prefect is a program here, never an import: the server is a process of its own that survives the
+command that started it, keeps its database in HOME/prefect, and is configured by environment only.
+HOME/prefect/server.json says which process it is and on which port.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+from filelock import FileLock
+
+from nanochat_core.errors import NanochatError
+from nanochat_core.job import write_json
+
+HOST = "127.0.0.1"
+FIRST_PORT = 4200
+PORTS = 100
+SECONDS_TO_START = 90.0  # a fresh database takes 10 s on a fast disk
+SECONDS_TO_STOP = 10.0
+FORMAT = 1
+_ANSWER_SECONDS = 2.0
+_SAME_PROCESS_SECONDS = 1.0  # two readings of one process's start differ by rounding
+
+
+class ServerError(NanochatError):
+    """The Prefect server cannot be started or reached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A Prefect server on this machine."""
+
+    port: int
+    pid: int
+    created: float  # unix seconds; tells the process from a later one with its number
+
+    @property
+    def ui_url(self) -> str:
+        """Where a browser goes."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def api_url(self) -> str:
+        """What a Prefect client is told."""
+        return f"{self.ui_url}/api"
+
+
+def find_server(home: Path) -> Server | None:
+    """The running, answering server of `home`, or None."""
+    server = _recorded(home)
+    return server if server is not None and _is_healthy(server) else None
+
+
+def ensure_server(home: Path, *, port: int = FIRST_PORT) -> Server:
+    """The server of `home`, started on `port` or the next free one unless it runs already.
+
+    Raises ServerError when it does not come up.
+    """
+    server = start_server(home, port=port)
+    wait_for_server(home, server)
+    return server
+
+
+def start_server(home: Path, *, port: int = FIRST_PORT) -> Server:
+    """Like `ensure_server`, without waiting until it answers."""
+    directory = _directory(home)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with FileLock(directory / "start.lock"):
+            server = _recorded(home)
+            return server if server is not None else _spawn(home, _free_port(port))
+    except OSError as error:
+        raise ServerError(
+            f"{directory} cannot be written: {(error.strerror or str(error)).lower()}",
+            hint="point NANOCHAT_HOME at a directory of yours with some free space",
+        ) from error
+
+
+def wait_for_server(home: Path, server: Server, *, seconds: float = SECONDS_TO_START) -> None:
+    """Wait until `server` answers. Raises ServerError when it dies or takes longer."""
+    deadline = time.monotonic() + seconds
+    while not _is_healthy(server):
+        if _process(server) is None:
+            raise _did_not_start(home, "ended while starting")
+        if time.monotonic() > deadline:
+            raise _did_not_start(home, f"does not answer on port {server.port} after {seconds:g} s")
+        time.sleep(0.05)
+
+
+def stop_server(home: Path) -> bool:
+    """Stop the server of `home`; whether there was one. Runs in progress lose it."""
+    server = _recorded(home)
+    process = _process(server) if server is not None else None
+    if process is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+            try:
+                process.wait(SECONDS_TO_STOP)
+            except psutil.TimeoutExpired:
+                process.kill()
+    _record_path(home).unlink(missing_ok=True)
+    return process is not None
+
+
+def configured_api_url() -> str | None:
+    """The shared Prefect server a person works with (PREFECT_API_URL), or None for a local one."""
+    return os.environ.get("PREFECT_API_URL") or None
+
+
+def check_answers(api_url: str) -> None:
+    """Raises ServerError unless a Prefect server answers at `api_url`."""
+    if not _answers(api_url):
+        raise ServerError(
+            f"no Prefect server answers at {api_url}",
+            hint="unset PREFECT_API_URL to use a local one, which is started by itself",
+        )
+
+
+def use_server(home: Path, api_url: str, *, console_logs: bool) -> None:
+    """Point this process's Prefect at a server. Must come before Prefect is first imported.
+
+    Without `console_logs`, what Prefect and the flow log goes to the server only.
+    """
+    os.environ.update(client_environment(home, api_url, console_logs=console_logs))
+
+
+def client_environment(home: Path, api_url: str, *, console_logs: bool) -> dict[str, str]:
+    """Environment variables that `use_server` sets."""
+    environment = {
+        **_settings(home),
+        "PREFECT_API_URL": api_url,
+        "PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED": "false",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+        "NO_PROXY": ",".join(filter(None, (os.environ.get("NO_PROXY"), HOST, "localhost"))),
+    }
+    if not console_logs:
+        environment["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
+    return environment
+
+
+def _settings(home: Path) -> dict[str, str]:
+    """What server and clients agree on."""
+    return {
+        "PREFECT_HOME": str(_directory(home)),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def _server_environment(home: Path, port: int) -> dict[str, str]:
+    # A person's own Prefect must not reach ours: its address would show in our server's pages.
+    foreign = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH")
+    inherited = {name: value for name, value in os.environ.items() if name not in foreign}
+    return {
+        **inherited,
+        **_settings(home),
+        "PREFECT_UI_API_URL": f"http://{HOST}:{port}/api",
+        # Kept in memory, leases would be lost by a restart, and their holders terminated.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+            "prefect.server.concurrency.lease_storage.filesystem"
+        ),
+        # How long a cancelled run's children go on.
+        "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "5",
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    }
+
+
+def _spawn(home: Path, port: int) -> Server:
+    directory = _directory(home)
+    with _log_path(home).open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "prefect", "server", "start"),
+                *("--host", HOST, "--port", str(port)),
+            ],
+            cwd=directory,  # a prefect.toml or .env where the person stands is not meant for us
+            env=_server_environment(home, port),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    process.returncode = 0  # it outlives this command; Popen would warn of that
+    created = psutil.Process(process.pid).create_time()
+    server = Server(port=port, pid=process.pid, created=created)
+    write_json(_record_path(home), {"format": FORMAT, **asdict(server)})
+    return server
+
+
+def _recorded(home: Path) -> Server | None:
+    """The server of the record, if its process lives."""
+    try:
+        tree = json.loads(_record_path(home).read_text(encoding="utf-8"))
+        if tree.pop("format") != FORMAT:
+            return None
+        server = Server(**tree)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or not one of ours
+        return None
+    return server if _process(server) is not None else None
+
+
+def _process(server: Server) -> psutil.Process | None:
+    """The server's live process; None when it ended or its number belongs to another one."""
+    try:
+        process = psutil.Process(server.pid)
+        is_same = abs(process.create_time() - server.created) < _SAME_PROCESS_SECONDS
+        is_dead = process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return None
+    return process if is_same and not is_dead else None
+
+
+def _is_healthy(server: Server) -> bool:
+    """Whether a Prefect server answers, and it is this process that does."""
+    process = _process(server)
+    if process is None or not _answers(server.api_url):
+        return False
+    try:
+        sockets = process.net_connections(kind="tcp")
+    except psutil.Error:
+        return False
+    return any(s.status == psutil.CONN_LISTEN and s.laddr.port == server.port for s in sockets)
+
+
+def _answers(api_url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{api_url}/health", timeout=_ANSWER_SECONDS) as response:
+            return json.load(response) is True
+    except (OSError, ValueError):
+        return False
+
+
+def _free_port(first: int) -> int:
+    for port in range(first, min(first + PORTS, 1 << 16)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind((HOST, port))
+                return port
+    raise ServerError(
+        f"none of the ports {first} to {first + PORTS - 1} is free for the Prefect server",
+        hint="close a program that listens there",
+    )
+
+
+def _did_not_start(home: Path, what: str) -> ServerError:
+    path = _log_path(home)
+    with contextlib.suppress(OSError):
+        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+        if lines:
+            what = f"{what}: {lines[-1].strip()}"
+    return ServerError(f"the Prefect server {what}", hint=f"its log is {path}")
+
+
+def _directory(home: Path) -> Path:
+    return home / "prefect"
+
+
+def _record_path(home: Path) -> Path:
+    return _directory(home) / "server.json"
+
+
+def _log_path(home: Path) -> Path:
+    return _directory(home) / "server.log"

@@ -1,0 +1,187 @@
+"""The local Prefect server's record, port and answers. Only one test starts the real server."""
+
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra import prefect_server
+from infra.prefect_server import (
+    ServerError,
+    check_answers,
+    client_environment,
+    ensure_server,
+    find_server,
+    stop_server,
+    wait_for_server,
+)
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    """Answers as a Prefect server's health check does."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"true")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def foreign_port() -> Iterator[int]:
+    """The port of a healthy server that is not ours."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def write_record(home: Path, *, port: int, pid: int, created: float) -> None:
+    """What a running server leaves."""
+    (home / "prefect").mkdir(parents=True)
+    record = {"format": 1, "port": port, "pid": pid, "created": created}
+    (home / "prefect" / "server.json").write_text(json.dumps(record))
+
+
+def test_a_fresh_home_has_no_server(tmp_path: Path) -> None:
+    assert find_server(tmp_path) is None
+    assert stop_server(tmp_path) is False
+
+
+def test_a_server_is_found_by_its_record(tmp_path: Path, foreign_port: int) -> None:
+    me = psutil.Process()
+    write_record(tmp_path, port=foreign_port, pid=me.pid, created=me.create_time())
+
+    server = find_server(tmp_path)
+
+    assert server is not None
+    assert server.api_url == f"http://127.0.0.1:{foreign_port}/api"
+
+
+def test_a_dead_process_is_no_server_even_if_another_one_answers(
+    tmp_path: Path, foreign_port: int
+) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    created = psutil.Process(dead.pid).create_time()
+    dead.wait()
+    write_record(tmp_path, port=foreign_port, pid=dead.pid, created=created)
+
+    assert find_server(tmp_path) is None
+
+
+def test_a_process_that_took_over_the_number_is_no_server_and_is_not_stopped(
+    tmp_path: Path, foreign_port: int
+) -> None:
+    write_record(tmp_path, port=foreign_port, pid=os.getpid(), created=1.0)
+
+    assert find_server(tmp_path) is None
+    assert stop_server(tmp_path) is False
+
+
+def test_a_live_process_whose_port_another_one_serves_is_no_server(
+    tmp_path: Path, foreign_port: int
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        created = psutil.Process(other.pid).create_time()
+        write_record(tmp_path, port=foreign_port, pid=other.pid, created=created)
+
+        assert find_server(tmp_path) is None
+        other.kill()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}', '{"format": 1, "port": 1}'])
+def test_a_record_that_is_not_one_is_no_server(tmp_path: Path, text: str) -> None:
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect" / "server.json").write_text(text)
+
+    assert find_server(tmp_path) is None
+
+
+def test_a_taken_port_is_passed_over() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        assert prefect_server._free_port(port) > port
+
+
+def test_a_server_that_dies_while_starting_is_told_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect" / "server.log").write_text("starting\nno such table: run\n\n")
+    dead = prefect_server.Server(port=1, pid=os.getpid(), created=1.0)
+
+    with pytest.raises(ServerError, match="ended while starting: no such table: run") as caught:
+        wait_for_server(tmp_path, dead)
+
+    assert "server.log" in (caught.value.hint or "")
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    me = psutil.Process()
+    silent = prefect_server.Server(port=1, pid=me.pid, created=me.create_time())
+
+    with pytest.raises(ServerError, match="does not answer on port 1"):
+        wait_for_server(tmp_path, silent, seconds=0.2)
+
+
+def test_a_home_that_cannot_be_written_is_a_mistake_of_a_person(tmp_path: Path) -> None:
+    (tmp_path / "prefect").write_text("a file where the directory should be")
+
+    with pytest.raises(ServerError, match="cannot be written") as caught:
+        ensure_server(tmp_path)
+
+    assert "NANOCHAT_HOME" in (caught.value.hint or "")
+
+
+def test_a_shared_server_must_answer(foreign_port: int) -> None:
+    check_answers(f"http://127.0.0.1:{foreign_port}/api")
+    with pytest.raises(ServerError, match="no Prefect server answers"):
+        check_answers("http://127.0.0.1:1/api")
+
+
+def test_a_proxy_is_never_asked_for_the_local_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "example.org")
+
+    environment = client_environment(tmp_path, "http://127.0.0.1:4200/api", console_logs=False)
+
+    assert environment["NO_PROXY"] == "example.org,127.0.0.1,localhost"
+
+
+@pytest.mark.prefect
+def test_the_server_starts_once_survives_its_starter_and_stops(tmp_path: Path) -> None:
+    start = (
+        "import sys; from pathlib import Path; from infra.prefect_server import ensure_server;"
+        "print(ensure_server(Path(sys.argv[1])).port)"
+    )
+    command = [sys.executable, "-c", start, str(tmp_path)]
+    first = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert first.stderr == ""
+
+    server = find_server(tmp_path)
+    assert server is not None
+    assert ensure_server(tmp_path) == server
+    assert server.port == int(first.stdout)
+    with urllib.request.urlopen(f"{server.ui_url}/ui-settings") as answer:
+        assert json.load(answer)["api_url"] == server.api_url
+    assert "Traceback" not in (tmp_path / "prefect" / "server.log").read_text()
+
+    assert stop_server(tmp_path) is True
+    assert find_server(tmp_path) is None
+    assert not psutil.pid_exists(server.pid)
