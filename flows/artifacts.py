@@ -128,11 +128,17 @@ def supersede(store: Store, stage: str, fingerprint: str) -> None:
 
 def newest_manifests(store: Store, stage: str, count: int) -> Iterator[Manifest]:
     """The last artifacts of a stage, newest first: what reasons and estimates refer to."""
-    names = (
-        entry.key.rpartition("-")[2] for entry in reversed(list(store.list(f"index/{stage}/")))
-    )
-    manifests = (find_manifest(store, stage, name) for name in dict.fromkeys(names))
-    yield from islice((manifest for manifest in manifests if manifest), count)
+    entries = reversed(list(store.list(f"index/{stage}/")))
+    names = dict.fromkeys(entry.key.rpartition("-")[2] for entry in entries)
+    yield from islice(filter(None, (_find_whole(store, stage, name) for name in names)), count)
+
+
+def _find_whole(store: Store, stage: str, fingerprint: str) -> Manifest | None:
+    """Like `find_manifest`, for a look around: a damaged one is as good as none."""
+    try:
+        return find_manifest(store, stage, fingerprint)
+    except ArtifactError:
+        return None
 
 
 def fetch(store: Store, manifest: Manifest, cache: Path) -> Path:

@@ -59,23 +59,26 @@ class Module:
 
 
 def identify(
-    stage: Stage, run: RunConfig, inputs: Mapping[str, str], *, root: Path = REPOSITORY
+    stage: Stage, run: RunConfig, inputs: Mapping[str, str], *, code: "Code | None" = None
 ) -> Identity:
-    """The identity of `stage` in `run`, given the content digest of each of its inputs."""
+    """The identity of `stage` in `run`, given the content digest of each of its inputs.
+
+    `code` is the code that would run; without one it is read from this repository.
+    """
     assert set(inputs) == {source.name for source in stage.inputs}, (stage.name, sorted(inputs))
-    preimage = preimage_of(stage, run, root=root)
+    preimage = preimage_of(stage, run, code=code or Code(REPOSITORY))
     preimage["inputs"] = dict(inputs)
     return Identity(stage=stage.name, fingerprint=fingerprint_of(preimage), preimage=preimage)
 
 
-def preimage_of(stage: Stage, run: RunConfig, *, root: Path = REPOSITORY) -> dict[str, Tree]:
+def preimage_of(stage: Stage, run: RunConfig, *, code: "Code") -> dict[str, Tree]:
     """All of the pre-image that is known before the inputs are."""
     return {
         "stage": stage.name,
         "format": stage.format,
         "config": canonical_config(stage, run),
         "inputs": {},
-        "code": dict(code_of(stage.entry, root=root)),
+        "code": dict(code.closure(stage.entry)),
     }
 
 
@@ -117,53 +120,57 @@ def _check_types(tree: object) -> None:
         raise TypeError(f"{type(tree).__name__} has no canonical form: {tree!r}")
 
 
-def code_of(entry: str, *, root: Path = REPOSITORY) -> dict[str, str]:
-    """Digest per module and data file that a stage's entry module reaches, in order of name.
+class Code:
+    """The packages under `root` as they are now. Each file is read once: make one for each plan."""
 
-    `root` is the directory the packages lie in. Unchanged files are read again but parsed once.
-    """
-    code: dict[str, str] = {}
-    waiting = [entry]
-    assert _source_of(entry, root), f"no module {entry} in {root}"
-    while waiting:
-        name = waiting.pop()
-        path = _source_of(name, root)
-        if name in code or name in CARRIERS or path is None:
-            continue
-        module = scan(path.read_bytes(), package=_package_of(name, path))
-        code[name] = module.digest
-        waiting.extend(_modules_of(module.imports, root))
-        for data in _data_files(module.file_names, path.parent):
-            code[data.relative_to(root).as_posix()] = hashlib.sha256(data.read_bytes()).hexdigest()
-    return dict(sorted(code.items()))
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._paths: dict[str, Path | None] = {}
+        self._digests: dict[str, dict[str, str]] = {}  # of a module and the data files it names
+        self._imports: dict[str, list[str]] = {}
 
+    def closure(self, entry: str) -> dict[str, str]:
+        """Digest per module and data file that the entry module reaches, in order of name."""
+        assert self._find(entry), f"no module {entry} in {self._root}"
+        digests: dict[str, str] = {}
+        seen, waiting = set(CARRIERS), [entry]
+        while waiting:
+            name = waiting.pop()
+            if name not in seen:
+                seen.add(name)
+                self._read(name)
+                digests |= self._digests[name]
+                waiting += self._imports[name]
+        return dict(sorted(digests.items()))
 
-def _modules_of(imports: Iterable[str], root: Path) -> Iterator[str]:
-    """Every module that importing these names loads: packages on the way, and the module itself."""
-    for name in imports:
-        parts = name.split(".")
-        if parts[0] in PACKAGES:
-            for count in range(1, len(parts) + 1):
-                if _source_of(dotted := ".".join(parts[:count]), root):
+    def _read(self, name: str) -> None:
+        path = self._find(name)
+        if name in self._digests or path is None:
+            return
+        is_package = path.name == "__init__.py"
+        module = scan(path.read_bytes(), package=name if is_package else name.rpartition(".")[0])
+        files = [path.parent / file for file in module.file_names]
+        self._digests[name] = {name: module.digest} | {
+            file.relative_to(self._root).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in files
+            if file.is_file()
+        }
+        self._imports[name] = list(self._modules(module.imports))
+
+    def _modules(self, imports: Iterable[str]) -> Iterator[str]:
+        """Every module that these imports load: the packages on the way, and the module itself."""
+        for name in imports:
+            parts = name.split(".")
+            for count in range(1, len(parts) + 1 if parts[0] in PACKAGES else 0):
+                if self._find(dotted := ".".join(parts[:count])):
                     yield dotted
 
-
-def _source_of(name: str, root: Path) -> Path | None:
-    path = root.joinpath(*name.split("."))
-    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-        if candidate.is_file():
-            return candidate
-    return None
-
-
-def _package_of(name: str, path: Path) -> str:
-    return name if path.name == "__init__.py" else name.rpartition(".")[0]
-
-
-def _data_files(names: Iterable[str], directory: Path) -> Iterator[Path]:
-    for name in names:
-        if (path := directory / name).is_file():
-            yield path
+    def _find(self, name: str) -> Path | None:
+        if name not in self._paths:
+            path = self._root.joinpath(*name.split("."))
+            candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
+            self._paths[name] = next((c for c in candidates if c.is_file()), None)
+        return self._paths[name]
 
 
 @lru_cache(maxsize=1024)
@@ -241,7 +248,8 @@ def _is_type_checking(test: ast.expr) -> bool:
 def _is_file_name(text: str) -> bool:
     """Short, with a suffix, without a directory: what may lie beside the module that says it."""
     stem, dot, suffix = text.rpartition(".")
-    return bool(stem and dot and suffix.isalnum()) and len(text) < 100 and "/" not in text
+    is_name = bool(stem and dot and suffix.isalnum()) and suffix != "py"
+    return is_name and len(text) < 100 and "/" not in text
 
 
 def _without_empty(values: list[ast.expr]) -> list[ast.expr]:
