@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from nanochat_core.config import ModelConfig, NumericsConfig
 from nanochat_core.model.attention import attend, attend_cached, cached_mask
 from nanochat_core.model.kv_cache import KVCache
+from nanochat_core.model.loss import softcap_cross_entropy
 from nanochat_core.runtime.device import compute_dtype
 from nanochat_core.runtime.seeding import seed_for
 
@@ -186,11 +187,15 @@ class GPT(nn.Module):
 
     def token_losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy in nats, (B, T) fp32, 0 where the target is -1. tokens, targets (B, T)."""
-        logits = self.forward(tokens)
-        losses = F.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+        hidden = rms_norm(self._hidden(tokens), self.numerics.norm_eps)
+        learnt = targets != IGNORED
+        losses = softcap_cross_entropy(
+            hidden[learnt],
+            self.lm_head.weight[: self.config.vocab_size].to(hidden.dtype),
+            targets[learnt],
+            softcap=self.numerics.softcap,
         )
-        return losses.view_as(targets)
+        return hidden.new_zeros(targets.shape, dtype=torch.float32).masked_scatter(learnt, losses)
 
     @torch.no_grad()
     def decode(self, tokens: Tensor, counts: Tensor, cache: KVCache) -> Tensor:

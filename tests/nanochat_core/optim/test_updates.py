@@ -1,0 +1,194 @@
+"""Muon and AdamW against plain float64 arithmetic, written out line by line."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanochat_core.optim.adamw import adamw_
+from nanochat_core.optim.groups import ADAMW_GROUPS
+from nanochat_core.optim.muon import muon_, second_moment_shape
+
+pytestmark = pytest.mark.torch
+
+COEFFICIENTS = [
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+]
+
+
+def reference_muon(
+    weight: Tensor, grad: Tensor, state: dict[str, Tensor], lr: float, mu: float, decay: float
+) -> Tensor:
+    rows, cols = weight.shape
+    state["m"] = mu * state["m"] + (1 - mu) * grad
+    u = (1 - mu) * grad + mu * state["m"]
+    u = u / u.norm(dim=1, keepdim=True).clamp(min=1e-6) * (u.norm() / math.sqrt(rows))
+    y = u / (1.01 * u.norm() + 1e-6)
+    for a, b, c in COEFFICIENTS:
+        if rows > cols:
+            gram = y.T @ y
+            y = a * y + y @ (b * gram + c * gram @ gram)
+        else:
+            gram = y @ y.T
+            y = a * y + (b * gram + c * gram @ gram) @ y
+    y = y * math.sqrt(min(rows, cols)) / y.norm()
+    dim = 1 if rows >= cols else 0
+    mean_square = (y * y).mean(dim=dim, keepdim=True)
+    state["s"] = 0.9 * state["s"] + 0.1 * mean_square
+    r = 1 / state["s"].clamp(min=1e-10).sqrt()
+    n = y.shape[dim]
+    before = math.sqrt(n * float(mean_square.sum()))
+    after = math.sqrt(n * float((mean_square * r * r).sum()))
+    y = y * r * before / max(after, 1e-10)
+    eta = lr * math.sqrt(max(1.0, rows / cols))
+    return weight - eta * y - eta * decay * weight * (y * weight >= 0)
+
+
+@pytest.mark.parametrize("shape", [(48, 16), (16, 48), (24, 24), (3, 12), (12, 3)])
+def test_muon_is_its_formula_over_several_steps(shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(shape[0])
+    weights = torch.randn(2, *shape, generator=generator)
+    expected = [w.double() for w in weights]
+    factored = second_moment_shape(*shape)
+    states = [{"m": torch.zeros(shape).double(), "s": torch.zeros(factored).double()} for _ in "ab"]
+    momentum, second_moment = torch.zeros(2, *shape), torch.zeros(2, *factored)
+    for step in range(4):
+        grads = torch.randn(2, *shape, generator=generator) * 10.0 ** (1 - step)
+        mu, decay, lr = 0.85 + 0.02 * step, 0.5 - 0.1 * step, 0.02 * (1 + step)
+        expected = [
+            reference_muon(w, g.double(), s, lr, mu, decay)
+            for w, g, s in zip(expected, grads, states, strict=True)
+        ]
+        muon_(
+            weights,
+            grads.clone(),
+            momentum,
+            second_moment,
+            lr=lr,
+            mu=mu,
+            weight_decay=decay,
+            dtype=torch.float32,
+        )
+        torch.testing.assert_close(weights.double(), torch.stack(expected), atol=2e-6, rtol=0)
+    torch.testing.assert_close(
+        second_moment.double(), torch.stack([s["s"] for s in states]), atol=1e-6, rtol=1e-5
+    )
+
+
+def test_muon_keeps_variance_per_output_except_for_wide_matrices() -> None:
+    assert second_moment_shape(48, 16) == (48, 1)
+    assert second_moment_shape(24, 24) == (24, 1)
+    assert second_moment_shape(16, 48) == (1, 48)
+
+
+def test_muon_leaves_a_matrix_without_gradient_where_it_is() -> None:
+    weights = torch.zeros(2, 8, 4)
+    muon_(
+        weights,
+        torch.zeros(2, 8, 4),
+        torch.zeros(2, 8, 4),
+        torch.zeros(2, 8, 1),
+        lr=0.02,
+        mu=0.85,
+        weight_decay=0.1,
+        dtype=torch.float32,
+    )
+    assert torch.equal(weights, torch.zeros(2, 8, 4))
+
+
+def test_muon_decays_only_weights_that_the_update_pulls_towards_zero() -> None:
+    generator = torch.Generator().manual_seed(3)
+    start, grads = torch.randn(2, 1, 8, 8, generator=generator)
+    moved = {}
+    for decay in (0.0, 1.0):
+        weights = start.clone()
+        muon_(
+            weights,
+            grads.clone(),
+            torch.zeros(1, 8, 8),
+            torch.zeros(1, 8, 1),
+            lr=0.1,
+            mu=0.9,
+            weight_decay=decay,
+            dtype=torch.float32,
+        )
+        moved[decay] = weights
+    update = start - moved[0.0]  # in the update's own direction
+    decayed = moved[0.0] - moved[1.0]
+    pulled = update * start >= 0
+    assert 0 < int(pulled.sum()) < pulled.numel()
+    torch.testing.assert_close(decayed, torch.where(pulled, 0.1 * start, 0.0))
+
+
+def test_muon_in_bf16_steps_in_nearly_the_same_direction() -> None:
+    generator = torch.Generator().manual_seed(4)
+    grads = torch.randn(3, 32, 16, generator=generator)
+    updates = []
+    for dtype in (torch.float32, torch.bfloat16):
+        weights = torch.zeros(3, 32, 16)
+        muon_(
+            weights,
+            grads.clone(),
+            torch.zeros(3, 32, 16),
+            torch.zeros(3, 32, 1),
+            lr=1.0,
+            mu=0.9,
+            weight_decay=0.0,
+            dtype=dtype,
+        )
+        updates.append(weights.flatten())
+    assert torch.cosine_similarity(updates[0], updates[1], dim=0) > 0.999
+
+
+@pytest.mark.parametrize("group", ADAMW_GROUPS, ids=lambda group: group.lr)
+def test_adamw_is_its_formula_over_several_steps(group) -> None:
+    generator = torch.Generator().manual_seed(5)
+    shapes = [(40, 8), (7,), (1,)]
+    parameters = [torch.randn(s, generator=generator) for s in shapes]
+    exp_avg, exp_avg_sq = ([torch.zeros(s) for s in shapes] for _ in "mv")
+    expected = [p.double() for p in parameters]
+    m, v = ([torch.zeros(s).double() for s in shapes] for _ in "mv")
+    for step in range(1, 6):
+        grads = [torch.randn(s, generator=generator) for s in shapes]
+        lr = 0.03 / step
+        for i, grad in enumerate(g.double() for g in grads):
+            p = expected[i] * (1 - lr * group.weight_decay)
+            m[i] = group.beta1 * m[i] + (1 - group.beta1) * grad
+            v[i] = group.beta2 * v[i] + (1 - group.beta2) * grad * grad
+            corrected = (v[i] / (1 - group.beta2**step)).sqrt() + 1e-10
+            expected[i] = p - lr / (1 - group.beta1**step) * m[i] / corrected
+        adamw_(parameters, grads, exp_avg, exp_avg_sq, step=step, lr=lr, group=group)
+        for actual, wanted in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(actual.double(), wanted, atol=1e-6, rtol=0)
+
+
+def test_adamw_of_a_bf16_table_computes_in_fp32() -> None:
+    generator = torch.Generator().manual_seed(6)
+    start = torch.randn(64, 16, generator=generator).bfloat16()
+    grad = torch.randn(64, 16, generator=generator).bfloat16()
+    group = ADAMW_GROUPS[1]
+    narrow, wide = start.clone(), start.float()
+    adamw_(
+        [narrow],
+        [grad],
+        [torch.zeros_like(start)],
+        [torch.zeros_like(start)],
+        step=1,
+        lr=0.3,
+        group=group,
+    )
+    adamw_(
+        [wide],
+        [grad.float()],
+        [torch.zeros_like(wide)],
+        [torch.zeros_like(wide)],
+        step=1,
+        lr=0.3,
+        group=group,
+    )
+    assert torch.equal(narrow, wide.bfloat16())
