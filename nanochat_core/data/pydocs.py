@@ -23,7 +23,6 @@ from nanochat_core.data.docstrings import (
     split_text,
 )
 from nanochat_core.data.documents import Document
-from nanochat_core.data.processes import open_pool, usable_cores
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
 
@@ -151,6 +150,8 @@ def _module_name(path: Path) -> str:
 
 def _read_all(tasks: list[list[tuple[str, str]]]) -> Iterator[list[list[Section]]]:
     """The result of each task, in order; in this process when there is too little to share."""
+    from nanochat_core.data.processes import open_pool, usable_cores  # a plan does not need them
+
     processes = min(usable_cores(), len(tasks))
     if processes < 2:
         yield from map(_read_files, tasks)

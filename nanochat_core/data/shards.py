@@ -1,0 +1,101 @@
+"""Stage `shards`: the pretraining text as parquet files of shuffled documents.
+
+Training shards first, then one for validation. Text from documents is dealt out to the shards in
+turn, by way of scratch files, and shuffled inside each: any amount of it passes through a small
+memory. Datasets on the Hub come as such shards.
+"""
+
+import contextlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from nanochat_core.config import ShardsConfig
+from nanochat_core.data import hub, local_text, pydocs
+from nanochat_core.data.documents import Document
+from nanochat_core.data.shard_files import ShardFile, ShardSet, shard_name, write_shard
+from nanochat_core.errors import ConfigError, DataError
+from nanochat_core.job import Job
+from nanochat_core.runtime.progress import Progress
+from nanochat_core.runtime.seeding import seed_for
+
+MAX_VALIDATION_SHARE = 0.04  # of the groups of documents; less when the shards are many
+
+TextSource: TypeAlias = Callable[[ShardsConfig, Progress], Iterator[Document]]
+TEXT_SOURCES: dict[str, TextSource] = {
+    "pydocs": pydocs.documents,
+    "local": local_text.documents,
+}
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Write the shards and `shards.json`."""
+    config = ShardsConfig.from_tree(job.config["shards"])
+    if config.num_shards < 1:
+        raise ConfigError(f"shards.num_shards is {config.num_shards}", hint="at least 1")
+    progress = Progress(job.events)
+    scratch = job.directory / "scratch"
+    scratch.mkdir(exist_ok=True)
+    if config.source in TEXT_SOURCES:
+        documents = TEXT_SOURCES[config.source](config, progress)
+        shards = _write_shards(
+            documents, config, job.output, seed=job.config["seed"], scratch=scratch
+        )
+    elif config.source in hub.DATASETS:
+        shards = hub.fetch_shards(config, job.output, scratch=scratch, progress=progress)
+    else:
+        known = ", ".join([*TEXT_SOURCES, *hub.DATASETS])
+        raise ConfigError(f"shards.source is '{config.source}'", hint=f"one of: {known}")
+    ShardSet(directory=job.output, shards=tuple(shards)).write()
+    shutil.rmtree(scratch)
+    return {
+        "documents": sum(shard.documents for shard in shards),
+        "characters": sum(shard.characters for shard in shards),
+        "validation_documents": shards[-1].documents,
+        "validation_characters": shards[-1].characters,
+    }
+
+
+def _write_shards(
+    documents: Iterable[Document], config: ShardsConfig, output: Path, *, seed: int, scratch: Path
+) -> list[ShardFile]:
+    """Deal out, shuffle, write. Raises DataError when a shard would be empty."""
+    piles = [scratch / f"{shard_name(n)}.jsonl" for n in range(config.num_shards + 1)]
+    counts = _deal(documents, piles, seed=seed)
+    if not all(counts):
+        raise DataError(
+            f"{sum(counts)} documents do not fill {config.num_shards} training shards "
+            "and one for validation",
+            hint="give more text (a hundred documents is little) or a smaller shards.num_shards",
+        )
+    shards: list[ShardFile] = []
+    for number, pile in enumerate(piles):
+        with pile.open(encoding="ascii") as file:
+            texts = [json.loads(line) for line in file]
+        random.Random(seed_for(seed, "shuffle", number)).shuffle(texts)
+        shards.append(write_shard(output / shard_name(number), texts, scratch=scratch))
+    return shards
+
+
+def _deal(documents: Iterable[Document], piles: list[Path], *, seed: int) -> list[int]:
+    """Append each document to a pile, validation to the last; returns documents per pile.
+
+    A group's name decides alone whether it is for validation, so that one group's documents, which
+    resemble each other, are all training text or all validation text.
+    """
+    num_train = len(piles) - 1
+    threshold = int(min(MAX_VALIDATION_SHARE, 1 / len(piles)) * 2**63)
+    counts = [0] * len(piles)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(pile.open("w", encoding="ascii")) for pile in piles]
+        for document in documents:
+            if not document.text.strip():
+                continue
+            is_validation = seed_for(seed, "validation", document.group) < threshold
+            pile = num_train if is_validation else sum(counts[:-1]) % num_train
+            files[pile].write(json.dumps(document.text) + "\n")
+            counts[pile] += 1
+    return counts
