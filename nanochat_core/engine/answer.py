@@ -1,0 +1,61 @@
+"""One answer while it is being written: which token comes next, and when to stop.
+
+Every way of decoding (one prompt, many, with a cache or without) writes through `Answer`, so that
+stop tokens, tool calls and limits have one meaning.
+"""
+
+from dataclasses import dataclass
+
+from nanochat_core.engine.tools import ToolCalls, ToolTokens
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """An answer without its prompt and without the token that ended it."""
+
+    ids: list[int]
+    mask: list[int]  # of `ids`: 1 sampled by the model, 0 forced by a tool
+    finished: bool  # the model ended it; otherwise it ran into its limit
+
+
+def end_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens that end an answer."""
+    return frozenset((tokenizer.special("<|assistant_end|>"), tokenizer.bos))
+
+
+class Answer:
+    """The growing answer of one row. It may hold `limit` tokens, the ending one not counted."""
+
+    def __init__(self, tools: ToolTokens, *, ends: frozenset[int], limit: int) -> None:
+        self.ids: list[int] = []
+        self.mask: list[int] = []
+        self.finished = False
+        self.last = -1  # the token of the latest step, the ending one included
+        self.last_mask = 0
+        self._calls = ToolCalls(tools)
+        self._ends = ends
+        self.limit = limit
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may follow."""
+        return self.finished or len(self.ids) >= self.limit
+
+    def take(self, sampled: int) -> None:
+        """One step: a token that a tool has ready goes first, else `sampled` is written."""
+        if self._calls.forced:
+            token, sampled_by_model = self._calls.forced.popleft(), 0
+        else:
+            token, sampled_by_model = sampled, 1
+        self.last, self.last_mask = token, sampled_by_model
+        if token in self._ends:
+            self.finished = True
+            return
+        self.ids.append(token)
+        self.mask.append(sampled_by_model)
+        self._calls.see(token, room=self.limit - len(self.ids))
+
+    def completion(self) -> Completion:
+        """The answer as it is."""
+        return Completion(ids=self.ids, mask=self.mask, finished=self.finished)

@@ -1,0 +1,115 @@
+"""The calculator that a model may call: arithmetic, and counting letters in a string literal.
+
+The expression is written by a model, so it is read as data: cut into the few tokens of the grammar,
+parsed, and walked. Nothing is ever executed by name. Any thread may call it.
+
+    numbers      12  1,234.5  .5  1e3       (commas between digits are dropped)
+    operators    + - * / // % and unary + -, parentheses
+    counting     'strawberry'.count('r')    (string literals without backslashes)
+
+Whatever lies outside the grammar or the bounds has no value (None).
+"""
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+MAX_CHARS = 512
+MAX_NODES = 128
+MAX_INT_BITS = 1024
+SIGNIFICANT_DIGITS = 12  # of a float: 0.1 + 0.2 is 0.3, as in the text that models learn from
+
+Number: TypeAlias = int | float
+
+_TOKEN = re.compile(
+    r"""[ \t]*(?:
+        (?P<text>'[^'\\\r\n]*'|"[^"\\\r\n]*")
+      | (?P<number>(?:[0-9][0-9,]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)
+      | (?P<other>//|[-+*/%()]|\.[ \t]*count\b)
+    )""",
+    re.VERBOSE,
+)
+_BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+def calculate(expression: str) -> str | None:
+    """The value of `expression` as text, or None when it has none. Never raises.
+
+    Integers are exact; a float has at most 12 significant digits and no trailing ".0".
+    """
+    source = _clean(expression)
+    if source is None:
+        return None
+    try:
+        tree = ast.parse(source, mode="eval")
+        if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
+            return None
+        value = _evaluate(tree.body)
+    # The parser's and the arithmetic's ways of saying no.
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return None
+    return None if value is None else _format(value)
+
+
+def _clean(expression: str) -> str | None:
+    """The expression's tokens, spaced apart, commas gone from numbers; None if one is foreign."""
+    text = expression.strip(" \t\r\n")
+    if not text or len(text) > MAX_CHARS:
+        return None
+    tokens: list[str] = []
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            return None
+        token = match[match.lastgroup or 0]
+        tokens.append(token.replace(",", "") if match.lastgroup == "number" else token)
+        position = match.end()
+    return " ".join(tokens)
+
+
+def _evaluate(node: ast.expr) -> Number | None:
+    match node:
+        case ast.Constant(value=int() | float() as value):
+            result = value
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
+            inner = _evaluate(operand)
+            result = None if inner is None else _UNARY[type(op)](inner)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            a, b = _evaluate(left), _evaluate(right)
+            result = None if a is None or b is None else _BINARY[type(op)](a, b)
+        case ast.Call(
+            func=ast.Attribute(value=ast.Constant(value=str() as text), attr="count"),
+            args=[ast.Constant(value=str() as part)],
+            keywords=[],
+        ):
+            result = text.count(part)
+        case _:
+            result = None
+    return result if result is not None and _in_bounds(result) else None
+
+
+def _in_bounds(value: Number) -> bool:
+    if isinstance(value, int):
+        return value.bit_length() <= MAX_INT_BITS
+    return math.isfinite(value)
+
+
+def _format(value: Number) -> str:
+    if isinstance(value, int):
+        return str(value)
+    return f"{value + 0.0:.{SIGNIFICANT_DIGITS}g}"  # + 0.0: no "-0"

@@ -1,0 +1,76 @@
+import pytest
+import torch
+
+from nanochat_core.engine.sampling import row_keys, sample, uniforms
+
+pytestmark = pytest.mark.torch
+
+
+def _keys(count):
+    return row_keys(torch.full((count,), 7), torch.arange(count))
+
+
+def _draw(logits, count, **settings):
+    positions = torch.arange(count)
+    return sample(logits.expand(count, -1), _keys(count), positions, **settings)
+
+
+def test_uniforms_fill_the_unit_interval_evenly():
+    u = uniforms(_keys(20_000), torch.zeros(20_000, dtype=torch.int64))
+    assert 0.0 <= u.min() < 0.001
+    assert 0.999 < u.max() < 1.0
+    counts = torch.histc(u, bins=20, min=0.0, max=1.0)
+    assert ((counts - 1000).abs() < 5 * 1000**0.5).all()
+
+
+def test_seed_sample_and_position_each_give_another_stream():
+    keys = row_keys(torch.tensor([1, 1, 2]), torch.tensor([0, 1, 0]))
+    values = torch.stack([uniforms(keys, torch.full((3,), p)) for p in range(1000)])  # (1000, 3)
+    assert len(values.flatten().unique()) > 2990
+    correlation = torch.corrcoef(values.T) - torch.eye(3)
+    assert correlation.abs().max() < 0.15
+    lag = torch.corrcoef(torch.stack([values[1:, 0], values[:-1, 0]]))
+    assert lag[0, 1].abs() < 0.15
+
+
+def test_a_rows_number_does_not_depend_on_the_other_rows():
+    keys, positions = _keys(50), torch.arange(50)
+    alone = [uniforms(keys[i : i + 1], positions[i : i + 1]) for i in range(50)]
+    assert torch.equal(uniforms(keys, positions), torch.cat(alone))
+
+
+def test_tokens_come_as_often_as_the_softmax_says():
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    expected = torch.softmax(logits / 0.7, dim=-1)
+    drawn = _draw(logits, 40_000, temperature=0.7, top_k=None)
+    shares = torch.bincount(drawn, minlength=4) / 40_000
+    assert torch.allclose(shares, expected, atol=0.01)
+
+
+def test_top_k_draws_from_the_k_likeliest_only():
+    logits = torch.tensor([0.0, 3.0, -1.0, 2.0, 1.0])
+    drawn = _draw(logits, 5_000, temperature=1.0, top_k=2)
+    shares = torch.bincount(drawn, minlength=5) / 5_000
+    expected = torch.softmax(torch.tensor([3.0, 2.0]), dim=-1)
+    assert set(drawn.tolist()) == {1, 3}
+    assert torch.allclose(shares[[1, 3]], expected, atol=0.03)
+
+
+@pytest.mark.parametrize("top_k", [None, 0, -1, 5, 99])
+def test_a_top_k_of_none_or_too_many_is_off(top_k):
+    logits = torch.zeros(5)
+    drawn = _draw(logits, 1_000, temperature=1.0, top_k=top_k)
+    assert torch.equal(drawn, _draw(logits, 1_000, temperature=1.0, top_k=None))
+    assert set(drawn.tolist()) == set(range(5))
+
+
+def test_temperature_zero_takes_the_likeliest():
+    logits = torch.tensor([0.0, 3.0, -1.0])
+    assert set(_draw(logits, 100, temperature=0.0, top_k=None).tolist()) == {1}
+
+
+def test_impossible_tokens_are_never_drawn():
+    logits = torch.full((1000,), -1e4)
+    logits[123] = logits[456] = 0.0
+    drawn = _draw(logits, 10_000, temperature=1.0, top_k=None)
+    assert set(drawn.tolist()) == {123, 456}
