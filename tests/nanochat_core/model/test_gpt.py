@@ -1,0 +1,258 @@
+"""The forward pass against arithmetic written out line by line, and what training relies on."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanochat_core.config import ModelConfig, NumericsConfig
+from nanochat_core.model.gpt import GPT
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.scaling import numerics, run_for_depth
+
+pytestmark = pytest.mark.torch
+
+CONFIG = ModelConfig(
+    depth=5,
+    width=64,
+    num_heads=4,
+    num_kv_heads=2,
+    sequence_len=32,
+    vocab_size=100,
+    windows=(5, 7, 31, 2, 32),
+)
+FP32 = numerics("fp32")
+EARLY_2026 = dataclasses.replace(
+    FP32,
+    rotary_base=10000.0,
+    rotary_precision="bf16",
+    qk_scale=1.0,
+    softcap=20.0,
+    gate_scale=2.0,
+    gate_channels=32,
+)
+
+
+def noisy_model(config: ModelConfig = CONFIG, constants: NumericsConfig = FP32) -> GPT:
+    """Every parameter random, so that nothing hides behind a zero projection."""
+    model = GPT(config, constants)
+    model.init_weights(1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.15 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def tokens_of(rows: int, length: int, seed: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(CONFIG.vocab_size, (rows, length), generator=generator)
+
+
+def reference_logits(weights: dict[str, Tensor], tokens: Tensor, n: NumericsConfig) -> Tensor:
+    """One row, (T,) -> (T, V), token by token and head by head in float64."""
+    c = CONFIG
+    w = {name: tensor.double() for name, tensor in weights.items()}
+
+    def norm(x: Tensor) -> Tensor:
+        return x / (x * x).mean(-1, keepdim=True).add(n.norm_eps).sqrt()
+
+    def rotated(x: Tensor, position: int) -> Tensor:
+        half = c.head_dim // 2
+        frequency = torch.tensor([n.rotary_base ** (-2 * j / c.head_dim) for j in range(half)])
+        angle = position * frequency
+        cos, sin = angle.cos(), angle.sin()
+        if n.rotary_precision == "bf16":
+            cos, sin = cos.bfloat16(), sin.bfloat16()
+        a, b = x[:half], x[half:]
+        return torch.cat([a * cos + b * sin, b * cos - a * sin])
+
+    embedded = norm(w["transformer.wte.weight"][tokens])
+    x = embedded.clone()
+    for t in range(1, len(tokens)):
+        gate = torch.sigmoid(w["smear_gate.weight"][0] @ embedded[t][: n.smear_channels])
+        x[t] = embedded[t] + w["smear_lambda"] * gate * embedded[t - 1]
+    first = x
+    middle = x
+    for i in range(c.depth):
+        x = w["resid_lambdas"][i] * x + w["x0_lambdas"][i] * first
+        h = norm(x)
+        p = f"transformer.h.{i}."
+        q = (h @ w[p + "attn.c_q.weight"].T).view(-1, c.num_heads, c.head_dim)
+        k = (h @ w[p + "attn.c_k.weight"].T).view(-1, c.num_kv_heads, c.head_dim)
+        v = (h @ w[p + "attn.c_v.weight"].T).view(-1, c.num_kv_heads, c.head_dim)
+        if (c.depth - 1 - i) % 2 == 0:
+            gate = torch.sigmoid(h[:, : n.gate_channels] @ w[p + "attn.ve_gate.weight"].T)
+            extra = w[f"value_embeds.{i}.weight"][tokens].view_as(v)
+            v = v + n.gate_scale * gate[:, :, None] * extra
+        mixed = torch.zeros(len(tokens), c.num_heads, c.head_dim).double()
+        for head in range(c.num_heads):
+            kv_head = head // (c.num_heads // c.num_kv_heads)
+            for t in range(len(tokens)):
+                seen = range(max(0, t - c.windows[i]), t + 1)
+                query = n.qk_scale * norm(rotated(q[t, head], t))
+                keys = [n.qk_scale * norm(rotated(k[s, kv_head], s)) for s in seen]
+                scores = torch.stack([query @ key for key in keys]) / math.sqrt(c.head_dim)
+                mixed[t, head] = scores.softmax(0) @ v[list(seen), kv_head]
+        x = x + mixed.flatten(1) @ w[p + "attn.c_proj.weight"].T
+        inner = (norm(x) @ w[p + "mlp.c_fc.weight"].T).clamp(min=0) ** 2
+        x = x + inner @ w[p + "mlp.c_proj.weight"].T
+        if i == c.depth // 2:
+            middle = x
+    x = norm(x - w["backout_lambda"] * middle)
+    logits = (x @ w["lm_head.weight"].T)[:, : c.vocab_size]
+    return n.softcap * torch.tanh(logits / n.softcap)
+
+
+@pytest.mark.parametrize("constants", [FP32, EARLY_2026], ids=["head", "early-2026"])
+def test_the_forward_pass_is_the_recipe(constants: NumericsConfig) -> None:
+    model = noisy_model(constants=constants)
+    tokens = tokens_of(1, 32)
+    logits = model(tokens)
+    assert logits.shape == (1, 32, CONFIG.vocab_size)
+    assert logits.dtype == torch.float32
+    expected = reference_logits(dict(model.named_parameters()), tokens[0], constants)
+    assert expected.std() > 0.5
+    torch.testing.assert_close(logits[0].double(), expected, atol=1e-5, rtol=0)
+
+
+def test_bf16_is_near_fp32_and_keeps_tables_narrow() -> None:
+    wide, narrow = noisy_model(), noisy_model(constants=numerics("bf16"))
+    assert narrow.transformer.wte.weight.dtype == torch.bfloat16
+    assert narrow.lm_head.weight.dtype == torch.float32
+    tokens = tokens_of(2, 32)
+    difference = wide(tokens) - narrow(tokens)
+    assert difference.abs().mean() < 0.05 * wide(tokens).std()
+
+
+def test_losses_and_gradients_are_those_of_the_logits() -> None:
+    model = noisy_model()
+    tokens, targets = tokens_of(3, 20), tokens_of(3, 20, seed=4)
+    targets[0, 5:] = -1
+    targets[2] = -1
+    weights = torch.rand(3, 20, generator=torch.Generator().manual_seed(5))
+    plain = torch.nn.functional.cross_entropy(
+        model(tokens).transpose(1, 2), targets, ignore_index=-1, reduction="none"
+    )
+    (plain * weights).sum().backward()
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    losses = model.token_losses(tokens, targets)
+    (losses * weights).sum().backward()
+    torch.testing.assert_close(losses, plain, atol=2e-6, rtol=0)
+    assert torch.equal(losses == 0, targets == -1)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_a_batch_without_targets_has_zero_loss_and_gradients() -> None:
+    model = noisy_model()
+    losses = model.token_losses(tokens_of(2, 8), torch.full((2, 8), -1))
+    losses.sum().backward()
+    assert torch.equal(losses, torch.zeros(2, 8))
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("window", [1, 6])
+def test_a_query_sees_itself_and_window_keys_before_it(window: int) -> None:
+    # No smear and one layer: attention is all that moves information between positions.
+    config = dataclasses.replace(CONFIG, depth=1, windows=(window,))
+    model = noisy_model(config)
+    with torch.no_grad():
+        model.smear_lambda.zero_()
+    tokens = tokens_of(1, 24)
+    changed = tokens.clone()
+    changed[0, 4] = (changed[0, 4] + 1) % CONFIG.vocab_size
+    moved = (model(tokens) != model(changed)).any(dim=-1)[0]
+    assert moved.nonzero().flatten().tolist() == list(range(4, 4 + window + 1))
+
+
+def test_a_model_overfits_one_batch() -> None:
+    config = dataclasses.replace(CONFIG, depth=3, windows=(8, 8, 32))
+    model = GPT(config, FP32)
+    model.init_weights(7)
+    optimizer = Optimizer(model, run_for_depth(12).optimizer, precision="fp32")
+    tokens = tokens_of(4, 33)
+    losses: list[float] = []
+    for _ in range(60):
+        loss = model.token_losses(tokens[:, :-1], tokens[:, 1:]).mean()
+        loss.backward()
+        optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.0)
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(math.log(100), abs=0.05)
+    assert losses[-1] < 0.2
+
+
+def test_initial_weights_follow_the_recipe() -> None:
+    config = dataclasses.replace(CONFIG, width=128, vocab_size=2000, num_kv_heads=4)
+    with torch.device("meta"):
+        model = GPT(config, FP32)
+    model.to_empty(device="cpu")
+    model.init_weights(42)
+    p = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    bound = math.sqrt(3 / 128)
+    assert p["transformer.wte.weight"].std() == pytest.approx(0.8, rel=0.02)
+    assert p["lm_head.weight"].std() == pytest.approx(0.001, rel=0.02)
+    uniform = [(f"transformer.h.3.attn.c_{x}.weight", bound) for x in "qkv"]
+    uniform += [("transformer.h.1.mlp.c_fc.weight", 0.4 * bound), ("value_embeds.4.weight", bound)]
+    for name, edge in uniform:
+        assert 0.98 * edge < p[name].max() <= edge
+        assert -edge <= p[name].min() < -0.98 * edge
+        assert p[name].std() == pytest.approx(edge / math.sqrt(3), rel=0.03)
+    for name in ("transformer.h.0.attn.ve_gate.weight", "smear_gate.weight"):
+        assert 0 <= p[name].min() < p[name].max() <= 0.02
+    for name in ("transformer.h.0.attn.c_proj.weight", "transformer.h.0.mlp.c_proj.weight"):
+        assert not p[name].any()
+    torch.testing.assert_close(p["resid_lambdas"], torch.tensor([1.15, 1.125, 1.1, 1.075, 1.05]))
+    torch.testing.assert_close(p["x0_lambdas"], torch.tensor([0.2, 0.1625, 0.125, 0.0875, 0.05]))
+    assert float(p["smear_lambda"]) == 0.0
+    assert float(p["backout_lambda"]) == pytest.approx(0.2)
+
+
+def test_initial_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(0)
+    one, two, other = GPT(CONFIG, FP32), GPT(CONFIG, FP32), GPT(CONFIG, FP32)
+    one.init_weights(42)
+    torch.randn(5)
+    two.init_weights(42)
+    other.init_weights(43)
+    for name, weight in one.state_dict().items():
+        assert torch.equal(weight, two.state_dict()[name]), name
+    name = "transformer.h.0.attn.c_q.weight"
+    assert not torch.equal(one.state_dict()[name], other.state_dict()[name])
+    layers = [one.state_dict()[f"transformer.h.{i}.attn.c_q.weight"] for i in range(2)]
+    assert not torch.equal(*layers)
+
+
+def test_the_state_dict_holds_nanochats_names_and_nothing_else() -> None:
+    model = noisy_model()
+    model(tokens_of(1, 8))
+    names = set(model.state_dict())
+    assert names == {name for name, _ in model.named_parameters()}
+    block = {"attn.c_q", "attn.c_k", "attn.c_v", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}
+    expected = {f"transformer.h.{i}.{part}.weight" for i in range(5) for part in block}
+    expected |= {f"transformer.h.{i}.attn.ve_gate.weight" for i in (0, 2, 4)}
+    expected |= {f"value_embeds.{i}.weight" for i in (0, 2, 4)}
+    expected |= {"transformer.wte.weight", "lm_head.weight", "smear_gate.weight"}
+    expected |= {"resid_lambdas", "x0_lambdas", "smear_lambda", "backout_lambda"}
+    assert names == expected
+    assert model.lm_head.weight.shape == (128, 64)  # 100 tokens padded to a multiple of 64
+
+
+def test_training_works_after_a_look_in_inference_mode() -> None:
+    model = noisy_model()
+    tokens = tokens_of(1, 30, seed=9)
+    with torch.inference_mode():
+        model(tokens)
+    model.token_losses(tokens, tokens).sum().backward()
+    assert model.lm_head.weight.grad is not None
+
+
+def test_rows_longer_than_the_rotary_table_grow_it() -> None:
+    config = dataclasses.replace(CONFIG, sequence_len=2, windows=(1, 1, 1, 1, 2))
+    model, other = noisy_model(config), noisy_model(config)
+    tokens = tokens_of(1, 30)
+    model(tokens[:, :8])
+    torch.testing.assert_close(model(tokens), other(tokens), atol=0, rtol=0)
