@@ -220,7 +220,7 @@ def _stage_row(stage: Stage, artifact: Artifact) -> StageRow:
         digest=short(manifest.digest),
         num_files=len(manifest.files),
         size=sum(file.size for file in manifest.files),
-        seconds=sum(segment["ended"] - segment["started"] for segment in segments),
+        seconds=sum(s.get("ended", 0) - s.get("started", 0) for s in segments),
         made_from=tuple(
             (source.name, short(manifest.inputs[source.name].digest)) for source in stage.inputs
         ),

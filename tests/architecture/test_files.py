@@ -1,0 +1,79 @@
+"""What every file of the repository keeps to."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.stages import STAGES, Stage
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("deployments", "flows", "infra", "nanochat_core", "tasks")
+OURS = (*PACKAGES, "bench", "docs")
+MAX_LINES = 400
+READ_THE_ENVIRONMENT = ("infra/", "nanochat_core/runtime/distributed.py", "nanochat_core/worker.py")
+
+
+def python_files(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_no_python_file_is_too_long() -> None:
+    lines = {
+        named(path): len(path.read_text().splitlines()) for path in python_files(*OURS, "tests")
+    }
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+
+
+def test_packages_have_no_code_of_their_own() -> None:
+    inits = [path for path in python_files(*PACKAGES) if path.name == "__init__.py"]
+    assert [named(path) for path in inits if path.read_text().strip()] == []
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    folders = {path.parent for path in python_files(*PACKAGES)}
+    assert [named(path) for path in folders if not (path / "__init__.py").exists()] == []
+
+
+def test_code_is_ascii() -> None:
+    found = [path for path in python_files(*OURS) if not path.read_text("utf-8").isascii()]
+    assert [named(path) for path in found] == []
+
+
+def test_no_module_is_a_grab_bag() -> None:
+    banned = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
+    assert [named(path) for path in python_files(*PACKAGES) if path.stem in banned] == []
+
+
+def test_every_file_says_what_it_is_for() -> None:
+    files = [path for path in python_files(*OURS) if path.name != "__init__.py"]
+    silent = [path for path in files if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert [named(path) for path in silent] == []
+
+
+def test_only_the_places_that_reach_outside_read_the_environment() -> None:
+    readers = [
+        named(path)
+        for path in python_files(*PACKAGES)
+        if any(_reads_environment(node) for node in ast.walk(ast.parse(path.read_text())))
+    ]
+    assert [name for name in readers if not name.startswith(READ_THE_ENVIRONMENT)] == []
+
+
+def _reads_environment(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb")
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_every_stage_of_the_table_has_its_module(stage: Stage) -> None:
+    source = ROOT.joinpath(*stage.entry.split(".")).with_suffix(".py")
+    functions = [
+        n.name for n in ast.parse(source.read_text()).body if isinstance(n, ast.FunctionDef)
+    ]
+    assert "run" in functions
