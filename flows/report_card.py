@@ -88,6 +88,7 @@ class Card:
     charts: tuple[Chart, ...]
     chat_samples: tuple[Sample, ...]
     base_samples: tuple[Sample, ...]
+    base_scores: tuple[tuple[str, float], ...]  # (name, value)
     stages: tuple[StageRow, ...]
     speeds: tuple[Speed, ...]
     environment: tuple[tuple[str, str], ...]
@@ -139,6 +140,11 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         base_samples=tuple(
             Sample(prompt=prompt, answers=(("base", text),))
             for prompt, text in artifacts["base_eval"].samples()
+        ),
+        base_scores=tuple(
+            (name, value)
+            for name, value in artifacts["base_eval"].read_json("scores.json").items()
+            if isinstance(value, float)
         ),
         stages=stages,
         speeds=tuple(_speed(stage, artifacts[stage]) for stage in ("pretrain", *CHAT_MODELS)),

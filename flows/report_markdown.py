@@ -52,7 +52,8 @@ def _samples(card: Card) -> Iterator[str]:
     yield "\n## The same prompts, model by model"
     for sample in card.chat_samples:
         yield from _sample(sample)
-    yield "\n## The base model goes on"
+    yield "\n## The base model goes on\n"
+    yield ", ".join(f"{name} {value:.4f}" for name, value in card.base_scores)
     for sample in card.base_samples:
         yield from _sample(sample)
 

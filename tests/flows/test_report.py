@@ -48,6 +48,7 @@ def test_the_page_names_val_bpb_and_the_chat_scores_before_and_after_rl(tmp_path
         assert "val_bpb" in document
         assert "1.6000" in document
         assert "50.0 %" in document
+        assert "val_bpb 1.6000, train_bpb 1.5000" in " ".join(document.split())
         assert "arithmetic: pass@1 21.0 % before RL (sft), 61.0 % after RL" in document
 
 
@@ -219,7 +220,7 @@ def make_files(stage: str, answer: str) -> dict[str, str]:
         }
     if stage == "base_eval":
         return {
-            "scores.json": '{"val_bpb": 1.6}',
+            "scores.json": '{"format": 1, "val_bpb": 1.6, "train_bpb": 1.5}',
             "samples.jsonl": make_samples(("The capital of France is", answer)),
         }
     return {"config.json": json.dumps({"model": {"depth": 3}, "of": stage})}
