@@ -1,0 +1,320 @@
+"""Builds one stage's artifact, or finds that it exists: reuse, lease, fetch, run, publish.
+
+This is the whole of what a Prefect task of ours does, and it knows nothing of Prefect.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from flows import lease
+from flows.artifacts import Published, fetch, find_manifest, publish, supersede
+from flows.fingerprint import CARRIERS, REPOSITORY, Code, Identity, identify
+from flows.manifest import Facts, Manifest, Provenance
+from flows.runs import timestamp
+from flows.stages import Stage
+from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
+from infra.placement import Placement
+from infra.storage.base import Store
+from nanochat_core.config import RunConfig, Section
+from nanochat_core.errors import NanochatError, StageError
+from nanochat_core.job import Job, Result
+from nanochat_core.runtime.progress import read_events
+
+# Called with a stage's name and an event, from the thread that builds the stage. Kinds of event
+# beside those of runtime.progress:
+#
+#     cached    {"uri"}                    the artifact exists; nothing was done
+#     waiting   {"text"}                   for another process, or for the device
+#     fetching  {"inputs"}                 names of stages
+#     building  {"fingerprint", "processes"}   the job starts
+#     warning   {"text"}
+#     finished  {"uri", "seconds", "metrics"}
+#     failed    {"error", "log_tail"}
+#     interrupted {}
+Watch: TypeAlias = Callable[[str, dict[str, Any]], None]
+
+_SECONDS_BETWEEN_LOOKS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What all stages of one run share: what is built, where, and who is told."""
+
+    run: RunConfig
+    run_id: str  # recorded as who built it
+    placement: Placement
+    store: Store
+    watch: Watch
+    strict: bool  # whether code that the fingerprint did not see is an error
+    root: Path = REPOSITORY  # where the packages lie
+    stop: threading.Event = field(default_factory=threading.Event)
+    device: threading.Semaphore = field(default_factory=threading.Semaphore)  # one GPU stage a time
+    identifying: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def work(self) -> Path:
+        """Work directories of unfinished jobs, by stage and fingerprint."""
+        return self.placement.home / "work"
+
+    @property
+    def cache(self) -> Path:
+        """Fetched artifacts, by stage and fingerprint."""
+        return self.placement.home / "artifacts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A stage's artifact, and whether anything was done for it."""
+
+    manifest: Manifest
+    uri: str  # of the manifest in the store
+    cached: bool
+
+
+def build(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bool) -> Built:
+    """The artifact of `stage` made from `inputs`, built unless the store has it.
+
+    With `force` an existing one is put aside and built again, unless this very run built it.
+
+    Raises StageError (StageInterrupted, JobFailed) when the job does not finish; its work directory
+    stays, and the next attempt goes on there. Raises StoreError when the store cannot be reached.
+    """
+    try:
+        return _reuse_or_build(stage, site, inputs, force=force)
+    except StageInterrupted:
+        site.watch(stage.name, {"kind": "interrupted"})
+        raise
+    except NanochatError as error:
+        log_tail = error.log_tail if isinstance(error, JobFailed) else ""
+        site.watch(stage.name, {"kind": "failed", "error": str(error), "log_tail": log_tail})
+        raise
+
+
+def _reuse_or_build(
+    stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bool
+) -> Built:
+    with site.identifying:
+        digests = {source.name: inputs[source.name].digest for source in stage.inputs}
+        identity = identify(stage, site.run, digests, code=Code(site.root))
+    manifest = find_manifest(site.store, stage.name, identity.fingerprint)
+    redo = force and (manifest is None or manifest.provenance.run != site.run_id)
+    if manifest is not None and not redo:
+        return _reuse(site, manifest)
+    with _device_of(stage, site), _lease_on(identity, site):
+        if redo:
+            supersede(site.store, stage.name, identity.fingerprint)
+            shutil.rmtree(_work_directory(site, identity), ignore_errors=True)
+        manifest = find_manifest(site.store, stage.name, identity.fingerprint)
+        if manifest is not None:  # built by whoever had the lease before
+            return _reuse(site, manifest)
+        return _build(stage, site, identity, inputs)
+
+
+def uri_of(store: Store, manifest: Manifest) -> str:
+    """Where an artifact is."""
+    return f"{store.url}/{manifest.stage}/{manifest.fingerprint}"
+
+
+def leaked_modules(identity: Identity, imported: Iterable[str]) -> list[str]:
+    """Modules that a job loaded although its fingerprint does not depend on them."""
+    code = identity.preimage["code"]
+    assert isinstance(code, dict)
+    names = sorted(set(imported))
+    packages = {name.rpartition(".")[0] for name in names}
+    return [n for n in names if n not in code and n not in CARRIERS and n not in packages]
+
+
+def _reuse(site: Site, manifest: Manifest) -> Built:
+    uri = uri_of(site.store, manifest)
+    site.watch(manifest.stage, {"kind": "cached", "uri": uri})
+    return Built(manifest=manifest, uri=uri, cached=True)
+
+
+def _build(stage: Stage, site: Site, identity: Identity, inputs: Mapping[str, Manifest]) -> Built:
+    started = time.time()
+    job = _make_job(stage, site, identity, _fetch_inputs(stage, site, inputs))
+    processes = max(site.placement.gpus, 1) if stage.compute == "gpu" else 1
+    site.watch(
+        stage.name,
+        {"kind": "building", "fingerprint": identity.fingerprint, "processes": processes},
+    )
+    _append_segment(job, site, processes)
+    result = run_job(
+        job, processes=processes, on_event=lambda e: site.watch(stage.name, e), stop=site.stop
+    )
+    _check_modules(stage, site, identity, result)
+    published = _publish(site, identity, job, inputs, result)
+    shutil.rmtree(job.directory, ignore_errors=True)
+    uri = uri_of(site.store, published.manifest)
+    site.watch(
+        stage.name,
+        {
+            "kind": "finished",
+            "uri": uri,
+            "seconds": time.time() - started,
+            "metrics": result.metrics,
+        },
+    )
+    return Built(manifest=published.manifest, uri=uri, cached=False)
+
+
+@contextlib.contextmanager
+def _device_of(stage: Stage, site: Site) -> Generator[None]:
+    """Hold the machine's device while a GPU stage runs: two would only slow each other down."""
+    if stage.compute != "gpu":
+        yield
+        return
+    with site.device:
+        _check_not_stopped(stage.name, site)
+        yield
+
+
+@contextlib.contextmanager
+def _lease_on(identity: Identity, site: Site) -> Generator[None]:
+    """Hold the fingerprint's lease. Waiting for it ends when the run is stopped."""
+    path = lease.lock_path(site.work, identity.stage, identity.fingerprint)
+    told: set[lease.Owner | None] = set()
+
+    def tell(owner: lease.Owner | None) -> None:
+        if owner not in told:
+            told.add(owner)
+            text = f"waiting: {owner or 'another process'} builds it"
+            site.watch(identity.stage, {"kind": "waiting", "text": text})
+
+    while (owner := lease.find_owner(path)) is not None:
+        tell(owner)
+        _check_not_stopped(identity.stage, site)
+        site.stop.wait(_SECONDS_BETWEEN_LOOKS)
+    with lease.hold(path, tell):
+        yield
+
+
+def _check_not_stopped(stage: str, site: Site) -> None:
+    if site.stop.is_set():
+        raise StageInterrupted(f"{stage} was not started: the run is being stopped")
+
+
+def _work_directory(site: Site, identity: Identity) -> Path:
+    return lease.work_directory(site.work, identity.stage, identity.fingerprint)
+
+
+def _fetch_inputs(stage: Stage, site: Site, inputs: Mapping[str, Manifest]) -> dict[str, Path]:
+    names = [source.name for source in stage.inputs]
+    if names:
+        site.watch(stage.name, {"kind": "fetching", "inputs": names})
+    return {name: fetch(site.store, inputs[name], site.cache) / "files" for name in names}
+
+
+def _make_job(stage: Stage, site: Site, identity: Identity, inputs: dict[str, Path]) -> Job:
+    sections = {name: getattr(site.run, name) for name in stage.config}
+    return Job(
+        directory=_work_directory(site, identity),
+        stage=stage.name,
+        entry=stage.entry,
+        fingerprint=identity.fingerprint,
+        config={n: s.tree() if isinstance(s, Section) else s for n, s in sections.items()},
+        inputs=inputs,
+        resources=site.placement.resources,
+    )
+
+
+def _check_modules(stage: Stage, site: Site, identity: Identity, result: Result) -> None:
+    """A change in code that the fingerprint does not see would leave a stale artifact in use."""
+    leaked = leaked_modules(identity, result.modules)
+    if not leaked:
+        return
+    text = f"{stage.name} ran code that its fingerprint does not see: {', '.join(leaked)}"
+    if site.strict:
+        raise StageError(text, hint="import these modules by name in what the stage imports")
+    site.watch(stage.name, {"kind": "warning", "text": text})
+
+
+def _publish(
+    site: Site,
+    identity: Identity,
+    job: Job,
+    inputs: Mapping[str, Manifest],
+    result: Result,
+) -> Published:
+    logs = [job.events, job.directory / "worker.log"]
+    published = publish(
+        site.store,
+        identity,
+        job.output,
+        logs=[log for log in logs if log.stat().st_size],
+        inputs={name: inputs[name] for name in job.inputs},
+        provenance=Provenance(
+            run=site.run_id,
+            created=timestamp(time.time()),
+            git_commit=_git_commit(site.root),
+            metrics=result.metrics,
+            segments=tuple(_segments(job, ended=time.time())),
+        ),
+    )
+    differs = published.divergence or (published.manifest.divergences or (None,))[0]
+    if differs is not None:
+        text = f"{identity.stage} was built before with another result: {site.store.url}/{differs}"
+        site.watch(identity.stage, {"kind": "warning", "text": text})
+    return published
+
+
+def _append_segment(job: Job, site: Site, processes: int) -> None:
+    """Note that an execution starts, so that one which is killed still counts."""
+    segment = {
+        "started": round(time.time(), 3),
+        "host": socket.gethostname(),
+        "device": job.resources.device,
+        "processes": processes,
+        "threads": job.resources.threads,
+        "device_batch_size": job.resources.device_batch_size,
+        "torch": importlib.metadata.version("torch"),
+    }
+    job.directory.mkdir(parents=True, exist_ok=True)
+    with (job.directory / "segments.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(segment) + "\n")
+
+
+def _segments(job: Job, *, ended: float) -> list[Facts]:
+    """Every execution of the job: where, from when to when, from which step to which.
+
+    An execution that was killed is taken to have ended with its last event.
+    """
+    segments: list[Facts] = list(read_events(job.directory / "segments.jsonl"))
+    events = list(read_events(job.events))
+    starts = [segment["started"] for segment in segments]
+    for number, segment in enumerate(segments):
+        is_last = number == len(segments) - 1
+        until = ended if is_last else starts[number + 1]
+        own = [event for event in events if starts[number] <= event["time"] < until]
+        steps = [event["step"] for event in own if event["kind"] in ("start", "step")]
+        segment["ended"] = ended if is_last else max([starts[number], *(e["time"] for e in own)])
+        segment["first_step"] = steps[0] if steps else 0
+        segment["last_step"] = steps[-1] if steps else 0
+        hours = (segment["ended"] - segment["started"]) / 3600
+        segment["dollars"] = round(hours * job.resources.dollars_per_hour, 4)
+    return segments
+
+
+def _git_commit(root: Path) -> str | None:
+    """The commit that is checked out, or None outside a repository."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except OSError:  # no git here
+        return None
+    return done.stdout.strip() or None

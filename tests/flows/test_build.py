@@ -1,0 +1,249 @@
+"""Reuse, lease, fetch, run, publish: what happens to one stage, without Prefect."""
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import lease
+from flows.artifacts import find_manifest
+from flows.build import build, leaked_modules
+from flows.fingerprint import Code, identify
+from infra.launch.torchrun import JobFailed, StageInterrupted
+from infra.storage.open import open_store
+from nanochat_core.errors import StageError, StoreError
+
+SLOW = """
+import time
+
+
+def run(job):
+    time.sleep(0.5)
+    (job.output / "a").write_text("a")
+    return {}
+"""
+
+
+def test_a_stage_is_built_once_and_reused_afterwards(toys: Any) -> None:
+    first = toys.stage("first")
+    second = toys.stage("second", first)
+    site = toys.site()
+
+    made = build(first, site, {}, force=False)
+    after = build(second, site, {"first": made.manifest}, force=False)
+    told = toys.kinds("second")
+    again = build(second, site, {"first": made.manifest}, force=False)
+
+    assert (made.cached, after.cached, again.cached) == (False, False, True)
+    assert told == ["fetching", "building", "start", "step", "step", "finished"]
+    assert toys.kinds("second") == ["cached"]
+    assert again.manifest == after.manifest
+    store = open_store(toys.placement.store)
+    assert store.get(after.manifest.files[0].key) == b"first+second"
+    assert after.manifest.provenance.metrics == {"length": 12}
+
+
+def test_the_manifest_says_how_the_stage_was_executed(toys: Any) -> None:
+    manifest = build(toys.stage("first"), toys.site("run-7"), {}, force=False).manifest
+
+    assert manifest.provenance.run == "run-7"
+    assert [log.path for log in manifest.logs] == ["events.jsonl"]
+    (segment,) = manifest.provenance.segments
+    assert (segment["first_step"], segment["last_step"]) == (0, 2)
+    assert (segment["device"], segment["processes"], segment["threads"]) == ("cpu", 1, 1)
+    assert 0 < segment["ended"] - segment["started"] < 30
+    assert segment["dollars"] == pytest.approx(
+        (segment["ended"] - segment["started"]) / 1000, abs=1e-4
+    )
+
+
+def test_the_work_directory_goes_when_the_artifact_is_published(toys: Any) -> None:
+    build(toys.stage("first"), toys.site(), {}, force=False)
+
+    assert [path for path in (toys.home / "work").rglob("*") if path.suffix != ".lock"] == [
+        toys.home / "work" / "first"
+    ]
+
+
+def test_a_failed_stage_keeps_its_job_and_goes_on_in_it(toys: Any) -> None:
+    first = toys.stage("first")
+    toys.set_broken("first")
+    with pytest.raises(JobFailed, match="ValueError: broken"):
+        build(first, toys.site(), {}, force=False)
+    (job,) = (toys.home / "work" / "first").glob("*/job.json")
+    (job.parent / "checkpoints" / "state").write_text("kept")
+    (job.parent / "output" / ".half").write_text("not kept")
+    kind, event = toys.told[-1][1]["kind"], toys.told[-1][1]
+    assert kind == "failed"
+    assert "ValueError" in event["log_tail"]
+
+    toys.set_broken("first", False)
+    checkpoints_seen = toys.stage(
+        "first", source="def run(job):\n    (job.output / 'a').write_text('a')\n    return {}\n"
+    )
+    manifest = build(checkpoints_seen, toys.site(), {}, force=False).manifest
+    assert [file.path for file in manifest.files] == ["a"]
+    assert job.exists()  # of the other code: another fingerprint, another directory
+
+    first = toys.stage("first")
+    manifest = build(first, toys.site(), {}, force=False).manifest
+    assert [file.path for file in manifest.files] == ["value.txt"]
+    assert len(manifest.provenance.segments) == 2
+    assert not job.exists()
+
+
+def test_force_builds_again_and_keeps_the_old_manifest(toys: Any) -> None:
+    first = toys.stage("first")
+    old = build(first, toys.site("run-1"), {}, force=False).manifest
+    site = toys.site("run-2")
+
+    new = build(first, site, {}, force=True)
+
+    assert not new.cached
+    assert new.manifest.provenance.run == "run-2"
+    assert new.manifest.digest == old.digest
+    names = [entry.key for entry in site.store.list(f"first/{old.fingerprint}/superseded/")]
+    assert len(names) == 1
+    assert build(first, site, {}, force=True).cached  # this run built it already
+
+
+def test_force_starts_an_unfinished_job_over(toys: Any) -> None:
+    first = toys.stage("first")
+    toys.set_broken("first")
+    with pytest.raises(StageError):
+        build(first, toys.site(), {}, force=False)
+    toys.set_broken("first", False)
+
+    manifest = build(first, toys.site(), {}, force=True).manifest
+
+    assert len(manifest.provenance.segments) == 1
+
+
+def test_a_result_that_changed_is_told(toys: Any) -> None:
+    source = """
+import os
+
+def run(job):
+    (job.output / "a").write_text(str(os.getpid()))
+    return {}
+"""
+    first = toys.stage("first", source=source)
+    build(first, toys.site("run-1"), {}, force=False)
+    assert "warning" not in toys.kinds("first")
+
+    build(first, toys.site("run-2"), {}, force=True)
+
+    assert "warning" in toys.kinds("first")
+
+
+def test_a_store_that_cannot_be_reached_is_an_error_and_nothing_runs(toys: Any) -> None:
+    first = toys.stage("first")
+    site = toys.site()
+    away = Path(toys.home) / "unmounted"
+    object.__setattr__(site, "store", open_store((away / "store").as_uri()))
+
+    with pytest.raises(StoreError, match="cannot be reached"):
+        build(first, site, {}, force=False)
+
+    assert toys.kinds("first") == ["failed"]
+    assert not (toys.home / "work").exists()
+
+
+def test_whoever_waits_for_the_lease_reuses_what_was_built(toys: Any) -> None:
+    first = toys.stage("first", source=SLOW)
+    results: list[Any] = []
+    threads = [
+        threading.Thread(
+            target=lambda: results.append(build(first, toys.site(), {}, force=False).cached)
+        )
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(results) == [False, True, True]
+    kinds = toys.kinds("first")
+    assert kinds.count("building") == 1
+    assert kinds.count("waiting") == 2
+
+
+def test_gpu_stages_run_one_at_a_time(toys: Any) -> None:
+    source = SLOW
+    stages = [toys.stage(name, compute="gpu", source=source) for name in ("one", "two")]
+    site = toys.site()
+    threads = [
+        threading.Thread(target=build, args=(s, site, {}), kwargs={"force": False}) for s in stages
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    order = [event["kind"] for _, event in toys.told if event["kind"] in ("building", "finished")]
+    assert order == ["building", "finished", "building", "finished"]
+
+
+def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None:
+    slow = toys.stage("slow", source="import time\ndef run(job):\n    time.sleep(60)\n")
+    held = toys.stage("held")
+    site = toys.site()
+    identity = identify(held, site.run, {}, code=Code(site.root))
+    path = lease.lock_path(site.work, "held", identity.fingerprint)
+    errors: list[BaseException] = []
+
+    def run(stage: Any) -> None:
+        try:
+            build(stage, site, {}, force=False)
+        except StageInterrupted as error:
+            errors.append(error)
+
+    with lease.hold(path, lambda owner: None):
+        threads = [threading.Thread(target=run, args=(stage,)) for stage in (slow, held)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 20
+        while len([e for _, e in toys.told if e["kind"] in ("building", "waiting")]) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+        site.stop.set()
+        for thread in threads:
+            thread.join(20)
+
+    assert len(errors) == 2
+    assert find_manifest(site.store, "held", identity.fingerprint) is None
+    assert [os.path.exists(toys.home / "work" / "slow")] == [True]
+
+
+def test_code_the_fingerprint_does_not_see_is_an_error_when_strict_and_else_a_warning(
+    toys: Any,
+) -> None:
+    source = """
+import importlib
+
+def run(job):
+    importlib.import_module("nanochat_core.runtime.seeding")
+    (job.output / "a").write_text("a")
+    return {}
+"""
+    sneaky = toys.stage("sneaky", source=source)
+
+    with pytest.raises(StageError, match=r"does not see: nanochat_core\.runtime\.seeding"):
+        build(sneaky, toys.site(strict=True), {}, force=False)
+    assert not build(sneaky, toys.site(strict=False), {}, force=False).cached
+
+    assert "warning" in toys.kinds("sneaky")
+
+
+def test_carriers_packages_and_hashed_modules_are_no_leak(toys: Any) -> None:
+    first = toys.stage("first")
+    site = toys.site()
+    identity = identify(first, site.run, {}, code=Code(site.root))
+    loaded = ["nanochat_core", "nanochat_core.job", "toy_first", "tasks.spelling", "tasks"]
+
+    assert leaked_modules(identity, loaded) == ["tasks.spelling"]
