@@ -1,0 +1,119 @@
+"""Documents into rows: best-fit with cropping, every row beginning with bos.
+
+A row is full: no padding. It takes the largest waiting document that fits, again and again; when
+none fits, the shortest is cropped to fill the row and the rest of it is dropped. Two policies:
+
+nanochat    exactly nanochat's rows at one rank. Documents longer than a row wait in the buffer
+            until one is cropped, which wants the shortest: they fill the buffer, and the longest
+            are never trained on.
+default     a document longer than a row is cut as it arrives: whole rows of its own, and a rest
+            that waits like any document. Each piece after the first is given its own bos. So no
+            length goes untrained, and the buffer holds only documents that fit.
+
+Pure functions of lengths: nothing here reads a token.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from nanochat_core.errors import ConfigError
+
+POLICIES = ("default", "nanochat")
+BATCH_DOCUMENTS = 128  # arrive together; a batch does not cross row groups
+
+
+class Segment(NamedTuple):
+    """Tokens `start` to `start + length` of a document. With `start` > 0 a bos goes before them."""
+
+    document: int
+    start: int
+    length: int
+
+    @property
+    def size(self) -> int:
+        """Places it takes in a row."""
+        return self.length + (self.start > 0)
+
+
+Row: TypeAlias = list[Segment]
+
+
+def batches(row_groups: Iterable[int]) -> Iterator[int]:
+    """Sizes of the batches in which documents arrive, given the documents of each row group."""
+    for documents in row_groups:
+        for start in range(0, documents, BATCH_DOCUMENTS):
+            yield min(BATCH_DOCUMENTS, documents - start)
+
+
+def pack(
+    lengths: Iterable[Sequence[int]], *, row_len: int, policy: str, buffer_documents: int
+) -> Iterator[Row]:
+    """Rows of exactly `row_len` places each, in the order in which they are filled.
+
+    `lengths` are the documents' tokens (bos included), a sequence per batch. Another batch is taken
+    whenever fewer than `buffer_documents` wait. Documents are numbered by arrival. The last row,
+    which no document is left to fill, is dropped.
+    """
+    if policy not in POLICIES:
+        raise ConfigError(f"rows.policy is '{policy}'", hint=f"one of: {', '.join(POLICIES)}")
+    assert row_len > 1
+    buffer = _Buffer(lengths, row_len=row_len, cuts=policy == "default")
+    while True:
+        row: Row = []
+        space = row_len
+        while space:
+            yield from buffer.refill(buffer_documents)
+            segment = buffer.take(space)
+            if segment is None:
+                return
+            row.append(segment)
+            space -= segment.size
+        yield row
+
+
+class _Buffer:
+    """The waiting pieces of documents, sorted by size, then by arrival."""
+
+    def __init__(self, lengths: Iterable[Sequence[int]], *, row_len: int, cuts: bool) -> None:
+        self._batches = iter(lengths)
+        self._row_len = row_len
+        self._cuts = cuts  # whether documents longer than a row are cut on arrival
+        self._arrived = 0
+        self._waiting: list[tuple[int, int, int]] = []  # size, document, start
+
+    def refill(self, documents: int) -> list[Row]:
+        """Take batches until `documents` wait; returns the rows that arrived whole."""
+        rows: list[Row] = []
+        while len(self._waiting) < documents:
+            batch = next(self._batches, None)
+            if batch is None:
+                break
+            for length in batch:
+                start = self._cut(length, rows) if self._cuts else 0
+                if start < length:
+                    insort(self._waiting, (length - start + (start > 0), self._arrived, start))
+                self._arrived += 1
+        return rows
+
+    def take(self, space: int) -> Segment | None:
+        """The largest that fits, else the shortest cropped to `space`; None if none waits."""
+        waiting = self._waiting
+        if not waiting:
+            return None
+        fitting = bisect_left(waiting, (space + 1,))
+        if fitting:
+            largest = waiting[fitting - 1][0]
+            size, document, start = waiting.pop(bisect_left(waiting, (largest,)))
+        else:
+            size, document, start = waiting.pop(0)
+        return Segment(document, start, min(size, space) - (start > 0))
+
+    def _cut(self, length: int, rows: list[Row]) -> int:
+        """Add the rows that the arriving document fills alone; returns where its rest starts."""
+        start = 0
+        while length - start + (start > 0) > self._row_len:
+            segment = Segment(self._arrived, start, self._row_len - (start > 0))
+            rows.append([segment])
+            start += segment.length
+        return start

@@ -1,0 +1,135 @@
+"""The row format, and random access to rows for training.
+
+`train.rows` and `val.rows` are arrays (N, T+1) of raw little-endian ids: a row's first T ids are
+the inputs, its last T the targets. `rows.json` says the rest. The order of training is a function
+of the step: nothing about reading has to be saved to resume, whatever the number of ranks.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from nanochat_core.data.token_files import map_ids
+from nanochat_core.errors import DataError
+from nanochat_core.job import write_json
+from nanochat_core.runtime.seeding import seed_for
+
+FORMAT = 1
+INDEX_FILE = "rows.json"
+SPLITS = ("train", "val")
+BLOCK_ROWS = 1024  # shuffled among themselves, so that a step reads few places of a big file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of one split."""
+
+    ids: npt.NDArray[Any]  # (N, T+1) u16 or u32, mapped from disk
+    vocab_size: int
+    tokenizer: str  # digest of the tokenizer that made the ids
+
+    @classmethod
+    def open(cls, directory: Path, split: str) -> Self:
+        """The rows of `split`, "train" or "val". Raises DataError when the files are not rows."""
+        assert split in SPLITS
+        tree = _read_index(directory)
+        num_rows, row_len = tree[f"num_{split}"], tree["sequence_len"] + 1
+        ids = map_ids(directory / f"{split}.rows", dtype=tree["dtype"], count=num_rows * row_len)
+        return cls(
+            ids=ids.reshape(num_rows, row_len),
+            vocab_size=tree["vocab_size"],
+            tokenizer=tree["tokenizer"],
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the split."""
+        return len(self.ids)
+
+    @property
+    def sequence_len(self) -> int:
+        """Targets per row."""
+        return self.ids.shape[1] - 1
+
+    def check_tokenizer(self, digest: str) -> None:
+        """Raise DataError unless the rows were made with the tokenizer of this digest."""
+        if digest != self.tokenizer:
+            raise DataError(
+                f"the rows were made with tokenizer {self.tokenizer[:12]}, "
+                f"the one given is {digest[:12]}",
+                hint="make tokens and rows again with this tokenizer",
+            )
+
+    def take(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rows with these numbers (n,), as (n, T+1)."""
+        return self.ids[ids].astype(np.int64)
+
+    def step_ids(self, step: int, rows_per_step: int, seed: int) -> npt.NDArray[np.int64]:
+        """Which rows step `step` trains on (rows_per_step,).
+
+        Each epoch goes through every row once, in its own order: blocks of neighbouring rows are
+        shuffled, and the rows inside each block. Steps follow one another through the epochs, so
+        the answer depends on the arguments alone.
+        """
+        assert rows_per_step > 0
+        first = step * rows_per_step
+        parts: list[npt.NDArray[np.int64]] = []
+        while rows_per_step > 0:
+            epoch, start = divmod(first, self.num_rows)
+            count = min(rows_per_step, self.num_rows - start)
+            parts.append(self._epoch_ids(seed, epoch, start, start + count))
+            first += count
+            rows_per_step -= count
+        return np.concatenate(parts)
+
+    def _epoch_ids(self, seed: int, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Rows at the places `start` to `stop` of one epoch's order."""
+        num_blocks = -(-self.num_rows // BLOCK_ROWS)
+        blocks = permutation(num_blocks, seed_for(seed, "blocks", epoch))
+        sizes = np.minimum(BLOCK_ROWS, self.num_rows - blocks * BLOCK_ROWS)
+        ends = np.cumsum(sizes)
+        first, last = np.searchsorted(ends, (start, stop - 1), side="right")
+        parts = [
+            block * BLOCK_ROWS + permutation(size, seed_for(seed, "rows", epoch, block))
+            for block, size in zip(
+                blocks[first : last + 1].tolist(), sizes[first : last + 1].tolist(), strict=True
+            )
+        ]
+        before = ends[first] - sizes[first]
+        return np.concatenate(parts)[start - before : stop - before]
+
+
+def write_index(directory: Path, tree: dict[str, Any]) -> None:
+    """Write rows.json."""
+    write_json(directory / INDEX_FILE, {"format": FORMAT, **tree})
+
+
+def permutation(n: int, seed: int) -> npt.NDArray[np.int64]:
+    """The numbers below `n` in an order given by `seed` (n,).
+
+    Sorted by a hash (splitmix64) rather than drawn from numpy's generators, whose streams may
+    change between releases: the order of training must not.
+    """
+    key = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    key ^= key >> np.uint64(31)
+    return np.argsort(key, kind="stable").astype(np.int64)
+
+
+def _read_index(directory: Path) -> dict[str, Any]:
+    path = directory / INDEX_FILE
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{directory} holds no rows: {error}") from error
+    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+        raise DataError(
+            f"{path} is not of format {FORMAT}",
+            hint="it was written by another version of nanochat-flows",
+        )
+    return tree

@@ -1,0 +1,123 @@
+"""The token format: every shard as one stream of ids, and the length of each document in it.
+
+Every document begins with bos; there is no end token. Beside `tokens.json` there are two files a
+shard: `shard_00000.tokens`, raw little-endian ids, and `shard_00000.lengths.npy`, u32 numbers of
+tokens per document, bos included. The last shard is for validation.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from nanochat_core.errors import DataError
+from nanochat_core.job import write_json
+
+FORMAT = 1
+INDEX_FILE = "tokens.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenShard:
+    """One tokenised shard."""
+
+    name: str  # the shard's file name without its ending
+    documents: int
+    tokens: int
+    row_groups: tuple[int, ...]  # documents in each of the shard's row groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSet:
+    """The tokens of one directory."""
+
+    directory: Path
+    dtype: str  # of the .tokens files: "uint16" or "uint32", little-endian
+    vocab_size: int
+    bos: int
+    tokenizer: str  # digest of the tokenizer
+    shards: tuple[TokenShard, ...]
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        """Read tokens.json. Raises DataError when the directory has none."""
+        path = directory / INDEX_FILE
+        try:
+            tree: Any = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{directory} holds no tokens: {error}") from error
+        if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+            raise DataError(
+                f"{path} is not of format {FORMAT}",
+                hint="it was written by another version of nanochat-flows",
+            )
+        shards = tuple(
+            TokenShard(**{**shard, "row_groups": tuple(shard["row_groups"])})
+            for shard in tree["shards"]
+        )
+        return cls(
+            directory=directory,
+            dtype=tree["dtype"],
+            vocab_size=tree["vocab_size"],
+            bos=tree["bos"],
+            tokenizer=tree["tokenizer"],
+            shards=shards,
+        )
+
+    def write(self) -> None:
+        """Write tokens.json."""
+        tree = {
+            "format": FORMAT,
+            "dtype": self.dtype,
+            "vocab_size": self.vocab_size,
+            "bos": self.bos,
+            "tokenizer": self.tokenizer,
+            "shards": [vars(shard) for shard in self.shards],
+        }
+        write_json(self.directory / INDEX_FILE, tree)
+
+    def read_tokens(self, shard: TokenShard) -> npt.NDArray[Any]:
+        """The shard's ids (tokens,), mapped from disk. Raises DataError when some are missing."""
+        path = self.directory / f"{shard.name}.tokens"
+        return map_ids(path, dtype=self.dtype, count=shard.tokens)
+
+    def read_lengths(self, shard: TokenShard) -> npt.NDArray[np.uint32]:
+        """Tokens per document (documents,), bos included. Raises DataError when it is damaged."""
+        lengths = find_lengths(self.directory / f"{shard.name}.lengths.npy")
+        if lengths is None or len(lengths) != shard.documents or lengths.sum() != shard.tokens:
+            raise DataError(
+                f"{self.directory / shard.name}.lengths.npy does not fit {INDEX_FILE}",
+                hint="delete the directory and make the tokens again",
+            )
+        return lengths
+
+
+def dtype_for(vocab_size: int) -> str:
+    """The smallest dtype that holds every id."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+def map_ids(path: Path, *, dtype: str, count: int) -> npt.NDArray[Any]:
+    """`count` little-endian ids of `path` (count,), mapped from disk, read-only.
+
+    Raises DataError when the file is missing or of another size.
+    """
+    kind = np.dtype(dtype).newbyteorder("<")
+    size = path.stat().st_size if path.is_file() else 0
+    if size != count * kind.itemsize or count == 0:
+        raise DataError(
+            f"{path} has {size} bytes, {count * kind.itemsize} are expected",
+            hint="it is damaged: delete its directory and run again",
+        )
+    return np.memmap(path, dtype=kind, mode="r")
+
+
+def find_lengths(path: Path) -> npt.NDArray[np.uint32] | None:
+    """What a .lengths.npy file holds, or None when it is missing or no such file."""
+    try:
+        return np.load(path)
+    except (OSError, ValueError, EOFError):
+        return None

@@ -1,0 +1,54 @@
+"""Stage `tokenizer`: learn a vocabulary from the training shards."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from nanochat_core.config import TokenizerConfig
+from nanochat_core.data.shard_files import ShardSet, read_row_groups
+from nanochat_core.job import Job
+from nanochat_core.runtime.progress import Progress
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+MEASURED_CHARS = 2_000_000  # of validation text, to say how well the vocabulary fits
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Train, and write the tokenizer's two files."""
+    config = TokenizerConfig.from_tree(job.config["tokenizer"])
+    progress = Progress(job.events)
+    shards = ShardSet.open(job.inputs["shards"])
+    progress.message(
+        f"learning {config.vocab_size} tokens from up to {config.max_chars:,} characters"
+    )
+    started = time.monotonic()
+    texts = limited_texts(
+        shards.train, max_chars=config.max_chars, document_cap=config.document_cap
+    )
+    tokenizer = Tokenizer.train(texts, vocab_size=config.vocab_size)
+    progress.message(f"learnt them in {time.monotonic() - started:.1f} seconds")
+    tokenizer.save(job.output)
+    return {
+        "vocab_size": tokenizer.vocab_size,
+        "bytes_per_token": _bytes_per_token(tokenizer, shards.validation),
+    }
+
+
+def limited_texts(shards: Sequence[Path], *, max_chars: int, document_cap: int) -> Iterator[str]:
+    """The first `document_cap` characters of each document, until `max_chars` have been given."""
+    given = 0
+    for shard in shards:
+        for texts in read_row_groups(shard):
+            for text in texts:
+                text = text[: min(document_cap, max_chars - given)]
+                given += len(text)
+                yield text
+                if given >= max_chars:
+                    return
+
+
+def _bytes_per_token(tokenizer: Tokenizer, shard: Path) -> float:
+    texts = list(limited_texts([shard], max_chars=MEASURED_CHARS, document_cap=MEASURED_CHARS))
+    num_bytes = sum(len(text.encode()) for text in texts)
+    return num_bytes / sum(len(ids) for ids in tokenizer.encode_batch(texts))
