@@ -18,6 +18,7 @@ from typing import Any, Literal
 import psutil
 
 from infra.placement import count_gpus, count_threads
+from infra.prefect_server import ServerError, check_answers, configured_api_url, find_server
 from infra.storage.open import open_store
 from nanochat_core.errors import NanochatError
 
@@ -84,6 +85,7 @@ def examine(*, home: Path, store: str) -> Iterator[Check]:
     yield check_memory(available_memory())
     yield check_home(home)
     yield check_store(store)
+    yield check_server(home, shared=configured_api_url())
 
 
 def check_python(version: tuple[int, ...]) -> Check:
@@ -251,3 +253,16 @@ def check_store(url: str) -> Check:
             remedy="use another store: --store or NANOCHAT_STORE",
         )
     return Check(name="store", state="ok", found=f"{url}: put, get and delete work")
+
+
+def check_server(home: Path, *, shared: str | None) -> Check:
+    """The Prefect server a person asked for answers; a local one starts when it is needed."""
+    if shared is None:
+        server = find_server(home)
+        found = f"runs at {server.ui_url}" if server else "not running; `nanochat run` starts one"
+        return Check(name="server", state="ok", found=found)
+    try:
+        check_answers(shared)
+    except ServerError as error:
+        return Check(name="server", state="fail", found=str(error), remedy=error.hint)
+    return Check(name="server", state="ok", found=f"{shared} answers")

@@ -14,7 +14,7 @@ def doctor(*, place: Place = Place(), as_json: AsJson = False) -> int:  # noqa: 
 
     Every failure comes with its remedy. Exits with 1 when a run could not work.
     """
-    checks = examine(home=place.home_directory, store=place.store_url)
+    checks = examine(home=place.home_path, store=place.store_url)
     if as_json:
         found = list(checks)
         print_json([asdict(check) for check in found])

@@ -7,7 +7,9 @@ from typing import Annotated, TypeAlias
 from cyclopts import Group, Parameter
 
 from flows.profiles import Profile, make_placement, open_profile
-from infra.placement import Placement, default_home, default_store
+from infra.placement import Placement, count_gpus, default_home, default_store
+from infra.storage.base import Store
+from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError
 
 _WHAT = Group("What is trained", sort_key=1)
@@ -15,6 +17,12 @@ _WHERE = Group("Where (never changes a result)", sort_key=2)
 
 ProfileName: TypeAlias = Annotated[
     str, Parameter(help="Name of a profile; `nanochat profiles` lists them.")
+]
+ModelName: TypeAlias = Annotated[
+    str,
+    Parameter(
+        help="A profile (its newest chat model), a stage of one (sft@tiny) or a model directory."
+    ),
 ]
 AsJson: TypeAlias = Annotated[
     bool, Parameter(name="--json", negative="", help="Print JSON for programs.")
@@ -34,6 +42,7 @@ class What:
         Parameter(
             name="--set",
             negative="",
+            show_default=False,
             help="Change one setting, as section.name=value; may be repeated.",
         ),
     ] = ()
@@ -46,7 +55,7 @@ class Place:
 
     home: Annotated[
         Path | None,
-        Parameter(help="Work directories; default NANOCHAT_HOME, else ~/.nanochat-flows."),
+        Parameter(help="Directory of unfinished work; default NANOCHAT_HOME, ~/.nanochat-flows."),
     ] = None
     store: Annotated[
         str | None,
@@ -54,17 +63,40 @@ class Place:
     ] = None
 
     @property
-    def home_directory(self) -> Path:
-        """The home directory, absolute. Raises ConfigError when a file is in its place."""
-        home = self.home.expanduser().absolute() if self.home else default_home()
-        if home.exists() and not home.is_dir():
-            raise ConfigError(f"{home} is not a directory", hint="give another one with --home")
-        return home
+    def home_path(self) -> Path:
+        """The home directory, absolute, whether it exists or not."""
+        return self.home.expanduser().absolute() if self.home else default_home()
 
     @property
     def store_url(self) -> str:
         """The store's URL."""
-        return self.store or default_store(self.home_directory)
+        return self.store or default_store(self.home_path)
+
+    @property
+    def work(self) -> Path:
+        """Work directories of jobs."""
+        return self.home_path / "work"
+
+    @property
+    def cache(self) -> Path:
+        """Fetched artifacts."""
+        return self.home_path / "artifacts"
+
+    def open_home(self) -> Path:
+        """The home directory, made if need be. Raises ConfigError when a file is in its place."""
+        try:
+            self.home_path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ConfigError(
+                f"{self.home_path} cannot be a directory: {error.filename} is a file",
+                hint="give another one with --home",
+            ) from error
+        return self.home_path
+
+    def open_store(self) -> Store:
+        """The artifact store, and the home directory that the default one lies in."""
+        self.open_home()
+        return open_store(self.store_url)
 
 
 @Parameter(name="*", group=_WHERE)
@@ -79,11 +111,31 @@ class Where(Place):
 
     def placement(self, profile: Profile) -> Placement:
         """Where and how fast a run of `profile` executes."""
+        if self.gpus is not None and self.gpus < 0:
+            raise ConfigError(f"--gpus is {self.gpus}", hint="0 is the CPU")
         return make_placement(
-            profile.pace, home=self.home_directory, store=self.store_url, gpus=self.gpus
+            profile.pace, home=self.open_home(), store=self.store_url, gpus=self.gpus
         )
+
+    def device(self) -> str:
+        """The device one model runs on: "cuda" or "cpu"."""
+        self.check_gpus()
+        return "cuda" if (count_gpus() if self.gpus is None else self.gpus) > 0 else "cpu"
+
+    def check_gpus(self) -> None:
+        """Raises ConfigError when more GPUs are asked for than this machine has."""
+        if self.gpus is not None and self.gpus > count_gpus():
+            raise ConfigError(
+                f"--gpus is {self.gpus}, this machine has {count_gpus()}",
+                hint="run `nanochat doctor`, or give --gpus 0",
+            )
 
 
 def profile_of(name: str, what: What) -> Profile:
     """The profile a person asked for. Raises ConfigError on a wrong name or value."""
-    return open_profile(name, depth=what.depth, overrides=what.overrides)
+    try:
+        return open_profile(name, depth=what.depth, overrides=what.overrides)
+    except ConfigError as error:
+        if error.hint is None:
+            error.hint = "a setting is given like --set pretrain.num_steps=500"
+        raise

@@ -2,45 +2,42 @@
 
 import inspect
 
+from rich.console import Console
+
 from flows.commands.options import AsJson
-from flows.commands.terminal import print_json, screen
+from flows.commands.terminal import print_json
 from flows.profiles import PROFILES, open_profile
+from flows.report_text import count
 from nanochat_core import scaling
 
 
 def profiles(*, as_json: AsJson = False) -> int:
     """List what can be trained, and how large it is."""
+    if as_json:
+        print_json([_describe(name) for name in PROFILES])
+        return 0
     from rich.table import Table
 
-    rows = [_describe(name) for name in PROFILES]
-    if as_json:
-        print_json(rows)
-        return 0
-    table = Table(box=None, pad_edge=False, show_edge=False)
+    table = Table(box=None, pad_edge=False)
     table.add_column("profile", style="bold", no_wrap=True)
     for title in ("depth", "parameters", "tokens"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("what it is")
-    for row in rows:
+    for name in PROFILES:
+        run = open_profile(name).run
         table.add_row(
-            row["profile"],
-            str(row["depth"]),
-            short(row["parameters"]),
-            short(row["tokens"]),
-            row["about"],
+            name,
+            str(run.model.depth),
+            count(scaling.num_params(run.model)),
+            count(run.pretrain.num_steps * run.pretrain.total_batch_size),
+            _about(name),
         )
-    screen().print(table, soft_wrap=False)
+    Console(highlight=False).print(table)
     return 0
 
 
-def short(number: float) -> str:
-    """A count in three digits: 286261730 -> "286 M"."""
-    for unit in ("", "K", "M", "B", "T"):
-        if number < 999.5:
-            digits = f"{number:.3g}" if number >= 1 or not unit else f"{number:.1f}"
-            return f"{digits} {unit}".rstrip()
-        number /= 1000
-    return f"{number:.0f} P"
+def _about(name: str) -> str:
+    return " ".join((inspect.getdoc(PROFILES[name]) or "").split())
 
 
 def _describe(name: str) -> dict[str, str | int]:
@@ -50,5 +47,5 @@ def _describe(name: str) -> dict[str, str | int]:
         "depth": run.model.depth,
         "parameters": scaling.num_params(run.model),
         "tokens": run.pretrain.num_steps * run.pretrain.total_batch_size,
-        "about": " ".join((inspect.getdoc(PROFILES[name]) or "").split()),
+        "about": _about(name),
     }

@@ -12,10 +12,27 @@ from rich.console import Console
 
 from nanochat_core.errors import NanochatError
 
+_STATE_STYLES = {
+    "=": "green",
+    "+": "cyan",
+    "~": "yellow",
+    ">": "cyan",
+    "!": "magenta",
+    "?": "dim",
+    "x": "red",
+}
+
 
 def screen() -> Console:
     """A console on stdout. Lines are never broken, so that paths can be copied."""
     return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+def print_plan(lines: list[str]) -> None:
+    """A plan's lines, each in the colour of the state it begins with."""
+    console = screen()
+    for line in lines:
+        console.print(line, style=_STATE_STYLES.get(line[:2].rstrip()))
 
 
 def print_json(tree: Any) -> None:

@@ -28,8 +28,9 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
         return ConfigError(f"unexpected argument '{error.unused_tokens[0]}'", hint=help_hint)
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.keyword or error.argument.name
-        wants = "a value" if name.startswith("-") else "to be given"
-        return ConfigError(f"{name} needs {wants}", hint=help_hint)
+        if name.startswith("-"):
+            return ConfigError(f"{name} needs a value", hint=help_hint)
+        return ConfigError(f"{' '.join(error.command_chain or ())} needs {name}", hint=help_hint)
     text = " ".join(str(error).split()).rstrip(".")
     return ConfigError(text[:1].lower() + text[1:], hint=help_hint)
 

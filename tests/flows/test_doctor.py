@@ -127,3 +127,15 @@ def test_an_unreachable_store_is_a_failure_with_its_remedy(tmp_path: Path) -> No
 
 def test_the_python_of_the_tests_passes_for_one() -> None:
     assert doctor.check_python(sys.version_info[:3]).state == "ok"
+
+
+def test_a_shared_prefect_server_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
+    check = doctor.check_server(tmp_path, shared="http://127.0.0.1:9/api")
+    assert check.state == "fail"
+    assert "127.0.0.1:9" in check.found
+    assert check.remedy
+
+
+def test_a_local_prefect_server_need_not_run_yet(tmp_path: Path) -> None:
+    check = doctor.check_server(tmp_path, shared=None)
+    assert (check.state, check.found) == ("ok", "not running; `nanochat run` starts one")

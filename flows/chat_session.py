@@ -1,0 +1,135 @@
+"""A conversation with a chat model, one streamed answer at a time.
+
+The model sees the very tokens it wrote before, tool results included, not a re-encoding of them.
+When the context is full, the oldest turns are forgotten.
+"""
+
+import codecs
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from nanochat_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nanochat_core.engine.engine import Engine
+    from nanochat_core.tokenizer.bpe import Tokenizer
+
+# How a calculator call reads on a terminal: `[12*3] = 36`; one that cannot be calculated: `[12*]`.
+_SHOWN = {
+    "<|python_start|>": "[",
+    "<|python_end|>": "]",
+    "<|output_start|>": " = ",
+    "<|output_end|>": "",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How answers are drawn. Raises ConfigError on values that cannot be."""
+
+    temperature: float  # 0: always the likeliest token
+    top_k: int  # 0: all tokens
+    max_tokens: int  # of one answer
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("temperature", self.temperature, 0, 2),
+            ("top-k", self.top_k, 0, 200),
+            ("max-tokens", self.max_tokens, 1, 4096),
+        ):
+            if not low <= value <= high:
+                raise ConfigError(f"{name} is {value}", hint=f"a number from {low} to {high}")
+
+
+class ChatSession:
+    """The turns so far, and the model that answers."""
+
+    def __init__(
+        self, engine: "Engine", tokenizer: "Tokenizer", *, context: int, sampling: Sampling
+    ) -> None:
+        self.sampling = sampling
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._context = context
+        self._turns: list[list[int]] = []  # token ids of a question and, once given, its answer
+        self._answers = 0
+
+    @classmethod
+    def open(cls, directory: Path, *, sampling: Sampling, device: str) -> Self:
+        """Load the model in `directory`. Raises ModelError when it is not one."""
+        from nanochat_core.engine.engine import Engine
+        from nanochat_core.model.checkpoint import load_config, load_model
+        from nanochat_core.tokenizer.bpe import Tokenizer
+
+        config, _ = load_config(directory)
+        import torch
+
+        tokenizer = Tokenizer.load(directory / "tokenizer")
+        engine = Engine(load_model(directory, torch.device(device)), tokenizer)
+        return cls(engine, tokenizer, context=config.sequence_len, sampling=sampling)
+
+    def clear(self) -> None:
+        """Forget the conversation."""
+        self._turns.clear()
+
+    def answer(self, text: str) -> Generator[str]:
+        """Ask `text`; yields the answer in pieces of whole characters.
+
+        Closing the generator early keeps what was said as the model's answer. Raises ConfigError
+        when the question alone does not fit the context.
+        """
+        self._turns.append(self._question(text))
+        prompt = self._prompt()
+        room = self._context - len(prompt)
+        sampling = replace(self.sampling, max_tokens=min(self.sampling.max_tokens, room))
+        turn = self._turns[-1]
+        shown = {self._tokenizer.special(name): text for name, text in _SHOWN.items()}
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        try:
+            for token in self._tokens(prompt, sampling):
+                if token in self._engine.ends:
+                    break
+                turn.append(token)
+                if token in shown:
+                    yield decoder.decode(b"", final=True) + shown[token]
+                else:
+                    yield decoder.decode(self._tokenizer.decode_bytes([token]))
+            yield decoder.decode(b"", final=True)
+        finally:
+            turn.append(self._tokenizer.special("<|assistant_end|>"))
+
+    def _question(self, text: str) -> list[int]:
+        special = self._tokenizer.special
+        return [
+            special("<|user_start|>"),
+            *self._tokenizer.encode(text),
+            special("<|user_end|>"),
+            special("<|assistant_start|>"),
+        ]
+
+    def _prompt(self) -> list[int]:
+        """The newest turns that leave at least a quarter of the context to the answer."""
+        most = self._context - self._context // 4
+        while 1 + sum(map(len, self._turns)) > most:
+            oldest = self._turns.pop(0)
+            if not self._turns:
+                raise ConfigError(
+                    f"that message is {len(oldest)} tokens long, this model reads {most - 1}",
+                    hint="make it shorter",
+                )
+        return [self._tokenizer.bos, *(token for turn in self._turns for token in turn)]
+
+    def _tokens(self, prompt: list[int], sampling: Sampling) -> Iterator[int]:
+        self._answers += 1
+        for column, _ in self._engine.generate(
+            prompt,
+            num_samples=1,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k or None,
+            seed=sampling.seed + self._answers - 1,
+        ):
+            yield column[0]

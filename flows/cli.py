@@ -1,0 +1,122 @@
+"""The `nanochat` command line: its commands, and how every mistake of a person is answered.
+
+A mistake ends as `error: ...` and `hint: ...` on stderr with exit code 1, never as a traceback. Our
+own bugs raise. Commands import what is slow (torch, Prefect, rich's progress bars) inside their
+functions: `nanochat --help` and `nanochat plan` answer at once.
+"""
+
+import errno
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, Group
+
+from flows.commands.chat import chat
+from flows.commands.doctor import doctor
+from flows.commands.down import down
+from flows.commands.explain import explain
+from flows.commands.fetch import fetch
+from flows.commands.plan import plan
+from flows.commands.profiles import profiles
+from flows.commands.report import report
+from flows.commands.run import run
+from flows.commands.serve import serve
+from flows.commands.status import status
+from flows.commands.terminal import print_error, print_mistake
+from nanochat_core.errors import NanochatError
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+_ABOUT = "Train your own ChatGPT as a pipeline you can stop, resume, schedule and trust."
+_TRAIN = Group("Train", sort_key=1)
+_USE = Group("Use", sort_key=2)
+_MACHINE = Group("This machine", sort_key=3)
+_COMMANDS = (
+    (plan, _TRAIN),
+    (run, _TRAIN),
+    (status, _TRAIN),
+    (explain, _TRAIN),
+    (profiles, _TRAIN),
+    (chat, _USE),
+    (serve, _USE),
+    (fetch, _USE),
+    (report, _USE),
+    (doctor, _MACHINE),
+    (down, _MACHINE),
+)
+_FACTS_OF_THE_MACHINE = {
+    errno.ENOSPC: "free some space, or give another directory with --home",
+    errno.EDQUOT: "free some space, or give another directory with --home",
+    errno.EACCES: "choose a directory you may write to, for example with --home",
+    errno.EPERM: "choose a directory you may write to, for example with --home",
+    errno.EROFS: "choose a directory you may write to, for example with --home",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. `arguments` default to those of the process."""
+    try:
+        code = _call(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()  # here, so that a full disk or a closed pipe is met inside this function
+    except NanochatError as error:
+        print_mistake(error)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _settle_stdout()
+        return 1
+    except OSError as error:
+        if error.errno not in _FACTS_OF_THE_MACHINE:
+            raise
+        _settle_stdout()
+        where = f": {error.filename}" if error.filename else ""
+        print_error(
+            f"{(error.strerror or str(error)).lower()}{where}",
+            hint=_FACTS_OF_THE_MACHINE[error.errno],
+        )
+        return 1
+    return code
+
+
+def make_app() -> App:
+    """All commands."""
+    app = App(
+        name="nanochat",
+        help=_ABOUT,
+        version=lambda: importlib.metadata.version("nanochat-flows"),
+        help_format="plaintext",
+        group_commands=Group("Options", sort_key=9),
+        group_parameters=Group("Options", sort_key=9),
+        exit_on_error=False,
+        print_error=False,
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    for place, (command, group) in enumerate(_COMMANDS):
+        app.command(command, group=group, sort_key=place)
+    return app
+
+
+def _call(arguments: Sequence[str]) -> int:
+    try:
+        return make_app()(arguments) or 0
+    except CycloptsError as error:
+        from flows.commands.usage import usage_mistake
+
+        print_mistake(usage_mistake(error))
+        return 1
+
+
+def _settle_stdout() -> None:
+    """Write what is left; if nobody takes it, keep the interpreter from failing again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

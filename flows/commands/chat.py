@@ -1,0 +1,146 @@
+"""`nanochat chat`: talk to a model on the terminal."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from cyclopts import Parameter
+
+from flows.chat_session import ChatSession, Sampling
+from flows.commands.options import ModelName, Where
+from flows.commands.terminal import print_mistake, screen
+from flows.references import open_model
+from nanochat_core.errors import ConfigError, NanochatError
+
+_Number = TypeVar("_Number", int, float)
+
+# Control characters: an answer must not move the cursor, set the title or paste.
+_UNSEEN = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+_HELP = """\
+/temperature N   0 (always the likeliest) to 2 (wild); without N, shows it
+/topk N          draw from the N likeliest tokens; 0: from all
+/clear           forget the conversation
+/help            this list
+Ctrl-C stops an answer, Ctrl-D leaves."""
+
+
+def chat(
+    model: ModelName,
+    /,
+    *,
+    prompt: Annotated[
+        str | None,
+        Parameter(name=["--prompt", "-p"], help="Answer this once and exit."),
+    ] = None,
+    temperature: Annotated[float, Parameter(help="0: always the likeliest token; up to 2.")] = 0.6,
+    top_k: Annotated[int, Parameter(help="Draw from this many likeliest tokens; 0: all.")] = 50,
+    max_tokens: Annotated[int, Parameter(help="Length limit of one answer.")] = 256,
+    seed: Annotated[int, Parameter(help="The same seed gives the same answers.")] = 42,
+    where: Where = Where(),  # noqa: B008 - frozen
+) -> int:
+    """Talk to a model: its newest chat model, `sft@tiny`, or a model directory."""
+    sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
+    directory = open_model(where.open_store(), model, cache=where.cache)
+    session = ChatSession.open(directory, sampling=sampling, device=where.device())
+    if prompt is not None:
+        for piece in session.answer(prompt):
+            _say(piece)
+        _say("\n")
+        return 0
+    return _talk(session, history=where.home_path / "chat_history")
+
+
+def _talk(session: ChatSession, *, history: Path) -> int:
+    """Ask and answer until the input ends."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        screen().print("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+    with _line_editing(history) if interactive else contextlib.nullcontext():
+        while True:
+            try:
+                text = input("> " if interactive else "").strip()
+            except EOFError:
+                return 0
+            except KeyboardInterrupt:
+                if not interactive:
+                    raise
+                _say("\n")
+                continue
+            try:
+                _turn(session, text)
+            except NanochatError as error:
+                print_mistake(error)
+
+
+def _turn(session: ChatSession, text: str) -> None:
+    if text.startswith("/"):
+        _say(_command(session, text) + "\n")
+        return
+    if not text:
+        return
+    pieces = session.answer(text)
+    try:
+        for piece in pieces:
+            _say(piece)
+    except KeyboardInterrupt:
+        pieces.close()
+        _say(" [stopped]")
+    _say("\n")
+
+
+def _command(session: ChatSession, text: str) -> str:
+    """Do what a line that begins with a slash says; returns what to print."""
+    name, *values = text.split()
+    match name, values:
+        case "/help", []:
+            return _HELP
+        case "/clear", []:
+            session.clear()
+            return "forgotten"
+        case "/temperature", [] | [_]:
+            if values:
+                temperature = _number(values[0], float)
+                session.sampling = replace(session.sampling, temperature=temperature)
+            return f"temperature {session.sampling.temperature}"
+        case "/topk", [] | [_]:
+            if values:
+                session.sampling = replace(session.sampling, top_k=_number(values[0], int))
+            return f"top_k {session.sampling.top_k}"
+        case _:
+            raise ConfigError(f"there is no command '{text}'", hint="/help lists them")
+
+
+def _number(text: str, parse: Callable[[str], _Number]) -> _Number:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"'{text}' is not a number") from error
+
+
+def _say(text: str) -> None:
+    """Write at once, without what a model could do to a terminal."""
+    sys.stdout.write(text.translate(_UNSEEN))
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _line_editing(history: Path) -> Generator[None]:
+    """Arrow keys and history in `input`, kept in a file from one session to the next."""
+    try:
+        import readline
+    except ImportError:  # not every Python is built with it
+        yield
+        return
+    with contextlib.suppress(OSError):
+        readline.read_history_file(history)
+    readline.set_history_length(1000)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a conversation is not worth failing over its history
+            history.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(history)

@@ -1,0 +1,29 @@
+"""`nanochat plan`: what a run would do, and why."""
+
+import sys
+
+from flows.commands.options import AsJson, ProfileName, What, Where, profile_of
+from flows.commands.terminal import print_plan
+from flows.plan import make_plan, render
+
+
+def plan(
+    profile: ProfileName,
+    /,
+    *,
+    what: What = What(),  # noqa: B008 - frozen
+    where: Where = Where(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """Show what a run would do, stage by stage, and why. Computes nothing.
+
+    Exits with 0 when there is nothing to run, with 2 when there is, with 1 on an error.
+    """
+    chosen = profile_of(profile, what)
+    placement = where.placement(chosen)
+    planned = make_plan(chosen.run, where.open_store(), where.work, placement=placement)
+    if as_json:
+        sys.stdout.write(planned.to_json() + "\n")
+    else:
+        print_plan(render(planned))
+    return planned.exit_code

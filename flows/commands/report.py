@@ -1,0 +1,37 @@
+"""`nanochat report`: the report card of a profile's latest run."""
+
+import sys
+import webbrowser
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.artifacts import fetch
+from flows.commands.options import Place
+from flows.commands.terminal import screen
+from flows.references import open_artifact
+from flows.stages import REPORT
+
+
+def report(
+    profile: Annotated[str, Parameter(help="A profile, or another name of a run.")],
+    /,
+    *,
+    open_page: Annotated[
+        bool, Parameter(name="--open", negative="", help="Open it in the browser.")
+    ] = False,
+    markdown: Annotated[bool, Parameter(negative="", help="Print it as markdown instead.")] = False,
+    place: Place = Place(),  # noqa: B008 - frozen
+) -> int:
+    """Say where the report card is: what was trained, how well it does, what it costs."""
+    store = place.open_store()
+    manifest = open_artifact(store, f"{REPORT.name}@{profile}")
+    files = fetch(store, manifest, place.cache) / "files"
+    if markdown:
+        sys.stdout.write((files / "report.md").read_text(encoding="utf-8"))
+        return 0
+    page = files / "report.html"
+    screen().print(str(page))
+    if open_page:
+        webbrowser.open(page.as_uri())
+    return 0

@@ -1,0 +1,96 @@
+"""`nanochat status`: which runs there were, and how far the one you ask for is."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows import lease
+from flows.commands.options import AsJson, Place
+from flows.commands.terminal import print_json, screen
+from flows.fingerprint import short
+from flows.plan import STATES, StagePlan, make_plan
+from flows.profiles import PROFILES, open_profile
+from flows.references import all_runs, runs_called, suggest
+from flows.runs import Run
+from flows.stages import STAGES
+from infra.storage.base import Store
+from nanochat_core.errors import ConfigError
+from nanochat_core.runtime.progress import read_events
+
+_SHOWN = 10
+
+
+def status(
+    run: Annotated[
+        str | None, Parameter(help="A profile (its latest run) or a run's id. Default: list runs.")
+    ] = None,
+    /,
+    *,
+    place: Place = Place(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """List the latest runs, or show how far one of them is."""
+    store = place.open_store()
+    if run is None:
+        runs = all_runs(store)[:_SHOWN]
+        lines = list(_list(runs)) or ["no runs yet: nanochat run tiny"]
+    else:
+        runs = [_open_run(store, run)]
+        lines = list(_describe(runs[0], store, place))
+    if as_json:
+        print_json([asdict(found) for found in runs])
+        return 0
+    console = screen()
+    for line in lines:
+        console.print(line)
+    return 0
+
+
+def _open_run(store: Store, name: str) -> Run:
+    """The run with this id, else the latest called so. Raises ConfigError when there is none."""
+    found = next(runs_called(store, name), None)
+    if found is not None:
+        return found
+    if name in PROFILES:
+        raise ConfigError(f"{name} was never run in {store.url}", hint=f"nanochat run {name}")
+    known = sorted({other.name for other in all_runs(store)} | set(PROFILES))
+    raise ConfigError(f"there is no run '{name}' in {store.url}", hint=suggest(name, known))
+
+
+def _list(runs: list[Run]) -> Iterator[str]:
+    width = max((len(run.run) for run in runs), default=0)
+    for run in runs:
+        stages = f"{len(run.stages)}/{len(STAGES)} stages"
+        yield f"{run.run:<{width}}  {run.status:<11}  {stages:<12}  started {run.started}"
+
+
+def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
+    """The run, each stage it knows, and what is left by today's plan."""
+    yield f"run {run.run}: {run.status}"
+    changes = [f"--depth {run.depth}"] if run.depth is not None else []
+    changes += [f"--set {override}" for override in run.overrides]
+    yield f"  profile  {' '.join([run.profile, *changes])}"
+    yield f"  started  {run.started}" + (f", ended {run.ended}" if run.ended else "")
+    yield ""
+    profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
+    planned = make_plan(profile.run, store, place.work)
+    for stage in STAGES:
+        if fingerprint := run.stages.get(stage.name):
+            yield f"= {stage.name:<15}  done         {short(fingerprint)}"
+        else:
+            yield _left(planned.of(stage.name), place)
+    if run.status == "running" and all(item.state != "!" for item in planned.stages):
+        yield ""
+        yield f"no process of this machine works on it; go on with: nanochat run {run.profile}"
+
+
+def _left(item: StagePlan, place: Place) -> str:
+    line = f"{item.state} {item.stage.name:<15}  {STATES[item.state]:<11}"
+    if item.identity and item.state in ("!", ">"):
+        directory = lease.work_directory(place.work, item.stage.name, item.identity.fingerprint)
+        steps = [e for e in read_events(directory / "events.jsonl") if e.get("kind") == "step"]
+        if steps:
+            return f"{line}  step {steps[-1]['step']}/{steps[-1]['total']}"
+    return f"{line}  {item.reason}".rstrip()
