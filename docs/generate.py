@@ -86,9 +86,11 @@ def commands() -> str:
     """The command line's own help."""
     from flows.cli import make_app
 
-    return _page(
-        "Command line", "", make_app().generate_docs(output_format="markdown", heading_level=2)
-    )
+    text = make_app().generate_docs(output_format="markdown", heading_level=1)
+    text = text.partition("**")[2]  # the title and a second list of the commands stand before it
+    for idle in (" *[default: ()]*", " *[default: False]*"):
+        text = text.replace(idle, "")
+    return _page("Command line", "What `--help` says.", f"**{text}")
 
 
 PAGES: dict[str, Callable[[], str]] = {
