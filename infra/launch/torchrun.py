@@ -57,6 +57,7 @@ def run_job(
     with the worker's own message and hint when the worker met a mistake that a person can mend.
     """
     assert processes >= 1, processes
+    stop = stop or threading.Event()
     job.directory.mkdir(parents=True, exist_ok=True)
     path = job.write()
     with _earlier_workers_gone(job, on_event):
@@ -71,9 +72,9 @@ def run_job(
             _environment(job, processes),
             log,
             lambda: events.pass_to(on_event),
-            stop or threading.Event(),
+            stop,
         )
-    return _classify(job, returncode)
+    return _classify(job, returncode, asked_to_stop=stop.is_set())
 
 
 def replay_line(job: Job) -> str:
@@ -205,7 +206,7 @@ class _Tail:
                     on_event(cast("dict[str, Any]", event))
 
 
-def _classify(job: Job, returncode: int) -> Result:
+def _classify(job: Job, returncode: int, *, asked_to_stop: bool) -> Result:
     """The files decide; exit codes are lost behind torchrun.
 
     When a rank fails, torchrun interrupts the others, and when all are asked to stop, a slow rank
@@ -213,7 +214,10 @@ def _classify(job: Job, returncode: int) -> Result:
     """
     error = _read_error(job.directory / "error.json")
     result = Result.find(job.directory)
-    if result is not None and result.status == "interrupted" and not _error_came_first(job):
+    is_interrupted = result is not None and result.status == "interrupted"
+    is_ended_by_hand = asked_to_stop or returncode in (-signal.SIGINT, -signal.SIGTERM)
+    was_stopped = is_ended_by_hand and result is None and error is None  # before it could say so
+    if was_stopped or (is_interrupted and not _error_came_first(job)):
         raise StageInterrupted(
             f"{job.stage} was interrupted", hint="run the same command again: it goes on from there"
         )
