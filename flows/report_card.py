@@ -8,11 +8,11 @@ from typing import Any
 from flows.fingerprint import short
 from flows.report_charts import Chart
 from flows.report_inputs import Artifact
-from flows.report_text import percent
+from flows.report_text import duration, percent
 from flows.stages import REPORT, Stage
 
 CHAT_MODELS = {"midtrain": "mid", "sft": "SFT", "rl": "RL"}  # stage -> column of the score table
-_UNSHOWN = {"host", "first_step", "last_step", "started", "ended"}  # of a segment
+_UNSHOWN = {"host", "first_step", "last_step", "started", "ended", "dollars"}  # of a segment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,8 @@ class Card:
     parameters: int
     tokens: int
     flops: float
-    seconds: float
+    seconds: float  # of work, over all stages and attempts
+    dollars: float
     bpb_first: float
     bpb_last: float
     rl_task: str
@@ -97,6 +98,12 @@ class Card:
     def bpb_fall(self) -> float:
         """Share by which validation bits per byte fell from step 0."""
         return 1 - self.bpb_last / self.bpb_first
+
+    @property
+    def work(self) -> str:
+        """What the run took."""
+        text = f"{duration(self.seconds)} of work over all stages"
+        return f"{text}, ${self.dollars:.2f}" if self.dollars else text
 
     def score(self, task: str, model: str) -> Score | None:
         """The score of `task` after stage `model`."""
@@ -130,6 +137,11 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         tokens=int(pretrain.metric("tokens")),
         flops=pretrain.metric("flops"),
         seconds=sum(stage.seconds for stage in stages),
+        dollars=sum(
+            segment.get("dollars", 0)
+            for artifact in artifacts.values()
+            for segment in artifact.manifest.provenance.segments
+        ),
         bpb_first=pretrain.metric("val_bpb_first"),
         bpb_last=pretrain.metric("val_bpb"),
         rl_task=_rl_task(artifacts["rl"]),

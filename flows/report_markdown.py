@@ -21,7 +21,7 @@ def _headline(card: Card) -> Iterator[str]:
     yield ""
     yield (
         f"{card.depth} layers, trained on {count(card.tokens)} tokens of text with "
-        f"{card.flops:.2e} FLOPs; {duration(card.seconds)} of work over all stages."
+        f"{card.flops:.2e} FLOPs; {card.work}."
     )
     yield ""
     yield (

@@ -40,9 +40,8 @@ def test_the_core_loads_without_orchestration_cloud_and_web() -> None:
     assert import_all(("nanochat_core",), without=ORCHESTRATION) == ""
 
 
-@pytest.mark.parametrize("name", WITHOUT_TORCH)
-def test_data_tokenizer_and_tasks_load_without_torch(name: str) -> None:
-    assert import_all((name,), without=("torch", *ORCHESTRATION)) == ""
+def test_data_tokenizer_and_tasks_load_without_torch() -> None:
+    assert import_all(WITHOUT_TORCH, without=("torch", *ORCHESTRATION)) == ""
 
 
 def test_a_blocked_module_would_be_noticed() -> None:

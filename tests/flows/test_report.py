@@ -4,6 +4,7 @@ import json
 import random
 import re
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -19,6 +20,7 @@ from nanochat_core.job import Job, Resources
 pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
+Card: TypeAlias = tuple[str, str]
 HOSTILE = (
     '<script>alert(1)</script></p><img src="http://evil.example/x" onerror=alert(2)>'
     " \u202egnp.exe \x1b[31m ``` | {{ card }} \u2028</style>"
@@ -42,8 +44,14 @@ METRICS = {
 }
 
 
-def test_the_page_names_val_bpb_and_the_chat_scores_before_and_after_rl(tmp_path: Path) -> None:
-    page, text = make_report(tmp_path)
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
+    """The page and the markdown of an ordinary run."""
+    return make_report(tmp_path_factory.mktemp("card"))
+
+
+def test_the_page_names_val_bpb_and_the_chat_scores_before_and_after_rl(card: Card) -> None:
+    page, text = card
     for document in (page, text):
         assert "val_bpb" in document
         assert "1.6000" in document
@@ -58,8 +66,8 @@ def test_the_same_artifacts_give_the_same_bytes(tmp_path: Path) -> None:
     assert run_report(tmp_path / "b", inputs) == first
 
 
-def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
-    page, _ = make_report(tmp_path)
+def test_the_page_needs_nothing_but_itself(card: Card) -> None:
+    page, _ = card
     assert len(page) < report.MAX_BYTES
     assert not re.search(r"\b(src|href|srcset|action|data)\s*=", strip_text(page))
     assert not re.search(r"<(script|iframe|object|embed|form|link|base)\b|@import|url\(", page)
@@ -88,10 +96,15 @@ def test_every_stage_stands_in_the_lineage_with_its_digest(tmp_path: Path) -> No
             assert manifest["digest"][:13] not in document
 
 
-def test_resumes_are_marked_on_their_curves(tmp_path: Path) -> None:
-    page, text = make_report(tmp_path)
+def test_resumes_are_marked_on_their_curves(card: Card) -> None:
+    page, text = card
     assert "resumed at steps 12, 20" in " ".join(re.sub("<.*?>", "", page).split())
     assert "| pretrain | 40 | 50,000 | 12, 20 |" in text
+
+
+def test_time_and_money_count_every_stage_and_attempt(card: Card) -> None:
+    for document in card:
+        assert "14 min 12 s of work over all stages, $3.25" in document
 
 
 def test_places_and_hosts_are_not_told(tmp_path: Path) -> None:
@@ -167,11 +180,11 @@ def test_invisible_characters_are_shown_and_long_text_is_cut() -> None:
     assert len(visible("x" * 10 * MAX_SHOWN)) == MAX_SHOWN + 1
 
 
-def make_report(tmp_path: Path, **values: object) -> tuple[str, str]:
+def make_report(tmp_path: Path, **values: object) -> Card:
     return run_report(tmp_path, make_inputs(tmp_path / "store", **values))
 
 
-def run_report(directory: Path, inputs: dict[str, Path]) -> tuple[str, str]:
+def run_report(directory: Path, inputs: dict[str, Path]) -> Card:
     """Run the stage on `inputs`; returns the page and the markdown."""
     job = Job(
         directory=directory,
@@ -297,6 +310,7 @@ def make_manifest(stage: Stage, files: Path, made: dict[str, Manifest]) -> Manif
                     "device": "cpu",
                     "processes": 1,
                     "torch": "2.13.0+cpu",
+                    "dollars": 0.25,
                 },
             ),
         ),
