@@ -16,14 +16,13 @@ from torch import Tensor
 def attend(q: Tensor, k: Tensor, v: Tensor, *, window: int) -> Tensor:
     """Attention of whole rows over themselves: q (B, T, H, D), k, v (B, T, K, D) -> like q."""
     length = q.size(1)
-    if window >= length - 1:
-        return _attend(q, k, v, mask=None)
-    return _attend(q, k, v, mask=window_mask(length, window, q.device))
+    mask = None if window >= length - 1 else window_mask(length, window, q.device)
+    return _attend(q, k.transpose(1, 2), v.transpose(1, 2), mask)
 
 
 def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor) -> Tensor:
-    """Attention over a cache: q (B, T, H, D), keys and values (B, S, K, D), mask (B, T, S) bool."""
-    return _attend(q, keys, values, mask=mask.unsqueeze(1))
+    """Attention over a cache: q (B, T, H, D), keys, values (B, K, S, D), mask (B, T, S) -> like q."""
+    return _attend(q, keys, values, mask.unsqueeze(1))
 
 
 def cached_mask(positions: Tensor, length: int, window: int) -> Tensor:
@@ -41,13 +40,14 @@ def window_mask(length: int, window: int, device: torch.device) -> Tensor:
         return cached_mask(positions, length, window)[0]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tensor:
-    heads = F.scaled_dot_product_attention(
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """q (B, T, H, D), k, v (B, K, S, D); no mask means causal, and S = T."""
+    mixed = F.scaled_dot_product_attention(
         q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
+        k,
+        v,
         attn_mask=mask,
         is_causal=mask is None,
-        enable_gqa=q.size(2) != k.size(2),
+        enable_gqa=q.size(2) != k.size(1),
     )
-    return heads.transpose(1, 2)
+    return mixed.transpose(1, 2)

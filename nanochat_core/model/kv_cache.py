@@ -25,7 +25,7 @@ class Span:
 class KVCache:
     """Keys and values of `num_rows` rows of up to `max_len` tokens.
 
-    keys, values: per layer (B, max_len + 1, K, D); the last slot takes what padding writes.
+    keys, values: (layers, B, K, max_len + 1, D); the last slot takes what padding writes.
     lengths (B,) int64: tokens read so far. previous (B,) int64: each row's last token, which smear
     needs; meaningless where the length is 0.
     """
@@ -42,7 +42,7 @@ class KVCache:
         self.config = config
         self.max_len = max_len
         # Zeros, not empty: a masked key still meets the softmax, and 0 * nan is nan.
-        shape = (config.depth, num_rows, max_len + 1, config.num_kv_heads, config.head_dim)
+        shape = (config.depth, num_rows, config.num_kv_heads, max_len + 1, config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = torch.zeros(num_rows, dtype=torch.int64, device=device)
@@ -77,11 +77,11 @@ class KVCache:
         return Span(positions=positions, slots=slots, length=length, last=last)
 
     def write(self, layer: int, k: Tensor, v: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-        """Store k and v (B, T, K, D) of one layer; returns all keys and values (B, S, K, D)."""
+        """Store k and v (B, T, K, D) of one layer; returns all keys and values (B, K, S, D)."""
         rows = torch.arange(self.num_rows, device=k.device).unsqueeze(1)
-        self.keys[layer, rows, span.slots] = k
-        self.values[layer, rows, span.slots] = v
-        return self.keys[layer, :, : span.length], self.values[layer, :, : span.length]
+        self.keys[layer, rows, :, span.slots] = k
+        self.values[layer, rows, :, span.slots] = v
+        return self.keys[layer, :, :, : span.length], self.values[layer, :, :, : span.length]
 
     def advance(self, tokens: Tensor, counts: Tensor, span: Span) -> None:
         """Count the new tokens (B, T) as read, after every layer has written them."""
