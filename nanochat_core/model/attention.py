@@ -21,7 +21,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, window: int) -> Tensor:
 
 
 def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor) -> Tensor:
-    """Attention over a cache: q (B, T, H, D), keys, values (B, K, S, D), mask (B, T, S) -> like q."""
+    """Attention over a cache: q (B, T, H, D), keys, values (B, K, S, D), mask (B, T, S)."""
     return _attend(q, keys, values, mask.unsqueeze(1))
 
 
