@@ -1,9 +1,9 @@
 """Packs rendered conversations into rows of one length, for midtraining and SFT.
 
 No conversation is cropped, so a row ends in padding: <|bos|> with mask 0. Best fit (the longest
-conversation that still fits goes next, equal lengths in the order given) keeps it small: with
-conversations of random lengths up to a quarter of a row, and some hundred of them, under 1 % of all
-tokens; if every conversation is longer than half a row, each has a row to itself.
+conversation that still fits goes next, equal lengths in the order given) keeps it small. Measured
+on ten thousand conversations: of 20 to 70 tokens in rows of 257, 2 % of all tokens; the same in
+rows of 2049, 0.7 %; of 100 to 1000 tokens in rows of 2049, 0.4 %.
 """
 
 from bisect import bisect_right
@@ -48,7 +48,7 @@ def pack_conversations(
 
 
 def assign_rows(lengths: Sequence[int], *, row_len: int) -> list[list[int]]:
-    """For each row, the indices of what it holds. Takes O(n log n) for n lengths of few kinds."""
+    """For each row, the indices of what it holds. Fast where lengths repeat."""
     waiting: dict[int, deque[int]] = {}  # length -> indices, in the order given
     for index, length in enumerate(lengths):
         assert 0 < length <= row_len, f"{length} tokens do not fit a row of {row_len}"

@@ -1,0 +1,175 @@
+"""What a task is: conversations of one dataset and split, and how an answer is graded.
+
+A conversation is a dictionary of plain JSON values:
+
+    {"messages": [{"role": "user", "content": "..."},
+                  {"role": "assistant", "content": "..." or [part, ...]}],
+     "answer": "12"}                                    keys beside `messages` are the grader's
+
+Roles are `system` (at most one, first), `user` and `assistant`, the last two in turns. A part is
+{"type": "text" | "python" | "python_output", "text": ...}: `python` is a call of the calculator
+and `python_output` what the calculator answered.
+
+Written as plain text, a call and its result are `<<7+5=12>>`, as in the GSM8K dataset. Graders see
+answers in that form.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeAlias
+
+Conversation: TypeAlias = dict[str, Any]
+Part: TypeAlias = dict[str, str]
+
+SPLITS = ("train", "test")
+PART_TYPES = ("text", "python", "python_output")
+
+_CALL = re.compile(r"<<([^<>]+)=([^<>=]*)>>")
+_FINAL_NUMBER = re.compile(r"#### (-?\d[\d,]*(?:\.\d+)?)")
+_REPEATS_IN_A_ROW = 1000  # before a generator counts as exhausted
+
+
+class TaskError(ValueError):
+    """A dataset that cannot be used, or a task that does not exist. One line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The examples of one split of one dataset, in a fixed order."""
+
+    name: str
+    split: str  # "train" or "test"
+    examples: Sequence[Conversation]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Conversation:
+        return self.examples[index]
+
+    def first(self, num_examples: int) -> Self:
+        """The first `num_examples`, or all of them when there are not so many."""
+        return replace(self, examples=self.examples[:num_examples])
+
+
+def prompt_of(conversation: Conversation) -> Conversation:
+    """The conversation without its last message, when that is an assistant's."""
+    messages = conversation["messages"]
+    if messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    return {**conversation, "messages": messages}
+
+
+def prompt_key(conversation: Conversation) -> str:
+    """All text before the last answer: two conversations of the same key ask the same."""
+    messages = prompt_of(conversation)["messages"]
+    return "\n".join(f"{m['role']}: {text_of(m['content'])}" for m in messages)
+
+
+def text_of(content: str | Sequence[Mapping[str, str]]) -> str:
+    """A message's content as plain text, calls written `<<expression=result>>`."""
+    if isinstance(content, str):
+        return content
+    pieces: list[str] = []
+    open_call = False
+    for part in content:
+        kind, text = part["type"], part["text"]
+        if open_call and kind != "python_output":  # a call that got no answer
+            pieces.append(">>")
+        if kind == "python":
+            pieces.append(f"<<{text}")
+        elif kind == "python_output":
+            pieces.append(f"={text}>>" if open_call else f"<<={text}>>")
+        else:
+            pieces.append(text)
+        open_call = kind == "python"
+    return "".join(pieces) + (">>" if open_call else "")
+
+
+def parts_of(text: str) -> list[Part]:
+    """The reverse of `text_of`: text with `<<expression=result>>` calls, as parts."""
+    parts: list[Part] = []
+    end = 0
+    for call in _CALL.finditer(text):
+        if call.start() > end:
+            parts.append({"type": "text", "text": text[end : call.start()]})
+        parts.append({"type": "python", "text": call[1]})
+        parts.append({"type": "python_output", "text": call[2]})
+        end = call.end()
+    if end < len(text):
+        parts.append({"type": "text", "text": text[end:]})
+    return parts
+
+
+def final_number(answer: str) -> str | None:
+    """The number of the last `#### n` in `answer`, without thousands separators, or None."""
+    found = _FINAL_NUMBER.findall(answer)
+    return found[-1].replace(",", "") if found else None
+
+
+def distinct(
+    examples: Iterator[Conversation], num_examples: int, *, what: str
+) -> Iterator[Conversation]:
+    """The first `num_examples` of an endless stream that ask different things.
+
+    Raises TaskError, naming `what`, when the stream has no more of them.
+    """
+    seen: set[str] = set()
+    misses = 0
+    while len(seen) < num_examples:
+        example = next(examples)
+        key = prompt_key(example)
+        if key not in seen:
+            seen.add(key)
+            misses = 0
+            yield example
+            continue
+        misses += 1
+        if misses == _REPEATS_IN_A_ROW:
+            raise TaskError(
+                f"{what} has about {len(seen)} different examples, {num_examples} were asked for"
+            )
+
+
+def check_split(split: str) -> None:
+    """Raises TaskError unless `split` is one of `SPLITS`."""
+    if split not in SPLITS:
+        raise TaskError(f"there is no split '{split}' (one of: {', '.join(SPLITS)})")
+
+
+def check_conversation(value: object) -> None:
+    """Raises TaskError, saying which message is wrong and how, unless `value` is a conversation."""
+    messages = value.get("messages") if isinstance(value, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise TaskError("a conversation needs a list of 'messages'")
+    turn = 0
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise TaskError(f"message {i} needs 'role' and 'content'")
+        if message["role"] == "system" and i == 0:
+            _check_content(message["content"], i, parts_allowed=False)
+            continue
+        expected = ("user", "assistant")[turn % 2]
+        if message["role"] != expected:
+            raise TaskError(f"message {i} is of role {message['role']!r}, expected '{expected}'")
+        _check_content(message["content"], i, parts_allowed=expected == "assistant")
+        turn += 1
+    if turn == 0:
+        raise TaskError("a conversation needs a user's message")
+
+
+def _check_content(content: object, index: int, *, parts_allowed: bool) -> None:
+    if isinstance(content, str):
+        return
+    if not parts_allowed:
+        raise TaskError(f"message {index}: content is {type(content).__name__}, expected text")
+    if not isinstance(content, Iterable) or isinstance(content, dict):
+        raise TaskError(f"message {index}: content is neither text nor a list of parts")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") not in PART_TYPES:
+            raise TaskError(
+                f"message {index}: {part!r} is not a part (types: {', '.join(PART_TYPES)})"
+            )
+        if not isinstance(part.get("text"), str):
+            raise TaskError(f"message {index}: a part of type '{part['type']}' needs text")

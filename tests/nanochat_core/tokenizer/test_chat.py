@@ -1,0 +1,218 @@
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanochat_core.errors import DataError
+from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
+from nanochat_core.tokenizer.chat import parse_answer, render_conversation, render_for_completion
+from tasks.base import prompt_of, text_of
+from tasks.registry import TASKS, generate, is_correct, is_gradable
+
+MANY = 100_000
+
+
+def texts():
+    """Questions and answers of the tasks themselves."""
+    for name in sorted(TASKS):
+        for example in generate(name, "train", 300, grade=1, seed=0):
+            for message in example["messages"]:
+                yield text_of(message["content"])
+
+
+TOKENIZER = Tokenizer.train(texts(), vocab_size=420)
+BOS, USER, USER_END, ASSISTANT, ASSISTANT_END, PYTHON, PYTHON_END, OUTPUT, OUTPUT_END = (
+    TOKENIZER.special(name) for name in SPECIAL_TOKENS
+)
+
+
+def chat(*contents, system=None):
+    """User and assistant in turns, after a system message if there is one."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    turns = [
+        {"role": ("user", "assistant")[i % 2], "content": content}
+        for i, content in enumerate(contents)
+    ]
+    return {"messages": first + turns}
+
+
+def part(kind, text):
+    return {"type": kind, "text": text}
+
+
+def reread(ids):
+    """(region, text) pieces and the expected mask, read off the token stream by its wrappers.
+
+    An automaton of its own: it knows the nine special tokens and nothing of the renderer.
+    """
+    starts = {USER: USER_END, ASSISTANT: ASSISTANT_END, PYTHON: PYTHON_END, OUTPUT: OUTPUT_END}
+    names = {USER: "user", ASSISTANT: "assistant", PYTHON: "python", OUTPUT: "output"}
+    assert ids[0] == BOS
+    open_regions, pieces, mask = [], [], [0]
+    for token in ids[1:]:
+        assert token != BOS
+        if token in starts:
+            assert (names[token] in ("python", "output")) == bool(open_regions)
+            mask.append(int(token == PYTHON))
+            open_regions.append(token)
+            pieces.append((names[token], []))
+            continue
+        region = open_regions[-1]
+        mask.append(int(region in (ASSISTANT, PYTHON)))
+        if token == starts[region]:
+            open_regions.pop()
+            if open_regions:
+                pieces.append(("assistant", []))
+        else:
+            assert token < BOS
+            pieces[-1][1].append(token)
+    assert not open_regions
+    return [(name, TOKENIZER.decode(held)) for name, held in pieces], mask
+
+
+def pieces_of(conversation):
+    """What `reread` should find, from the conversation."""
+    for message in conversation["messages"]:
+        content = message["content"]
+        if isinstance(content, str):
+            yield message["role"], content
+            continue
+        text = ""
+        for item in content:
+            if item["type"] == "text":
+                text += item["text"]
+                continue
+            yield "assistant", text
+            yield {"python": "python", "python_output": "output"}[item["type"]], item["text"]
+            text = ""
+        yield "assistant", text
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+@pytest.mark.parametrize("grade", [1, 2, 3])
+def test_the_mask_covers_exactly_what_the_assistant_writes(name, grade):
+    for conversation in generate(name, "train", 200, grade=grade, seed=1):
+        ids, mask = render_conversation(TOKENIZER, conversation, max_tokens=MANY)
+        pieces, expected = reread(ids)
+        assert pieces == list(pieces_of(conversation))
+        assert mask == expected
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=5))
+def test_any_text_is_wrapped_and_masked(contents):
+    conversation = chat(*contents)
+    ids, mask = render_conversation(TOKENIZER, conversation, max_tokens=MANY)
+    assert reread(ids) == (list(pieces_of(conversation)), mask)
+
+
+def test_the_layout_is_written_out_once():
+    answer = [part("text", "x"), part("python", "1+1"), part("python_output", "2")]
+    ids, mask = render_conversation(TOKENIZER, chat("q", answer), max_tokens=MANY)
+    q, x, two = (TOKENIZER.encode(text) for text in ("q", "x", "2"))
+    sums = TOKENIZER.encode("1+1")
+    assert ids == [
+        *(BOS, USER, *q, USER_END, ASSISTANT, *x, PYTHON, *sums, PYTHON_END),
+        *(OUTPUT, *two, OUTPUT_END, ASSISTANT_END),
+    ]
+    num_called = len(x) + 2 + len(sums)
+    assert mask == [0] * (4 + len(q)) + [1] * num_called + [0] * (2 + len(two)) + [1]
+
+
+@pytest.mark.parametrize("name", SPECIAL_TOKENS)
+def test_typed_special_tokens_stay_text(name):
+    answer = [part(kind, name) for kind in ("text", "python", "python_output")]
+    ids, _ = render_conversation(TOKENIZER, chat(name, answer, system=name), max_tokens=MANY)
+    plain = [part(kind, "x") for kind in ("text", "python", "python_output")]
+    expected, _ = render_conversation(TOKENIZER, chat("x", plain, system="x"), max_tokens=MANY)
+    assert [i for i in ids if i >= BOS] == [i for i in expected if i >= BOS]
+    assert name.encode() in TOKENIZER.decode_bytes([i for i in ids if i < BOS])
+
+
+def test_a_system_message_is_put_before_the_first_question():
+    conversation = chat("Hi", "Hello", "Bye", "See you", system="Be brief.")
+    merged = chat("Be brief.\n\nHi", "Hello", "Bye", "See you")
+    before = str(conversation)
+    assert render_conversation(TOKENIZER, conversation, max_tokens=MANY) == render_conversation(
+        TOKENIZER, merged, max_tokens=MANY
+    )
+    assert render_for_completion(TOKENIZER, conversation) == render_for_completion(
+        TOKENIZER, merged
+    )
+    assert str(conversation) == before
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 10, 17, 10_000])
+def test_what_is_too_long_is_cut_at_the_end(max_tokens):
+    conversation = chat("What is 7 + 5?", "It is 12.", "And 8?", "No.")
+    ids, mask = render_conversation(TOKENIZER, conversation, max_tokens=MANY)
+    cut = render_conversation(TOKENIZER, conversation, max_tokens=max_tokens)
+    assert cut == (ids[:max_tokens], mask[:max_tokens])
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_the_answer_completes_what_is_rendered_for_completion(name):
+    for conversation in generate(name, "test", 15, grade=2, seed=1):
+        prompt = render_for_completion(TOKENIZER, conversation)
+        ids, _ = render_conversation(TOKENIZER, conversation, max_tokens=MANY)
+        assert ids[: len(prompt)] == prompt
+        assert prompt[-1] == ASSISTANT
+        assert prompt == render_for_completion(TOKENIZER, prompt_of(conversation))
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(TASKS) if is_gradable(name)])
+def test_an_answer_is_read_back_from_its_ids_and_is_right(name):
+    for conversation in generate(name, "test", 100, grade=3, seed=1):
+        prompt = render_for_completion(TOKENIZER, conversation)
+        ids, _ = render_conversation(TOKENIZER, conversation, max_tokens=MANY)
+        answer = parse_answer(TOKENIZER, ids[len(prompt) :])
+        assert answer == text_of(conversation["messages"][-1]["content"])
+        assert answer == parse_answer(TOKENIZER, ids[len(prompt) : -1])
+        assert is_correct(name, conversation, answer)
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ([], ""),
+        ([ASSISTANT_END, 65], ""),
+        ([65, BOS, 66], "{65}"),
+        ([65, PYTHON, 66], "{65}<<{66}>>"),
+        ([PYTHON, 65, PYTHON_END, OUTPUT, 66], "<<{65}={66}>>"),
+        ([OUTPUT, 65, OUTPUT_END], "<<={65}>>"),
+        ([65, USER, 66, PYTHON_END, 67], "{65}{66}{67}"),
+        ([PYTHON, PYTHON_END], "<<>>"),
+    ],
+)
+def test_malformed_answers_are_read_as_far_as_they_go(ids, text):
+    letters = {f"{{{i}}}": TOKENIZER.decode([i]) for i in (65, 66, 67)}
+    for name, letter in letters.items():
+        text = text.replace(name, letter)
+    assert parse_answer(TOKENIZER, ids) == text
+
+
+def test_no_answer_makes_the_reader_fail():
+    rng = random.Random(0)
+    for _ in range(500):
+        ids = rng.choices([*range(300), *range(BOS, BOS + 9)], k=20)
+        assert isinstance(parse_answer(TOKENIZER, ids), str)
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "needs a list of 'messages'"),
+        ([*chat("a", "b")["messages"], {"role": "assistant", "content": "c"}], "message 2 is of"),
+        (chat("a", "b", [part("text", "c")])["messages"], "message 2: content is list"),
+        (chat("a", [part("image", "c")])["messages"], "message 1: .* is not a part"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_by_message(messages, message):
+    for render in (
+        lambda c: render_conversation(TOKENIZER, c, max_tokens=MANY),
+        lambda c: render_for_completion(TOKENIZER, c),
+    ):
+        with pytest.raises(DataError, match=message) as error:
+            render({"messages": [*messages, {"role": "user", "content": "z"}] if messages else []})
+        assert error.value.hint is not None

@@ -1,0 +1,130 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.base import (
+    Task,
+    TaskError,
+    check_conversation,
+    distinct,
+    final_number,
+    parts_of,
+    prompt_key,
+    prompt_of,
+    text_of,
+)
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(content):
+    return {"role": "assistant", "content": content}
+
+
+def test_calls_in_text_become_parts_and_text_again():
+    text = 'He has <<7+5=12>>12.\n<<"a=b".count("=")=1>>#### 12'
+    assert [part["type"] for part in parts_of(text)] == [
+        *("text", "python", "python_output"),
+        *("text", "python", "python_output", "text"),
+    ]
+    assert parts_of(text)[4]["text"] == '"a=b".count("=")'
+    assert text_of(parts_of(text)) == text
+
+
+@given(st.text(alphabet="<>=1+ #\n", max_size=30))
+def test_any_text_survives_being_cut_into_parts(text):
+    assert text_of(parts_of(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text"),
+    [
+        (["python"], "<<1>>"),
+        (["python_output"], "<<=1>>"),
+        (["python", "text", "python_output"], "<<1>>1<<=1>>"),
+        (["python", "python", "python_output"], "<<1>><<1=1>>"),
+        ([], ""),
+    ],
+)
+def test_calls_without_an_answer_and_answers_without_a_call_are_shown(kinds, text):
+    assert text_of([{"type": kind, "text": "1"} for kind in kinds]) == text
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        ("#### 12", "12"),
+        ("<<7+5=12>>#### 12", "12"),
+        ("first #### 3 then\n#### -4", "-4"),
+        ("#### 1,234,567", "1234567"),
+        ("#### 2.50", "2.50"),
+        ("#### 12.", "12"),
+        ("#### 12 apples", "12"),
+        ("####12", None),
+        ("### 12", None),
+        ("#### twelve", None),
+        ("12", None),
+        ("", None),
+    ],
+)
+def test_the_final_number_is_that_of_the_last_mark(answer, number):
+    assert final_number(answer) == number
+
+
+def test_a_prompt_is_all_but_the_last_answer():
+    conversation = {"messages": [user("a"), assistant("b"), user("c"), assistant("d")], "answer": 1}
+    prompt = prompt_of(conversation)
+    assert [m["content"] for m in prompt["messages"]] == ["a", "b", "c"]
+    assert prompt["answer"] == 1
+    assert prompt_of(prompt) == prompt
+    assert len(conversation["messages"]) == 4
+    assert prompt_key(conversation) == prompt_key(prompt) != prompt_key({"messages": [user("c")]})
+
+
+def test_the_first_examples_of_a_task_are_a_task():
+    examples = [{"messages": [user(str(i))]} for i in range(5)]
+    task = Task(name="t", split="train", examples=examples)
+    assert list(task.first(2)) == examples[:2]
+    assert (len(task), len(task.first(2)), len(task.first(9))) == (5, 2, 5)
+    assert task.first(2).name == "t"
+
+
+def test_distinct_examples_run_out_with_an_error_that_counts_them():
+    def endless():
+        while True:
+            for i in range(3):
+                yield {"messages": [user(str(i))]}
+
+    assert len(list(distinct(endless(), 3, what="x"))) == 3
+    with pytest.raises(TaskError, match="x has about 3 different examples, 4 were asked for"):
+        list(distinct(endless(), 4, what="x"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        (None, "needs a list"),
+        ([], "needs a list"),
+        (["hi"], "message 0 needs 'role' and 'content'"),
+        ([{"role": "user"}], "message 0 needs"),
+        ([assistant("a")], "message 0 is of role 'assistant', expected 'user'"),
+        ([user("a"), user("b")], "message 1 is of role 'user', expected 'assistant'"),
+        ([user("a"), {"role": "tool", "content": "b"}], "message 1 is of role 'tool'"),
+        ([user("a"), {"role": "system", "content": "b"}], "message 1 is of role 'system'"),
+        ([{"role": "system", "content": "b"}], "needs a user's message"),
+        ([user([{"type": "text", "text": "a"}])], "message 0: content is list, expected text"),
+        ([user("a"), assistant(None)], "message 1: content is neither"),
+        ([user("a"), assistant({"type": "text", "text": "a"})], "message 1: content is neither"),
+        ([user("a"), assistant([{"type": "image", "text": "b"}])], "message 1: .* is not a part"),
+        ([user("a"), assistant([{"type": "text", "text": 1}])], "message 1: a part of type 'text'"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_by_message(messages, message):
+    with pytest.raises(TaskError, match=message):
+        check_conversation({"messages": messages})
+
+
+def test_a_system_message_may_come_first():
+    check_conversation({"messages": [{"role": "system", "content": "s"}, user("a"), assistant([])]})
