@@ -30,8 +30,9 @@ def find_directory(name: str) -> Path | None:
     if path.is_dir():
         return path.absolute()
     if path.exists() or "/" in name or name.startswith(("~", ".")):
+        what = "it is not a directory" if path.exists() else "there is no such directory"
         raise ModelError(
-            f"{name} is not a model: there is no such directory",
+            f"{name} is not a model: {what}",
             hint="give a model directory, a profile (`tiny`) or a stage of one (`sft@tiny`)",
         )
     return None

@@ -44,8 +44,9 @@ def chat(
 ) -> int:
     """Talk to a model: its newest chat model, `sft@tiny`, or a model directory."""
     sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
+    device = where.device()
     directory = open_model(where.open_store(), model, cache=where.cache)
-    session = ChatSession.open(directory, sampling=sampling, device=where.device())
+    session = ChatSession.open(directory, sampling=sampling, device=device)
     if prompt is not None:
         for piece in session.answer(prompt):
             _say(piece)

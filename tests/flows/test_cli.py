@@ -1,0 +1,241 @@
+"""What the command line answers, above all to mistakes: one line, one hint, exit code 1."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+
+from flows.cli import main, make_app
+from flows.profiles import PROFILES
+
+COMMANDS = [  # in the order of the help
+    *("plan", "run", "status", "explain", "profiles"),
+    *("chat", "serve", "fetch", "report"),
+    *("doctor", "down"),
+]
+
+
+def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """Run a command that must fail; returns the texts after `error:` and `hint:`."""
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    error, hint = captured.err.splitlines()
+    assert error.startswith("error: ")
+    assert hint.startswith("hint: ")
+    return error.removeprefix("error: "), hint.removeprefix("hint: ")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh home directory, the default one of this test."""
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("NANOCHAT_STORE", raising=False)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    return tmp_path / "home"
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        ("pln tiny", "unknown command 'pln'", "did you mean plan?"),
+        ("xyzzy", "unknown command 'xyzzy'", f"one of: {', '.join(COMMANDS)}"),
+        ("plan tiny --dept 3", "unknown option --dept", "did you mean --depth?"),
+        ("plan tiny --zzz", "unknown option --zzz", "see `nanochat plan --help`"),
+        ("plan", "plan needs PROFILE", "see `nanochat plan --help`"),
+        ("plan tiny --depth", "--depth needs a value", "see `nanochat plan --help`"),
+        ("plan tiny small", "unexpected argument 'small'", "see `nanochat plan --help`"),
+        (
+            "plan tiny --depth three",
+            'invalid value for --depth: unable to convert "three" into int',
+            "see `nanochat plan --help`",
+        ),
+    ],
+)
+def test_wrong_words_on_the_command_line(
+    words: str, error: str, hint: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails(words.split(), capsys) == (error, hint)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "explain"])
+def test_a_wrong_profile_is_answered_with_the_nearest(
+    command: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [command, "tinny", *(["sft"] if command == "explain" else [])]
+    assert fails(words, capsys) == ("there is no profile 'tinny'", "did you mean 'tiny'?")
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "hint"),
+    [
+        ("pretrain.num_step=3", "there is no setting 'pretrain.num_step'", "pretrain.num_steps"),
+        ("pretrian.num_steps=3", "there is no setting 'pretrian.num_steps'", "pretrain.num_steps"),
+        ("pretrain.num_steps=many", "'many', expected int", "--set pretrain.num_steps=500"),
+        ("pretrain.num_steps", "is not of the form section.name=value", "--set pretrain.num_steps"),
+        ("numerics.precision=fp7", "numerics.precision is 'fp7'", "one of: fp32, bf16"),
+        ("model.width=65", "model.width 65 is not a multiple", "--set "),
+    ],
+)
+def test_a_wrong_setting_is_answered_with_the_right_form(
+    override: str, error: str, hint: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = fails(["plan", "tiny", "--set", override], capsys)
+    assert error in said[0]
+    assert hint in said[1]
+
+
+@pytest.mark.parametrize("depth", ["0", "-3", "1000"])
+def test_a_depth_that_cannot_be(depth: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert depth in fails(["plan", "tiny", "--depth", depth], capsys)[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("plan tiny --store s3://bucket", "unsupported store URL 's3://bucket'"),
+        ("plan tiny --store file:///not/mounted/store", "cannot be reached"),
+        ("status --store file:///not/mounted/store", "cannot be reached"),
+        ("fetch sft@tiny --store file:///not/mounted/store", "cannot be reached"),
+        ("plan tiny --home /etc/hostname", "/etc/hostname cannot be a directory"),
+        ("plan tiny --home /etc/hostname/below", "/etc/hostname/below cannot be a directory"),
+        ("plan tiny --gpus -1", "--gpus is -1"),
+        ("run tiny --gpus 999", "--gpus is 999, this machine has"),
+        ("chat tiny --gpus 999", "--gpus is 999, this machine has"),
+    ],
+)
+def test_a_wrong_place(
+    words: str, error: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = fails(words.split(), capsys)
+    assert error in said[0]
+    assert said[1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["explain tiny sfx", "run tiny --force sfx", "run tiny --from-stage sfx", "fetch sfx@tiny"],
+)
+def test_a_wrong_stage(words: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error, hint = fails(words.split(), capsys)
+    assert error == "there is no stage 'sfx'"
+    assert "sft" in hint
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [
+        ("--temperature", "9", "temperature is 9.0"),
+        ("--top-k", "-1", "top-k is -1"),
+        ("--max-tokens", "0", "max-tokens is 0"),
+    ],
+)
+def test_sampling_that_cannot_be(
+    option: str, value: str, error: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails(["chat", "tiny", option, value], capsys)[0] == error
+
+
+def test_a_home_that_may_not_be_written(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    error, hint = fails(["plan", "tiny", "--home", f"{tmp_path}/locked/home"], capsys)
+    assert error.startswith("permission denied")
+    assert "--home" in hint
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    command = f"{sys.executable} -m flows.cli profiles --json > /dev/full"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: no space left on device",
+        "hint: free some space, or give another directory with --home",
+    ]
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m flows.cli --help | true"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.stderr == ""
+
+
+def test_our_own_bugs_raise(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str, **changes: object) -> object:
+        raise RuntimeError(name)
+
+    monkeypatch.setattr("flows.commands.options.open_profile", broken)
+    with pytest.raises(RuntimeError, match="tiny"):
+        main(["plan", "tiny"])
+
+
+# --- help
+
+
+def commands_of(app: App) -> dict[str, App]:
+    return {name: app[name] for name in app if not name.startswith("-")}
+
+
+def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    places = [said.index(f"\u2502 {name} ") for name in COMMANDS]
+    assert places == sorted(places)
+    assert list(commands_of(make_app())) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_every_parameter_is_described(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = make_app()[command]
+    assert app.help
+    undescribed = [
+        argument.name
+        for argument in app.assemble_argument_collection()
+        if argument.parse and argument.show and not argument.parameter.help
+    ]
+    assert undescribed == []
+    assert main([command, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: nanochat {command}")
+
+
+def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "0.1.0\n"
+
+
+def test_colour_is_left_out_when_asked(home: Path) -> None:
+    def said(**environment: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "flows.cli", "plan", "tinny"],
+            env={**os.environ, "FORCE_COLOR": "1", **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        ).stderr
+
+    assert "\x1b[" in said()
+    assert "\x1b[3" not in said(NO_COLOR="1")  # bold may stay: it is no colour
+
+
+def test_profiles_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profiles"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split()[0] for line in said.splitlines()[1:] if line[0] != " "] == list(PROFILES)
+    assert main(["profiles", "--json"]) == 0
+    d12 = next(row for row in json.loads(capsys.readouterr().out) if row["profile"] == "d12")
+    assert (d12["depth"], d12["parameters"]) == (12, 286_261_730)
+    assert d12["about"]

@@ -1,0 +1,64 @@
+"""Asking costs nothing: help and plans answer at once, because what is slow is not loaded."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HEAVY = (
+    "torch",
+    "prefect",
+    "boto3",
+    "duckdb",
+    "fastapi",
+    "uvicorn",
+    "pyarrow",
+    "tiktoken",
+    "rich.progress",
+    "flows.pipeline",
+    "flows.stage_task",
+)
+SECONDS = 1.0  # measured: a quarter of it; the rest is for machines that are slow or busy
+LIGHT = {
+    "help": ["--help"],
+    "plan help": ["plan", "--help"],
+    "run help": ["run", "--help"],
+    "profiles": ["profiles"],
+    "plan": ["plan", "tiny"],
+    "plan as json": ["plan", "tiny", "--json"],
+    "status": ["status"],
+}
+
+
+def arguments(words: list[str], home: Path) -> list[str]:
+    takes_home = words[0] in ("plan", "status") and "--help" not in words
+    return [*words, "--home", str(home)] if takes_home else words
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_asking_loads_nothing_heavy(name: str, tmp_path: Path) -> None:
+    script = (
+        "import sys; from flows.cli import main; main(sys.argv[1:]);"
+        f"sys.stderr.write(' '.join(m for m in {HEAVY!r} if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments(LIGHT[name], tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["help", "plan"])
+def test_asking_is_answered_at_once(name: str, tmp_path: Path) -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "flows.cli", *arguments(LIGHT[name], tmp_path)]
+        subprocess.run(command, capture_output=True, timeout=60)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < SECONDS
