@@ -1,0 +1,135 @@
+"""What a person sees of the events of stages that are built."""
+
+import io
+import threading
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flows import display
+from flows.display import Display, describe, duration
+
+START = {"kind": "start", "step": 0, "total": 100, "unit": "step", "resumed": False}
+
+
+def step(number: int, **values: float) -> dict[str, Any]:
+    return {"kind": "step", "step": number, "total": 100, "values": values}
+
+
+def show(*events: tuple[str, dict[str, Any]], terminal: bool = False) -> str:
+    """What is printed for these events."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=200)
+    with Display(console, stages=("rows", "pretrain")) as shown:
+        for stage, event in events:
+            shown.watch(stage, event)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        ({"kind": "cached", "uri": "file:///x"}, "cached"),
+        ({"kind": "building", "fingerprint": "f", "processes": 1}, "started"),
+        ({"kind": "building", "fingerprint": "f", "processes": 8}, "started, 8 processes"),
+        (START, None),
+        ({**START, "step": 40, "resumed": True}, "resumed at step 40/100"),
+        ({"kind": "eval", "step": 50, "values": {"val_bpb": 1.5}}, "step 50: val_bpb 1.5"),
+        ({"kind": "message", "text": "hello"}, "hello"),
+        (
+            {"kind": "finished", "uri": "", "seconds": 83.4, "metrics": {"a": 1.23456, "b": "x"}},
+            "finished in 83 s  a 1.235",
+        ),
+        ({"kind": "failed", "error": "no good", "log_tail": ""}, "failed: no good"),
+        (step(3, loss=1.0), None),
+    ],
+)
+def test_each_event_has_its_line(event: dict[str, Any], text: str | None) -> None:
+    assert describe(event) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(4.21, "4.2 s"), (83.4, "83 s"), (720, "12 min"), (12240, "3.4 h")]
+)
+def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_lines_are_aligned_and_plain_where_there_is_no_terminal() -> None:
+    printed = show(
+        ("rows", {"kind": "cached", "uri": "file:///x"}),
+        ("pretrain", {"kind": "building", "fingerprint": "f", "processes": 1}),
+        ("pretrain", {"kind": "message", "text": "[red]not markup[/red]"}),
+    )
+
+    assert printed.splitlines() == [
+        "rows      cached",
+        "pretrain  started",
+        "pretrain  [red]not markup[/red]",
+    ]
+
+
+def test_steps_are_lines_now_and_then_with_values_and_the_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(display, "SECONDS_BETWEEN_LINES", 0.0)
+
+    printed = show(("pretrain", START), ("pretrain", step(50, loss=3.14159, tokens_per_second=9e4)))
+
+    assert printed == "pretrain  step 50/100  loss 3.142  tokens_per_second 90,000  0.0 s left\n"
+
+
+def test_steps_in_quick_succession_print_nothing() -> None:
+    steps = [("pretrain", step(number)) for number in range(50)]
+
+    assert show(("pretrain", START), *steps) == ""
+
+
+def test_a_failure_shows_the_last_lines_of_its_log() -> None:
+    printed = show(("rows", {"kind": "failed", "error": "no good", "log_tail": "Traceback\n  x"}))
+
+    assert printed.splitlines() == ["rows      failed: no good", "Traceback", "  x"]
+
+
+def test_a_terminal_shows_a_bar_and_takes_it_away() -> None:
+    printed = show(
+        ("pretrain", {"kind": "building", "fingerprint": "f", "processes": 1}),
+        ("pretrain", START),
+        ("pretrain", step(30, loss=2.0)),
+        ("pretrain", {"kind": "finished", "uri": "", "seconds": 5.0, "metrics": {}}),
+        terminal=True,
+    )
+
+    assert "finished in 5.0 s" in printed
+    assert "\x1b[?25h" in printed[-10:]  # the cursor is given back
+
+
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    printed = show(("rows", {"kind": "warning", "text": "odd"}), terminal=True)
+
+    assert "\x1b[33m" not in printed
+
+
+def test_stages_may_speak_at_the_same_time() -> None:
+    out = io.StringIO()
+    names = [f"s{number}" for number in range(8)]
+    with Display(Console(file=out), stages=names) as shown:
+
+        def speak(name: str) -> None:
+            shown.watch(name, START)
+            for number in range(50):
+                shown.watch(name, {"kind": "message", "text": f"line {number}"})
+            shown.watch(name, {"kind": "finished", "uri": "", "seconds": 1.0, "metrics": {}})
+
+        threads = [threading.Thread(target=speak, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 8 * 51
+    assert [line for line in lines if line.startswith("s3")][7] == "s3  line 7"
