@@ -10,16 +10,18 @@ count. Imports by computed names are not seen, so stages must not use them.
 """
 
 import ast
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 from flows.stages import Stage
 from nanochat_core.config import RunConfig, Section, Tree
+from nanochat_core.job import write_json
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("flows", "infra", "nanochat_core", "tasks")
@@ -33,6 +35,7 @@ CARRIERS = frozenset(
         "nanochat_core.model.checkpoint",
         "nanochat_core.runtime.interrupt",
         "nanochat_core.runtime.progress",
+        "nanochat_core.scaling",  # its choices are configuration, its counts are only reported
     }
 )
 
@@ -121,10 +124,17 @@ def _check_types(tree: object) -> None:
 
 
 class Code:
-    """The packages under `root` as they are now. Each file is read once: make one for each plan."""
+    """The packages under `root` as they are now. Each file is read once: make one for each plan.
 
-    def __init__(self, root: Path) -> None:
+    `cache` is a file that spares parsing what was parsed before. It is keyed by content, so it is
+    never out of date, and may be lost at any time.
+    """
+
+    def __init__(self, root: Path, *, cache: Path | None = None) -> None:
         self._root = root
+        self._cache = cache
+        self._known = _read_scans(cache) if cache else {}
+        self._used: dict[str, Module] = {}
         self._paths: dict[str, Path | None] = {}
         self._digests: dict[str, dict[str, str]] = {}  # of a module and the data files it names
         self._imports: dict[str, list[str]] = {}
@@ -133,7 +143,7 @@ class Code:
         """Digest per module and data file that the entry module reaches, in order of name."""
         assert self._find(entry), f"no module {entry} in {self._root}"
         digests: dict[str, str] = {}
-        seen, waiting = set(CARRIERS), [entry]
+        seen, waiting = set(CARRIERS), list(self._modules([entry]))
         while waiting:
             name = waiting.pop()
             if name not in seen:
@@ -143,12 +153,23 @@ class Code:
                 waiting += self._imports[name]
         return dict(sorted(digests.items()))
 
+    def save_cache(self) -> None:
+        """Keep what was parsed, if that is possible."""
+        if self._cache and self._used != self._known:
+            tree = {"scanner": _scanner(), "modules": {k: asdict(m) for k, m in self._used.items()}}
+            with contextlib.suppress(OSError):
+                self._cache.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self._cache, tree)
+
     def _read(self, name: str) -> None:
         path = self._find(name)
         if name in self._digests or path is None:
             return
-        is_package = path.name == "__init__.py"
-        module = scan(path.read_bytes(), package=name if is_package else name.rpartition(".")[0])
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        source = path.read_bytes()
+        key = f"{package} {hashlib.sha256(source).hexdigest()}"
+        module = self._known.get(key) or scan(source, package=package)
+        self._used[key] = module
         files = [path.parent / file for file in module.file_names]
         self._digests[name] = {name: module.digest} | {
             file.relative_to(self._root).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
@@ -173,7 +194,28 @@ class Code:
         return self._paths[name]
 
 
-@lru_cache(maxsize=1024)
+def _scanner() -> str:
+    """A digest of this module: another scanner may see other things in the same source."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+
+
+def _read_scans(cache: Path) -> dict[str, Module]:
+    try:
+        tree = json.loads(cache.read_bytes())
+        if tree["scanner"] != _scanner():
+            return {}
+        return {
+            key: Module(
+                digest=module["digest"],
+                imports=tuple(module["imports"]),
+                file_names=tuple(module["file_names"]),
+            )
+            for key, module in tree["modules"].items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
 def scan(source: bytes, *, package: str) -> Module:
     """A module's meaning and what it refers to; `package` is what relative imports start from."""
     tree = ast.parse(source)

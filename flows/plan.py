@@ -109,22 +109,24 @@ def make_plan(
     stage that is none, StoreError, and ArtifactError for a damaged manifest that would be used.
     """
     wanted = _wanted(force, from_stage)
-    planner = _Planner(run, store, work, placement, root)
+    code = Code(root, cache=work / "code.json")
+    planner = _Planner(run, store, work, placement, code)
     done: dict[str, StagePlan] = {}
     for stage in STAGES:
         done[stage.name] = planner.look_at(stage, done, wanted=stage.name in wanted)
+    code.save_cache()
     return Plan(store=store.url, stages=tuple(done.values()))
 
 
 class _Planner:
     def __init__(
-        self, run: RunConfig, store: Store, work: Path, placement: Placement | None, root: Path
+        self, run: RunConfig, store: Store, work: Path, placement: Placement | None, code: Code
     ) -> None:
         self._run = run
         self._store = store
         self._work = work
         self._placement = placement
-        self._code = Code(root)
+        self._code = code
 
     def look_at(self, stage: Stage, done: Mapping[str, StagePlan], *, wanted: bool) -> StagePlan:
         inputs = [done[source.name] for source in stage.inputs]

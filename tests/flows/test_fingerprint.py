@@ -1,0 +1,316 @@
+"""Identity: what changes it, what does not, and that it is the same everywhere."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.fingerprint import (
+    CARRIERS,
+    REPOSITORY,
+    Code,
+    canonical_config,
+    canonical_json,
+    fingerprint_of,
+    identify,
+    scan,
+)
+from flows.stages import PRETRAIN, REPORT, STAGES, stage_named
+from nanochat_core import scaling
+from nanochat_core.config import Section
+
+RUN = scaling.run_for_depth(4)
+
+# A repository small enough to know what each file should lead to.
+MINI = {
+    "nanochat_core/__init__.py": "",
+    "nanochat_core/config.py": "LIMIT = 1\n",
+    "nanochat_core/train/__init__.py": "",
+    "nanochat_core/train/pretrain.py": (
+        '"""Trains."""\n'
+        "from typing import TYPE_CHECKING\n"
+        "import numpy\n"
+        "from nanochat_core.config import LIMIT\n"
+        "from nanochat_core import optim\n"
+        "if TYPE_CHECKING:\n"
+        "    from nanochat_core import unused\n"
+        "def run(job):\n"
+        '    """Runs."""\n'
+        "    return optim.RATE  # learning\n"
+    ),
+    "nanochat_core/train/sft.py": (
+        "def run(job):\n"
+        "    from .loop import steps\n"
+        "    import tasks.identity\n"
+        "    return steps()\n"
+    ),
+    "nanochat_core/train/loop.py": "def steps():\n    return 3\n",
+    "nanochat_core/optim.py": "RATE = 0.5\n",
+    "nanochat_core/unused.py": "x = 1\n",
+    "tasks/__init__.py": "",
+    "tasks/identity.py": "FILE = 'identity.jsonl'\nOTHER = 'absent.jsonl'\n",
+    "tasks/identity.jsonl": '{"a": 1}\n',
+    "tasks/words.txt": "unnamed\n",
+}
+PRETRAIN_ENTRY, SFT_ENTRY = "nanochat_core.train.pretrain", "nanochat_core.train.sft"
+
+
+@pytest.fixture
+def mini(tmp_path: Path) -> Path:
+    for name, text in MINI.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def replace_text(root: Path, name: str, old: str, new: str) -> None:
+    path = root / name
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_the_closure_is_what_the_entry_reaches(mini: Path):
+    assert list(Code(mini).closure(PRETRAIN_ENTRY)) == [
+        "nanochat_core",
+        "nanochat_core.optim",
+        "nanochat_core.train",
+        "nanochat_core.train.pretrain",
+    ]
+    assert list(Code(mini).closure(SFT_ENTRY)) == [
+        "nanochat_core",
+        "nanochat_core.train",
+        "nanochat_core.train.loop",
+        "nanochat_core.train.sft",
+        "tasks",
+        "tasks.identity",
+        "tasks/identity.jsonl",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("nanochat_core/train/pretrain.py", '"""Trains."""\n', ""),
+        (
+            "nanochat_core/train/pretrain.py",
+            '    """Runs."""\n',
+            "    '''Other words.'''\n\n    pass\n",
+        ),
+        ("nanochat_core/train/pretrain.py", "  # learning", ""),
+        ("nanochat_core/train/pretrain.py", "(job):\n", "(\n    job,\n):\n\n"),
+        ("nanochat_core/train/pretrain.py", "optim.RATE", "(optim.RATE)"),
+        ("nanochat_core/train/pretrain.py", "import unused", "import other"),
+        ("nanochat_core/optim.py", "0.5", "5e-1"),
+        ("nanochat_core/unused.py", "1", "2"),
+        ("nanochat_core/config.py", "1", "2"),
+        ("tasks/words.txt", "unnamed", "changed"),
+    ],
+)
+def test_words_layout_and_unreached_code_change_nothing(mini: Path, name: str, old: str, new: str):
+    before = [Code(mini).closure(entry) for entry in (PRETRAIN_ENTRY, SFT_ENTRY)]
+    replace_text(mini, name, old, new)
+    assert [Code(mini).closure(entry) for entry in (PRETRAIN_ENTRY, SFT_ENTRY)] == before
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "entries"),
+    [
+        ("nanochat_core/optim.py", "0.5", "0.25", {PRETRAIN_ENTRY}),
+        ("nanochat_core/train/loop.py", "3", "4", {SFT_ENTRY}),
+        ("nanochat_core/train/loop.py", "3", "3.0", {SFT_ENTRY}),
+        ("nanochat_core/train/pretrain.py", "(job)", "(job, more=1)", {PRETRAIN_ENTRY}),
+        ("tasks/identity.jsonl", "1", "2", {SFT_ENTRY}),
+        ("tasks/identity.py", "OTHER", "OTHERS", {SFT_ENTRY}),
+    ],
+)
+def test_a_change_of_meaning_changes_exactly_the_stages_that_reach_it(
+    mini: Path, name: str, old: str, new: str, entries: set[str]
+):
+    before = {entry: Code(mini).closure(entry) for entry in (PRETRAIN_ENTRY, SFT_ENTRY)}
+    replace_text(mini, name, old, new)
+    changed = {entry for entry in before if Code(mini).closure(entry) != before[entry]}
+    assert changed == entries
+
+
+def test_a_data_file_that_appears_under_a_named_name_counts(mini: Path):
+    before = Code(mini).closure(SFT_ENTRY)
+    (mini / "tasks" / "absent.jsonl").write_text("")
+    assert Code(mini).closure(SFT_ENTRY).keys() - before.keys() == {"tasks/absent.jsonl"}
+
+
+def test_a_stage_without_its_module_is_our_own_mistake(mini: Path):
+    with pytest.raises(AssertionError, match=r"no module nanochat_core\.train\.rl"):
+        Code(mini).closure("nanochat_core.train.rl")
+
+
+SYNTAX = '''
+import os.path as p
+from . import sibling
+from ..above import thing as other
+x: int = 0x10; y = 1_000.0; z = 2j; b = b"\\x00"; s = "a" "b" "\\u00e9\\ud800"; n = None; t = ...
+f = f"a{x!r:>{y}}b" f"c{x=}" "d{}" f"{'q'}"
+def g(a, /, b=1, *c, d=2, e, **k) -> "int": return [*c, *a], {**k, "a": -1}, {1, 2}, a[1:, ::2]
+async def h():
+    async with g() as q, g(): yield (await q)
+    async for i in q: pass
+class K(g, metaclass=h):
+    """Doc."""
+@g
+class L: ...
+lam = lambda v, *w: (u := v) if v else w
+with open(p) as o, (x): del o
+try: raise A from B
+except (A, B) as e: pass
+else: assert x, "m"
+finally: global_ = 1
+try: pass
+except* E: pass
+match x:
+    case {"k": [1, *_], **r} if r: pass
+    case K(1, a=2) | None | "s": pass
+    case [] | {} | True: pass
+    case _: pass
+while not (a < b <= c) and d or e: break
+else: continue_ = [i for i in x if i for j in i if j]; print(*(k for k in x), sep="")
+if TYPE_CHECKING: import skipped
+else: import taken
+'''
+
+
+def test_the_digest_of_a_module_is_pinned():
+    """The same on Python 3.11, 3.12 and 3.13; when it must change, every artifact is rebuilt."""
+    module = scan(SYNTAX.encode(), package="pkg.sub")
+    assert module.digest == "81ea5c0f9642c732fdaef408bf0f8709d07d6d2d71d7c3f010d60dd64b4231fd"
+    assert set(module.imports) == {"os.path", "pkg.sub.sibling", "pkg.above.thing", "taken"}
+
+
+def test_the_fingerprint_of_a_small_repository_is_pinned(mini: Path):
+    preimage = {
+        "stage": "sft",
+        "format": 1,
+        "config": {"seed": 42, "sft": {"lr": 0.1, "names": ["a", "\u00e9"], "path": None}},
+        "inputs": {"midtrain": "0" * 64},
+        "code": dict(Code(mini).closure(SFT_ENTRY)),
+    }
+    assert (
+        fingerprint_of(preimage)
+        == "cfea48f4e42cb7d6e9349a2ac0cd3aa9fea6cbbecbb01cf5a12654a498b127d0"
+    )
+
+
+def test_canonical_json_keeps_ints_and_floats_apart_and_forgets_order():
+    assert (
+        canonical_json({"b": 1, "a": [True, None, "\u00e9"]})
+        == b'{"a":[true,null,"\\u00e9"],"b":1}'
+    )
+    assert canonical_json({"a": 1}) != canonical_json({"a": 1.0})
+    assert canonical_json({"a": 1, "b": 2}) == canonical_json({"b": 2, "a": 1})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), (1,), {1: 2}, {1}, b"", Path("a")])
+def test_a_value_without_a_stable_form_has_no_canonical_json(value: object):
+    with pytest.raises((TypeError, ValueError)):
+        canonical_json({"a": [value]})
+
+
+def test_a_field_at_its_neutral_value_is_left_out():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Newer(Section):
+        old: int
+        new: float = dataclasses.field(metadata={"neutral": 0.0})
+
+    @dataclasses.dataclass(frozen=True)
+    class Run:
+        pretrain: Newer
+
+    stage = dataclasses.replace(PRETRAIN, config=("pretrain",))
+    run: Any = Run(pretrain=Newer(old=1, new=0.0))
+    assert canonical_config(stage, run) == {"pretrain": {"old": 1}}
+    run = Run(pretrain=Newer(old=1, new=0.5))
+    assert canonical_config(stage, run) == {"pretrain": {"old": 1, "new": 0.5}}
+
+
+def test_every_part_of_the_preimage_changes_the_fingerprint(mini: Path):
+    def identity(**changes: Any) -> str:
+        stage = dataclasses.replace(PRETRAIN, **{"entry": PRETRAIN_ENTRY} | changes)
+        digests = {source.name: "0" * 64 for source in stage.inputs}
+        return identify(stage, RUN, digests, code=Code(mini)).fingerprint
+
+    prints = {
+        identity(),
+        identity(name="other"),
+        identity(format=2),
+        identity(config=("seed",)),
+        identity(inputs=()),
+        identity(entry=SFT_ENTRY),
+    }
+    assert len(prints) == 6
+    assert all(len(fingerprint) == 64 for fingerprint in prints)
+    assert identity() == identity(makes="other words", compute="cpu")
+
+
+def test_the_content_of_an_input_changes_the_fingerprint(mini: Path):
+    digests = {source.name: "0" * 64 for source in PRETRAIN.inputs}
+    first = identify(PRETRAIN, RUN, digests, code=Code(mini))
+    second = identify(PRETRAIN, RUN, digests | {"rows": "1" * 64}, code=Code(mini))
+    assert first.fingerprint != second.fingerprint
+    assert second.preimage["inputs"] == {"rows": "1" * 64, "tokenizer": "0" * 64}
+
+
+# The repository itself.
+
+
+def test_every_stage_reaches_its_own_entry_and_no_carrier():
+    code = Code(REPOSITORY)
+    for stage in STAGES:
+        closure = code.closure(stage.entry)
+        assert stage.entry in closure
+        assert not CARRIERS & closure.keys()
+
+
+def test_every_carrier_is_a_module():
+    for name in CARRIERS:
+        assert (REPOSITORY / f"{name.replace('.', '/')}.py").is_file()
+
+
+def _sources(entry: str) -> Iterator[tuple[str, str]]:
+    for name in Code(REPOSITORY).closure(entry):
+        path = REPOSITORY / f"{name.replace('.', '/')}.py"
+        if "/" not in name and path.is_file():
+            yield name, path.read_text()
+
+
+@pytest.mark.parametrize("stage", [s.name for s in STAGES if s is not REPORT])
+def test_no_stage_imports_by_computed_names(stage: str):
+    for name, source in _sources(stage_named(stage).entry):
+        assert "importlib" not in source, name
+        assert "__import__" not in source, name
+
+
+def test_every_data_file_beside_a_task_is_named_by_a_module():
+    """A file that decides results and that nobody names would be left out of the fingerprint."""
+    sources = [path.read_text() for path in (REPOSITORY / "tasks").glob("*.py")]
+    for path in (REPOSITORY / "tasks").iterdir():
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            assert any(f'"{path.name}"' in source for source in sources), path
+
+
+def test_the_cache_gives_the_same_answers_and_sees_every_edit(mini: Path, tmp_path: Path):
+    cache = tmp_path / "cache" / "code.json"
+    first = Code(mini, cache=cache)
+    fresh = first.closure(SFT_ENTRY)
+    first.save_cache()
+    assert cache.is_file()
+    assert Code(mini, cache=cache).closure(SFT_ENTRY) == fresh
+    replace_text(mini, "nanochat_core/train/loop.py", "3", "4")
+    assert Code(mini, cache=cache).closure(SFT_ENTRY) == Code(mini).closure(SFT_ENTRY) != fresh
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"scanner": 1, "modules": 2}'])
+def test_a_damaged_cache_is_no_cache(mini: Path, tmp_path: Path, text: str):
+    cache = tmp_path / "code.json"
+    cache.write_text(text)
+    assert Code(mini, cache=cache).closure(SFT_ENTRY) == Code(mini).closure(SFT_ENTRY)
