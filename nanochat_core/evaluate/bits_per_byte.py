@@ -1,0 +1,50 @@
+"""Bits per byte: how well a model predicts text, in a unit that no vocabulary can flatter.
+
+The loss of every target that stands for text, in bits, over the number of bytes of that text.
+Targets without text (special tokens) count in neither. It is measured on the first rows of a split,
+whatever the world size and the device batch.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nanochat_core.data.row_files import Rows
+from nanochat_core.model.gpt import GPT
+from nanochat_core.runtime.distributed import World
+
+
+@torch.no_grad()
+def bits_per_byte(
+    model: GPT,
+    rows: Rows,
+    token_bytes: npt.NDArray[np.int32],
+    *,
+    num_tokens: int,
+    batch_size: int,
+    world: World,
+) -> float:
+    """Bits per byte over the first `num_tokens` targets of `rows`, whole rows, at least one.
+
+    `token_bytes` (V,): bytes each id stands for, 0 for special tokens. The ranks share the rows,
+    `batch_size` at a time, and all return the same number. The model is in its former mode after.
+    """
+    was_training = model.training
+    model.eval()
+    device = model.lm_head.weight.device
+    lengths = torch.from_numpy(token_bytes).to(device)
+    num_rows = min(rows.num_rows, max(1, num_tokens // rows.sequence_len))
+    share = np.arange(world.rank, num_rows, world.size)
+    sums = torch.zeros(2, dtype=torch.float64, device=device)  # nats, bytes
+    for first in range(0, len(share), batch_size):
+        tokens = torch.from_numpy(rows.take(share[first : first + batch_size])).to(device)
+        targets = tokens[:, 1:]  # (B, T)
+        nats = model.token_losses(tokens[:, :-1], targets)  # (B, T)
+        num_bytes = lengths[targets]
+        sums[0] += (nats.double() * (num_bytes > 0)).sum()
+        sums[1] += num_bytes.sum()
+    world.sum(sums)
+    model.train(was_training)
+    return float(sums[0] / (math.log(2) * sums[1]))

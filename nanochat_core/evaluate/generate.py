@@ -1,0 +1,64 @@
+"""Greedy answers of a chat model to conversations, and the share of them that is right."""
+
+from collections.abc import Sequence
+
+import torch
+
+from nanochat_core.engine.engine import Engine
+from nanochat_core.errors import DataError
+from nanochat_core.runtime.distributed import World
+from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
+from tasks.base import Conversation, Task
+from tasks.registry import is_correct, is_gradable
+
+
+def greedy_answers(
+    engine: Engine, conversations: Sequence[Conversation], *, max_new_tokens: int
+) -> list[str]:
+    """The model's likeliest answer to each conversation, its own last assistant message left out.
+
+    An answer is at most `max_new_tokens` tokens long; calculator calls appear as the graders of
+    `tasks` read them. A conversation that fills the model's context is answered by "".
+    """
+    prompts = [render_for_completion(engine.tokenizer, c) for c in conversations]
+    answers = [""] * len(prompts)
+    context = engine.model.config.sequence_len
+    readable = [i for i, prompt in enumerate(prompts) if len(prompt) < context]
+    groups = engine.complete(
+        [prompts[i] for i in readable],
+        num_samples=1,
+        max_tokens=max_new_tokens,
+        temperature=0.0,
+        top_k=None,
+        seeds=[0] * len(readable),  # greedy: no randomness is drawn
+    )
+    for i, [completion] in zip(readable, groups, strict=True):
+        answers[i] = parse_answer(engine.tokenizer, completion.ids)
+    return answers
+
+
+def accuracy(engine: Engine, task: Task, *, max_new_tokens: int, world: World) -> float:
+    """The share of the task's examples that are answered correctly; the ranks share the work.
+
+    Raises DataError when the task's answers cannot be graded.
+    """
+    check_gradable(task)
+    examples = [task[i] for i in range(world.rank, len(task), world.size)]
+    answers = greedy_answers(engine, examples, max_new_tokens=max_new_tokens)
+    correct = sum(
+        is_correct(task.name, example, answer)
+        for example, answer in zip(examples, answers, strict=True)
+    )
+    device = engine.model.lm_head.weight.device
+    sums = torch.tensor([correct, len(examples)], dtype=torch.float32, device=device)
+    correct, total = world.sum(sums).tolist()
+    return correct / max(total, 1)
+
+
+def check_gradable(task: Task) -> None:
+    """Raises DataError unless the task's answers can be right or wrong."""
+    if not is_gradable(task.name):
+        raise DataError(
+            f"the task '{task.name}' has no right answers to grade by",
+            hint="leave it out of chat_eval and rl",
+        )

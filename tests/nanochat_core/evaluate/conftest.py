@@ -1,0 +1,128 @@
+"""A small random model on disk, rows of its vocabulary and a few tasks."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nanochat_core.data.row_files import write_index
+from nanochat_core.job import Job, Resources
+from nanochat_core.tokenizer.bpe import Tokenizer
+from tasks.registry import generate, write_examples
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """One token a byte, one more for "##", one for "####", and the special tokens."""
+    merged = {b"##": 256, b"####": 257}
+    return Tokenizer({bytes([i]): i for i in range(256)} | merged)
+
+
+@pytest.fixture(scope="session")
+def model(tokenizer):
+    """A random model."""
+    import torch
+
+    from nanochat_core.config import ModelConfig
+    from nanochat_core.model.gpt import GPT
+    from nanochat_core.scaling import numerics
+
+    config = ModelConfig(
+        depth=2,
+        width=32,
+        num_heads=2,
+        num_kv_heads=1,
+        sequence_len=256,
+        vocab_size=tokenizer.vocab_size,
+        windows=(16, 256),
+    )
+    model = GPT(config, numerics("fp32"))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3, generator=generator)
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def model_dir(model, tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model as a stage leaves it."""
+    from nanochat_core.model.checkpoint import save_model
+
+    directory = tmp_path_factory.mktemp("model")
+    (directory / "tokenizer").mkdir()
+    tokenizer.save(directory / "tokenizer")
+    save_model(
+        directory, model, tokenizer=directory / "tokenizer", optimizer={}, made_by="pretrain"
+    )
+    return directory
+
+
+@pytest.fixture(scope="session")
+def rows_dir(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten training and seven validation rows of 32 targets, special tokens among them."""
+    directory = tmp_path_factory.mktemp("rows")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 10), ("val", 7)):
+        ids = rng.integers(0, tokenizer.vocab_size, (count, 33)).astype("<u2")
+        ids.tofile(directory / f"{split}.rows")
+    write_index(
+        directory,
+        {
+            "sequence_len": 32,
+            "dtype": "uint16",
+            "vocab_size": tokenizer.vocab_size,
+            "tokenizer": tokenizer.digest(),
+            "policy": "default",
+            "num_train": 10,
+            "num_val": 7,
+            "tokens": 330,
+            "waste": 0.0,
+        },
+    )
+    return directory
+
+
+@pytest.fixture(scope="session")
+def task_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Test examples of the tasks that can be graded."""
+    directory = tmp_path_factory.mktemp("task_data")
+    for name in ("spelling", "arithmetic"):
+        (directory / name).mkdir()
+        path = directory / name / "test.jsonl"
+        write_examples(path, generate(name, "test", 5, grade=1, seed=0))
+    return directory
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Callable[..., Job]:
+    """make_job(name, entry, inputs, config, **resources) -> Job in a directory called `name`."""
+
+    def make(
+        name: str, entry: str, inputs: dict[str, Path], config: dict[str, Any], **resources: Any
+    ) -> Job:
+        job = Job(
+            directory=tmp_path / name,
+            stage=name,
+            entry=entry,
+            fingerprint="0" * 64,
+            config=config,
+            inputs=inputs,
+            resources=Resources(
+                **{
+                    "device": "cpu",
+                    "threads": 1,
+                    "device_batch_size": 4,
+                    "save_every_seconds": 3600.0,
+                    "eval_every_steps": 0,
+                    "dollars_per_hour": 0.0,
+                    **resources,
+                }
+            ),
+        )
+        job.output.mkdir(parents=True)
+        return job
+
+    return make

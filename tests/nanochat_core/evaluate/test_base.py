@@ -1,0 +1,72 @@
+import json
+
+import pytest
+
+from nanochat_core.data.row_files import Rows
+from nanochat_core.errors import DataError, ModelError
+from nanochat_core.evaluate import base
+from nanochat_core.evaluate.bits_per_byte import bits_per_byte
+from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.progress import read_events
+
+pytestmark = [
+    pytest.mark.torch,
+    # A job's log stays open for as long as its process lives.
+    pytest.mark.filterwarnings("ignore:unclosed file .*events.jsonl:ResourceWarning"),
+]
+
+CONFIG = {"base_eval": {"eval_tokens": 128, "prompts": ["one", "the \u00e9"], "max_new_tokens": 6}}
+
+
+@pytest.fixture
+def make(make_job, model_dir, rows_dir):
+    def make_base_job(name="base_eval", *, config=CONFIG, inputs=None, **resources):
+        inputs = inputs or {"pretrain": model_dir, "rows": rows_dir}
+        return make_job(name, "nanochat_core.evaluate.base", inputs, config, **resources)
+
+    return make_base_job
+
+
+def test_it_leaves_scores_samples_and_metrics(make, model, tokenizer, rows_dir):
+    job = make()
+    metrics = base.run(job)
+    scores = json.loads((job.output / "scores.json").read_text())
+    assert scores == {"format": 1, **metrics}
+    for split in ("val", "train"):
+        expected = bits_per_byte(
+            model,
+            Rows.open(rows_dir, split),
+            tokenizer.token_bytes(),
+            num_tokens=128,
+            batch_size=1,
+            world=World(rank=0, local_rank=0, size=1),
+        )
+        assert metrics[f"{split}_bpb"] == pytest.approx(expected, abs=1e-6)
+    lines = (job.output / "samples.jsonl").read_text().splitlines()
+    samples = [json.loads(line) for line in lines]
+    assert [sample["prompt"] for sample in samples] == ["one", "the \u00e9"]
+    assert all(sample["text"] for sample in samples)
+    assert [e["step"] for e in read_events(job.events) if e["kind"] == "step"] == [1, 2, 3]
+
+
+def test_two_runs_leave_the_same_bytes(make):
+    jobs = [make("first"), make("second", device_batch_size=1)]
+    for job in jobs:
+        base.run(job)
+    for name in ("scores.json", "samples.jsonl"):
+        first, second = ((job.output / name).read_bytes() for job in jobs)
+        assert first == second
+
+
+def test_no_prompts_make_no_samples(make):
+    config = {"base_eval": {**CONFIG["base_eval"], "prompts": []}}
+    job = make(config=config)
+    base.run(job)
+    assert (job.output / "samples.jsonl").read_bytes() == b""
+
+
+def test_what_is_no_model_or_no_rows_is_named(make, model_dir, rows_dir, tmp_path):
+    with pytest.raises(ModelError, match="is not a model"):
+        base.run(make("a", inputs={"pretrain": tmp_path, "rows": rows_dir}))
+    with pytest.raises(DataError, match="holds no rows"):
+        base.run(make("b", inputs={"pretrain": model_dir, "rows": tmp_path}))

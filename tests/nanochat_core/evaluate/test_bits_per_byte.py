@@ -1,0 +1,87 @@
+import math
+
+import pytest
+import torch
+
+from nanochat_core.data.row_files import Rows
+from nanochat_core.evaluate.bits_per_byte import bits_per_byte
+from nanochat_core.runtime.distributed import World
+
+pytestmark = pytest.mark.torch
+
+ALONE = World(rank=0, local_rank=0, size=1)
+
+
+@pytest.fixture
+def rows(rows_dir) -> Rows:
+    return Rows.open(rows_dir, "val")
+
+
+def straight_line(model, tokenizer, rows: Rows, num_rows: int) -> float:
+    """Bits per byte, one target at a time in float64."""
+    nats = num_bytes = 0.0
+    for row in rows.ids[:num_rows].astype(int).tolist():
+        logits = model(torch.tensor([row[:-1]]))[0].double()
+        for position, target in enumerate(row[1:]):
+            if target < tokenizer.vocab_size - 9:
+                nats -= torch.log_softmax(logits[position], dim=-1)[target].item()
+                num_bytes += len(tokenizer.decode_bytes([target]))
+    return nats / math.log(2) / num_bytes
+
+
+def measure(model, tokenizer, rows, *, num_tokens=7 * 32, batch_size=3) -> float:
+    return bits_per_byte(
+        model,
+        rows,
+        tokenizer.token_bytes(),
+        num_tokens=num_tokens,
+        batch_size=batch_size,
+        world=ALONE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_rows"), [(7 * 32, 7), (10**9, 7), (3 * 32, 3), (3 * 32 + 31, 3), (1, 1)]
+)
+def test_it_is_the_sum_of_bits_over_the_sum_of_bytes(model, tokenizer, rows, num_tokens, num_rows):
+    found = measure(model, tokenizer, rows, num_tokens=num_tokens)
+    with torch.no_grad():
+        expected = straight_line(model, tokenizer, rows, num_rows)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_device_batch_does_not_change_it(model, tokenizer, rows):
+    values = [measure(model, tokenizer, rows, batch_size=n) for n in (1, 2, 7, 100)]
+    assert max(values) - min(values) < 1e-6 * values[0]
+
+
+def test_the_ranks_shares_are_the_whole(model, tokenizer, rows):
+    class Recorder(World):
+        """A rank that remembers its sums instead of adding those of others."""
+
+        def sum(self, tensor):
+            found.append(tensor.clone())
+            return tensor
+
+    found: list[torch.Tensor] = []
+    for world in (
+        Recorder(rank=0, local_rank=0, size=1),
+        *(Recorder(rank=rank, local_rank=rank, size=3) for rank in range(3)),
+    ):
+        bits_per_byte(
+            model, rows, tokenizer.token_bytes(), num_tokens=10**9, batch_size=2, world=world
+        )
+    whole, *shares = found
+    assert torch.allclose(sum(shares), whole, rtol=1e-6)
+    assert sum(shares)[1] == whole[1]
+
+
+def test_the_model_stays_in_its_mode(model, tokenizer, rows):
+    try:
+        model.train()
+        measure(model, tokenizer, rows)
+        assert model.training
+    finally:
+        model.eval()
+    measure(model, tokenizer, rows)
+    assert not model.training
