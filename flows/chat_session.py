@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from nanochat_core.engine.engine import Engine
     from nanochat_core.tokenizer.bpe import Tokenizer
 
-# How a calculator call reads on a terminal: `[12*3] = 36`; one that cannot be calculated: `[12*]`.
+# A calculator call reads `<<12*3=36>>`; one that has no value: `<<12*>>`.
 _SHOWN = {
-    "<|python_start|>": "[",
-    "<|python_end|>": "]",
-    "<|output_start|>": " = ",
-    "<|output_end|>": "",
+    "<|python_start|>": "<<",
+    "<|python_end|>": "",
+    "<|output_start|>": "=",
+    "<|output_end|>": ">>",
 }
 
 
@@ -86,20 +86,28 @@ class ChatSession:
         room = self._context - len(prompt)
         sampling = replace(self.sampling, max_tokens=min(self.sampling.max_tokens, room))
         turn = self._turns[-1]
-        shown = {self._tokenizer.special(name): text for name, text in _SHOWN.items()}
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         try:
-            for token in self._tokens(prompt, sampling):
-                if token in self._engine.ends:
-                    break
-                turn.append(token)
-                if token in shown:
-                    yield decoder.decode(b"", final=True) + shown[token]
-                else:
-                    yield decoder.decode(self._tokenizer.decode_bytes([token]))
-            yield decoder.decode(b"", final=True)
+            yield from filter(None, self._pieces(prompt, sampling, turn))
         finally:
             turn.append(self._tokenizer.special("<|assistant_end|>"))
+
+    def _pieces(self, prompt: list[int], sampling: Sampling, turn: list[int]) -> Iterator[str]:
+        """What each new token adds to the text; the tokens are added to `turn`."""
+        special = self._tokenizer.special
+        shown = {special(name): text for name, text in _SHOWN.items()}
+        call_ended, result = special("<|python_end|>"), special("<|output_start|>")
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for token in self._tokens(prompt, sampling):
+            if token in self._engine.ends:
+                break
+            if turn[-1] == call_ended and token != result:
+                yield ">>"
+            turn.append(token)
+            if token in shown:
+                yield decoder.decode(b"", final=True) + shown[token]
+            else:
+                yield decoder.decode(self._tokenizer.decode_bytes([token]))
+        yield decoder.decode(b"", final=True) + (">>" if turn[-1] == call_ended else "")
 
     def _question(self, text: str) -> list[int]:
         special = self._tokenizer.special

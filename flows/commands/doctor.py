@@ -1,10 +1,13 @@
 """`nanochat doctor`: is this machine fit to run, and if not, what to do."""
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from flows.commands.options import AsJson, Place
 from flows.commands.terminal import print_json, screen
-from flows.doctor import Check, examine
+
+if TYPE_CHECKING:
+    from flows.doctor import Check
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -14,6 +17,8 @@ def doctor(*, place: Place = Place(), as_json: AsJson = False) -> int:  # noqa: 
 
     Every failure comes with its remedy. Exits with 1 when a run could not work.
     """
+    from flows.doctor import examine
+
     checks = examine(home=place.home_path, store=place.store_url)
     if as_json:
         found = list(checks)
@@ -26,7 +31,7 @@ def doctor(*, place: Place = Place(), as_json: AsJson = False) -> int:  # noqa: 
     return 1 if any(check.state == "fail" for check in found) else 0
 
 
-def _show(check: Check) -> None:
+def _show(check: "Check") -> None:
     console = screen()
     console.print(f"{check.state:<5}", style=_STYLES[check.state], end="")
     console.print(f"{check.name:<11}{check.found}")

@@ -1,0 +1,219 @@
+"""Talking to a real, random model: answers stream, repeat by seed, and Ctrl-C stops only one."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from flows.chat_session import ChatSession, Sampling
+from flows.cli import main
+from nanochat_core import scaling
+from nanochat_core.config import ModelConfig
+from nanochat_core.engine.engine import Engine
+from nanochat_core.errors import ConfigError
+from nanochat_core.model.checkpoint import load_model, save_model
+from nanochat_core.model.gpt import GPT
+from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
+from nanochat_core.tokenizer.chat import render_for_completion
+
+pytestmark = pytest.mark.torch
+
+CONTEXT = 2048
+GREEDY = Sampling(temperature=0.0, top_k=0, max_tokens=8, seed=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory whose greedy answers never end: special tokens are never the likeliest."""
+    directory = tmp_path_factory.mktemp("model")
+    (tokenizer_directory := directory / "tokenizer").mkdir()
+    words = " ".join(f"word{i} caf\u00e9{i}" for i in range(400))
+    tokenizer = Tokenizer.train(iter([words]), vocab_size=300)
+    tokenizer.save(tokenizer_directory)
+    config = ModelConfig(
+        depth=2,
+        width=64,
+        num_heads=4,
+        num_kv_heads=4,
+        sequence_len=CONTEXT,
+        vocab_size=300,
+        windows=(CONTEXT, CONTEXT),
+    )
+    gpt = GPT(config, scaling.numerics("fp32"))
+    gpt.init_weights(0)
+    with torch.no_grad():
+        for parameter in (gpt.lm_head.weight, *gpt.transformer.h.parameters()):
+            parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
+        gpt.lm_head.weight[300 - len(SPECIAL_TOKENS) :] = 0
+    save_model(directory, gpt, tokenizer=tokenizer_directory, optimizer={}, made_by="test")
+    return directory
+
+
+def chat(model: Path, lines: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
+    """Chat with typed lines, without a terminal."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    return main(["chat", str(model), "--max-tokens", "8", *options])
+
+
+def open_session(model: Path, sampling: Sampling = GREEDY) -> ChatSession:
+    return ChatSession.open(model, sampling=sampling, device="cpu")
+
+
+def test_a_prompt_is_answered_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(seed: str) -> str:
+        words = ["chat", str(model), "-p", "hello", "--max-tokens", "20", "--seed", seed]
+        assert main(words) == 0
+        return capsys.readouterr().out
+
+    assert answer("1") == answer("1")
+    assert answer("1") != answer("2")
+    assert answer("1").endswith("\n")
+
+
+def test_the_same_answer_follows_when_the_conversation_is_forgotten(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "/temperature 0\nhello\nhello\n/clear\nhello\n"
+    assert chat(model, lines, monkeypatch) == 0
+    said = capsys.readouterr()
+    mode, first, second, forgotten, again = said.out.split("\n")[:5]
+    assert (mode, forgotten) == ("temperature 0.0", "forgotten")
+    assert first == again
+    assert first != second
+    assert said.err == ""
+
+
+def test_settings_are_shown_changed_and_checked(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "/topk 7\n/topk\n/topk many\n/temperature 3\n/temperature\n/frob\n/help\n\n"
+    assert chat(model, lines, monkeypatch) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("top_k 7\ntop_k 7\ntemperature 0.6\n/temperature N")
+    assert [line for line in said.err.splitlines() if line.startswith("error:")] == [
+        "error: 'many' is not a number",
+        "error: temperature is 3.0",
+        "error: there is no command '/frob'",
+    ]
+
+
+def test_the_pieces_of_an_answer_are_whole_characters_of_the_whole_answer(model: Path) -> None:
+    sampling = Sampling(temperature=1.0, top_k=20, max_tokens=400, seed=3)
+    engine = Engine(load_model(model, torch.device("cpu")), Tokenizer.load(model / "tokenizer"))
+    tokenizer = engine.tokenizer
+    question = {"messages": [{"role": "user", "content": "caf\u00e9"}]}
+    prompt = render_for_completion(tokenizer, question)
+    settings = {"temperature": 1.0, "top_k": 20, "max_tokens": 400, "seed": 3}
+    ((ids,), _) = engine.generate_batch(prompt, **settings)
+    tools = [i for i in ids[len(prompt) :] if i >= 300 - len(SPECIAL_TOKENS)]
+
+    pieces = list(open_session(model, sampling).answer("caf\u00e9"))
+    assert tools == []
+    assert "".join(pieces) == tokenizer.decode(ids[len(prompt) :])
+    assert 100 < len(pieces) < 400
+    assert all(pieces)
+
+
+def test_a_message_longer_than_the_context_is_refused_and_the_next_is_not(model: Path) -> None:
+    session = open_session(model)
+    with pytest.raises(ConfigError, match=r"tokens long, this model reads 1535"):
+        list(session.answer("\u00e9\u00e8" * 1000))
+    assert list(session.answer("hello")) == list(open_session(model).answer("hello"))
+
+
+def test_the_oldest_turns_are_forgotten_when_the_context_is_full(model: Path) -> None:
+    session = open_session(model)
+    for number in range(60):
+        assert "".join(session.answer(f"{number} " * 20))
+
+
+def test_an_answer_that_was_stopped_stays_in_the_conversation(model: Path) -> None:
+    session, other = open_session(model), open_session(model)
+    stopped = session.answer("hello")
+    first = next(stopped)
+    stopped.close()
+    list(other.answer("hello"))
+    assert first
+    assert list(session.answer("and then?")) != list(other.answer("and then?"))
+
+
+def test_what_a_model_writes_cannot_drive_the_terminal(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["chat", str(model), "-p", "x", "--temperature", "2", "--top-k", "0"]
+    assert main([*words, "--max-tokens", "2000"]) == 0
+    said = capsys.readouterr().out
+    assert len(said) > 500
+    assert not [c for c in said if ord(c) < 32 and c not in "\n\t"]
+    assert "\x1b" not in said
+
+
+@dataclass
+class Talk:
+    """A chat in another process."""
+
+    process: subprocess.Popen[bytes]
+    said: bytes = b""
+
+    def type(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text.encode())
+        self.process.stdin.flush()
+
+    def wait_for(self, text: bytes, seconds: float = 60) -> None:
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + seconds
+        while text not in self.said:
+            assert time.monotonic() < deadline, self.said
+            self.said += os.read(self.process.stdout.fileno(), 4096)
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flows.cli", "chat", str(model), "--max-tokens", "2000"]
+    process = subprocess.Popen(
+        [*command, "--temperature", "0", "--home", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        talk = Talk(process)
+        talk.type("/topk\nhello\n")
+        talk.wait_for(b"top_k 50\n")
+        talk.wait_for(b" ")
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        talk.wait_for(b"[stopped]\n")
+        talk.type("/topk 9\n")
+        talk.wait_for(b"top_k 9\n")
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_a_folder_that_is_no_model(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [command, str(tmp_path), *(["--port", "0"] if command == "serve" else [])]
+    assert main(words) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: {tmp_path} is not a model: it has no config.json"
+    assert hint.startswith("hint: ")
+
+
+def test_a_port_in_use_is_one_line(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert main(["serve", str(model), "--port", str(port)]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: cannot listen on 127.0.0.1 port {port}: address already in use"
+    assert "--port" in hint
