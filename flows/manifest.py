@@ -6,7 +6,7 @@ does not follow from its parts, or a path that would leave its directory, is ref
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from flows.fingerprint import fingerprint_of, short
@@ -105,6 +105,8 @@ def digest_of(files: Iterable[File]) -> str:
 
 
 def _from_tree(cls: type[_M], tree: Facts) -> _M:
+    if unknown := tree.keys() - {field.name for field in fields(cls)} - {"format"}:
+        raise ValueError(f"unknown parts {sorted(unknown)}")
     provenance = dict(tree["provenance"])
     provenance["segments"] = tuple(provenance["segments"])
     return cls(
@@ -133,7 +135,7 @@ def _check(manifest: Manifest, where: str) -> None:
         wrong = "it has no files"
     elif manifest.preimage.get("inputs") != {n: i.digest for n, i in manifest.inputs.items()}:
         wrong = "its inputs are not those of its pre-image"
-    elif bad := _unsafe(manifest):
+    elif (bad := _unsafe(manifest)) is not None:
         wrong = f"it names the file '{bad}'"
     if wrong is not None:
         raise ArtifactError(

@@ -1,0 +1,124 @@
+"""The record beside an artifact: read back as written, refused when any part of it cannot be."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from flows.fingerprint import fingerprint_of
+from flows.manifest import File, Input, Manifest, Provenance, digest_of
+from nanochat_core.errors import ArtifactError
+
+PREIMAGE: dict[str, Any] = {
+    "stage": "tokenizer",
+    "format": 1,
+    "config": {"tokenizer": {"vocab_size": 512}},
+    "inputs": {"shards": "1" * 64},
+    "code": {"nanochat_core.train.tokenizer": "2" * 64},
+}
+FILES = (
+    File(path="sub/a.json", size=2, sha256="3" * 64, key="tokenizer/x/files/1/sub/a.json"),
+    File(path="tokenizer.tiktoken", size=9, sha256="4" * 64, key="tokenizer/x/files/1/t"),
+)
+
+
+def make_manifest(**changes: Any) -> Manifest:
+    manifest = Manifest(
+        stage="tokenizer",
+        fingerprint=fingerprint_of(PREIMAGE),
+        preimage=PREIMAGE,
+        files=FILES,
+        logs=(File(path="events.jsonl", size=1, sha256="5" * 64, key="tokenizer/x/logs/1/e"),),
+        digest=digest_of(FILES),
+        inputs={"shards": Input(fingerprint="6" * 64, digest="1" * 64)},
+        provenance=Provenance(
+            run="tiny-1",
+            created="2026-11-21T05:53:38Z",
+            git_commit=None,
+            metrics={"bytes_per_token": 3.5},
+            segments=({"started": 1.0, "ended": 2.5, "device": "cpu"},),
+        ),
+        divergences=(),
+    )
+    return dataclasses.replace(manifest, **changes)
+
+
+def read(manifest: Manifest) -> Manifest:
+    return Manifest.from_json(manifest.to_json(), where="here")
+
+
+def test_a_manifest_is_read_as_it_was_written():
+    manifest = make_manifest()
+    assert read(manifest) == manifest
+    assert read(manifest).to_json() == manifest.to_json()
+
+
+def test_the_digest_is_about_contents_and_not_about_places():
+    elsewhere = tuple(dataclasses.replace(file, key="other/key") for file in reversed(FILES))
+    assert digest_of(elsewhere) == digest_of(FILES)
+    for change in ({"path": "b"}, {"size": 3}, {"sha256": "0" * 64}):
+        assert digest_of((dataclasses.replace(FILES[0], **change), FILES[1])) != digest_of(FILES)
+    assert digest_of(FILES[:1]) != digest_of(FILES)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../evil", "/etc/passwd", "a/../../b", "", ".", "a//b", "a\\..\\b", "a\0", ".ssh/keys"],
+)
+@pytest.mark.parametrize("field", ["path", "key"])
+@pytest.mark.parametrize("group", ["files", "logs"])
+def test_a_path_that_would_leave_its_directory_is_refused(group: str, field: str, path: str):
+    files = (dataclasses.replace(FILES[0], **{field: path}),)
+    manifest = make_manifest(**{group: files})
+    if group == "files":
+        manifest = dataclasses.replace(manifest, digest=digest_of(files))
+    with pytest.raises(ArtifactError, match="not to be trusted: it names"):
+        read(manifest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"fingerprint": "0" * 64}, "fingerprint does not follow"),
+        ({"preimage": PREIMAGE | {"format": 2}}, "fingerprint does not follow"),
+        ({"stage": "rows"}, "of stage tokenizer"),
+        ({"digest": "0" * 64}, "digest does not follow"),
+        ({"files": FILES[:1]}, "digest does not follow"),
+        ({"files": (), "digest": digest_of(())}, "no files"),
+        ({"files": FILES + FILES, "digest": digest_of(FILES + FILES)}, "names the file"),
+        ({"inputs": {}}, "inputs are not those"),
+    ],
+)
+def test_parts_that_contradict_each_other_are_refused(changes: dict[str, Any], why: str):
+    with pytest.raises(ArtifactError, match=why) as caught:
+        read(make_manifest(**changes))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("number", [0, 2, "1", None])
+def test_another_format_is_refused(number: object):
+    tree = json.loads(make_manifest().to_json()) | {"format": number}
+    with pytest.raises(ArtifactError, match="not a manifest of format 1"):
+        Manifest.from_json(json.dumps(tree).encode(), where="here")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"format": 1}'])
+def test_what_is_no_manifest_is_an_error_that_names_it(data: bytes):
+    with pytest.raises(ArtifactError, match="here"):
+        Manifest.from_json(data, where="here")
+
+
+@pytest.mark.parametrize("name", list(json.loads(make_manifest().to_json())))
+def test_a_manifest_without_one_of_its_parts_is_refused(name: str):
+    tree = json.loads(make_manifest().to_json())
+    del tree[name]
+    with pytest.raises(ArtifactError):
+        Manifest.from_json(json.dumps(tree).encode(), where="here")
+
+
+def test_an_unknown_part_is_refused():
+    for change in ({"surprise": 1}, {"files": [{"path": "a", "mode": 7}]}):
+        tree = json.loads(make_manifest().to_json()) | change
+        with pytest.raises(ArtifactError):
+            Manifest.from_json(json.dumps(tree).encode(), where="here")
