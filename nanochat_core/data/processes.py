@@ -1,18 +1,36 @@
-"""A pool of processes that ends with the job: on an exception, a signal or the job's own death."""
+"""Work spread over processes that end with the job: on an exception, a signal or the job's death.
 
-import contextlib
+`concurrent.futures` is not used: a process killed while it writes its result leaves the executor's
+thread reading for ever, and the job never ends. Here every process has a pipe of its own, and there
+are no threads.
+"""
+
 import ctypes
 import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, TypeVar
 
 from nanochat_core.errors import StageError
 
 _PR_SET_PDEATHSIG = 1
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Worker:
+    """A process, and the parent's end of its pipe."""
+
+    process: SpawnProcess
+    pipe: Connection
 
 
 def usable_cores() -> int:
@@ -22,34 +40,88 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-@contextlib.contextmanager
-def open_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """An executor of `processes` fresh processes. Whatever leaves the block early kills them.
+def map_in_processes(
+    work: Callable[[Item], Result], items: Sequence[Item], *, processes: int
+) -> Iterator[Result]:
+    """`work(item)` of every item, in order; in this process when `processes` is 1.
 
-    Raises StageError when one of them is killed.
+    `work` and what it takes and returns travel between processes: module-level functions and plain
+    data. What it raises is raised here. Raises StageError when a process is killed. However the
+    iteration ends, no process is left.
     """
-    others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin
-    )
+    processes = min(processes, len(items))
+    if processes < 2:
+        yield from map(work, items)
+        return
+    workers: dict[Connection, _Worker] = {}
     try:
-        yield pool
-    except BrokenProcessPool as error:
+        for _ in range(processes):
+            worker = _start(work)
+            workers[worker.pipe] = worker
+        yield from _results(items, list(workers))
+    finally:
+        for worker in workers.values():
+            worker.process.kill()
+        for worker in workers.values():
+            worker.process.join()
+            worker.pipe.close()
+
+
+def _start(work: Callable[[Any], Any]) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+    process.start()
+    theirs.close()  # so that the process's end shows as the end of the pipe
+    return _Worker(process=process, pipe=ours)
+
+
+def _results(items: Sequence[Any], pipes: list[Connection]) -> Iterator[Any]:
+    """Hand out items as processes become free; give their results back in order."""
+    waiting = iter(enumerate(items))
+    for pipe in pipes:
+        pipe.send(next(waiting))
+    early: dict[int, Any] = {}
+    given = 0
+    while given < len(items):
+        for pipe in wait(pipes):
+            assert isinstance(pipe, Connection)
+            number, result, error = _receive(pipe)
+            if error is not None:
+                raise error
+            early[number] = result
+            item = next(waiting, None)
+            if item is not None:
+                pipe.send(item)
+        while given in early:
+            yield early.pop(given)
+            given += 1
+
+
+def _receive(pipe: Connection) -> tuple[int, Any, Exception | None]:
+    try:
+        return pipe.recv()
+    except (EOFError, OSError) as error:
         raise StageError(
             "a worker process was killed",
-            hint="out of memory is the usual reason: dmesg says so; fewer CPU cores need less",
+            hint="out of memory is the usual reason (dmesg says so): run on fewer CPU cores",
         ) from error
-    except BaseException:
-        for child in set(multiprocessing.active_children()) - others:
-            child.kill()
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    finally:
-        pool.shutdown()
 
 
-def _begin() -> None:
-    """Ctrl-C reaches the whole terminal group: the job decides, and takes its processes along."""
+def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
+    """A process's life: take an item, send its result, until the parent is gone."""
+    # Ctrl-C reaches every process of the terminal: the job decides, and takes this one along.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    while True:
+        try:
+            number, item = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer = (number, work(item), None)
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            error.add_note(traceback.format_exc())
+            answer = (number, None, error)
+        pipe.send(answer)

@@ -62,6 +62,9 @@ def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
 
     Raises DataError when what is installed is not the snapshot.
     """
+    # A plan asks for the snapshot alone, and is not to wait for these.
+    from nanochat_core.data.processes import map_in_processes, usable_cores
+
     folders = _check_snapshot(config.snapshot)
     names = [entry.partition("==")[0] for entry in config.snapshot]
     sources = [source for name in names for source in _sources(name, folders.get(name))]
@@ -69,7 +72,8 @@ def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
     seen: set[str] = set()
     progress.message(f"reading the documentation in {len(sources)} files of {len(names)} packages")
     progress.start(len(tasks), unit="batch of files")
-    for i, results in enumerate(_read_all(tasks), start=1):
+    results_of_tasks = map_in_processes(_read_files, tasks, processes=usable_cores())
+    for i, results in enumerate(results_of_tasks, start=1):
         for (_, module), sections in zip(tasks[i - 1], results, strict=True):
             for text in make_documents(sections, seen=seen):
                 yield Document(text=text, group=module)
@@ -146,18 +150,6 @@ def _recorded(name: str, dist_info: Path) -> list[str]:
 def _module_name(path: Path) -> str:
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-
-
-def _read_all(tasks: list[list[tuple[str, str]]]) -> Iterator[list[list[Section]]]:
-    """The result of each task, in order; in this process when there is too little to share."""
-    from nanochat_core.data.processes import open_pool, usable_cores  # a plan does not need them
-
-    processes = min(usable_cores(), len(tasks))
-    if processes < 2:
-        yield from map(_read_files, tasks)
-        return
-    with open_pool(processes) as pool:
-        yield from pool.map(_read_files, tasks)
 
 
 def _read_files(sources: Sequence[tuple[str, str]]) -> list[list[Section]]:

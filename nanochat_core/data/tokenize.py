@@ -4,7 +4,6 @@ Shards are done in processes; a job that goes on after a stop skips those that a
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanochat_core.data.processes import open_pool, usable_cores
+from nanochat_core.data.processes import map_in_processes, usable_cores
 from nanochat_core.data.shard_files import (
     ShardSet,
     move_into_place,
@@ -43,7 +42,7 @@ def run(job: Job) -> dict[str, Any]:
         dtype=dtype_for(tokenizer.vocab_size),
     )
     done: list[TokenShard] = []
-    for shard in _in_processes(work, paths):
+    for shard in map_in_processes(work, paths, processes=usable_cores()):
         done.append(shard)
         progress.step(len(done), tokens=sum(shard.tokens for shard in done))
     TokenSet(
@@ -99,15 +98,3 @@ def _write_ids(
             stream = np.concatenate([part for ids in documents for part in (bos, ids)])
             stream.astype(np.dtype(dtype).newbyteorder("<")).tofile(file)
     return np.array(lengths, dtype="<u4")
-
-
-def _in_processes(
-    work: Callable[[Path], TokenShard], paths: Sequence[Path]
-) -> Iterator[TokenShard]:
-    """`work` on each path, results in order of the paths."""
-    processes = min(usable_cores(), len(paths))
-    if processes < 2:
-        yield from map(work, paths)
-        return
-    with open_pool(processes) as pool:
-        yield from pool.map(work, paths)
