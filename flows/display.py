@@ -107,7 +107,7 @@ class Display:
 
     def __init__(self, console: Console, *, stages: Iterable[str]) -> None:
         self._width = max(map(len, stages), default=0)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may speak in the middle of a line
         self._loops: dict[str, _Loop] = {}
         self._bars: dict[str, TaskID] = {}
         self._console = console

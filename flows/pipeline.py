@@ -1,0 +1,251 @@
+"""The Prefect flow: every stage of the table, each started when its inputs are there."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.futures import PrefectFuture, wait
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from flows.artifacts import fetch
+from flows.build import Built, Site, Watch
+from flows.fingerprint import short
+from flows.plan import STATES, Plan, make_plan
+from flows.profiles import make_placement, open_profile
+from flows.runs import Run, Status, new_run_id, timestamp, write_run
+from flows.stage_task import submit
+from flows.stages import REPORT, STAGES, Stage
+from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
+from infra.storage.base import Store
+from infra.storage.open import open_store
+from nanochat_core.errors import StoreError
+
+REPORT_PAGE = "report.html"
+_REPORT_TEXT = "report.md"
+_MOST_TEXT = 200_000  # bytes; larger artifacts make Prefect's pages slow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """The command that runs the flow in its own process."""
+
+    home: Path
+    watch: Watch  # is told what happens to each stage
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run that ended well made."""
+
+    run: Run
+    stages: dict[str, Built]
+    report: Path | None  # the report card's page on this machine
+
+
+def _name_flow_run() -> str:
+    """The flow run is called as the run is; a retry keeps its name."""
+    if flow_run.get_run_count() > 1:
+        return flow_run.get_name() or ""
+    parameters = flow_run.get_parameters()
+    name = parameters["run_name"] or parameters["profile"]
+    return new_run_id(name, timestamp(time.time()))
+
+
+@flow(name="nanochat", flow_run_name=_name_flow_run, retries=0, persist_result=False)
+def nanochat(
+    profile: str = "tiny",
+    depth: int | None = None,
+    overrides: tuple[str, ...] = (),
+    from_stage: str | None = None,
+    force: tuple[str, ...] = (),
+    run_name: str | None = None,
+    store: str | None = None,
+    gpus: int | None = None,
+    strict: bool = False,
+) -> Outcome:
+    """Train, evaluate and report a model; whatever is up to date is reused.
+
+    Args:
+        profile: What to train: `nanochat profiles` lists the names.
+        depth: Number of transformer layers; the rest follows from it.
+        overrides: Changed settings, each as section.name=value.
+        from_stage: Redo this stage and everything after it.
+        force: Redo these stages although they are up to date.
+        run_name: What to call the run; by default as its profile.
+        store: URL of the artifact store; by default the one this machine is set up for.
+        gpus: GPUs to use, 0 for the CPU; by default all that the profile can fill.
+        strict: Whether code that a fingerprint does not see is an error.
+    """
+    caller = CALLER.get()
+    opened = open_profile(profile, depth=depth, overrides=overrides)
+    placement = make_placement(
+        opened.pace, home=caller.home if caller else None, store=store, gpus=gpus
+    )
+    placement.home.mkdir(parents=True, exist_ok=True)
+    site = Site(
+        run=opened.run,
+        run_id=flow_run.get_name() or profile,
+        placement=placement,
+        store=open_store(placement.store),
+        watch=caller.watch if caller else _tell_nobody,
+        strict=strict,
+    )
+    plan = make_plan(
+        opened.run,
+        site.store,
+        site.work,
+        force=frozenset(force),
+        from_stage=from_stage,
+        placement=placement,
+    )
+    _show_plan(plan)
+    run = Run(
+        run=site.run_id,
+        name=run_name or profile,
+        profile=profile,
+        depth=depth,
+        overrides=tuple(overrides),
+        status="running",
+        started=timestamp(time.time()),
+        ended=None,
+        stages={},
+    )
+    redo = stages_to_redo(STAGES, force=force, from_stage=from_stage)
+    return run_pipeline(STAGES, site, run, redo=redo)
+
+
+def run_pipeline(
+    stages: Sequence[Stage], site: Site, run: Run, *, redo: frozenset[str] = frozenset()
+) -> Outcome:
+    """Build every stage, independent ones at the same time, and record the run. Inside a flow only.
+
+    Raises the error of the first stage in the table that failed, after those that do not depend on
+    it have ended.
+    """
+    record = _Record(site.store, run)
+    site = replace(site, watch=record.watching(site.watch))
+    record.write()
+    futures: dict[str, PrefectFuture[Built]] = {}
+    try:
+        for stage in stages:
+            inputs = {source.name: futures[source.name] for source in stage.inputs}
+            futures[stage.name] = submit(stage, site, inputs, force=stage.name in redo)
+        wait(list(futures.values()))
+        built = _results(futures)
+        report = _show_report(site, built.get(REPORT.name))
+    except BaseException as error:
+        is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
+        site.stop.set()
+        wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
+        with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
+            record.end("interrupted" if is_interrupted else "failed")
+        raise
+    return Outcome(
+        run=record.end("finished", {name: b.manifest.fingerprint for name, b in built.items()}),
+        stages=built,
+        report=report,
+    )
+
+
+def stages_to_redo(
+    stages: Sequence[Stage], *, force: Iterable[str], from_stage: str | None
+) -> frozenset[str]:
+    """Names of the forced stages, of `from_stage`, and of all that come after that one."""
+    after = {from_stage} if from_stage else set[str]()
+    for stage in stages:
+        if after & {source.name for source in stage.inputs}:
+            after.add(stage.name)
+    return frozenset(force) | after
+
+
+def _tell_nobody(stage: str, event: Mapping[str, Any]) -> None:
+    """A deployed run's events go to Prefect alone."""
+
+
+class _Record:
+    """The run's record in the store: written at the start, with each new artifact, at the end."""
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self._store = store
+        self._run = run
+        self._lock = threading.Lock()
+
+    def watching(self, watch: Watch) -> Watch:
+        """`watch`, with each artifact added to the record as soon as it is known."""
+
+        def watch_and_record(stage: str, event: dict[str, Any]) -> None:
+            watch(stage, event)
+            if event["kind"] in ("cached", "finished"):
+                with self._lock:
+                    known = {**self._run.stages, stage: event["uri"].rpartition("/")[2]}
+                    self._run = replace(self._run, stages=known)
+                    if event["kind"] == "finished":
+                        self.write()
+
+        return watch_and_record
+
+    def write(self) -> None:
+        """Put what is known into the store."""
+        write_run(self._store, self._run)
+
+    def end(self, status: Status, stages: dict[str, str] | None = None) -> Run:
+        """Write the last record."""
+        with self._lock:
+            self._run = replace(
+                self._run,
+                status=status,
+                ended=timestamp(time.time()),
+                stages=self._run.stages if stages is None else stages,
+            )
+            self.write()
+        return self._run
+
+
+def _results(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]:
+    """Every stage's artifact. Raises the first failed stage's error."""
+    states = [future.state for future in futures.values()]
+    for state in states:
+        if state.is_failed() or state.is_crashed() or state.is_cancelled():
+            state.result()
+    return {name: future.result() for name, future in futures.items()}
+
+
+def _show_plan(plan: Plan) -> None:
+    """The plan as a table in Prefect."""
+    rows: list[dict[str, Any]] = [
+        {
+            "stage": item.stage.name,
+            "state": f"{item.state} {STATES[item.state]}",
+            "fingerprint": short(item.fingerprint) if item.fingerprint else "",
+            "reason": item.reason,
+            "estimated seconds": round(item.estimate.seconds) if item.estimate else None,
+        }
+        for item in plan.stages
+    ]
+    create_table_artifact(rows, key="plan", description=f"What this run does. Store: {plan.store}")
+
+
+def _show_report(site: Site, built: Built | None) -> Path | None:
+    """The report card in Prefect; returns the path of its page."""
+    if built is None:
+        return None
+    files = fetch(site.store, built.manifest, site.cache) / "files"
+    text = files / _REPORT_TEXT
+    if text.exists() and text.stat().st_size <= _MOST_TEXT:
+        create_markdown_artifact(
+            text.read_text(encoding="utf-8"), key="report-card", description=built.uri
+        )
+    page = files / REPORT_PAGE
+    get_run_logger().info(f"report card: {page}")
+    return page if page.exists() else None

@@ -1,0 +1,111 @@
+"""Runs the flow from a command: finds or starts a Prefect server, then calls the flow right here.
+
+This module must not import Prefect before its environment is set, so it does so inside `run_flow`.
+"""
+
+import contextlib
+import importlib
+import os
+import signal
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from flows.display import Display
+from flows.stages import STAGES
+from infra import prefect_server
+
+if TYPE_CHECKING:
+    from flows.pipeline import Outcome
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+
+def run_flow(
+    profile: str,
+    *,
+    home: Path,
+    console: Console,
+    depth: int | None = None,
+    overrides: Sequence[str] = (),
+    from_stage: str | None = None,
+    force: Sequence[str] = (),
+    run_name: str | None = None,
+    store: str | None = None,
+    gpus: int | None = None,
+    strict: bool = False,
+) -> "Outcome":
+    """Run the flow with these parameters, showing its stages on `console`.
+
+    Raises ServerError, and whatever the first failed stage raised: a NanochatError for a mistake of
+    a person. Raises KeyboardInterrupt when a person or a scheduler stopped it, after the workers
+    have saved; a second Ctrl-C does not wait for them.
+    """
+    parameters: dict[str, Any] = {
+        "profile": profile,
+        "depth": depth,
+        "overrides": tuple(overrides),
+        "from_stage": from_stage,
+        "force": tuple(force),
+        "run_name": run_name,
+        "store": store,
+        "gpus": gpus,
+        "strict": strict,
+    }
+    connect(home)
+    from flows.pipeline import CALLER, Caller, nanochat
+
+    names = [stage.name for stage in STAGES]
+    with Display(console, stages=names) as display, stoppable(display):
+        CALLER.set(Caller(home=home, watch=display.watch))
+        outcome: Any = nanochat(**parameters)
+        return outcome
+
+
+def connect(home: Path) -> str:
+    """Point this process's Prefect at its server, started if need be, and import it meanwhile.
+
+    Returns the address of the server's pages.
+    """
+    configured = prefect_server.configured_api_url()
+    if configured is not None:
+        prefect_server.check_answers(configured)
+        prefect_server.use_server(home, configured, console_logs=False)
+        return configured.removesuffix("/api")
+    server = prefect_server.start_server(home)
+    prefect_server.use_server(home, server.api_url, console_logs=False)
+    importlib.import_module("flows.pipeline")  # takes a second, in which the server comes up
+
+    prefect_server.wait_for_server(home, server)
+    return server.ui_url
+
+
+@contextlib.contextmanager
+def stoppable(display: Display) -> Generator[None]:
+    """Inside, SIGTERM is as Ctrl-C, and the second of either ends the process at once.
+
+    The first raises KeyboardInterrupt. Workers of a process that ends at once still save: the
+    kernel tells them.
+    """
+    count = 0
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            display.close()
+            os._exit(INTERRUPTED)
+        display.say("stopping: waiting until the workers have saved (again to leave at once)")
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,297 @@
+"""The flow on a real server: it runs a table, reuses it, survives a failure, stops when asked."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flows.runs import Run, find_run, new_run_id
+from infra.prefect_server import Server, client_environment, ensure_server, stop_server
+
+pytestmark = pytest.mark.prefect
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One Prefect server for all tests, and this process's Prefect pointed at it."""
+    home = tmp_path_factory.mktemp("server")
+    server = ensure_server(home)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in client_environment(home, server.api_url, console_logs=False).items():
+            patch.setenv(name, value)
+        from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+        with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_HOME: str(home)}):
+            yield server
+            _send_what_is_queued()
+    stop_server(home)
+
+
+def _send_what_is_queued() -> None:
+    """Prefect would try for minutes to reach a server that is gone."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    APILogWorker.drain_all()
+    EventsWorker.drain_all()
+
+
+@pytest.fixture
+def run_toys(server: Server) -> Callable[..., Any]:
+    """Runs a table of toys as a flow; returns its outcome."""
+    from prefect import flow
+
+    from flows.pipeline import run_pipeline
+
+    def run(toys: Any, stages: list[Any], *, run_id: str | None = None, **options: Any) -> Any:
+        name = run_id or new_run_id("toy", "20261121t000000z")
+
+        @flow(name="toys", flow_run_name=name)
+        def toy_flow() -> Any:
+            return run_pipeline(stages, toys.site(name), make_run(name), **options)
+
+        return toy_flow()
+
+    return run
+
+
+def make_run(run_id: str) -> Run:
+    """The record of a run that starts."""
+    return Run(
+        run=run_id,
+        name="toy",
+        profile="tiny",
+        depth=None,
+        overrides=(),
+        status="running",
+        started="2026-11-21T00:00:00Z",
+        ended=None,
+        stages={},
+    )
+
+
+def task_runs(flow_run_name: str) -> dict[str, Any]:
+    """Stage -> its task run's state, as the server shows it."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+
+    chosen = FlowRunFilter(name=FlowRunFilterName(any_=[flow_run_name]))
+    deadline = time.monotonic() + 30
+    with get_client(sync_client=True) as client:
+        while True:  # the server learns of task runs by events, a moment later
+            found = client.read_task_runs(flow_run_filter=chosen)
+            # A task run that never started keeps the suffix Prefect gave to its name.
+            states = {run.name.partition("-")[0]: run.state for run in found}
+            settled = all(s.is_final() or s.name == "NotReady" for s in states.values())
+            if (states and settled) or time.monotonic() > deadline:
+                return states
+            time.sleep(0.2)
+
+
+def artifacts(key: str) -> list[Any]:
+    """What the flow published under a key, newest first."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
+        )
+    return sorted(found, key=lambda artifact: artifact.created, reverse=True)
+
+
+def make_table(toys: Any) -> list[Any]:
+    """left, right -> join -> end"""
+    left, right = toys.stage("left"), toys.stage("right")
+    join = toys.stage("join", left, right, compute="gpu")
+    return [left, right, join, toys.stage("end", join)]
+
+
+def test_the_flow_runs_the_table_and_a_second_run_computes_nothing(
+    toys: Any, run_toys: Callable[..., Any]
+) -> None:
+    stages = make_table(toys)
+
+    first = run_toys(toys, stages, run_id="toy-first")
+    second = run_toys(toys, stages, run_id="toy-second")
+
+    assert [built.cached for built in first.stages.values()] == [False] * 4
+    assert [built.cached for built in second.stages.values()] == [True] * 4
+    store = toys.site().store
+    assert store.get(first.stages["end"].manifest.files[0].key) == b"left+right+join+end"
+    states = task_runs("toy-second")
+    assert {name: (s.type.value, s.name) for name, s in states.items()} == dict.fromkeys(
+        ("left", "right", "join", "end"), ("COMPLETED", "Cached")
+    )
+    assert states["end"].message == second.stages["end"].uri
+    assert {s.name for s in task_runs("toy-first").values()} == {"Completed"}
+    record = find_run(store, "toy-second")
+    assert record is not None
+    assert record.status == "finished"
+    assert record.ended is not None
+    assert record.stages == {n: b.manifest.fingerprint for n, b in second.stages.items()}
+    assert artifacts("metrics-end")
+    assert artifacts("progress-end")
+
+
+def test_a_failed_stage_leaves_a_job_to_replay_and_only_the_rest_runs_after_the_fix(
+    toys: Any, run_toys: Callable[..., Any]
+) -> None:
+    from infra.launch.torchrun import JobFailed
+
+    stages = make_table(toys)
+    toys.set_broken("join")
+
+    with pytest.raises(JobFailed, match="join failed on rank 0: ValueError: broken") as caught:
+        run_toys(toys, stages, run_id="toy-broken")
+
+    assert caught.value.hint is not None
+    path = Path(caught.value.hint.rpartition(" ")[2])
+    replay = [sys.executable, "-m", "nanochat_core.worker", str(path)]
+    again = subprocess.run(replay, capture_output=True, text=True, check=False)
+    assert "ValueError: broken" in again.stderr
+    states = {name: state.name for name, state in task_runs("toy-broken").items()}
+    assert states == {
+        "left": "Completed",
+        "right": "Completed",
+        "join": "Failed",
+        "end": "NotReady",
+    }
+    record = find_run(toys.site().store, "toy-broken")
+    assert record is not None
+    assert record.status == "failed"
+    assert set(record.stages) == {"left", "right"}
+
+    toys.set_broken("join", False)
+    fixed = run_toys(toys, stages)
+    assert {name: built.cached for name, built in fixed.stages.items()} == {
+        "left": True,
+        "right": True,
+        "join": False,
+        "end": False,
+    }
+
+
+def test_a_stage_is_redone_and_what_follows_is_reused_when_its_result_is_the_same(
+    toys: Any, run_toys: Callable[..., Any]
+) -> None:
+    stages = make_table(toys)
+    run_toys(toys, stages)
+
+    outcome = run_toys(toys, stages, redo=frozenset({"join"}))
+
+    assert [name for name, built in outcome.stages.items() if not built.cached] == ["join"]
+
+
+def test_from_stage_redoes_everything_after_it(toys: Any, server: Server) -> None:
+    from flows.pipeline import stages_to_redo
+
+    stages = make_table(toys)
+
+    assert stages_to_redo(stages, force=(), from_stage="join") == {"join", "end"}
+    assert stages_to_redo(stages, force=["left"], from_stage=None) == {"left"}
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+sys.path.insert(0, sys.argv[2])
+from flows.display import Display
+from flows.start import connect, stoppable
+
+connect(Path(sys.argv[3]))
+from prefect import flow
+
+from flows.pipeline import run_pipeline
+from test_pipeline import make_run
+from conftest import ENTRY, Toys
+
+toys = Toys(root=Path(sys.argv[1]) / "root", home=Path(sys.argv[1]) / "home")
+training = toys.stage("training", source=(toys.root / "toy_training.py").read_text())
+stages = [training, toys.stage("quick"), toys.stage("end", training)]
+
+with Display(Console(), stages=[stage.name for stage in stages]) as display, stoppable(display):
+    site = toys.site("toy-stopped")
+    object.__setattr__(site, "watch", display.watch)
+
+    @flow(name="toys", flow_run_name="toy-stopped")
+    def toy_flow():
+        return run_pipeline(stages, site, make_run("toy-stopped"))
+
+    try:
+        toy_flow()
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+TRAINING = """
+import time
+from nanochat_core.runtime.interrupt import STOP, Interrupted
+from nanochat_core.runtime.progress import Progress
+
+
+def run(job):
+    saved = job.checkpoints / "saved"
+    progress = Progress(job.events)
+    progress.start(1000, step=5 if saved.exists() else 0)
+    if not saved.exists():
+        with STOP.deferred() as stop:
+            while not stop.requested:
+                time.sleep(0.02)
+            saved.touch()
+            raise Interrupted
+    (job.output / "value.txt").write_text("trained")
+    return {}
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_a_run_lets_workers_save_and_the_next_one_goes_on(
+    toys: Any, run_toys: Callable[..., Any], server: Server, tmp_path: Path, signum: int
+) -> None:
+    training = toys.stage("training", source=TRAINING)
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(Path(__file__).parent)]
+    environment = {**os.environ, "PREFECT_API_URL": server.api_url}
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "home")],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    events = "work/training/*/events.jsonl"
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size for path in toys.home.glob(events)):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    process.send_signal(signum)
+    printed = process.communicate(timeout=60)[0]
+
+    assert process.returncode == 130, printed
+    assert "Traceback" not in printed
+    assert "training  interrupted" in printed
+    assert not any("job.json" in " ".join(p.info["cmdline"] or []) for p in _children_left(toys))
+    record = find_run(toys.site().store, "toy-stopped")
+    assert record is not None
+    assert record.status == "interrupted"
+
+    again = run_toys(toys, [training])
+    assert again.run.status == "finished"
+    assert len(again.stages["training"].manifest.provenance.segments) == 2
+
+
+def _children_left(toys: Any) -> list[psutil.Process]:
+    """Worker processes of these toys."""
+    found = psutil.process_iter(["cmdline"])
+    return [p for p in found if str(toys.home) in " ".join(p.info["cmdline"] or [])]
