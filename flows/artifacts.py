@@ -127,9 +127,12 @@ def supersede(store: Store, stage: str, fingerprint: str) -> None:
 
 
 def newest_manifests(store: Store, stage: str, count: int) -> Iterator[Manifest]:
-    """The last artifacts of a stage, newest first: what reasons and estimates refer to."""
+    """The last artifacts of a stage, newest first: what reasons and estimates refer to.
+
+    Fewer than `count` when many of the latest are gone.
+    """
     entries = reversed(list(store.list(f"index/{stage}/")))
-    names = dict.fromkeys(entry.key.rpartition("-")[2] for entry in entries)
+    names = islice(dict.fromkeys(entry.key.rpartition("-")[2] for entry in entries), 4 * count)
     yield from islice(filter(None, (_find_whole(store, stage, name) for name in names)), count)
 
 

@@ -7,7 +7,7 @@ comes out as it was, this one is still up to date.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -35,7 +35,7 @@ STATES: dict[State, str] = {
     "x": "revoked",
 }
 _HISTORY = 5  # artifacts of a stage that are read for its reason and its estimate
-_SHOWN_CHANGES = 3
+_SHOWN_WORDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,13 +178,13 @@ class _Planner:
         state, reason = _why(history, changes)
         if history and not changes:
             state, reason = ("~", "asked for") if wanted else ("?", "")
-        first = f"after {', '.join(after)}"
+        first = "" if state == "+" else f"after {_listed(after)}"
         return StagePlan(
             stage=stage,
             state=state,
             identity=None,
             manifest=None,
-            reason=f"{reason}; {first}" if reason else first,
+            reason="; ".join(filter(None, (reason, first))),
             changes=tuple(changes),
             after=after,
             resume=None,
@@ -225,7 +225,7 @@ def render(plan: Plan) -> list[str]:
     lines: list[str] = []
     for item in plan.stages:
         fingerprint = short(item.fingerprint) if item.fingerprint else ""
-        line = f"{item.state} {item.stage.name:<15}  {STATES[item.state]:<11}  {fingerprint:<12}"
+        line = f"{item.state} {item.stage.name:<18}  {STATES[item.state]:<11}  {fingerprint:<12}"
         if item.estimate is not None:
             line += f"  {_duration(item.estimate.seconds):>7} ({item.estimate.source})"
         lines.append((line + (f"  {item.reason}" if item.reason else "")).rstrip())
@@ -290,10 +290,13 @@ def _why(history: list[Manifest], changes: list[Change]) -> tuple[State, str]:
     """The state and reason of a stage that no artifact fits."""
     if not history:
         return "+", ""
-    shown = [str(change) for change in changes[:_SHOWN_CHANGES]]
-    if len(changes) > _SHOWN_CHANGES:
-        shown.append(f"{len(changes) - _SHOWN_CHANGES} more")
-    return "~", ", ".join(shown)
+    return "~", _listed([str(change) for change in changes])
+
+
+def _listed(words: Sequence[str]) -> str:
+    """The first few, and how many more."""
+    more = len(words) - _SHOWN_WORDS
+    return ", ".join(words[:_SHOWN_WORDS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _roots(inputs: Iterable[StagePlan]) -> tuple[str, ...]:
