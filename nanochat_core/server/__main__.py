@@ -49,6 +49,8 @@ def serve(directory: Path, *, name: str, host: str, port: int) -> None:
 
 def open_port(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError when the address is taken or not this machine's."""
+    if not 0 <= port <= 65535:  # getaddrinfo would take it modulo 65536
+        raise ConfigError(f"port is {port}", hint="a number from 0 (any free port) to 65535")
     with contextlib.ExitStack() as on_failure:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -57,10 +59,9 @@ def open_port(host: str, port: int) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
             listener.listen()
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+        except OSError as error:
             raise ConfigError(
-                f"cannot listen on {host} port {port}: {reason.lower()}",
+                f"cannot listen on {host} port {port}: {(error.strerror or str(error)).lower()}",
                 hint="give a free port with --port, or 0 for any",
             ) from error
         on_failure.pop_all()

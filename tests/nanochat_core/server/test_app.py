@@ -150,23 +150,19 @@ def test_the_oldest_turns_make_room_for_the_answer(client):
 
 def test_whoever_stops_reading_frees_the_model_at_once(url):
     with httpx.Client(base_url=url, timeout=30) as http:
-        started = time.monotonic()
-        with http.stream("POST", "/chat/completions", json=body(max_tokens=1500)) as response:
-            next(response.iter_lines())
+        # 4000 tokens take far longer than the wait below.
+        with http.stream("POST", "/chat/completions", json=body(max_tokens=4000)) as response:
+            lines = response.iter_lines()  # dropping it would close the connection
+            next(lines)
             assert http.get("/health").json()["running"] == 1
-        wait_until(lambda: http.get("/health").json()["running"] == 0, seconds=1.0)
-        stopped_after = time.monotonic() - started
-        started = time.monotonic()
-        whole = http.post("/chat/completions", json=body(max_tokens=1500))
-        assert len(events_of(whole.text)) > 500
-        assert time.monotonic() - started > 2 * stopped_after
+        wait_until(lambda: http.get("/health").json()["running"] == 0, seconds=2.0)
 
 
 def test_requests_wait_for_each_other_and_too_many_are_sent_away(url):
     with httpx.Client(base_url=url, timeout=60) as http, ThreadPoolExecutor(3) as threads:
         asks = []
         for i in range(3):
-            ask = body(max_tokens=600)
+            ask = body(max_tokens=300)
             asks.append(threads.submit(http.post, "/chat/completions", json=ask))
             wait_until(lambda i=i: http.get("/health").json()["waiting"] == i)
         refused = http.post("/chat/completions", json=body())
@@ -179,7 +175,8 @@ def test_requests_wait_for_each_other_and_too_many_are_sent_away(url):
 def test_a_waiting_request_whose_client_left_is_never_begun(url):
     with httpx.Client(base_url=url, timeout=60) as http:
         with http.stream("POST", "/chat/completions", json=body(max_tokens=4000)) as running:
-            next(running.iter_lines())
+            lines = running.iter_lines()  # dropping it would close the connection
+            next(lines)
             with http.stream("POST", "/chat/completions", json=body(max_tokens=4000)):
                 assert http.get("/health").json()["waiting"] == 1
-        wait_until(lambda: http.get("/health").json()["running"] == 0, seconds=1.0)
+        wait_until(lambda: http.get("/health").json()["running"] == 0, seconds=2.0)
