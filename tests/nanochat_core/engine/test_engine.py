@@ -26,23 +26,21 @@ def prompts_of(count: int, *, longest: int = 40, seed: int = 0) -> list[list[int
     return [[rng.randrange(256) for _ in range(rng.randint(1, longest))] for _ in range(count)]
 
 
-def make_caller(engine: Engine, *, call: str, ends_after: int) -> None:
-    """Turn the model into one that always writes `call`, then ends the answer.
+def make_caller(engine: Engine, *, call: str) -> None:
+    """Turn the model into one that always writes `call`, then, after its result, "!" and ends.
 
-    Attention and MLPs are silenced and each prompt token has a fixed successor: a chain.
+    Attention and MLPs are silenced and each token has a fixed successor.
     """
     model, tokenizer = engine.model, engine.tokenizer
-    names = ("<|assistant_start|>", "<|python_start|>", "<|python_end|>", "<|output_end|>")
-    start, open_call, close_call, output_end = map(tokenizer.special, names)
-    chain = [start, open_call, *tokenizer.encode(call), close_call]
-    after = [
-        output_end,
-        *tokenizer.encode("!" * ends_after),
-        tokenizer.special("<|assistant_end|>"),
+    special = tokenizer.special
+    before = [
+        special("<|assistant_start|>"),
+        special("<|python_start|>"),
+        *tokenizer.encode(call),
+        special("<|python_end|>"),
     ]
-    assert len(set(chain)) == len(chain)
-    successors = dict(itertools.pairwise(chain)) | {output_end: after[1]}
-    successors |= {after[1]: after[-1]}
+    after = [special("<|output_end|>"), *tokenizer.encode("!"), special("<|assistant_end|>")]
+    assert len(set(before)) == len(before)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -50,8 +48,8 @@ def make_caller(engine: Engine, *, call: str, ends_after: int) -> None:
         generator = torch.Generator().manual_seed(0)
         codes = torch.randn(model.config.vocab_size, model.config.width, generator=generator)
         model.transformer.wte.weight[: len(codes)] = codes
-        for token, successor in successors.items():
-            model.lm_head.weight[successor] = 10 * codes[token]
+        for token, successor in (*itertools.pairwise(before), *itertools.pairwise(after)):
+            model.lm_head.weight[successor] = 0.3 * codes[token]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +164,7 @@ def test_no_prompts_have_no_answers(engine):
 
 def test_a_tool_result_is_forced_with_mask_zero(make_model, tokenizer):
     engine = Engine(make_model(), tokenizer)
-    make_caller(engine, call="12*3", ends_after=1)
+    make_caller(engine, call="12*3")
     prompt = [tokenizer.bos, tokenizer.special("<|assistant_start|>")]
     [answers] = engine.complete([prompt], num_samples=2, max_tokens=30, seeds=[0], **GREEDY)
     written = "<|python_start|>12*3<|python_end|><|output_start|>36<|output_end|>!"
@@ -181,7 +179,7 @@ def test_a_tool_result_is_forced_with_mask_zero(make_model, tokenizer):
 @pytest.mark.parametrize(("max_tokens", "inserted"), [(6, False), (9, False), (10, True)])
 def test_a_tool_result_is_never_cut(make_model, tokenizer, max_tokens, inserted):
     engine = Engine(make_model(), tokenizer)
-    make_caller(engine, call="12*3", ends_after=1)
+    make_caller(engine, call="12*3")
     prompt = [tokenizer.bos, tokenizer.special("<|assistant_start|>")]
     [[answer]] = engine.complete(
         [prompt], num_samples=1, max_tokens=max_tokens, seeds=[0], **GREEDY

@@ -9,11 +9,7 @@ from nanochat_core.evaluate.bits_per_byte import bits_per_byte
 from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.progress import read_events
 
-pytestmark = [
-    pytest.mark.torch,
-    # A job's log stays open for as long as its process lives.
-    pytest.mark.filterwarnings("ignore:unclosed file .*events.jsonl:ResourceWarning"),
-]
+pytestmark = pytest.mark.torch
 
 CONFIG = {"base_eval": {"eval_tokens": 128, "prompts": ["one", "the \u00e9"], "max_new_tokens": 6}}
 

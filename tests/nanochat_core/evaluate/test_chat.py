@@ -17,11 +17,7 @@ from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from tasks.base import Task
 from tasks.registry import is_correct, open_task
 
-pytestmark = [
-    pytest.mark.torch,
-    # A job's log stays open for as long as its process lives.
-    pytest.mark.filterwarnings("ignore:unclosed file .*events.jsonl:ResourceWarning"),
-]
+pytestmark = pytest.mark.torch
 
 
 def config_of(*tasks: tuple[str, int]) -> dict:
