@@ -46,7 +46,7 @@ def map_in_processes(
     """`work(item)` of every item, in order; in this process when `processes` is 1.
 
     `work` and what it takes and returns travel between processes: module-level functions and plain
-    data. What it raises is raised here. Raises StageError when a process is killed. However the
+    data. What it raises is raised here. Raises StageError when a process dies. However the
     iteration ends, no process is left.
     """
     processes = min(processes, len(items))
@@ -103,8 +103,9 @@ def _receive(pipe: Connection) -> tuple[int, Any, Exception | None]:
         return pipe.recv()
     except (EOFError, OSError) as error:
         raise StageError(
-            "a worker process was killed",
-            hint="out of memory is the usual reason (dmesg says so): run on fewer CPU cores",
+            "a worker process died",
+            hint="it may have said why on stderr; otherwise memory ran out (dmesg says so): "
+            "run on fewer CPU cores",
         ) from error
 
 

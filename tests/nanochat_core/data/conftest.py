@@ -1,0 +1,71 @@
+"""Jobs of the data stages on text small enough for a test."""
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanochat_core.data.shard_files import ShardSet, shard_name, write_shard
+from nanochat_core.job import Job, Resources
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Iterator[MakeJob]:
+    """make_job(stage name, inputs, section=Section): a job in a folder of its own."""
+
+    def make(stage: str, inputs: dict[str, Path], **sections: Any) -> Job:
+        job = Job(
+            directory=tmp_path / f"{stage}-job",
+            stage=stage,
+            entry=f"nanochat_core.data.{stage}",
+            fingerprint="0" * 64,
+            config={"seed": 42, **{name: section.tree() for name, section in sections.items()}},
+            inputs=inputs,
+            resources=Resources(
+                device="cpu",
+                threads=1,
+                device_batch_size=1,
+                save_every_seconds=60.0,
+                eval_every_steps=0,
+                dollars_per_hour=0.0,
+            ),
+        )
+        job.output.mkdir(parents=True, exist_ok=True)
+        return job
+
+    yield make
+    gc.collect(1)  # a job's log stays open; close it before the next test's warnings are errors
+
+
+@pytest.fixture
+def tokenizer_dir(tmp_path: Path) -> Path:
+    """A tokenizer of 300 tokens."""
+    directory = tmp_path / "tokenizer"
+    directory.mkdir()
+    words = " ".join(f"word{i} thing{i * 7}" for i in range(200))
+    Tokenizer.train(iter([words]), vocab_size=300).save(directory)
+    return directory
+
+
+@pytest.fixture
+def write_shards(tmp_path: Path) -> Callable[[list[list[str]]], Path]:
+    """write_shards([documents of each shard]) -> the directory; validation is the last shard."""
+
+    def write(documents: list[list[str]]) -> Path:
+        directory = tmp_path / "shards"
+        scratch = tmp_path / "shards-scratch"
+        for folder in (directory, scratch):
+            folder.mkdir(exist_ok=True)
+        files = [
+            write_shard(directory / shard_name(i), texts, scratch=scratch)
+            for i, texts in enumerate(documents)
+        ]
+        ShardSet(directory=directory, shards=tuple(files)).write()
+        return directory
+
+    return write

@@ -1,0 +1,87 @@
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nanochat_core.data.processes import map_in_processes
+from nanochat_core.data.shard_files import row_group_sizes
+from nanochat_core.errors import DataError, StageError
+
+# The work must be importable in another process, so it is `eval`, `math.sqrt` and the like.
+ITEMS = [f"({i} * {i}, __import__('os').getpid())" for i in range(20)]
+
+
+def test_results_come_in_order_from_several_processes():
+    results = list(map_in_processes(eval, ITEMS, processes=2))
+    assert [result for result, _ in results] == [i * i for i in range(20)]
+    assert os.getpid() not in {pid for _, pid in results}
+    assert multiprocessing.active_children() == []
+
+
+def test_one_process_is_this_one():
+    results = list(map_in_processes(eval, ITEMS, processes=1))
+    assert {pid for _, pid in results} == {os.getpid()}
+
+
+def test_an_error_arrives_with_its_hint_and_leaves_no_process(tmp_path):
+    paths = [tmp_path / f"{i}.parquet" for i in range(4)]
+    with pytest.raises(DataError, match=r"\d\.parquet cannot be read") as error:
+        list(map_in_processes(row_group_sizes, paths, processes=2))
+    assert error.value.hint == "delete it and make the shards again"
+    assert multiprocessing.active_children() == []
+
+
+def test_a_bug_arrives_with_the_line_where_it_happened():
+    with pytest.raises(ZeroDivisionError) as error:
+        list(map_in_processes(eval, ["1 // 1", "1 // 0"], processes=2))
+    assert "work(item)" in "".join(error.value.__notes__)
+
+
+def test_a_killed_process_is_an_error_and_not_a_wait_for_ever():
+    suicide = "__import__('os').kill(__import__('os').getpid(), 9)"
+    with pytest.raises(StageError, match="a worker process died"):
+        list(map_in_processes(eval, ["1", suicide, "2"], processes=2))
+    assert multiprocessing.active_children() == []
+
+
+def test_leaving_early_leaves_no_process():
+    results = map_in_processes(eval, ITEMS, processes=2)
+    next(results)
+    results.close()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is asked on Linux only")
+def test_processes_die_with_a_parent_that_is_killed(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, time\n"
+        "from nanochat_core.data.processes import map_in_processes\n"
+        "def work(number):\n"
+        "    os.write(1, b'%d\\n' % os.getpid())\n"
+        "    time.sleep(60)\n"
+        "if __name__ == '__main__':\n"
+        "    list(map_in_processes(work, range(2), processes=2))\n"
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent:
+        try:
+            children = [int(parent.stdout.readline()) for _ in range(2)]
+        finally:
+            parent.kill()
+    deadline = time.monotonic() + 10
+    while any(is_running(pid) for pid in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
