@@ -1,9 +1,12 @@
 """Token ids in, token ids out: answers of a model, many prompts and samples at a time.
 
 A prompt is read once, whatever the number of samples; prompts of different lengths share a batch;
-an answer that ends leaves the batch. Randomness belongs to (seed, sample index, position), see
-`sampling`, so the same request gives the same answer alone and in a crowd, up to the rounding of
-matrix products of another size. No answer grows past the model's sequence_len.
+an answer that ends leaves the batch. No answer grows past the model's sequence_len.
+
+Randomness belongs to (seed, sample index, position), see `sampling`: the same request draws the same
+numbers alone and in a crowd, and in fp32 gives the same answer. Matrix products of another size
+round differently, which in bf16 is enough to change a token now and then; the same batch always
+gives the same answers.
 
 Shapes: B rows of the batch, V vocabulary.
 """
