@@ -107,8 +107,8 @@ def tiny(depth: int = 3) -> Profile:
             rows=RowsConfig(policy="default", sequence_len=sequence_len, buffer_documents=1000),
             optimizer=optimizer,
             pretrain=PretrainConfig(
-                num_steps=300,
-                total_batch_size=32 * sequence_len,
+                num_steps=320,
+                total_batch_size=8 * sequence_len,
                 schedule=dataclasses.replace(
                     scaling.pretrain_schedule(), warmup_steps=10, momentum_warmup_steps=100
                 ),
@@ -162,7 +162,7 @@ def tiny(depth: int = 3) -> Profile:
                 prompts=scaling.CHAT_PROMPTS,
             ),
         ),
-        pace=Pace(device_batch_size=32, save_every_seconds=15.0, eval_every_steps=50, max_gpus=1),
+        pace=Pace(device_batch_size=4, save_every_seconds=15.0, eval_every_steps=50, max_gpus=1),
     )
 
 
@@ -261,7 +261,9 @@ def _apply(section: type[Section], tree: dict[str, Any], override: str) -> None:
             f"there is no setting '{path}'",
             hint=_suggest(path, _settings(RunConfig.__name__, RunConfig)),
         )
-    tree[name] = from_json(expected, _parse(expected, text.strip()), where=path)
+    value = _parse(expected, text.strip())
+    from_json(expected, value, where=path)  # a wrong value is named by its setting
+    tree[name] = value
 
 
 def _open_section(types_by_name: dict[str, Any], name: str, path: str) -> dict[str, Any]:

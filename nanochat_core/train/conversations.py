@@ -146,7 +146,7 @@ def _pack(conversations: list[Conversation], tokenizer: Tokenizer, row_len: int)
 
 
 def epoch_ids(step: int, num_rows: int, rows_per_step: int, seed: int) -> torch.Tensor:
-    """Row ids of a step. An epoch visits every row once, in its own order; the last step is short."""
+    """Row ids of a step. An epoch visits every row once in its own order; its last step is short."""
     steps_per_epoch = math.ceil(num_rows / rows_per_step)
     epoch, position = divmod(step, steps_per_epoch)
     generator = torch.Generator().manual_seed(seed_for(seed, "epoch", epoch))

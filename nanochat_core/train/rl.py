@@ -1,9 +1,10 @@
 """Stage `rl`: the chat model is reinforced on a task whose answers can be checked.
 
 Simplified GRPO, nanochat's rule. Per step: sample a group of answers to each question, reward each,
-and raise the likelihood of the tokens of answers that did better than their group's mean. On-policy,
-so no ratio and no clip; no KL term; advantage = reward - group mean; every sampled token of the step
-weighs the same (DAPO, arXiv 2503.14476). Tokens forced by a tool carry no loss.
+and raise the likelihood of the tokens of answers that did better than their group's mean. It is
+on-policy, so there is no ratio and no clip; no KL term; advantage = reward - group mean; every
+sampled token of the step weighs the same (DAPO, arXiv 2503.14476). Tokens forced by a tool carry no
+loss.
 
 Shapes: P questions, G samples of each, T tokens. `tokens_RT` has R = P * G rows.
 """
@@ -69,17 +70,19 @@ def run(job: Job) -> dict[str, Any]:
             began = time.monotonic()
             questions = [train[i] for i in question_ids(step, len(train), config, seed, world)]
             rollouts = roll_out(engine, tokenizer, questions, config, seed_for(seed, step))
-            loss = add_policy_gradients(
-                model, rollouts, device_batch_size=job.resources.device_batch_size, world=world
-            )
-            check_loss(loss, step)
-            optimizer.step(
-                lr_multiplier=1.0 - step / config.num_steps,
-                momentum=MOMENTUM,
-                weight_decay=0.0,
-            )
+            values = summary(rollouts, world)
+            if values["useful_share"] > 0:  # else every group agrees and there is nothing to learn
+                loss = add_policy_gradients(
+                    model, rollouts, device_batch_size=job.resources.device_batch_size, world=world
+                )
+                check_loss(loss, step)
+                optimizer.step(
+                    lr_multiplier=1.0 - step / config.num_steps,
+                    momentum=MOMENTUM,
+                    weight_decay=0.0,
+                )
             done = step + 1
-            progress.step(done, **summary(rollouts, world), seconds=time.monotonic() - began)
+            progress.step(done, **values, seconds=time.monotonic() - began)
             keeper.after_step(done, config.num_steps, stop, {"first_score": first_score})
             if job.resources.eval_every_steps and done % job.resources.eval_every_steps == 0:
                 evaluate(done)

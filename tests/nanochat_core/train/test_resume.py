@@ -1,0 +1,116 @@
+"""A training job that is stopped and started again ends as if it had not been stopped."""
+
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from nanochat_core.job import Job
+from nanochat_core.runtime import interrupt
+from nanochat_core.runtime.progress import Progress, last_by_step, read_events
+from nanochat_core.train import rl
+
+pytestmark = pytest.mark.torch
+RunStage: TypeAlias = Callable[[Job], dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt.STOP, "requested", False)
+
+
+def digest(directory: Path) -> dict[str, str]:
+    """sha256 of every file below a directory."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deliver SIGTERM to this process once, right after `step` was reported."""
+    report = Progress.step
+
+    def step_then_stop(self: Progress, done: int, **values: float) -> None:
+        report(self, done, **values)
+        if done == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Progress, "step", step_then_stop)
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "midtrain", "sft", "rl"])
+def test_a_stopped_stage_resumes_to_the_same_bytes_and_losses(
+    stage: str,
+    models: dict[str, Path],
+    make_job: Callable[..., Job],
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A model of this size answers nothing right: pay it for something it does half of the time.
+    monkeypatch.setattr(rl, "is_correct", lambda task, example, answer: len(answer) % 2 == 0)
+    whole = make_job(stage, tmp_path / "whole", models)
+    run_stage(whole)
+    parts = make_job(stage, tmp_path / "parts", models)
+    with monkeypatch.context() as patch:
+        old = signal.getsignal(signal.SIGTERM)
+        interrupt.install()
+        stop_after(2, patch)
+        with pytest.raises(interrupt.Interrupted):
+            run_stage(parts)
+        signal.alarm(0)
+        signal.signal(signal.SIGTERM, old)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupt.STOP.requested = False
+    assert (parts.checkpoints / "step-0000002" / "COMMIT.json").exists()
+    run_stage(parts)
+    assert digest(parts.output) == digest(whole.output)
+    losses = [_values(job.events) for job in (whole, parts)]
+    assert losses[0] == losses[1]
+    assert stage != "rl" or all(values["useful_share"] > 0 for values in losses[0].values())
+    assert any(e["kind"] == "start" and e["resumed"] for e in read_events(parts.events))
+
+
+def _values(events: Path) -> dict[int, dict[str, float]]:
+    """What each step reported, times left out."""
+    steps = last_by_step(read_events(events), "step")
+    clocks = ("tokens_per_second", "seconds")
+    return {s: {k: v for k, v in values.items() if k not in clocks} for s, values in steps.items()}
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    models: dict[str, Path], make_job: Callable[..., Job], run_stage: RunStage, tmp_path: Path
+) -> None:
+    whole = make_job("pretrain", tmp_path / "whole", models)
+    run_stage(whole)
+    parts = make_job("pretrain", tmp_path / "parts", models, resources={"save_every_seconds": 0.0})
+    run_stage(parts)
+    newest = sorted(parts.checkpoints.glob("step-*"))[-1] / "tensors.safetensors"
+    flipped = bytearray(newest.read_bytes())
+    flipped[-5] ^= 1
+    newest.write_bytes(flipped)
+    for path in sorted(parts.output.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    run_stage(parts)
+    assert digest(parts.output) == digest(whole.output)
+    assert any("damaged" in e.get("text", "") for e in read_events(parts.events))
+
+
+def test_device_batch_size_changes_no_row_and_hardly_the_loss(
+    data: dict[str, Path], make_job: Callable[..., Job], run_stage: RunStage, tmp_path: Path
+) -> None:
+    losses: list[list[float]] = []
+    for size in (1, 4):
+        job = make_job(
+            "pretrain", tmp_path / str(size), data, resources={"device_batch_size": size}
+        )
+        run_stage(job)
+        steps = last_by_step(read_events(job.events), "step")
+        losses.append([values["loss"] for values in steps.values()])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
