@@ -1,0 +1,157 @@
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanochat_core.data.packing import Segment, batches, pack
+from nanochat_core.errors import ConfigError
+
+LENGTHS = st.lists(st.integers(1, 60), max_size=300)
+
+
+def split(lengths, size):
+    return [lengths[i : i + size] for i in range(0, len(lengths), size)]
+
+
+def nanochat_rows(arriving, *, row_len, buffer_documents):
+    """The rule written out: rows as lists of (document, tokens taken)."""
+    arriving = list(arriving)
+    buffer, arrived, rows = [], 0, []
+    while True:
+        row, space = [], row_len
+        while space > 0:
+            while len(buffer) < buffer_documents and arriving:
+                for length in arriving.pop(0):
+                    buffer.append((arrived, length))
+                    arrived += 1
+            if not buffer:
+                return rows
+            chosen = None
+            for i, (_, length) in enumerate(buffer):
+                if length <= space and (chosen is None or length > buffer[chosen][1]):
+                    chosen = i
+            if chosen is None:
+                chosen = min(range(len(buffer)), key=lambda i: buffer[i][1])
+            document, length = buffer.pop(chosen)
+            row.append((document, min(length, space)))
+            space -= min(length, space)
+        rows.append(row)
+
+
+@settings(deadline=None)
+@given(LENGTHS, st.integers(2, 50), st.integers(1, 40), st.integers(1, 130))
+def test_the_nanochat_policy_is_the_rule_written_out(lengths, row_len, buffer_documents, batch):
+    arriving = split(lengths, batch)
+    rows = pack(arriving, row_len=row_len, policy="nanochat", buffer_documents=buffer_documents)
+    found = [[(s.document, s.length) for s in row] for row in rows]
+    assert found == nanochat_rows(arriving, row_len=row_len, buffer_documents=buffer_documents)
+
+
+def test_the_nanochat_policy_at_its_own_size():
+    rng = random.Random(5)
+    lengths = [max(1, int(rng.lognormvariate(5.5, 1.2))) for _ in range(6000)]
+    arriving = split(lengths, 128)
+    rows = pack(arriving, row_len=2049, policy="nanochat", buffer_documents=1000)
+    found = [[(s.document, s.length) for s in row] for row in rows]
+    assert found == nanochat_rows(arriving, row_len=2049, buffer_documents=1000)
+    assert len(found) > 500
+
+
+@settings(deadline=None)
+@given(
+    LENGTHS,
+    st.integers(2, 50),
+    st.integers(1, 40),
+    st.sampled_from(["default", "nanochat"]),
+)
+def test_every_row_is_full_and_begins_with_a_bos(lengths, row_len, buffer_documents, policy):
+    rows = pack(
+        split(lengths, 10), row_len=row_len, policy=policy, buffer_documents=buffer_documents
+    )
+    for row in rows:
+        assert sum(segment.size for segment in row) == row_len
+        assert all(segment.length >= 0 and segment.size > 0 for segment in row)
+
+
+@settings(deadline=None)
+@given(LENGTHS, st.integers(2, 50), st.integers(1, 40))
+def test_the_default_policy_repeats_nothing_and_loses_crops_only(
+    lengths, row_len, buffer_documents
+):
+    rows = list(
+        pack(
+            split(lengths, 10),
+            row_len=row_len,
+            policy="default",
+            buffer_documents=buffer_documents,
+        )
+    )
+    by_document = {}
+    for row in rows:
+        for segment in row:
+            by_document.setdefault(segment.document, []).append(segment)
+    for document, segments in by_document.items():
+        ends = [0]
+        for segment in sorted(segments, key=lambda s: s.start):
+            assert segment.start == ends[-1]  # neither a gap nor a token twice
+            ends.append(segment.start + segment.length)
+        assert ends[-1] <= lengths[document]
+        if ends[-1] < lengths[document]:  # cropped: then it ended its row
+            assert any(row[-1].document == document for row in rows)
+    # A document that is in no row was still waiting when the text ended.
+    missing = sum(length for d, length in enumerate(lengths) if d not in by_document)
+    assert missing < row_len
+
+
+@settings(deadline=None)
+@given(LENGTHS, st.integers(2, 50))
+def test_the_default_policy_trains_on_all_of_what_fills_rows_alone(lengths, row_len):
+    rows = list(pack([lengths], row_len=row_len, policy="default", buffer_documents=5))
+    placed = [0] * len(lengths)
+    for row in rows:
+        for segment in row:
+            placed[segment.document] += segment.length
+    for length, tokens in zip(lengths, placed, strict=True):
+        if length > row_len:
+            rest = (length - row_len) % (row_len - 1)
+            assert tokens >= length - (rest or row_len - 1)
+
+
+def test_a_long_document_fills_rows_at_once_and_its_rest_waits():
+    rows = pack([[25, 3], [4]], row_len=10, policy="default", buffer_documents=1)
+    assert list(rows) == [
+        [Segment(0, 0, 10)],
+        [Segment(0, 10, 9)],  # behind a bos of its own
+        [Segment(0, 19, 6), Segment(1, 0, 3)],
+    ]
+
+
+def test_a_row_takes_the_largest_that_fits_and_the_earliest_among_equals():
+    rows = pack([[4, 6, 4, 6, 2]], row_len=10, policy="default", buffer_documents=5)
+    assert next(rows) == [Segment(1, 0, 6), Segment(0, 0, 4)]
+
+
+def test_when_none_fits_the_shortest_is_cropped():
+    rows = pack([[7, 8, 9]], row_len=10, policy="default", buffer_documents=3)
+    assert list(rows) == [[Segment(2, 0, 9), Segment(0, 0, 1)]]
+
+
+def test_the_default_policy_wastes_less_than_nanochats():
+    rng = random.Random(3)
+    lengths = [max(1, int(rng.lognormvariate(6, 1.3))) for _ in range(4000)]
+
+    def waste(policy):
+        rows = pack(split(lengths, 128), row_len=513, policy=policy, buffer_documents=1000)
+        return 1 - sum(s.length for row in rows for s in row) / sum(lengths)
+
+    assert waste("default") < 0.02 < waste("nanochat")
+
+
+def test_batches_do_not_cross_row_groups():
+    assert list(batches([300, 128, 1])) == [128, 128, 44, 128, 1]
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(ConfigError, match=r"rows\.policy is 'best'"):
+        next(pack([[1]], row_len=10, policy="best", buffer_documents=1))

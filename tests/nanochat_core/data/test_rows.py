@@ -1,0 +1,163 @@
+import json
+
+import numpy as np
+import pytest
+
+from nanochat_core.config import RowsConfig
+from nanochat_core.data import rows
+from nanochat_core.data.row_files import BLOCK_ROWS, Rows, permutation
+from nanochat_core.data.shard_files import ShardSet
+from nanochat_core.data.token_files import TokenSet
+from nanochat_core.data.tokenize import tokenize_shard
+from nanochat_core.errors import DataError
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+# A job's log stays open for as long as its process lives.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*events.jsonl:ResourceWarning")
+
+SHARDS = [
+    [f"word{i} " * (1 + i % 40) for i in range(300)],
+    [f"thing{i} " * (1 + i % 25) for i in range(200)],
+    [f"word{i} thing{i}" * (1 + i % 10) for i in range(60)],
+]
+
+
+def config(**changes):
+    fields = {"policy": "default", "sequence_len": 32, "buffer_documents": 50}
+    return RowsConfig(**{**fields, **changes})
+
+
+@pytest.fixture
+def tokens_dir(tmp_path, write_shards, tokenizer_dir):
+    shards = ShardSet.open(write_shards(SHARDS))
+    directory = tmp_path / "tokens"
+    directory.mkdir()
+    made = [
+        tokenize_shard(
+            path,
+            tokenizer_directory=tokenizer_dir,
+            output=directory,
+            scratch=tmp_path,
+            dtype="uint16",
+        )
+        for path in (*shards.train, shards.validation)
+    ]
+    tokenizer = Tokenizer.load(tokenizer_dir)
+    TokenSet(
+        directory=directory,
+        dtype="uint16",
+        vocab_size=tokenizer.vocab_size,
+        bos=tokenizer.bos,
+        tokenizer=tokenizer.digest(),
+        shards=tuple(made),
+    ).write()
+    return directory
+
+
+def numbered(num_rows, *, sequence_len=3):
+    """Rows whose first id is their number."""
+    ids = np.zeros((num_rows, sequence_len + 1), dtype="<u2")
+    ids[:, 0] = np.arange(num_rows)
+    return Rows(ids=ids, vocab_size=300, tokenizer="")
+
+
+@pytest.mark.parametrize("policy", ["default", "nanochat"])
+def test_rows_are_the_documents_in_pieces(make_job, tokens_dir, policy):
+    job = make_job("rows", {"tokens": tokens_dir}, rows=config(policy=policy))
+    metrics = rows.run(job)
+    tokens = TokenSet.open(tokens_dir)
+    for split, shards in (("train", tokens.shards[:2]), ("val", tokens.shards[2:])):
+        made = Rows.open(job.output, split)
+        assert made.num_rows == metrics[f"num_{split}"] > 0
+        assert (made.sequence_len, made.vocab_size) == (32, 300)
+        taken = made.take(np.arange(made.num_rows))
+        assert taken.dtype == np.int64
+        assert (taken[:, 0] == tokens.bos).all()
+        text = ",".join(str(i) for s in shards for i in tokens.read_tokens(s).tolist())
+        for row in taken.tolist():  # every piece between two bos is somewhere in the text
+            ids = ",".join("|" if i == tokens.bos else str(i) for i in row)
+            assert all(piece.strip(",") in text for piece in ids.split("|"))
+
+
+def test_the_index_says_what_is_in_the_rows(make_job, tokens_dir):
+    job = make_job("rows", {"tokens": tokens_dir}, rows=config())
+    metrics = rows.run(job)
+    tree = json.loads((job.output / "rows.json").read_text())
+    tokens = TokenSet.open(tokens_dir)
+    assert tree["tokens"] == sum(shard.tokens for shard in tokens.shards[:-1])
+    assert tree["tokenizer"] == tokens.tokenizer
+    assert 0 <= tree["waste"] == metrics["waste"] < 0.1
+    made = Rows.open(job.output, "train")
+    # Of the places of all rows, those that are no document's token are the added bos.
+    added = made.num_rows * 33 - round(tree["tokens"] * (1 - tree["waste"]))
+    assert 0 <= added <= made.num_rows
+    assert sorted(p.name for p in job.output.iterdir()) == ["rows.json", "train.rows", "val.rows"]
+
+
+def test_packing_twice_gives_the_same_bytes(make_job, tokens_dir):
+    job = make_job("rows", {"tokens": tokens_dir}, rows=config())
+    rows.run(job)
+    first = {p.name: p.read_bytes() for p in job.output.iterdir()}
+    rows.run(job)
+    assert {p.name: p.read_bytes() for p in job.output.iterdir()} == first
+
+
+def test_too_little_text_for_a_row_is_refused(make_job, tokens_dir):
+    job = make_job("rows", {"tokens": tokens_dir}, rows=config(sequence_len=100_000))
+    with pytest.raises(DataError, match=r"\d+ tokens for train fill no row of 100001"):
+        rows.run(job)
+
+
+def test_rows_of_another_tokenizer_are_refused(make_job, tokens_dir):
+    job = make_job("rows", {"tokens": tokens_dir}, rows=config())
+    rows.run(job)
+    made = Rows.open(job.output, "train")
+    made.check_tokenizer(TokenSet.open(tokens_dir).tokenizer)
+    with pytest.raises(DataError, match=r"made with tokenizer .*, the one given is ffff"):
+        made.check_tokenizer("f" * 64)
+
+
+def test_files_that_are_no_rows_are_refused(make_job, tokens_dir, tmp_path):
+    with pytest.raises(DataError, match="holds no rows"):
+        Rows.open(tmp_path, "train")
+    job = make_job("rows", {"tokens": tokens_dir}, rows=config())
+    rows.run(job)
+    path = job.output / "train.rows"
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(DataError, match=r"train\.rows has \d+ bytes"):
+        Rows.open(job.output, "train")
+    (job.output / "rows.json").write_text('{"format": 0}')
+    with pytest.raises(DataError, match="is not of format"):
+        Rows.open(job.output, "val")
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 1023, 1024, 1025, 3 * 1024 + 7])
+def test_an_epoch_is_every_row_once_and_the_next_in_another_order(num_rows):
+    made = numbered(num_rows)
+    first, second = (made.step_ids(epoch, num_rows, 42) for epoch in (0, 1))
+    assert sorted(first) == sorted(second) == list(range(num_rows))
+    if num_rows > 5:
+        assert first.tolist() != second.tolist()
+        assert first.tolist() != made.step_ids(0, num_rows, 43).tolist()
+
+
+@pytest.mark.parametrize("rows_per_step", [1, 7, 64, 1000, 4000])
+def test_the_order_does_not_depend_on_how_steps_cut_it(rows_per_step):
+    made = numbered(1500)
+    total = rows_per_step * -(-6000 // rows_per_step)
+    steps = [made.step_ids(s, rows_per_step, 42) for s in range(total // rows_per_step)]
+    assert np.array_equal(np.concatenate(steps)[:6000], made.step_ids(0, 6000, 42))
+    assert all(len(step) == rows_per_step and step.dtype == np.int64 for step in steps)
+
+
+def test_neighbours_in_the_order_are_near_in_the_file():
+    made = numbered(8 * BLOCK_ROWS)
+    ids = made.step_ids(3, BLOCK_ROWS, 42)
+    assert len(set((ids // BLOCK_ROWS).tolist())) == 1
+    assert ids.tolist() != sorted(ids.tolist())
+    assert made.take(ids)[:, 0].tolist() == ids.tolist()
+
+
+def test_the_order_of_training_stays_what_it_was():
+    assert permutation(8, 1).tolist() == [4, 3, 7, 0, 1, 5, 6, 2]
+    assert numbered(3000).step_ids(2, 4, 42).tolist() == [2266, 2548, 2726, 2891]

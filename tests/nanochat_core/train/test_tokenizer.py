@@ -1,0 +1,92 @@
+import random
+
+import pytest
+
+from nanochat_core.config import TokenizerConfig
+from nanochat_core.data.shard_files import ShardSet, shard_name, write_shard
+from nanochat_core.errors import DataError
+from nanochat_core.job import Job, Resources
+from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.train import tokenizer
+from nanochat_core.train.tokenizer import limited_texts
+
+# A job's log stays open for as long as its process lives.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*events.jsonl:ResourceWarning")
+
+
+def words(seed, documents):
+    rng = random.Random(seed)
+    names = ["".join(rng.choices("abcdefgh", k=5)) for _ in range(50)]
+    return [" ".join(rng.choices(names, k=30)) for _ in range(documents)]
+
+
+TRAIN = [words(1, 20), words(2, 20)]
+VALIDATION = words(3, 5)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    directory = tmp_path / "shards"
+    directory.mkdir()
+    files = [
+        write_shard(directory / shard_name(i), texts, scratch=tmp_path)
+        for i, texts in enumerate([*TRAIN, VALIDATION])
+    ]
+    ShardSet(directory=directory, shards=tuple(files)).write()
+    return directory
+
+
+def make_job(tmp_path, shards, **changes):
+    fields = {"vocab_size": 300, "max_chars": 10**6, "document_cap": 10**4}
+    job = Job(
+        directory=tmp_path / "job",
+        stage="tokenizer",
+        entry="nanochat_core.train.tokenizer",
+        fingerprint="0" * 64,
+        config={"tokenizer": TokenizerConfig(**{**fields, **changes}).tree()},
+        inputs={"shards": shards},
+        resources=Resources(
+            device="cpu",
+            threads=1,
+            device_batch_size=1,
+            save_every_seconds=60.0,
+            eval_every_steps=0,
+            dollars_per_hour=0.0,
+        ),
+    )
+    job.output.mkdir(parents=True)
+    return job
+
+
+def test_the_tokenizer_is_learnt_from_the_training_shards_alone(tmp_path, shards):
+    job = make_job(tmp_path, shards)
+    metrics = tokenizer.run(job)
+    expected = Tokenizer.train(iter([*TRAIN[0], *TRAIN[1]]), vocab_size=300)
+    assert Tokenizer.load(job.output).digest() == expected.digest()
+    num_tokens = sum(len(expected.encode(text)) for text in VALIDATION)
+    assert metrics == {
+        "vocab_size": 300,
+        "bytes_per_token": pytest.approx(sum(map(len, VALIDATION)) / num_tokens),
+    }
+    names = sorted(p.name for p in job.output.iterdir())
+    assert names == ["tokenizer.json", "tokenizer.tiktoken"]
+
+
+def test_reading_stops_at_its_limits(shards):
+    train = ShardSet.open(shards).train
+    capped = list(limited_texts(train, max_chars=10**6, document_cap=7))
+    assert capped == [text[:7] for text in [*TRAIN[0], *TRAIN[1]]]
+    some = list(limited_texts(train, max_chars=1000, document_cap=10**4))
+    assert "".join(some) == "".join(TRAIN[0])[:1000]
+
+
+def test_too_little_text_is_refused(tmp_path, shards):
+    job = make_job(tmp_path, shards, vocab_size=300, max_chars=20)
+    with pytest.raises(DataError, match="300 were asked for"):
+        tokenizer.run(job)
+    assert list(job.output.iterdir()) == []
+
+
+def test_a_directory_without_shards_is_refused(tmp_path):
+    with pytest.raises(DataError, match="holds no shards"):
+        tokenizer.run(make_job(tmp_path, tmp_path))
