@@ -3,7 +3,7 @@
 A prompt is read once, whatever the number of samples; prompts of different lengths share a batch;
 an answer that ends leaves the batch. No answer grows past the model's sequence_len.
 
-Randomness belongs to (seed, sample index, position), see `sampling`: the same request draws the same
+Randomness belongs to (seed, sample index, position), see `sampling`: a request draws the same
 numbers alone and in a crowd, and in fp32 gives the same answer. Matrix products of another size
 round differently, which in bf16 is enough to change a token now and then; the same batch always
 gives the same answers.
