@@ -5,6 +5,7 @@ profile's name; what a person may change from outside is the depth and single va
 """
 
 import dataclasses
+import hashlib
 import json
 import types
 import typing
@@ -13,8 +14,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-
-from nanochat_core.data.pydocs import installed_snapshot
 
 from infra.placement import Placement, count_gpus, count_threads, default_home, default_store
 from nanochat_core import scaling
@@ -37,6 +36,7 @@ from nanochat_core.config import (
     TokenizerConfig,
     from_json,
 )
+from nanochat_core.data.pydocs import installed_snapshot
 from nanochat_core.errors import ConfigError
 
 
@@ -220,7 +220,11 @@ def open_profile(name: str, *, depth: int | None = None, overrides: Sequence[str
     tree = profile.run.tree()
     for override in overrides:
         _apply(RunConfig, tree, override)
-    return dataclasses.replace(profile, run=RunConfig.from_tree(tree, where="the run"))
+    run = RunConfig.from_tree(tree, where="the run")
+    if run.shards.source == "local":
+        snapshot = folder_snapshot(run.shards.path)
+        run = dataclasses.replace(run, shards=dataclasses.replace(run.shards, snapshot=snapshot))
+    return dataclasses.replace(profile, run=run)
 
 
 def make_placement(
@@ -243,6 +247,24 @@ def make_placement(
         eval_every_steps=pace.eval_every_steps,
         dollars_per_hour=0.0,
     )
+
+
+def folder_snapshot(path: str | None) -> tuple[str, ...]:
+    """What a folder of text depends on: names, sizes and times of its files.
+
+    Raises ConfigError when there is no such folder.
+    """
+    if path is None:
+        raise ConfigError(
+            "the text source 'local' needs a folder", hint="add --set shards.path=FOLDER"
+        )
+    if not Path(path).is_dir():
+        raise ConfigError(
+            f"shards.path {path} is not a folder", hint="give a folder of .parquet, .jsonl or .txt"
+        )
+    files = sorted(p for p in Path(path).rglob("*") if p.is_file())
+    facts = [f"{p.relative_to(path)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files]
+    return (f"{len(files)} files {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}",)
 
 
 def _apply(section: type[Section], tree: dict[str, Any], override: str) -> None:

@@ -57,7 +57,7 @@ ROWS = Stage(
     name="rows",
     makes="packed training sequences",
     inputs=(TOKENS,),
-    config=("seed", "rows"),
+    config=("rows",),
     entry="nanochat_core.data.rows",
     compute="cpu",
 )

@@ -5,6 +5,7 @@ error.json; its exit code says the same but is lost behind torchrun, so nobody r
 """
 
 import ctypes
+import errno
 import fcntl
 import importlib
 import os
@@ -30,6 +31,7 @@ def main(arguments: list[str]) -> int:
     rank = int(os.environ.get("RANK", "0"))
     lock = _only_worker(job, rank)
     job.output.mkdir(exist_ok=True)
+    _remove_half_files(job.output)
     job.checkpoints.mkdir(exist_ok=True)
     try:
         metrics = importlib.import_module(job.entry).run(job)
@@ -68,21 +70,29 @@ def _only_worker(job: Job, rank: int) -> IO[Any]:
     return lock
 
 
+def _remove_half_files(directory: Path) -> None:
+    """Drop what a killed attempt was writing: whole files never have such names."""
+    for path in directory.rglob(".*.tmp"):
+        path.unlink()
+
+
 def _write_error(job: Job, rank: int, error: Exception) -> None:
     """The first failing rank explains; the others fail because of it."""
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     path = job.directory / "error.json"
     if not path.exists():
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         is_ours = isinstance(error, NanochatError)
+        hint = error.hint if is_ours else "free some space and run again: it goes on from here"
         write_json(
             path,
             {
                 "rank": rank,
                 "type": type(error).__name__,
                 "message": str(error),
-                "hint": error.hint if is_ours else None,
-                "expected": is_ours,
+                "hint": hint if is_ours or is_full else None,
+                "expected": is_ours or is_full,
                 "traceback": text,
             },
         )

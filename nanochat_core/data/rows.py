@@ -12,7 +12,6 @@ import numpy.typing as npt
 from nanochat_core.config import RowsConfig
 from nanochat_core.data.packing import batches, pack
 from nanochat_core.data.row_files import SPLITS, write_index
-from nanochat_core.data.row_files import Rows as Rows
 from nanochat_core.data.shard_files import move_into_place
 from nanochat_core.data.token_files import TokenSet, TokenShard
 from nanochat_core.errors import DataError

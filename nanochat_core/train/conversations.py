@@ -10,9 +10,6 @@ import time
 from typing import Any
 
 import torch
-from tasks.base import Conversation
-from tasks.mixture import mixture
-from tasks.registry import open_task
 
 from nanochat_core.config import ChatTrainConfig, OptimizerConfig
 from nanochat_core.data.chat_rows import ChatRows, pack_conversations
@@ -32,6 +29,9 @@ from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
 from nanochat_core.train.step import IGNORE, Keeper, add_gradients, check_loss
+from tasks.base import Conversation, text_of
+from tasks.mixture import mixture
+from tasks.registry import open_task
 
 
 def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _pack(conversations: list[Conversation], tokenizer: Tokenizer, row_len: int)
 
 
 def epoch_ids(step: int, num_rows: int, rows_per_step: int, seed: int) -> torch.Tensor:
-    """Row ids of a step. An epoch visits every row once in its own order; its last step is short."""
+    """Row ids of a step. An epoch visits each row once in its own order; its last step is short."""
     steps_per_epoch = math.ceil(num_rows / rows_per_step)
     epoch, position = divmod(step, steps_per_epoch)
     generator = torch.Generator().manual_seed(seed_for(seed, "epoch", epoch))
@@ -189,10 +189,9 @@ def write_samples(job: Job, model: GPT, tokenizer: Tokenizer, config: ChatTrainC
     directory = job.inputs["task_data"]
     lines: list[str] = []
     for entry in config.mixture:
-        task = open_task(entry.task, directory, "test").first(2)
-        for conversation, answer in zip(
-            task, greedy_answers(engine, list(task), max_new_tokens=96), strict=True
-        ):
-            question = conversation["messages"][0]["content"]
+        examples = open_task(entry.task, directory, "test").first(2).examples
+        answers = greedy_answers(engine, examples, max_new_tokens=96)
+        for conversation, answer in zip(examples, answers, strict=True):
+            question = text_of(conversation["messages"][0]["content"])
             lines.append(json.dumps({"task": entry.task, "prompt": question, "text": answer}))
     (job.output / "samples.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from nanochat_core.config import ModelConfig, NumericsConfig, OptimizerConfig, PretrainConfig
-from nanochat_core.data.rows import Rows
+from nanochat_core.data.row_files import Rows
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
 from nanochat_core.job import Job
 from nanochat_core.model.checkpoint import save_model
@@ -32,7 +32,9 @@ def run(job: Job) -> dict[str, Any]:
     model = make_model(job, device)
     optimizer = Optimizer(model, optimizer_config, precision=model.numerics.precision)
     train, validation = (Rows.open(job.inputs["rows"], split) for split in ("train", "val"))
-    token_bytes = Tokenizer.load(job.inputs["tokenizer"]).token_bytes()
+    tokenizer = Tokenizer.load(job.inputs["tokenizer"])
+    train.check_tokenizer(tokenizer.digest())
+    token_bytes = tokenizer.token_bytes()
     progress = Progress(job.events, active=world.is_first)
     keeper = Keeper(job, model, optimizer, world, progress)
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tasks.base import Conversation
-from tasks.registry import is_correct, open_task
 
 from nanochat_core.config import OptimizerConfig, RLConfig
 from nanochat_core.engine.engine import Engine
@@ -34,6 +32,8 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from nanochat_core.train.conversations import scaled
 from nanochat_core.train.step import IGNORE, Keeper, check_loss, sum_gradients
+from tasks.base import Conversation
+from tasks.registry import is_correct, open_task
 
 MOMENTUM = 0.95
 

@@ -1,7 +1,6 @@
 """Jobs of the data stages on text small enough for a test."""
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ ENTRIES = {"tokens": "tokenize"}  # where the module is not named like its stage
 
 
 @pytest.fixture
-def make_job(tmp_path: Path) -> Iterator[MakeJob]:
+def make_job(tmp_path: Path) -> MakeJob:
     """make_job(stage name, inputs, section=Section): a job in a folder of its own."""
 
     def make(stage: str, inputs: dict[str, Path], **sections: Any) -> Job:
@@ -39,8 +38,7 @@ def make_job(tmp_path: Path) -> Iterator[MakeJob]:
         job.output.mkdir(parents=True, exist_ok=True)
         return job
 
-    yield make
-    gc.collect(1)  # a job's log stays open; close it before the next test's warnings are errors
+    return make
 
 
 @pytest.fixture

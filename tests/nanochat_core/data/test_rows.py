@@ -13,7 +13,6 @@ from nanochat_core.errors import DataError
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 # A job's log stays open for as long as its process lives.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*events.jsonl:ResourceWarning")
 
 SHARDS = [
     [f"word{i} " * (1 + i % 40) for i in range(300)],

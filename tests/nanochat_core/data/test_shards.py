@@ -12,7 +12,6 @@ from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.progress import read_events
 
 # A job's log stays open for as long as its process lives.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*events.jsonl:ResourceWarning")
 
 DOCUMENTS = [f"document {i}: {'lorem ipsum ' * (i % 7)}\nend" for i in range(400)]
 

@@ -15,7 +15,6 @@ from nanochat_core.job import Result
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 # A job's log stays open for as long as its process lives.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*events.jsonl:ResourceWarning")
 
 SHARDS = [
     [f"word{i} is word{i * 3}" for i in range(ROW_GROUP_DOCUMENTS + 10)],

@@ -11,7 +11,6 @@ from nanochat_core.train import tokenizer
 from nanochat_core.train.tokenizer import limited_texts
 
 # A job's log stays open for as long as its process lives.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*events.jsonl:ResourceWarning")
 
 
 def words(seed, documents):
