@@ -1,5 +1,6 @@
 """The options that several commands share: what is trained, and where."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -46,6 +47,13 @@ class What:
             help="Change one setting, as section.name=value; may be repeated.",
         ),
     ] = ()
+
+    def command(self, profile: str) -> str:
+        """The command that runs `profile` with these changes."""
+        words = ["nanochat", "run", profile]
+        words += [] if self.depth is None else ["--depth", str(self.depth)]
+        words += [word for override in self.overrides for word in ("--set", override)]
+        return shlex.join(words)
 
 
 @Parameter(name="*", group=_WHERE)

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows import lease
-from flows.commands.options import AsJson, Place
+from flows.commands.options import AsJson, Place, What
 from flows.commands.terminal import print_json, screen
 from flows.fingerprint import short
 from flows.plan import STATES, StagePlan, make_plan
@@ -20,6 +20,7 @@ from nanochat_core.errors import ConfigError
 from nanochat_core.runtime.progress import read_events
 
 _SHOWN = 10
+_WIDTH = max(len(stage.name) for stage in STAGES)
 
 
 def status(
@@ -68,26 +69,30 @@ def _list(runs: list[Run]) -> Iterator[str]:
 
 def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
     """The run, each stage it knows, and what is left by today's plan."""
+    command = What(depth=run.depth, overrides=run.overrides).command(run.profile)
     yield f"run {run.run}: {run.status}"
-    changes = [f"--depth {run.depth}"] if run.depth is not None else []
-    changes += [f"--set {override}" for override in run.overrides]
-    yield f"  profile  {' '.join([run.profile, *changes])}"
+    yield f"  command  {command}"
     yield f"  started  {run.started}" + (f", ended {run.ended}" if run.ended else "")
     yield ""
     profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
     planned = make_plan(profile.run, store, place.work)
     for stage in STAGES:
         if fingerprint := run.stages.get(stage.name):
-            yield f"= {stage.name:<15}  done         {short(fingerprint)}"
+            yield f"= {stage.name:<{_WIDTH}}  {'done':<11}  {short(fingerprint)}"
         else:
             yield _left(planned.of(stage.name), place)
-    if run.status == "running" and all(item.state != "!" for item in planned.stages):
+    if run.status != "finished":
         yield ""
-        yield f"no process of this machine works on it; go on with: nanochat run {run.profile}"
+        owners = [
+            f"{lock.parent.name} is being built by {owner}"
+            for lock in sorted(place.work.glob("*/*.lock"))
+            if (owner := lease.find_owner(lock))
+        ]
+        yield from owners or [f"nothing is being built on this machine; go on with: {command}"]
 
 
 def _left(item: StagePlan, place: Place) -> str:
-    line = f"{item.state} {item.stage.name:<15}  {STATES[item.state]:<11}"
+    line = f"{item.state} {item.stage.name:<{_WIDTH}}  {STATES[item.state]:<11}"
     if item.identity and item.state in ("!", ">"):
         directory = lease.work_directory(place.work, item.stage.name, item.identity.fingerprint)
         steps = [e for e in read_events(directory / "events.jsonl") if e.get("kind") == "step"]

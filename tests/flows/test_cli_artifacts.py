@@ -7,6 +7,7 @@ import pytest
 
 from flows.artifacts import publish
 from flows.cli import main
+from flows.commands.run import headline
 from flows.fingerprint import Identity, fingerprint_of
 from flows.manifest import Manifest, Provenance
 from flows.runs import Run, write_run
@@ -225,6 +226,7 @@ def test_status_lists_runs_and_shows_one(
     said = capsys.readouterr().out
     assert said.startswith("run tiny-2: finished\n")
     assert f"done         {sft.fingerprint[:12]}" in said
+    assert "nothing is being built" not in said
     assert "+ shards" in said
     assert main(["status", "tiny", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["run"] == "tiny-2"
@@ -233,3 +235,8 @@ def test_status_lists_runs_and_shows_one(
 def test_down_without_a_server_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["down"]) == 0
     assert capsys.readouterr().out == "no Prefect server was running\n"
+
+
+def test_a_run_ends_with_the_numbers_its_report_card_opens_with() -> None:
+    card = "# Report card\n\nd3.\n\n- val_bpb 1.9\n- spelling: 80 %\n\n## Scores\n\n- not this\n"
+    assert headline(card) == ["val_bpb 1.9", "spelling: 80 %"]
