@@ -51,6 +51,7 @@ class Outcome:
     run: Run
     stages: dict[str, Built]
     report: Path | None  # the report card's page on this machine
+    ui_url: str | None  # Prefect's page of the flow run
 
 
 def _name_flow_run() -> str:
@@ -155,6 +156,7 @@ def run_pipeline(
         run=record.end("finished", {name: b.manifest.fingerprint for name, b in built.items()}),
         stages=built,
         report=report,
+        ui_url=flow_run.get_flow_run_ui_url(),
     )
 
 

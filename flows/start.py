@@ -12,10 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from flows.display import Display
-from flows.stages import STAGES
 from infra import prefect_server
 
 if TYPE_CHECKING:
@@ -28,7 +25,7 @@ def run_flow(
     profile: str,
     *,
     home: Path,
-    console: Console,
+    display: Display,
     depth: int | None = None,
     overrides: Sequence[str] = (),
     from_stage: str | None = None,
@@ -38,49 +35,47 @@ def run_flow(
     gpus: int | None = None,
     strict: bool = False,
 ) -> "Outcome":
-    """Run the flow with these parameters, showing its stages on `console`.
+    """Run the flow with these parameters, showing its stages on `display`, which is open.
 
     Raises ServerError, and whatever the first failed stage raised: a NanochatError for a mistake of
     a person. Raises KeyboardInterrupt when a person or a scheduler stopped it, after the workers
     have saved; a second Ctrl-C does not wait for them.
     """
-    parameters: dict[str, Any] = {
-        "profile": profile,
-        "depth": depth,
-        "overrides": tuple(overrides),
-        "from_stage": from_stage,
-        "force": tuple(force),
-        "run_name": run_name,
-        "store": store,
-        "gpus": gpus,
-        "strict": strict,
-    }
-    connect(home)
-    from flows.pipeline import CALLER, Caller, nanochat
+    with stoppable(display):
+        connect(home, display)
+        from flows.pipeline import CALLER, Caller, nanochat
 
-    names = [stage.name for stage in STAGES]
-    with Display(console, stages=names) as display, stoppable(display):
         CALLER.set(Caller(home=home, watch=display.watch))
-        outcome: Any = nanochat(**parameters)
+        outcome: Any = nanochat(
+            profile=profile,
+            depth=depth,
+            overrides=tuple(overrides),
+            from_stage=from_stage,
+            force=tuple(force),
+            run_name=run_name,
+            store=store,
+            gpus=gpus,
+            strict=strict,
+        )
         return outcome
 
 
-def connect(home: Path) -> str:
+def connect(home: Path, display: Display) -> None:
     """Point this process's Prefect at its server, started if need be, and import it meanwhile.
 
-    Returns the address of the server's pages.
+    Raises ServerError when no server answers.
     """
     configured = prefect_server.configured_api_url()
     if configured is not None:
         prefect_server.check_answers(configured)
         prefect_server.use_server(home, configured, console_logs=False)
-        return configured.removesuffix("/api")
+        return
+    if prefect_server.find_server(home) is None:
+        display.say("starting the Prefect server; in a new home it takes some ten seconds")
     server = prefect_server.start_server(home)
     prefect_server.use_server(home, server.api_url, console_logs=False)
     importlib.import_module("flows.pipeline")  # takes a second, in which the server comes up
-
     prefect_server.wait_for_server(home, server)
-    return server.ui_url
 
 
 @contextlib.contextmanager

@@ -206,21 +206,21 @@ from pathlib import Path
 from rich.console import Console
 
 sys.path.insert(0, sys.argv[2])
+from conftest import Toys
 from flows.display import Display
 from flows.start import connect, stoppable
-
-connect(Path(sys.argv[3]))
-from prefect import flow
-
-from flows.pipeline import run_pipeline
-from test_pipeline import make_run
-from conftest import ENTRY, Toys
 
 toys = Toys(root=Path(sys.argv[1]) / "root", home=Path(sys.argv[1]) / "home")
 training = toys.stage("training", source=(toys.root / "toy_training.py").read_text())
 stages = [training, toys.stage("quick"), toys.stage("end", training)]
 
 with Display(Console(), stages=[stage.name for stage in stages]) as display, stoppable(display):
+    connect(Path(sys.argv[3]), display)
+    from prefect import flow
+
+    from flows.pipeline import run_pipeline
+    from test_pipeline import make_run
+
     site = toys.site("toy-stopped")
     object.__setattr__(site, "watch", display.watch)
 
