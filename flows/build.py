@@ -59,7 +59,6 @@ class Site:
     root: Path = REPOSITORY  # where the packages lie
     stop: threading.Event = field(default_factory=threading.Event)
     device: threading.Semaphore = field(default_factory=threading.Semaphore)  # one GPU stage a time
-    identifying: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def work(self) -> Path:
@@ -103,9 +102,10 @@ def build(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bo
 def _reuse_or_build(
     stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Built:
-    with site.identifying:
-        digests = {source.name: inputs[source.name].digest for source in stage.inputs}
-        identity = identify(stage, site.run, digests, code=Code(site.root))
+    digests = {source.name: inputs[source.name].digest for source in stage.inputs}
+    # The files are read now, not at the start of the run: they are what the job will import.
+    code = Code(site.root, cache=site.work / "code.json")
+    identity = identify(stage, site.run, digests, code=code)
     manifest = find_manifest(site.store, stage.name, identity.fingerprint)
     redo = force and (manifest is None or manifest.provenance.run != site.run_id)
     if manifest is not None and not redo:

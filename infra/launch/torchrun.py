@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -49,7 +48,7 @@ def run_job(
 ) -> Result:
     """Run `job` in `processes` workers until it ends; each progress event is passed to `on_event`.
 
-    The output of an unfinished attempt is removed; its checkpoints stay, the job goes on from them.
+    What an unfinished attempt left in the job's directory stays: the job goes on from there.
     Setting `stop` from another thread ends the job as SIGTERM would. Whatever is raised here while
     the workers run (Ctrl-C, a cancelled flow run, an error of `on_event`) stops them first.
 
@@ -63,8 +62,6 @@ def run_job(
     with _earlier_workers_gone(job, on_event):
         for name in ("result.json", "error.json"):
             (job.directory / name).unlink(missing_ok=True)
-        if job.output.exists():
-            shutil.rmtree(job.output)
         events = _Tail.after_last_attempt(job.events)
     with (job.directory / "worker.log").open("wb") as log:
         returncode = _supervise(

@@ -43,13 +43,13 @@ class Toys:
 
     def stage(self, name: str, *inputs: Stage, compute: Any = "cpu", source: str = ENTRY) -> Stage:
         """A stage whose entry module has the given source."""
-        (self.root / f"toy_{name}.py").write_text(source)
+        (self.root / "tasks" / f"toy_{name}.py").write_text(source)
         return Stage(
             name=name,
             makes="a toy",
             inputs=inputs,
             config=("seed",),
-            entry=f"toy_{name}",
+            entry=f"tasks.toy_{name}",
             compute=compute,
         )
 
@@ -98,7 +98,8 @@ def make_toys(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Toys]:
 
     def make(directory: Path) -> Toys:
         root, home = directory / "root", directory / "home"
-        root.mkdir()
+        (root / "tasks").mkdir(parents=True)  # fingerprints see the code of our packages only
+        (root / "tasks" / "__init__.py").touch()
         home.mkdir()
         monkeypatch.setenv("PYTHONPATH", str(root))
         return Toys(root=root, home=home)

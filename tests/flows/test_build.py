@@ -75,7 +75,7 @@ def test_a_failed_stage_keeps_its_job_and_goes_on_in_it(toys: Any) -> None:
         build(first, toys.site(), {}, force=False)
     (job,) = (toys.home / "work" / "first").glob("*/job.json")
     (job.parent / "checkpoints" / "state").write_text("kept")
-    (job.parent / "output" / ".half").write_text("not kept")
+    (job.parent / "output" / ".half.tmp").write_text("not kept")
     kind, event = toys.told[-1][1]["kind"], toys.told[-1][1]
     assert kind == "failed"
     assert "ValueError" in event["log_tail"]
@@ -244,6 +244,6 @@ def test_carriers_packages_and_hashed_modules_are_no_leak(toys: Any) -> None:
     first = toys.stage("first")
     site = toys.site()
     identity = identify(first, site.run, {}, code=Code(site.root))
-    loaded = ["nanochat_core", "nanochat_core.job", "toy_first", "tasks.spelling", "tasks"]
+    loaded = ["nanochat_core", "nanochat_core.job", "tasks.toy_first", "tasks.spelling", "tasks"]
 
     assert leaked_modules(identity, loaded) == ["tasks.spelling"]

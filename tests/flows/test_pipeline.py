@@ -211,7 +211,7 @@ from flows.display import Display
 from flows.start import connect, stoppable
 
 toys = Toys(root=Path(sys.argv[1]) / "root", home=Path(sys.argv[1]) / "home")
-training = toys.stage("training", source=(toys.root / "toy_training.py").read_text())
+training = toys.stage("training", source=(toys.root / "tasks" / "toy_training.py").read_text())
 stages = [training, toys.stage("quick"), toys.stage("end", training)]
 
 with Display(Console(), stages=[stage.name for stage in stages]) as display, stoppable(display):
