@@ -155,7 +155,7 @@ def test_a_failed_stage_leaves_a_job_to_replay_and_only_the_rest_runs_after_the_
     assert caught.value.hint is not None
     path = Path(caught.value.hint.rpartition(" ")[2])
     replay = [sys.executable, "-m", "nanochat_core.worker", str(path)]
-    again = subprocess.run(replay, capture_output=True, text=True, check=False)
+    again = subprocess.run(replay, capture_output=True, text=True, check=False, cwd=toys.root)
     assert "ValueError: broken" in again.stderr
     states = {name: state.name for name, state in task_runs("toy-broken").items()}
     assert states == {
