@@ -5,7 +5,7 @@ When the context is full, the oldest turns are forgotten.
 """
 
 import codecs
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -15,14 +15,6 @@ from nanochat_core.errors import ConfigError
 if TYPE_CHECKING:
     from nanochat_core.engine.engine import Engine
     from nanochat_core.tokenizer.bpe import Tokenizer
-
-# A calculator call reads `<<12*3=36>>`; one that has no value: `<<12*>>`.
-_SHOWN = {
-    "<|python_start|>": "<<",
-    "<|python_end|>": "",
-    "<|output_start|>": "=",
-    "<|output_end|>": ">>",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,27 +79,9 @@ class ChatSession:
         sampling = replace(self.sampling, max_tokens=min(self.sampling.max_tokens, room))
         turn = self._turns[-1]
         try:
-            yield from filter(None, self._pieces(prompt, sampling, turn))
+            yield from readable(self._tokenizer, self._tokens(prompt, sampling, turn))
         finally:
             turn.append(self._tokenizer.special("<|assistant_end|>"))
-
-    def _pieces(self, prompt: list[int], sampling: Sampling, turn: list[int]) -> Iterator[str]:
-        """What each new token adds to the text; the tokens are added to `turn`."""
-        special = self._tokenizer.special
-        shown = {special(name): text for name, text in _SHOWN.items()}
-        call_ended, result = special("<|python_end|>"), special("<|output_start|>")
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for token in self._tokens(prompt, sampling):
-            if token in self._engine.ends:
-                break
-            if turn[-1] == call_ended and token != result:
-                yield ">>"
-            turn.append(token)
-            if token in shown:
-                yield decoder.decode(b"", final=True) + shown[token]
-            else:
-                yield decoder.decode(self._tokenizer.decode_bytes([token]))
-        yield decoder.decode(b"", final=True) + (">>" if turn[-1] == call_ended else "")
 
     def _question(self, text: str) -> list[int]:
         special = self._tokenizer.special
@@ -130,7 +104,8 @@ class ChatSession:
                 )
         return [self._tokenizer.bos, *(token for turn in self._turns for token in turn)]
 
-    def _tokens(self, prompt: list[int], sampling: Sampling) -> Iterator[int]:
+    def _tokens(self, prompt: list[int], sampling: Sampling, turn: list[int]) -> Iterator[int]:
+        """The answer's tokens without the one that ends it; each is added to `turn`."""
         self._answers += 1
         for column, _ in self._engine.generate(
             prompt,
@@ -140,4 +115,31 @@ class ChatSession:
             top_k=sampling.top_k or None,
             seed=sampling.seed + self._answers - 1,
         ):
+            if column[0] in self._engine.ends:
+                return
+            turn.append(column[0])
             yield column[0]
+
+
+def readable(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:
+    """What each token adds to the text, in whole characters; tokens that add nothing are skipped.
+
+    A calculator call reads `<<12*3=36>>`, one without a value `<<12*>>`.
+    """
+    call_ended, result = tokenizer.special("<|python_end|>"), tokenizer.special("<|output_start|>")
+    shown = {tokenizer.special("<|python_start|>"): "<<", call_ended: "", result: "="}
+    shown[tokenizer.special("<|output_end|>")] = ">>"
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    before = None
+    for token in tokens:
+        text = ">>" if before == call_ended and token != result else ""
+        before = token
+        if token in shown:
+            text = decoder.decode(b"", final=True) + text + shown[token]
+        else:
+            text += decoder.decode(tokenizer.decode_bytes([token]))
+        if text:
+            yield text
+    text = decoder.decode(b"", final=True) + (">>" if before == call_ended else "")
+    if text:
+        yield text

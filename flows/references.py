@@ -1,8 +1,8 @@
 """What a person calls an artifact or a model, and where it lies on this machine.
 
-    tiny         the chat model of the latest run called tiny: after RL, else SFT, else midtraining
-    sft@tiny     what stage sft made in the latest run called tiny
-    ./some/dir   a model directory
+tiny         rl@tiny if there is one, else sft@tiny, else midtrain@tiny
+sft@tiny     what stage sft made in the latest run called tiny
+./some/dir   a model directory
 """
 
 from collections.abc import Iterator
@@ -85,8 +85,8 @@ def runs_called(store: Store, name: str) -> Iterator[Run]:
 
 def _newest_chat_model(store: Store, name: str) -> Manifest:
     runs = list(runs_called(store, name))
-    for run in runs:
-        for stage in CHAT_MODELS:
+    for stage in CHAT_MODELS:
+        for run in runs:
             if stage in run.stages and (m := find_manifest(store, stage, run.stages[stage])):
                 return m
     if name in PROFILES:

@@ -43,7 +43,8 @@ def _describe(item: StagePlan) -> Iterator[str]:
         yield f"  reason       {item.reason}"
     if item.fingerprint:
         yield f"  fingerprint  {item.fingerprint}"
-    yield f"  entry        {stage.entry}, on the {stage.compute.upper()}"
+    device = "a GPU where there is one" if stage.compute == "gpu" else "the CPU"
+    yield f"  entry        {stage.entry}, on {device}"
     yield f"  config       {', '.join(stage.config) or 'none'}"
     inputs = ", ".join(source.name for source in stage.inputs)
     yield f"  inputs       {inputs or 'none'}"

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -13,6 +14,7 @@ from flows.commands.terminal import print_error, screen
 from flows.plan import make_plan, render
 from flows.stages import STAGES
 from infra.launch.torchrun import StageInterrupted
+from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from flows.pipeline import Outcome
@@ -52,6 +54,8 @@ def run(
         from_stage=from_stage,
         placement=placement,
     )
+    if planned.exit_code:
+        _check_room(where.home_path)
     from rich.console import Console
 
     from flows.display import Display, duration
@@ -77,6 +81,15 @@ def run(
     for line in _ending(outcome, profile, took=duration(time.monotonic() - began)):
         screen().print(line)
     return 0
+
+
+def _check_room(home: Path) -> None:
+    """Raises ConfigError when the disk is too full for any run: said before hours are spent."""
+    from flows.doctor import check_home
+
+    check = check_home(home)
+    if check.state == "fail":
+        raise ConfigError(check.found, hint=check.remedy)
 
 
 @contextlib.contextmanager

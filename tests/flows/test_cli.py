@@ -155,6 +155,17 @@ def test_a_home_that_may_not_be_written(
     assert "--home" in hint
 
 
+def test_a_run_on_a_disk_without_room_does_not_start(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("DISK_NEEDED", "DISK_WANTED"):
+        monkeypatch.setattr(f"flows.doctor.{name}", 1 << 60)
+    error, hint = fails(["run", "tiny"], capsys)
+    assert error.endswith(f"GiB free in {home}")
+    assert "free some space" in hint
+    assert not (home / "prefect").exists()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_one_line() -> None:
     command = f"{sys.executable} -m flows.cli profiles --json > /dev/full"

@@ -143,7 +143,7 @@ def test_fetch_gives_nothing_when_the_store_is_damaged(
     assert not (tmp_path / "mine").exists()
 
 
-def test_the_chat_model_of_a_profile_is_the_furthest_trained_of_its_latest_run(
+def test_the_chat_model_of_a_profile_is_the_furthest_trained_and_then_the_newest(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mid, sft, rl = (
@@ -163,8 +163,11 @@ def test_the_chat_model_of_a_profile_is_the_furthest_trained_of_its_latest_run(
         "sft",
         "midtrain",
     )
-    make_run(store, mid, sft, run="tiny-2", started="2")
-    assert (fetched("tiny"), fetched("rl@tiny"), fetched("tiny-1")) == ("sft", "rl", "rl")
+    other = make_artifact(store, "rl", {"made_by": "rl of tiny-2"}, tmp_path)
+    make_run(store, mid, sft, other, run="tiny-2", started="2")
+    make_run(store, mid, run="tiny-3", started="3")
+    assert (fetched("tiny"), fetched("tiny-1")) == ("rl of tiny-2", "rl")
+    assert (fetched("tiny-3"), fetched("rl@tiny")) == ("midtrain", "rl of tiny-2")
 
 
 def test_report_says_where_the_report_card_is(
