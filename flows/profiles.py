@@ -61,7 +61,7 @@ class Profile:
 def tiny(depth: int = 3) -> Profile:
     """A model that fits a laptop's CPU and five minutes: Python's own documentation, short words,
     small sums. Every stage is the real one; only the numbers are small."""
-    sequence_len, vocab_size, width = 256, 4096, 64 * depth
+    sequence_len, vocab_size, width = 256, 2048, 64 * depth
     model = ModelConfig(
         depth=depth,
         width=width,
@@ -107,12 +107,12 @@ def tiny(depth: int = 3) -> Profile:
             rows=RowsConfig(policy="default", sequence_len=sequence_len, buffer_documents=1000),
             optimizer=optimizer,
             pretrain=PretrainConfig(
-                num_steps=320,
+                num_steps=280,
                 total_batch_size=8 * sequence_len,
                 schedule=dataclasses.replace(
                     scaling.pretrain_schedule(), warmup_steps=10, momentum_warmup_steps=100
                 ),
-                eval_tokens=200_000,
+                eval_tokens=65_536,
             ),
             base_eval=BaseEvalConfig(
                 eval_tokens=200_000,
@@ -123,7 +123,7 @@ def tiny(depth: int = 3) -> Profile:
                 mixture=(
                     MixtureEntry(task="identity", num_examples=60, epochs=4),
                     MixtureEntry(task="spelling", num_examples=6000, epochs=1),
-                    MixtureEntry(task="arithmetic", num_examples=4000, epochs=1),
+                    MixtureEntry(task="arithmetic", num_examples=400, epochs=1),
                 ),
                 num_epochs=1,
                 total_batch_size=chat_batch,
@@ -135,7 +135,7 @@ def tiny(depth: int = 3) -> Profile:
                 mixture=(
                     MixtureEntry(task="identity", num_examples=60, epochs=4),
                     MixtureEntry(task="spelling", num_examples=2000, epochs=1),
-                    MixtureEntry(task="arithmetic", num_examples=1000, epochs=1),
+                    MixtureEntry(task="arithmetic", num_examples=200, epochs=1),
                 ),
                 num_epochs=1,
                 total_batch_size=chat_batch,
@@ -145,13 +145,13 @@ def tiny(depth: int = 3) -> Profile:
             ),
             rl=RLConfig(
                 task="arithmetic",
-                num_steps=30,
+                num_steps=25,
                 examples_per_step=16,
                 samples_per_example=16,
                 max_new_tokens=48,
                 temperature=1.0,
                 top_k=50,
-                lr_fraction=0.05,
+                lr_fraction=0.3,
                 eval_examples=200,
             ),
             chat_eval=ChatEvalConfig(
@@ -162,7 +162,7 @@ def tiny(depth: int = 3) -> Profile:
                 prompts=scaling.CHAT_PROMPTS,
             ),
         ),
-        pace=Pace(device_batch_size=4, save_every_seconds=15.0, eval_every_steps=50, max_gpus=1),
+        pace=Pace(device_batch_size=4, save_every_seconds=15.0, eval_every_steps=100, max_gpus=1),
     )
 
 

@@ -141,5 +141,5 @@ STAGES: tuple[Stage, ...] = (*_BEFORE_REPORT, REPORT)
 
 
 def stage_named(name: str) -> Stage:
-    """The stage called `name`. Raises KeyError: callers that take a person's word check it first."""
+    """The stage called `name`. Raises KeyError: callers check what a person typed first."""
     return {stage.name: stage for stage in STAGES}[name]

@@ -211,7 +211,7 @@ def run_for_depth(
         base_eval=BaseEvalConfig(eval_tokens=80 * 524_288, prompts=BASE_PROMPTS, max_new_tokens=48),
         midtrain=ChatTrainConfig(
             mixture=(
-                MixtureEntry(task="identity", num_examples=1000, epochs=2),
+                MixtureEntry(task="identity", num_examples=87, epochs=20),
                 MixtureEntry(task="spelling", num_examples=200_000, epochs=1),
                 MixtureEntry(task="arithmetic", num_examples=50_000, epochs=1),
             ),
@@ -223,7 +223,7 @@ def run_for_depth(
         ),
         sft=ChatTrainConfig(
             mixture=(
-                MixtureEntry(task="identity", num_examples=1000, epochs=1),
+                MixtureEntry(task="identity", num_examples=87, epochs=10),
                 MixtureEntry(task="spelling", num_examples=2000, epochs=1),
                 MixtureEntry(task="arithmetic", num_examples=8000, epochs=1),
             ),

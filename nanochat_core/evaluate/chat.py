@@ -13,8 +13,8 @@ import math
 from typing import Any
 
 from nanochat_core.config import ChatEvalConfig, EvalTaskConfig
+from nanochat_core.data.examples import open_task
 from nanochat_core.engine.engine import Engine
-from nanochat_core.errors import DataError
 from nanochat_core.evaluate.generate import check_gradable, greedy_answers
 from nanochat_core.evaluate.records import write_records
 from nanochat_core.job import Job, write_json
@@ -23,8 +23,8 @@ from nanochat_core.runtime.device import open_device
 from nanochat_core.runtime.distributed import open_world
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
-from tasks.base import Task, TaskError, prompt_of, text_of
-from tasks.registry import is_correct, open_task
+from tasks.base import Task, prompt_of, text_of
+from tasks.registry import is_correct
 
 FORMAT = 1
 BATCH = 256  # examples between two progress events
@@ -121,9 +121,6 @@ def wilson_interval(correct: int, total: int) -> tuple[float, float]:
 
 
 def _open(job: Job, entry: EvalTaskConfig) -> Task:
-    try:
-        task = open_task(entry.name, job.inputs["task_data"], "test")
-    except TaskError as error:
-        raise DataError(str(error)) from error
+    task = open_task(entry.name, job.inputs["task_data"], "test")
     check_gradable(task)
     return task.first(entry.max_examples)

@@ -13,6 +13,7 @@ import torch
 
 from nanochat_core.config import ChatTrainConfig, OptimizerConfig
 from nanochat_core.data.chat_rows import ChatRows, pack_conversations
+from nanochat_core.data.examples import open_task
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError
 from nanochat_core.evaluate.generate import greedy_answers
@@ -31,7 +32,6 @@ from nanochat_core.tokenizer.chat import render_conversation
 from nanochat_core.train.step import IGNORE, Keeper, add_gradients, check_loss
 from tasks.base import Conversation, text_of
 from tasks.mixture import mixture
-from tasks.registry import open_task
 
 
 def train_on_conversations(job: Job, section: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from nanochat_core.config import OptimizerConfig, RLConfig
+from nanochat_core.data.examples import open_task
 from nanochat_core.engine.engine import Engine
 from nanochat_core.evaluate.generate import accuracy
 from nanochat_core.job import Job
@@ -33,7 +34,7 @@ from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from nanochat_core.train.conversations import scaled
 from nanochat_core.train.step import IGNORE, Keeper, check_loss, sum_gradients
 from tasks.base import Conversation
-from tasks.registry import is_correct, open_task
+from tasks.registry import is_correct
 
 MOMENTUM = 0.95
 
