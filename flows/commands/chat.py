@@ -65,6 +65,7 @@ def _talk(session: ChatSession, *, history: Path) -> int:
             try:
                 text = input("> " if interactive else "").strip()
             except EOFError:
+                _say("\n" if interactive else "")
                 return 0
             except KeyboardInterrupt:
                 if not interactive:

@@ -1,6 +1,7 @@
 """Every check of the doctor tells a good machine from a bad one, and says what to do."""
 
 import importlib.metadata
+import json
 import stat
 import sys
 import tomllib
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows import doctor
+from flows.cli import main
 from flows.doctor import GIB
 
 TORCH = {
@@ -139,3 +141,23 @@ def test_a_shared_prefect_server_that_does_not_answer_is_a_failure(tmp_path: Pat
 def test_a_local_prefect_server_need_not_run_yet(tmp_path: Path) -> None:
     check = doctor.check_server(tmp_path, shared=None)
     assert (check.state, check.found) == ("ok", "not running; `nanochat run` starts one")
+
+
+@pytest.mark.torch
+def test_the_command_checks_everything_and_says_by_its_exit_code_whether_a_run_could_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(doctor, "DISK_NEEDED", 0)
+    words = ["doctor", "--home", str(tmp_path / "home")]
+
+    assert main([*words, "--json"]) == 0
+    found = {check["name"]: check["state"] for check in json.loads(capsys.readouterr().out)}
+    assert list(found) == [
+        *("python", "prefect", "sqlalchemy", "fastapi", "torch", "bf16", "gpu", "cpu"),
+        *("memory", "disk", "store", "server"),
+    ]
+    assert main([*words, "--store", "file:///not/mounted/store"]) == 1
+    said = capsys.readouterr().out
+    assert "fail store      store file:///not/mounted/store cannot be reached" in said
+    assert "hint: create that directory, or mount the disk it is on" in said
