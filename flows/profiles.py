@@ -115,7 +115,7 @@ def tiny(depth: int = 3) -> Profile:
                 eval_tokens=65_536,
             ),
             base_eval=BaseEvalConfig(
-                eval_tokens=200_000,
+                eval_tokens=65_536,
                 prompts=("Return a list of", "The default value is", "Raises an error if"),
                 max_new_tokens=32,
             ),
@@ -123,11 +123,11 @@ def tiny(depth: int = 3) -> Profile:
                 mixture=(
                     MixtureEntry(task="identity", num_examples=60, epochs=4),
                     MixtureEntry(task="spelling", num_examples=6000, epochs=1),
-                    MixtureEntry(task="arithmetic", num_examples=400, epochs=1),
+                    MixtureEntry(task="arithmetic", num_examples=150, epochs=1),
                 ),
                 num_epochs=1,
                 total_batch_size=chat_batch,
-                lr_fraction=0.5,
+                lr_fraction=1.0,
                 schedule=scaling.chat_schedule(warmdown_fraction=0.2),
                 eval_examples=200,
             ),
@@ -135,11 +135,11 @@ def tiny(depth: int = 3) -> Profile:
                 mixture=(
                     MixtureEntry(task="identity", num_examples=60, epochs=4),
                     MixtureEntry(task="spelling", num_examples=2000, epochs=1),
-                    MixtureEntry(task="arithmetic", num_examples=200, epochs=1),
+                    MixtureEntry(task="arithmetic", num_examples=100, epochs=1),
                 ),
                 num_epochs=1,
                 total_batch_size=chat_batch,
-                lr_fraction=0.3,
+                lr_fraction=0.6,
                 schedule=scaling.chat_schedule(warmdown_fraction=1.0),
                 eval_examples=200,
             ),
@@ -151,7 +151,7 @@ def tiny(depth: int = 3) -> Profile:
                 max_new_tokens=48,
                 temperature=1.0,
                 top_k=50,
-                lr_fraction=0.3,
+                lr_fraction=0.15,
                 eval_examples=200,
             ),
             chat_eval=ChatEvalConfig(
@@ -162,7 +162,7 @@ def tiny(depth: int = 3) -> Profile:
                 prompts=scaling.CHAT_PROMPTS,
             ),
         ),
-        pace=Pace(device_batch_size=4, save_every_seconds=15.0, eval_every_steps=100, max_gpus=1),
+        pace=Pace(device_batch_size=8, save_every_seconds=15.0, eval_every_steps=100, max_gpus=1),
     )
 
 
