@@ -104,9 +104,6 @@ def _environment(job: Job, processes: int) -> dict[str, str]:
         **os.environ,
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
-        # Threads that spin while they wait make every step several times slower as soon as another
-        # program wants the same cores (measured: 3 to 8 times, on two cores with two rivals).
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
         "PYTHONHASHSEED": "0",
         "PYTHONSAFEPATH": "1",  # a folder called `tasks` where we were started is not ours
         "PYTHONUNBUFFERED": "1",
