@@ -1,5 +1,6 @@
 """A pipeline of toy stages in a temporary repository: real jobs, no torch."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from flows.profiles import open_profile
 from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.open import open_store
+from tests.flows.house import House, make_house
 
 # Writes its inputs' values and its own name; a file named after the stage in HOME/broken makes it
 # fail.
@@ -111,3 +113,24 @@ def make_toys(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Toys]:
 def toys(make_toys: Callable[[Path], Toys], tmp_path: Path) -> Toys:
     """Toys in the test's own directory."""
     return make_toys(tmp_path)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return make_house(tmp_path)
+
+
+@pytest.fixture
+def full_house(built: House, tmp_path: Path) -> House:
+    """A house of one's own with every stage built."""
+    house = make_house(tmp_path)
+    shutil.copytree(built.root.parent / "store", tmp_path / "store")
+    return house
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> House:
+    """A house with every stage built. Tests only look at it."""
+    house = make_house(tmp_path_factory.mktemp("built"))
+    house.build()
+    return house

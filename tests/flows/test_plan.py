@@ -2,139 +2,30 @@
 
 import dataclasses
 import json
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows import lease
-from flows.artifacts import publish, supersede
-from flows.fingerprint import Code, identify
-from flows.manifest import Manifest, Provenance
-from flows.plan import Plan, Resume, make_plan, render
+from flows.artifacts import supersede
+from flows.plan import Resume, make_plan, render
 from flows.stages import STAGES
-from infra.placement import Placement
 from infra.storage.local import LocalStore
 from nanochat_core import scaling
-from nanochat_core.config import RunConfig, Section
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
-
-RUN = scaling.run_for_depth(4)
-NAMES = [stage.name for stage in STAGES]
-PLACEMENT = Placement(
-    home=Path("/home"),
-    store="file:///store",
-    gpus=0,
-    threads=2,
-    device_batch_size=1,
-    save_every_seconds=60.0,
-    eval_every_steps=10,
-    dollars_per_hour=3.6,
+from tests.flows.house import (
+    NAMES,
+    PLACEMENT,
+    RUN,
+    House,
+    after,
+    states,
+    without,
+    write_code,
 )
-
-
-def write_code(root: Path) -> Path:
-    """A repository in which every stage's entry module imports `shared` and nothing else."""
-    for stage in STAGES:
-        path = root / f"{stage.entry.replace('.', '/')}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"import nanochat_core.shared\nNAME = '{stage.entry}'\n")
-    (root / "nanochat_core" / "shared.py").write_text("SHARED = 1\n")
-    return root
-
-
-def build(
-    store: LocalStore,
-    work: Path,
-    code: Code,
-    *,
-    run: RunConfig = RUN,
-    until: str = "report",
-    content: Callable[[str], str] = lambda fingerprint: fingerprint,
-) -> dict[str, Manifest]:
-    """Publish every stage up to `until`; each took 100 s. Contents follow fingerprints."""
-    built: dict[str, Manifest] = {}
-    for stage in STAGES:
-        inputs = {source.name: built[source.name] for source in stage.inputs}
-        identity = identify(stage, run, {n: m.digest for n, m in inputs.items()}, code=code)
-        output = work / "output" / stage.name
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "data").write_text(content(identity.fingerprint))
-        provenance = Provenance(
-            run="tiny-1",
-            created="2026-11-21T05:53:38Z",
-            git_commit=None,
-            metrics={},
-            segments=({"started": 0.0, "ended": 100.0, "device": "cpu", "processes": 1},),
-        )
-        built[stage.name] = publish(
-            store, identity, output, logs=[], inputs=inputs, provenance=provenance
-        ).manifest
-        if stage.name == until:
-            break
-    return built
-
-
-@dataclasses.dataclass(frozen=True)
-class House:
-    """A repository, a store and a work directory."""
-
-    root: Path
-    store: LocalStore
-    work: Path
-
-    def plan(self, run: RunConfig = RUN, **options: Any) -> Plan:
-        return make_plan(run, self.store, self.work, root=self.root, **options)
-
-    def build(self, **options: Any) -> dict[str, Manifest]:
-        return build(self.store, self.work, Code(self.root), **options)
-
-
-def make_house(directory: Path) -> House:
-    return House(
-        write_code(directory / "root"), LocalStore(directory / "store"), directory / "work"
-    )
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> House:
-    return make_house(tmp_path)
-
-
-@pytest.fixture
-def full_house(built: House, tmp_path: Path) -> House:
-    """A house of one's own with every stage built."""
-    house = make_house(tmp_path)
-    shutil.copytree(built.root.parent / "store", tmp_path / "store")
-    return house
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> House:
-    """A house with every stage built. Tests only look at it."""
-    house = make_house(tmp_path_factory.mktemp("built"))
-    house.build()
-    return house
-
-
-def states(plan: Plan) -> str:
-    return "".join(item.state for item in plan.stages)
-
-
-def after(names: set[str]) -> set[str]:
-    """These stages and all that depend on them."""
-    for stage in STAGES:
-        if names & {source.name for source in stage.inputs}:
-            names = names | {stage.name}
-    return names
-
-
-def without(plan: Plan, state: str) -> set[str]:
-    return {item.stage.name for item in plan.stages if item.state != state}
 
 
 def test_nothing_was_ever_built(house: House):
@@ -153,151 +44,6 @@ def test_all_is_up_to_date(built: House):
     assert plan.exit_code == 0
     assert all(item.manifest and item.fingerprint and not item.reason for item in plan.stages)
     assert render(plan)[-1] == f"nothing to run: {len(STAGES)} stages up to date"
-
-
-# What changes identity, and what does not.
-
-
-def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The path of every plain value in a config, through sections and tuples of sections."""
-    if isinstance(value, Section):
-        for field in dataclasses.fields(value):  # type: ignore[arg-type]
-            yield from leaves(getattr(value, field.name), (*path, field.name))
-    elif isinstance(value, tuple) and value and isinstance(value[0], Section):
-        for index, item in enumerate(value):
-            yield from leaves(item, (*path, index))
-    else:
-        yield path
-
-
-def other(value: Any) -> Any:
-    if isinstance(value, str | tuple):
-        return value + value[:1] if value else ("x",)
-    return "x" if value is None else value + 1
-
-
-def changed(value: Any, path: tuple[str | int, ...]) -> Any:
-    """A copy with one leaf changed, past the checks: what is tested is identity, not sense."""
-    if not path:
-        return other(value)
-    name, *rest = path
-    if isinstance(value, tuple):
-        return tuple(changed(v, tuple(rest)) if i == name else v for i, v in enumerate(value))
-    copy = object.__new__(type(value))
-    for field in dataclasses.fields(value):
-        item = getattr(value, field.name)
-        new = changed(item, tuple(rest)) if field.name == name else item
-        object.__setattr__(copy, field.name, new)
-    return copy
-
-
-@pytest.mark.parametrize("path", list(leaves(RUN)), ids=lambda p: ".".join(map(str, p)))
-def test_a_setting_changes_exactly_the_stages_that_declare_it_and_those_after(
-    built: House, path: tuple[str | int, ...]
-):
-    plan = built.plan(changed(RUN, path))
-    declaring = {stage.name for stage in STAGES if path[0] in stage.config}
-    assert declaring
-    assert without(plan, "=") == after(declaring)
-    assert {item.stage.name for item in plan.stages if item.changes} == declaring
-    for item in plan.stages:
-        if item.stage.name in declaring:
-            assert item.state == "~"
-            assert 1 <= len(item.changes) <= 2  # a task of another name is one less and one more
-            assert all(change.name.startswith(str(path[0])) for change in item.changes)
-        elif item.state != "=":
-            assert item.state == "?"
-            assert set(item.after) <= declaring
-
-
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Placement)])
-def test_where_it_runs_never_changes_what_it_is(built: House, field: str):
-    value = getattr(PLACEMENT, field)
-    new = Path("/elsewhere") if isinstance(value, Path) else other(value)
-    placement = dataclasses.replace(PLACEMENT, **{field: new})
-    plan = built.plan(placement=placement)
-    assert states(plan) == "=" * len(STAGES)
-    assert [i.fingerprint for i in plan.stages] == [i.fingerprint for i in built.plan().stages]
-
-
-def test_a_copy_of_the_store_elsewhere_has_the_same_artifacts(built: House, full_house: House):
-    assert full_house.plan().exit_code == 0
-    assert full_house.plan().store != built.plan().store
-
-
-def test_a_comment_rebuilds_nothing(full_house: House):
-    path = full_house.root / "nanochat_core" / "shared.py"
-    path.write_text(f'"""Said."""\n\n{path.read_text()}  # and why\n')
-    assert full_house.plan().exit_code == 0
-
-
-def test_a_change_of_code_rebuilds_the_stages_that_reach_it(full_house: House):
-    path = full_house.root / "nanochat_core" / "train" / "sft.py"
-    path.write_text(path.read_text() + "LIMIT = 2\n")
-    plan = full_house.plan()
-    assert without(plan, "=") == after({"sft"})
-    assert plan.of("sft").reason == "code nanochat_core.train.sft changed"
-    assert plan.of("rl").reason == "after sft"
-    path.with_name("midtrain.py").unlink()
-    path.with_name("sft.py").write_text(path.read_text() + "import nanochat_core.more\n")
-    path.parent.with_name("more.py").write_text("")
-    path.with_name("midtrain.py").write_text("NAME = 1\n")
-    assert "code nanochat_core.more added" in full_house.plan().of("sft").reason
-    assert "code nanochat_core.shared removed" in full_house.plan().of("midtrain").reason
-
-
-# Early cutoff.
-
-
-def test_a_stage_rebuilt_with_the_same_bytes_stops_the_wave(house: House):
-    house.build(content=lambda fingerprint: "same")
-    path = house.root / "nanochat_core" / "train" / "tokenizer.py"
-    path.write_text(path.read_text() + "REFACTORED = 1\n")
-    plan = house.plan()
-    assert without(plan, "=") == after({"tokenizer"})
-    assert states(plan).count("~") == 1
-    house.build(until="tokenizer", content=lambda fingerprint: "same")
-    assert house.plan().exit_code == 0
-
-
-def test_a_stage_rebuilt_with_other_bytes_moves_it_on(full_house: House):
-    path = full_house.root / "nanochat_core" / "train" / "tokenizer.py"
-    path.write_text(path.read_text() + "CHANGED = 1\n")
-    full_house.build(until="tokenizer")
-    plan = full_house.plan()
-    assert plan.of("tokenizer").state == "="
-    assert plan.of("tokens").state == "~"
-    assert plan.of("tokens").reason == "input tokenizer changed"
-    assert plan.of("rows").state == "?"
-
-
-# Reasons.
-
-
-def test_the_reason_names_settings_with_both_values(built: House):
-    run = dataclasses.replace(
-        RUN,
-        pretrain=dataclasses.replace(RUN.pretrain, num_steps=7),
-        sft=dataclasses.replace(RUN.sft, mixture=RUN.sft.mixture[:2]),
-    )
-    plan = built.plan(run)
-    old = RUN.pretrain.num_steps
-    assert plan.of("pretrain").reason == f"pretrain.num_steps {old} -> 7"
-    sft = plan.of("sft")
-    assert sft.state == "~"
-    assert sft.reason == "sft.mixture[arithmetic] removed; after pretrain"
-    assert plan.of("midtrain").reason == "after pretrain"
-    assert plan.of("chat_eval_rl").after == ("sft",)
-
-
-def test_a_reason_is_against_the_nearest_artifact(house: House):
-    far = scaling.run_for_depth(8)
-    house.build(run=far, until="pretrain")
-    house.build(until="pretrain")
-    near = dataclasses.replace(RUN, pretrain=dataclasses.replace(RUN.pretrain, num_steps=7))
-    assert house.plan(near).of("pretrain").reason.startswith("pretrain.num_steps")
-    near = dataclasses.replace(far, pretrain=dataclasses.replace(far.pretrain, num_steps=7))
-    assert len(house.plan(near).of("pretrain").changes) == 1
 
 
 # Work in progress.

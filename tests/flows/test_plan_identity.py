@@ -1,0 +1,163 @@
+"""What changes a stage's identity in the plan, and what does not."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.stages import STAGES
+from infra.placement import Placement
+from nanochat_core import scaling
+from nanochat_core.config import Section
+from tests.flows.house import (
+    PLACEMENT,
+    RUN,
+    House,
+    after,
+    states,
+    without,
+)
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The path of every plain value in a config, through sections and tuples of sections."""
+    if isinstance(value, Section):
+        for field in dataclasses.fields(value):  # type: ignore[arg-type]
+            yield from leaves(getattr(value, field.name), (*path, field.name))
+    elif isinstance(value, tuple) and value and isinstance(value[0], Section):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, index))
+    else:
+        yield path
+
+
+def other(value: Any) -> Any:
+    if isinstance(value, str | tuple):
+        return value + value[:1] if value else ("x",)
+    return "x" if value is None else value + 1
+
+
+def changed(value: Any, path: tuple[str | int, ...]) -> Any:
+    """A copy with one leaf changed, past the checks: what is tested is identity, not sense."""
+    if not path:
+        return other(value)
+    name, *rest = path
+    if isinstance(value, tuple):
+        return tuple(changed(v, tuple(rest)) if i == name else v for i, v in enumerate(value))
+    copy = object.__new__(type(value))
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name)
+        new = changed(item, tuple(rest)) if field.name == name else item
+        object.__setattr__(copy, field.name, new)
+    return copy
+
+
+@pytest.mark.parametrize("path", list(leaves(RUN)), ids=lambda p: ".".join(map(str, p)))
+def test_a_setting_changes_exactly_the_stages_that_declare_it_and_those_after(
+    built: House, path: tuple[str | int, ...]
+):
+    plan = built.plan(changed(RUN, path))
+    declaring = {stage.name for stage in STAGES if path[0] in stage.config}
+    assert declaring
+    assert without(plan, "=") == after(declaring)
+    assert {item.stage.name for item in plan.stages if item.changes} == declaring
+    for item in plan.stages:
+        if item.stage.name in declaring:
+            assert item.state == "~"
+            assert 1 <= len(item.changes) <= 2  # a task of another name is one less and one more
+            assert all(change.name.startswith(str(path[0])) for change in item.changes)
+        elif item.state != "=":
+            assert item.state == "?"
+            assert set(item.after) <= declaring
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Placement)])
+def test_where_it_runs_never_changes_what_it_is(built: House, field: str):
+    value = getattr(PLACEMENT, field)
+    new = Path("/elsewhere") if isinstance(value, Path) else other(value)
+    placement = dataclasses.replace(PLACEMENT, **{field: new})
+    plan = built.plan(placement=placement)
+    assert states(plan) == "=" * len(STAGES)
+    assert [i.fingerprint for i in plan.stages] == [i.fingerprint for i in built.plan().stages]
+
+
+def test_a_copy_of_the_store_elsewhere_has_the_same_artifacts(built: House, full_house: House):
+    assert full_house.plan().exit_code == 0
+    assert full_house.plan().store != built.plan().store
+
+
+def test_a_comment_rebuilds_nothing(full_house: House):
+    path = full_house.root / "nanochat_core" / "shared.py"
+    path.write_text(f'"""Said."""\n\n{path.read_text()}  # and why\n')
+    assert full_house.plan().exit_code == 0
+
+
+def test_a_change_of_code_rebuilds_the_stages_that_reach_it(full_house: House):
+    path = full_house.root / "nanochat_core" / "train" / "sft.py"
+    path.write_text(path.read_text() + "LIMIT = 2\n")
+    plan = full_house.plan()
+    assert without(plan, "=") == after({"sft"})
+    assert plan.of("sft").reason == "code nanochat_core.train.sft changed"
+    assert plan.of("rl").reason == "after sft"
+    path.with_name("midtrain.py").unlink()
+    path.with_name("sft.py").write_text(path.read_text() + "import nanochat_core.more\n")
+    path.parent.with_name("more.py").write_text("")
+    path.with_name("midtrain.py").write_text("NAME = 1\n")
+    assert "code nanochat_core.more added" in full_house.plan().of("sft").reason
+    assert "code nanochat_core.shared removed" in full_house.plan().of("midtrain").reason
+
+
+# Early cutoff.
+
+
+def test_a_stage_rebuilt_with_the_same_bytes_stops_the_wave(house: House):
+    house.build(content=lambda fingerprint: "same")
+    path = house.root / "nanochat_core" / "train" / "tokenizer.py"
+    path.write_text(path.read_text() + "REFACTORED = 1\n")
+    plan = house.plan()
+    assert without(plan, "=") == after({"tokenizer"})
+    assert states(plan).count("~") == 1
+    house.build(until="tokenizer", content=lambda fingerprint: "same")
+    assert house.plan().exit_code == 0
+
+
+def test_a_stage_rebuilt_with_other_bytes_moves_it_on(full_house: House):
+    path = full_house.root / "nanochat_core" / "train" / "tokenizer.py"
+    path.write_text(path.read_text() + "CHANGED = 1\n")
+    full_house.build(until="tokenizer")
+    plan = full_house.plan()
+    assert plan.of("tokenizer").state == "="
+    assert plan.of("tokens").state == "~"
+    assert plan.of("tokens").reason == "input tokenizer changed"
+    assert plan.of("rows").state == "?"
+
+
+# Reasons.
+
+
+def test_the_reason_names_settings_with_both_values(built: House):
+    run = dataclasses.replace(
+        RUN,
+        pretrain=dataclasses.replace(RUN.pretrain, num_steps=7),
+        sft=dataclasses.replace(RUN.sft, mixture=RUN.sft.mixture[:2]),
+    )
+    plan = built.plan(run)
+    old = RUN.pretrain.num_steps
+    assert plan.of("pretrain").reason == f"pretrain.num_steps {old} -> 7"
+    sft = plan.of("sft")
+    assert sft.state == "~"
+    assert sft.reason == "sft.mixture[arithmetic] removed; after pretrain"
+    assert plan.of("midtrain").reason == "after pretrain"
+    assert plan.of("chat_eval_rl").after == ("sft",)
+
+
+def test_a_reason_is_against_the_nearest_artifact(house: House):
+    far = scaling.run_for_depth(8)
+    house.build(run=far, until="pretrain")
+    house.build(until="pretrain")
+    near = dataclasses.replace(RUN, pretrain=dataclasses.replace(RUN.pretrain, num_steps=7))
+    assert house.plan(near).of("pretrain").reason.startswith("pretrain.num_steps")
+    near = dataclasses.replace(far, pretrain=dataclasses.replace(far.pretrain, num_steps=7))
+    assert len(house.plan(near).of("pretrain").changes) == 1
