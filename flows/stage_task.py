@@ -4,8 +4,11 @@ Prefect's own result cache is off: whether a stage is up to date is decided by i
 reused stage ends in a state named Cached with the artifact's address as its message.
 """
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -37,13 +40,14 @@ _NOT_ANSWERING = (httpx.HTTPError, PrefectException, OSError)
 def stage_task(stage: Stage, site: Site, inputs: dict[str, Built], *, force: bool) -> State[Built]:
     """Build `stage`, or find that it exists. Raises what `flows.build.build` raises."""
     reporter = _Reporter(stage)
+    manifests = {name: built.manifest for name, built in inputs.items()}
 
     def watch(name: str, event: dict[str, Any]) -> None:
         site.watch(name, event)
         reporter.report(event)
 
-    manifests = {name: built.manifest for name, built in inputs.items()}
-    built = build(stage, replace(site, watch=watch), manifests, force=force)
+    with contextlib.closing(reporter):
+        built = build(stage, replace(site, watch=watch), manifests, force=force)
     name = "Cached" if built.cached else "Completed"
     return Completed(name=name, message=built.uri, data=built)
 
@@ -60,12 +64,16 @@ def submit(stage: Stage, site: Site, inputs: Mapping[str, Any], *, force: bool) 
 class _Reporter:
     """Events as Prefect shows them: log lines, a progress bar, a table of final metrics.
 
-    A server that does not answer costs the bar and nothing else: the stage goes on.
+    The bar is moved by a thread of its own: a server that does not answer is tried again for half a
+    minute, in which the stage's supervisor must not stand still.
     """
 
     def __init__(self, stage: Stage) -> None:
         self._key = stage.name.replace("_", "-")
         self._logger = get_run_logger()
+        self._context = copy_context()  # Prefect looks up in it which task run speaks
+        self._courier = ThreadPoolExecutor(1)
+        self._sending: Future[None] | None = None
         self._bar: UUID | None = None
         self._next_update = 0.0
 
@@ -76,19 +84,32 @@ class _Reporter:
             getattr(self._logger, _LEVELS.get(event["kind"], "info"))(text)
         if event["kind"] == "failed" and event["log_tail"]:
             self._logger.error(event["log_tail"])
+        if event["kind"] == "step":
+            self._move_bar(100.0 * event["step"] / max(event["total"], 1))
+        elif event["kind"] == "finished":
+            self._send(self._finish, event["metrics"])
+
+    def close(self) -> None:
+        """Wait until everything is sent, or given up."""
+        self._courier.shutdown()
+
+    def _move_bar(self, percent: float) -> None:
+        now = time.monotonic()
+        is_busy = self._sending is not None and not self._sending.done()
+        if now >= self._next_update and not is_busy:
+            self._next_update = now + SECONDS_BETWEEN_UPDATES
+            self._send(self._update, percent)
+
+    def _send(self, message: Callable[[Any], None], value: Any) -> None:
+        self._sending = self._courier.submit(self._context.run, self._try, message, value)
+
+    def _try(self, message: Callable[[Any], None], value: Any) -> None:
         try:
-            if event["kind"] == "step":
-                self._update(100.0 * event["step"] / max(event["total"], 1))
-            elif event["kind"] == "finished":
-                self._finish(event["metrics"])
-        except _NOT_ANSWERING as error:
+            message(value)
+        except _NOT_ANSWERING as error:  # costs the bar and nothing else
             self._logger.warning(f"progress is not shown: {error}")
 
     def _update(self, percent: float) -> None:
-        now = time.monotonic()
-        if now < self._next_update:
-            return
-        self._next_update = now + SECONDS_BETWEEN_UPDATES
         if self._bar is None:
             self._bar = _id(create_progress_artifact(percent, key=f"progress-{self._key}"))
         else:

@@ -205,7 +205,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], str(Path(sys.argv[2]).parents[1])]
 from conftest import Toys
 from flows.display import Display
 from flows.start import connect, stoppable
