@@ -104,6 +104,10 @@ def _environment(job: Job, processes: int) -> dict[str, str]:
         **os.environ,
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
+        # A waiting OpenMP thread spins this often before it sleeps. By default it spins for long,
+        # which beside another busy program costs up to nine tenths of the speed; never spinning
+        # costs a sixth on an idle machine (docs/LOG.md, 2026-11-21).
+        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000"),
         "PYTHONHASHSEED": "0",
         "PYTHONSAFEPATH": "1",  # a folder called `tasks` where we were started is not ours
         "PYTHONUNBUFFERED": "1",
