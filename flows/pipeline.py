@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from flows.plan import STATES, Plan, make_plan
 from flows.profiles import make_placement, open_profile
 from flows.runs import Run, Status, new_run_id, timestamp, write_run
 from flows.stage_task import submit
-from flows.stages import REPORT, STAGES, Stage
+from flows.stages import REPORT, STAGES, Stage, stages_to_redo
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
 from infra.storage.base import Store
 from infra.storage.open import open_store
@@ -158,17 +158,6 @@ def run_pipeline(
         report=report,
         ui_url=flow_run.get_flow_run_ui_url(),
     )
-
-
-def stages_to_redo(
-    stages: Sequence[Stage], *, force: Iterable[str], from_stage: str | None
-) -> frozenset[str]:
-    """Names of the forced stages, of `from_stage`, and of all that come after that one."""
-    after = {from_stage} if from_stage else set[str]()
-    for stage in stages:
-        if after & {source.name for source in stage.inputs}:
-            after.add(stage.name)
-    return frozenset(force) | after
 
 
 def _tell_nobody(stage: str, event: Mapping[str, Any]) -> None:

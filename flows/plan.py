@@ -18,7 +18,7 @@ from flows.estimate import Estimate, estimate, remaining
 from flows.fingerprint import REPOSITORY, Code, Identity, identify, preimage_of, short
 from flows.manifest import Manifest
 from flows.reasons import Change, compare, nearest
-from flows.stages import STAGES, Stage
+from flows.stages import STAGES, Stage, stages_to_redo
 from infra.placement import Placement
 from infra.storage.base import Store
 from nanochat_core.config import RunConfig, Tree
@@ -277,13 +277,7 @@ def _wanted(force: Iterable[str], from_stage: str | None) -> frozenset[str]:
     for name in sorted(wanted):
         if name not in names:
             raise ConfigError(f"there is no stage '{name}'", hint=f"one of: {', '.join(names)}")
-    if from_stage:
-        below = {from_stage}
-        for stage in STAGES:
-            if below & {source.name for source in stage.inputs}:
-                below.add(stage.name)
-        wanted |= below
-    return frozenset(wanted)
+    return stages_to_redo(STAGES, force=force, from_stage=from_stage)
 
 
 def _why(history: list[Manifest], changes: list[Change]) -> tuple[State, str]:

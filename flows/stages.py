@@ -4,6 +4,7 @@ Each stage turns input artifacts and sections of the configuration into one arti
 continues or judges a model, that model is its first input.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -143,3 +144,14 @@ STAGES: tuple[Stage, ...] = (*_BEFORE_REPORT, REPORT)
 def stage_named(name: str) -> Stage:
     """The stage called `name`. Raises KeyError: callers check what a person typed first."""
     return {stage.name: stage for stage in STAGES}[name]
+
+
+def stages_to_redo(
+    stages: Sequence[Stage], *, force: Iterable[str], from_stage: str | None
+) -> frozenset[str]:
+    """Names of the forced stages, of `from_stage`, and of all that come after that one."""
+    after = {from_stage} if from_stage else set[str]()
+    for stage in stages:
+        if after & {source.name for source in stage.inputs}:
+            after.add(stage.name)
+    return frozenset(force) | after

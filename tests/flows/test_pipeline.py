@@ -191,7 +191,7 @@ def test_a_stage_is_redone_and_what_follows_is_reused_when_its_result_is_the_sam
 
 
 def test_from_stage_redoes_everything_after_it(toys: Any, server: Server) -> None:
-    from flows.pipeline import stages_to_redo
+    from flows.stages import stages_to_redo
 
     stages = make_table(toys)
 
