@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from dataclasses import asdict, dataclass
@@ -78,7 +79,7 @@ def start_server(home: Path, *, port: int = FIRST_PORT) -> Server:
         directory.mkdir(parents=True, exist_ok=True)
         with FileLock(directory / "start.lock"):
             server = _recorded(home)
-            return server if server is not None else _spawn(home, _free_port(port))
+            return server if server is not None else _spawn_on_free_port(home, port)
     except OSError as error:
         raise ServerError(
             f"{directory} cannot be written: {(error.strerror or str(error)).lower()}",
@@ -177,6 +178,30 @@ def _server_environment(home: Path, port: int) -> dict[str, str]:
     }
 
 
+def _spawn_on_free_port(home: Path, first: int) -> Server:
+    """Start on a port that no other home of this user was just given.
+
+    A server takes seconds to open its port; until then only this note says that it is taken.
+    """
+    directory = Path(tempfile.gettempdir()) / f"nanochat-flows-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    with FileLock(directory / "ports.lock"):
+        notes = directory / "ports.json"
+        given = _read_notes(notes)
+        server = _spawn(home, _free_port(first, but=set(given)))
+        write_json(notes, [asdict(s) for s in (*given.values(), server)])
+    return server
+
+
+def _read_notes(path: Path) -> dict[int, Server]:
+    """Port -> server, of the noted servers whose process lives."""
+    try:
+        servers = [Server(**tree) for tree in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):  # none yet, or not ours
+        return {}
+    return {s.port: s for s in servers if _process(s) is not None}
+
+
 def _spawn(home: Path, port: int) -> Server:
     directory = _directory(home)
     with _log_path(home).open("wb") as log:
@@ -243,8 +268,10 @@ def _answers(api_url: str) -> bool:
         return False
 
 
-def _free_port(first: int) -> int:
+def _free_port(first: int, *, but: set[int]) -> int:
     for port in range(first, min(first + PORTS, 1 << 16)):
+        if port in but:
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):

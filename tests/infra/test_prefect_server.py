@@ -117,7 +117,12 @@ def test_a_taken_port_is_passed_over() -> None:
         taken.listen()
         port = taken.getsockname()[1]
 
-        assert prefect_server._free_port(port) > port
+        assert prefect_server._free_port(port, but=set()) > port
+
+
+def test_a_port_that_was_given_and_is_not_open_yet_is_left_out() -> None:
+    first = prefect_server._free_port(prefect_server.FIRST_PORT, but=set())
+    assert prefect_server._free_port(first, but={first}) > first
 
 
 def test_a_server_that_dies_while_starting_is_told_with_its_last_words(tmp_path: Path) -> None:
