@@ -54,8 +54,8 @@ def stage_task(stage: Stage, site: Site, inputs: dict[str, Built], *, force: boo
 
 def submit(stage: Stage, site: Site, inputs: Mapping[str, Any], *, force: bool) -> Any:
     """Start `stage` once the futures in `inputs` are there; returns its own future."""
-    # No tags: Prefect asks the server for a slot of each tag, and may wait two seconds for the answer
-    # that there is no limit. Prefect types `submit` as taking values, not futures or quoted ones.
+    # No tags: for each one Prefect asks the server for a slot, and may wait two seconds to hear
+    # that there is no limit. It types `submit` as taking values, not futures or quoted ones.
     named: Any = stage_task.with_options(name=stage.name, task_run_name=stage.name)
     return named.submit(quote(stage), quote(site), dict(inputs), force=force)
 
