@@ -263,4 +263,8 @@ BASE_PROMPTS = (
     "My favorite color is",
     "If 5*x + 3 = 13, then x is",
 )
-CHAT_PROMPTS = ("Hello! Who are you?", "How do you spell 'apple'?", "What is 12 + 30?")
+CHAT_PROMPTS = (
+    "Hello! Who are you?",
+    "How do you spell 'apple'?",
+    "Tom has 7 apples and finds 5 more. How many apples does Tom have?",
+)

@@ -21,6 +21,7 @@ from nanochat_core.runtime import interrupt
 
 _PACKAGES = ("nanochat_core", "tasks", "flows", "infra")
 _PR_SET_PDEATHSIG = 1
+LAUNCHER_VARIABLE = "NANOCHAT_LAUNCHER"  # process id of who started this process
 
 
 def main(arguments: list[str]) -> int:
@@ -29,21 +30,27 @@ def main(arguments: list[str]) -> int:
     interrupt.install()
     job = Job.read(Path(arguments[0]))
     rank = int(os.environ.get("RANK", "0"))
-    lock = _only_worker(job, rank)
-    job.output.mkdir(exist_ok=True)
-    _remove_half_files(job.output)
-    job.checkpoints.mkdir(exist_ok=True)
+    with _only_worker(job, rank):
+        return _run(job, rank)
+
+
+def _run(job: Job, rank: int) -> int:
+    if rank == 0:
+        for name in ("result.json", "error.json"):  # of an attempt replayed by hand
+            (job.directory / name).unlink(missing_ok=True)
+        job.output.mkdir(exist_ok=True)
+        job.checkpoints.mkdir(exist_ok=True)
+        _remove_half_files(job.output)
     try:
         metrics = importlib.import_module(job.entry).run(job)
     except interrupt.Interrupted:
+        interrupt.ignore()
         if rank == 0:
             Result(status="interrupted", metrics={}, modules=()).write(job.directory)
         return interrupt.EXIT_CODE
     except Exception as error:  # noqa: BLE001 - every failure is recorded, then reported
         _write_error(job, rank, error)
         return 1
-    finally:
-        lock.close()
     if rank == 0:
         Result(status="finished", metrics=metrics, modules=imported_modules()).write(job.directory)
     return 0
@@ -52,9 +59,9 @@ def main(arguments: list[str]) -> int:
 def die_with_parent() -> None:
     """Ask Linux for SIGTERM when the launcher dies, so that no orphan goes on training."""
     if sys.platform == "linux":
-        parent = os.getppid()
+        launcher = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the request
+        if os.getppid() != launcher:  # it died before the request
             sys.exit(interrupt.EXIT_CODE)
 
 

@@ -20,13 +20,13 @@ from typing import IO, Any, TypeAlias, cast
 
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job, Result
+from nanochat_core.worker import LAUNCHER_VARIABLE
 
 OnEvent: TypeAlias = Callable[[dict[str, Any]], None]
 
 SECONDS_BETWEEN_LOOKS = 0.25
 SECONDS_TO_STOP = 25.0  # a worker saves in under 20
 SHUTDOWN_TIMEOUT = 22  # torchrun's own patience with its ranks: between the two
-LAUNCHER_VARIABLE = "NANOCHAT_LAUNCHER"  # the process that a worker must not outlive
 _TAIL_BYTES = 3000
 _TAIL_LINES = 20
 

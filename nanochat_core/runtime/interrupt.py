@@ -50,3 +50,9 @@ def install() -> None:
     """Route SIGTERM and SIGINT of this process to `STOP`. Main thread only."""
     signal.signal(signal.SIGTERM, STOP.on_signal)
     signal.signal(signal.SIGINT, STOP.on_signal)
+
+
+def ignore() -> None:
+    """State is saved and the end is near: a second signal must not disturb it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

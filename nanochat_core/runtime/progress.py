@@ -23,6 +23,9 @@ class Progress:
 
     def __init__(self, path: Path, *, active: bool = True) -> None:
         self._path = path if active else None
+        if active and path.exists() and not _ends_whole(path):  # a killed job's half line
+            with path.open("a", encoding="utf-8") as file:
+                file.write("\n")
         self._total = 0
 
     def start(self, total: int, *, unit: str = "step", step: int = 0) -> None:
@@ -48,6 +51,11 @@ class Progress:
         event = {"time": round(time.time(), 3), "kind": kind, **fields}
         with self._path.open("a", encoding="utf-8") as file:  # opening costs some 20 microseconds
             file.write(json.dumps(event) + "\n")
+
+
+def _ends_whole(path: Path) -> bool:
+    data = path.read_bytes()
+    return not data or data.endswith(b"\n")
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
