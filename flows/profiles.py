@@ -162,7 +162,7 @@ def tiny(depth: int = 3) -> Profile:
                 prompts=scaling.CHAT_PROMPTS,
             ),
         ),
-        pace=Pace(device_batch_size=8, save_every_seconds=15.0, eval_every_steps=100, max_gpus=1),
+        pace=Pace(device_batch_size=8, save_every_seconds=5.0, eval_every_steps=100, max_gpus=1),
     )
 
 
