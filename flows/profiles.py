@@ -221,10 +221,19 @@ def open_profile(name: str, *, depth: int | None = None, overrides: Sequence[str
     for override in overrides:
         _apply(RunConfig, tree, override)
     run = RunConfig.from_tree(tree, where="the run")
-    if run.shards.source == "local":
-        snapshot = folder_snapshot(run.shards.path)
-        run = dataclasses.replace(run, shards=dataclasses.replace(run.shards, snapshot=snapshot))
-    return dataclasses.replace(profile, run=run)
+    shards = dataclasses.replace(run.shards, snapshot=_snapshot(run.shards))
+    return dataclasses.replace(profile, run=dataclasses.replace(run, shards=shards))
+
+
+def _snapshot(shards: ShardsConfig) -> tuple[str, ...]:
+    """What the text of a source on this machine depends on; nothing for one that has revisions."""
+    match shards.source:
+        case "local":
+            return folder_snapshot(shards.path)
+        case "pydocs":
+            return shards.snapshot or installed_snapshot()
+        case _:
+            return ()
 
 
 def make_placement(

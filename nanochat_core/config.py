@@ -6,6 +6,7 @@ default, so a value cannot be forgotten. Where and how fast a run executes is `i
 """
 
 import dataclasses
+import math
 import types
 import typing
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ def from_json(expected: Any, value: Any, *, where: str) -> Any:
         return from_json(inner[0], value, where=where)
     if expected is float and type(value) is int:
         return float(value)
+    if expected is float and type(value) is float and not math.isfinite(value):
+        raise ConfigError(f"{where} is {value}, expected a finite number")
     if type(value) is not expected:
         raise ConfigError(f"{where} is {value!r}, expected {expected.__name__}")
     return value
@@ -338,6 +341,15 @@ class RunConfig(Section):
                 f"model.sequence_len {self.model.sequence_len} differs from "
                 f"rows.sequence_len {self.rows.sequence_len}"
             )
+        _check_counts("", self)
+        datasets = {dataset.name for dataset in self.task_data.datasets}
+        entries = (*self.midtrain.mixture, *self.sft.mixture)
+        wanted = {self.rl.task, *(e.task for e in entries), *(t.name for t in self.chat_eval.tasks)}
+        if missing := sorted(wanted - datasets):
+            raise ConfigError(
+                f"the task '{missing[0]}' is not among task_data.datasets",
+                hint=f"one of: {', '.join(sorted(datasets))}",
+            )
         for name, batch in (
             ("pretrain", self.pretrain.total_batch_size),
             ("midtrain", self.midtrain.total_batch_size),
@@ -348,3 +360,20 @@ class RunConfig(Section):
                     f"{name}.total_batch_size {batch} is not a multiple of "
                     f"sequence_len {self.model.sequence_len}"
                 )
+
+
+# Whole numbers that may be 0; every other one counts something that must be there.
+_MAY_BE_ZERO = ("seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_examples")
+
+
+def _check_counts(prefix: str, section: Section) -> None:
+    """Raises ConfigError for a count below 1 (or below 0 where none is meant by it)."""
+    for field in dataclasses.fields(typing.cast(Any, section)):
+        value = getattr(section, field.name)
+        name = f"{prefix}{field.name}"
+        if isinstance(value, Section):
+            _check_counts(f"{name}.", value)
+        elif type(value) is int:
+            least = 0 if field.name in _MAY_BE_ZERO else 1
+            if value < least:
+                raise ConfigError(f"{name} is {value}, expected at least {least}")

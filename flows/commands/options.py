@@ -1,6 +1,7 @@
 """The options that several commands share: what is trained, and where."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -48,12 +49,12 @@ class What:
         ),
     ] = ()
 
-    def command(self, profile: str) -> str:
-        """The command that runs `profile` with these changes."""
+    def command(self, profile: str, *, place: Sequence[str] = ()) -> str:
+        """The command that runs `profile` with these changes, at a place given by options."""
         words = ["nanochat", "run", profile]
         words += [] if self.depth is None else ["--depth", str(self.depth)]
         words += [word for override in self.overrides for word in ("--set", override)]
-        return shlex.join(words)
+        return shlex.join([*words, *place])
 
 
 @Parameter(name="*", group=_WHERE)
@@ -71,9 +72,21 @@ class Place:
     ] = None
 
     @property
+    def words(self) -> list[str]:
+        """The options that were given, for a command that a person may copy."""
+        given = [("--home", self.home), ("--store", self.store)]
+        return [word for name, value in given if value for word in (name, str(value))]
+
+    @property
     def home_path(self) -> Path:
         """The home directory, absolute, whether it exists or not."""
-        return self.home.expanduser().absolute() if self.home else default_home()
+        if self.home is None:
+            return default_home()
+        if str(self.home) == ".":
+            raise ConfigError(
+                "--home is the current directory", hint="name a directory of its own for it"
+            )
+        return self.home.expanduser().absolute()
 
     @property
     def store_url(self) -> str:
@@ -99,6 +112,11 @@ class Place:
                 f"{self.home_path} cannot be a directory: {error.filename} is a file",
                 hint="give another one with --home",
             ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"{self.home_path} cannot be made: {(error.strerror or str(error)).lower()}",
+                hint="give another one with --home",
+            ) from error
         return self.home_path
 
     def open_store(self) -> Store:
@@ -116,6 +134,12 @@ class Where(Place):
         int | None,
         Parameter(help="GPUs to use, 0 for the CPU; default all that the profile can fill."),
     ] = None
+
+    @property
+    def words(self) -> list[str]:
+        """The options that were given, for a command that a person may copy."""
+        gpus = [] if self.gpus is None else ["--gpus", str(self.gpus)]
+        return [*super().words, *gpus]
 
     def placement(self, profile: Profile) -> Placement:
         """Where and how fast a run of `profile` executes."""

@@ -2,14 +2,15 @@
 
 import contextlib
 import itertools
+import shlex
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows.commands.options import ProfileName, What, Where, profile_of
+from flows.commands.options import Place, ProfileName, What, Where, profile_of
 from flows.commands.terminal import print_error, screen
 from flows.plan import make_plan, render
 from flows.stages import STAGES
@@ -63,7 +64,7 @@ def run(
 
     began = time.monotonic()
     with (
-        _saying_how_to_go_on(what.command(profile)),
+        _saying_how_to_go_on(what.command(profile, place=where.words)),
         Display(Console(), stages=[stage.name for stage in STAGES]) as display,
     ):
         display.say(render(planned)[-1])
@@ -78,7 +79,9 @@ def run(
             store=where.store_url,
             gpus=where.gpus,
         )
-    for line in _ending(outcome, profile, took=duration(time.monotonic() - began)):
+    took = duration(time.monotonic() - began)
+    place = Place(home=where.home, store=where.store).words
+    for line in _ending(outcome, profile, place=place, took=took):
         screen().print(line)
     return 0
 
@@ -102,7 +105,7 @@ def _saying_how_to_go_on(command: str) -> Generator[None]:
         raise KeyboardInterrupt from None
 
 
-def _ending(outcome: "Outcome", profile: str, *, took: str) -> Iterator[str]:
+def _ending(outcome: "Outcome", profile: str, *, place: Sequence[str], took: str) -> Iterator[str]:
     """What a person wants to know when a run is over."""
     cached = sum(built.cached for built in outcome.stages.values())
     yield ""
@@ -111,9 +114,9 @@ def _ending(outcome: "Outcome", profile: str, *, took: str) -> Iterator[str]:
         yield from headline(outcome.report.with_name("report.md").read_text(encoding="utf-8"))
         yield f"report card  {outcome.report}"
     if outcome.ui_url:
-        yield f"Prefect      {outcome.ui_url}"
-    yield f"next         nanochat chat {profile}"
-    yield f"             nanochat serve {profile}"
+        yield f"Prefect      {outcome.ui_url} (it keeps running; `nanochat down` stops it)"
+    yield f"next         {shlex.join(['nanochat', 'chat', profile, *place])}"
+    yield f"             {shlex.join(['nanochat', 'serve', profile, *place])}"
 
 
 def headline(report: str) -> list[str]:

@@ -48,8 +48,10 @@ def save_model(
     }
     save_file(_on_host(model.state_dict()), directory / "model.safetensors")
     save_file(_on_host(optimizer), directory / "optimizer.safetensors")
-    if not (directory / "tokenizer").exists():
-        shutil.copytree(tokenizer, directory / "tokenizer", copy_function=shutil.copyfile)
+    copy = directory / "tokenizer"
+    if tokenizer.resolve() != copy.resolve():
+        shutil.rmtree(copy, ignore_errors=True)  # perhaps half copied by an attempt now dead
+        shutil.copytree(tokenizer, copy, copy_function=shutil.copyfile)
     write_json(directory / "config.json", config)
 
 

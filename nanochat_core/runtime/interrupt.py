@@ -2,8 +2,9 @@
 
 By default a signal raises `Interrupted` at once, which suits stages without state. A training loop
 wraps itself in `deferred()`: the signal only sets a flag, the loop finishes its step, saves and
-raises `Interrupted` itself. The kernel ends a process that does not get there in 20 seconds (a rank
-wedged in a collective cannot be asked).
+raises `Interrupted` itself. The kernel ends a process that does not get there in 20 seconds: a rank
+wedged in a collective cannot be asked. Models whose checkpoint takes longer lose what came after
+the one before.
 """
 
 import contextlib
@@ -35,12 +36,15 @@ class Stop:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator["Stop"]:
-        """Inside, signals set `requested` and nothing else."""
+        """Inside, signals set `requested` and nothing else; one that is pending ends it at last."""
         self._deferred = True
         try:
             yield self
         finally:
             self._deferred = False
+            signal.alarm(0)
+        if self.requested:
+            raise Interrupted
 
 
 STOP = Stop()

@@ -205,7 +205,8 @@ def summary(rollouts: Sequence[Rollout], world: World) -> dict[str, float]:
     """Numbers of a step for people to watch, over all ranks."""
     sums = torch.tensor(
         [[r.reward, float(len(r.answer)), float(r.advantage != 0), 1.0] for r in rollouts]
-    ).sum(0)
+    )
+    sums = sums.reshape(-1, 4).sum(0)  # a rank without a question has no rollout
     reward, tokens, useful, count = world.sum(sums).tolist()
     return {
         "reward": reward / count,

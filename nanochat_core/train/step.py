@@ -89,10 +89,13 @@ class Keeper:
         return found.step, found.state
 
     def after_step(self, done: int, total: int, stop: Stop, state: dict[str, Any]) -> None:
-        """Save if it is time. Raises Interrupted, saved, when any rank was asked to stop."""
+        """Save if it is time, and after the last step: evaluating and writing may be killed too.
+
+        Raises Interrupted, saved, when any rank was asked to stop.
+        """
         stopping = self._world.any(stop.requested)
         due = time.monotonic() - self._saved_at >= self._job.resources.save_every_seconds
-        if done == total or not (stopping or self._world.any(due)):
+        if not (stopping or self._world.any(due or done == total)):
             return
         if self._world.is_first:
             tensors = {f"model/{k}": v for k, v in self._model.state_dict().items()}

@@ -60,6 +60,6 @@ def test_ctrl_c_ends_a_run_with_the_command_that_goes_on(home: Path) -> None:
     assert run.returncode == 130
     assert err.splitlines() == [
         "error: interrupted",
-        "hint: go on where it was: nanochat run tiny --set rl.num_steps=3",
+        f"hint: go on where it was: nanochat run tiny --set rl.num_steps=3 --home {home}",
     ]
     assert "Traceback" not in out

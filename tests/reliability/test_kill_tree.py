@@ -22,7 +22,12 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.prefect]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.torch,
+    pytest.mark.prefect,
+    pytest.mark.timeout(7200),
+]
 
 CLOCKS = ("tokens_per_second", "seconds")
 SHOWS_CLOCKS = ("report",)  # how long things took is part of what the report card says
@@ -34,6 +39,7 @@ def test_a_run_killed_again_and_again_equals_an_undisturbed_one(tmp_path: Path) 
         assert report["different_digests"] == [], part
         assert report["different_losses"] == [], part
         assert report["orphans"] == 0, part
+        assert report["kills"] == 10, part
 
 
 def campaign(directory: Path, *, kills: int, seed: int) -> dict[str, dict[str, Any]]:
