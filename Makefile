@@ -44,7 +44,7 @@ check: setup
 	$(TEST_ENV) $(BIN)/pytest -q tests/architecture
 
 fast: setup
-	$(TEST_ENV) $(BIN)/pytest -q -m "not torch and not prefect and not slow and not gpu"
+	$(TEST_ENV) $(BIN)/pytest -q -n 2 -m "not torch and not prefect and not slow and not gpu"
 
 test: setup
 	$(TEST_ENV) $(BIN)/pytest -q -n 2 -m "not slow and not gpu"

@@ -61,7 +61,7 @@ def test_asking_is_answered_at_once(name: str, tmp_path: Path) -> None:
         subprocess.run(command, capture_output=True, timeout=60)
         return _children_seconds() - start
 
-    assert min(seconds() for _ in range(3)) < SECONDS
+    assert min(seconds() for _ in range(5)) < SECONDS
 
 
 def _children_seconds() -> float:
