@@ -19,9 +19,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from flows import lease
+from flows import lock
+from flows.documents import find_document
 from flows.fingerprint import Identity, short
-from flows.manifest import File, Input, Manifest, Provenance, digest_of
+from flows.manifest import FORMAT, File, Input, Manifest, Provenance, digest_of
 from infra.storage.base import Missing, Store
 from nanochat_core.errors import ArtifactError
 
@@ -46,11 +47,10 @@ def find_manifest(store: Store, stage: str, fingerprint: str) -> Manifest | None
     Raises StoreError when the store cannot be asked, ArtifactError when its answer is damaged.
     """
     key = f"{stage}/{fingerprint}/manifest.json"
-    try:
-        data = store.get(key)
-    except Missing:
+    tree = find_document(store, key, format=FORMAT)
+    if tree is None:
         return None
-    manifest = Manifest.from_json(data, where=f"{store.url}/{key}")
+    manifest = Manifest.from_tree(tree, where=f"{store.url}/{key}")
     if (manifest.stage, manifest.fingerprint) != (stage, fingerprint):
         raise ArtifactError(
             f"{store.url}/{key} is the manifest of {manifest.name}",
@@ -151,7 +151,7 @@ def fetch(store: Store, manifest: Manifest, cache: Path) -> Path:
     Raises ArtifactError, naming the file, when the store's own bytes are damaged or gone.
     """
     directory = cache / manifest.stage / f"{short(manifest.fingerprint)}-{short(manifest.digest)}"
-    with lease.hold(directory.with_name(f"{directory.name}.lock"), lambda owner: None):
+    with lock.hold(directory.with_name(f"{directory.name}.lock"), lambda owner: None):
         if not _is_whole(manifest, directory):
             with _fresh_directory(directory) as fresh:
                 _fetch_files(store, manifest, fresh)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from flows import lease
+from flows import lock
 from flows.artifacts import Published, fetch, find_manifest, publish, supersede
 from flows.fingerprint import CARRIERS, REPOSITORY, Code, Identity, identify
 from flows.manifest import Facts, Manifest, Provenance
@@ -182,20 +182,20 @@ def _device_of(stage: Stage, site: Site) -> Generator[None]:
 @contextlib.contextmanager
 def _lease_on(identity: Identity, site: Site) -> Generator[None]:
     """Hold the fingerprint's lease. Waiting for it ends when the run is stopped."""
-    path = lease.lock_path(site.work, identity.stage, identity.fingerprint)
-    told: set[lease.Owner | None] = set()
+    path = lock.lock_path(site.work, identity.stage, identity.fingerprint)
+    told: set[lock.Owner | None] = set()
 
-    def tell(owner: lease.Owner | None) -> None:
+    def tell(owner: lock.Owner | None) -> None:
         if owner not in told:
             told.add(owner)
             text = f"waiting: {owner or 'another process'} builds it"
             site.watch(identity.stage, {"kind": "waiting", "text": text})
 
-    while (owner := lease.find_owner(path)) is not None:
+    while (owner := lock.find_owner(path)) is not None:
         tell(owner)
         _check_not_stopped(identity.stage, site)
         site.stop.wait(_SECONDS_BETWEEN_LOOKS)
-    with lease.hold(path, tell):
+    with lock.hold(path, tell):
         yield
 
 
@@ -205,7 +205,7 @@ def _check_not_stopped(stage: str, site: Site) -> None:
 
 
 def _work_directory(site: Site, identity: Identity) -> Path:
-    return lease.work_directory(site.work, identity.stage, identity.fingerprint)
+    return lock.work_directory(site.work, identity.stage, identity.fingerprint)
 
 
 def _fetch_inputs(stage: Stage, site: Site, inputs: Mapping[str, Manifest]) -> dict[str, Path]:
@@ -255,6 +255,8 @@ def _publish(
         inputs={name: inputs[name] for name in job.inputs},
         provenance=Provenance(
             run=site.run_id,
+            owner=site.run_id,
+            epoch=0,
             created=timestamp(time.time()),
             git_commit=_git_commit(site.root),
             metrics=result.metrics,

@@ -4,18 +4,18 @@ An artifact exists once its manifest does. What a manifest says is checked on re
 does not follow from its parts, or a path that would leave its directory, is refused.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeAlias, TypeVar
 
+from flows.documents import seal, unseal
 from flows.fingerprint import fingerprint_of, short
 from infra.storage.base import check_key
 from nanochat_core.config import Tree
 from nanochat_core.errors import ArtifactError, StoreError
 
-FORMAT = 1
-Facts: TypeAlias = "dict[str, Any]"  # plain JSON values: numbers, short strings, lists, groups
+FORMAT = 2
+Facts: TypeAlias = dict[str, Any]  # plain JSON values: numbers, short strings, lists, groups
 
 _M = TypeVar("_M", bound="Manifest")
 
@@ -43,6 +43,8 @@ class Provenance:
     """How an artifact came about: recorded, and never part of what it is."""
 
     run: str  # the run that built it
+    owner: str  # of the lease it was built under
+    epoch: int  # of that lease
     created: str  # UTC, 2026-11-21T05:53:38Z
     git_commit: str | None
     metrics: Facts  # what the stage says of its result
@@ -64,6 +66,9 @@ class Manifest:
     inputs: dict[str, Input]  # stage -> artifact
     provenance: Provenance
     divergences: tuple[str, ...]  # keys of manifests of this fingerprint with other contents
+    # Of an artifact that a person took over from another fingerprint (flows/accept.py): from
+    # (fingerprint), why, when, and proof (what was compared; None: nothing).
+    accepted: Facts | None = None
 
     @property
     def name(self) -> str:
@@ -72,20 +77,18 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The manifest as an object of the store."""
-        tree = {"format": FORMAT, **asdict(self)}
-        return (json.dumps(tree, indent=1, allow_nan=False) + "\n").encode()
+        return seal(asdict(self), format=FORMAT)
 
     @classmethod
     def from_json(cls, data: bytes, *, where: str) -> Self:
         """Read a manifest, called `where` in errors. Raises ArtifactError unless it all holds."""
+        return cls.from_tree(unseal(data, format=FORMAT, where=where), where=where)
+
+    @classmethod
+    def from_tree(cls, tree: Facts, *, where: str) -> Self:
+        """A manifest from its record, called `where` in errors."""
         try:
-            tree = json.loads(data)
-            if not isinstance(tree, dict) or cast(Facts, tree).get("format") != FORMAT:
-                raise ArtifactError(
-                    f"{where} is not a manifest of format {FORMAT}",
-                    hint="it was written by another version of nanochat-flows, or is damaged",
-                )
-            manifest = _from_tree(cls, cast(Facts, tree))
+            manifest = _from_tree(cls, tree)
             _check(manifest, where)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArtifactError(
@@ -105,7 +108,7 @@ def digest_of(files: Iterable[File]) -> str:
 
 
 def _from_tree(cls: type[_M], tree: Facts) -> _M:
-    if unknown := tree.keys() - {field.name for field in fields(cls)} - {"format"}:
+    if unknown := tree.keys() - {field.name for field in fields(cls)}:
         raise ValueError(f"unknown parts {sorted(unknown)}")
     provenance = dict(tree["provenance"])
     provenance["segments"] = tuple(provenance["segments"])
@@ -119,6 +122,7 @@ def _from_tree(cls: type[_M], tree: Facts) -> _M:
         inputs={name: Input(**item) for name, item in tree["inputs"].items()},
         provenance=Provenance(**provenance),
         divergences=tuple(tree["divergences"]),
+        accepted=tree["accepted"],
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from flows import lease
+from flows import lock
 from flows.artifacts import find_manifest, newest_manifests
 from flows.estimate import Estimate, estimate, remaining
 from flows.fingerprint import REPOSITORY, Code, Identity, identify, preimage_of, short
@@ -151,8 +151,8 @@ class _Planner:
 
     def _to_build(self, stage: Stage, identity: Identity) -> StagePlan:
         history, changes = self._history(stage, identity.preimage, with_inputs=True)
-        owner = lease.find_owner(lease.lock_path(self._work, stage.name, identity.fingerprint))
-        resume = find_resume(lease.work_directory(self._work, stage.name, identity.fingerprint))
+        owner = lock.find_owner(lock.lock_path(self._work, stage.name, identity.fingerprint))
+        resume = find_resume(lock.work_directory(self._work, stage.name, identity.fingerprint))
         state, reason = _why(history, changes)
         whole = self._estimate(stage, history)
         if resume is not None:

@@ -5,18 +5,18 @@ sft artifact of the latest run called tiny, unless refs/tiny.json points at a ce
 """
 
 import datetime
-import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 from flows.artifacts import find_manifest
+from flows.documents import find_document, seal
 from flows.manifest import Manifest
-from infra.storage.base import Missing, Store, check_key
+from infra.storage.base import Store, check_key
 from nanochat_core.errors import ArtifactError
 
-FORMAT = 1
+FORMAT = 2
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 
@@ -48,12 +48,12 @@ def new_run_id(name: str, started: str) -> str:
 
 def write_run(store: Store, run: Run) -> None:
     """Record a run: at its start, and again whenever it knows more."""
-    store.put(f"runs/{run.run}.json", _to_json(asdict(run)))
+    store.put(f"runs/{run.run}.json", seal(asdict(run), format=FORMAT))
 
 
 def find_run(store: Store, run: str) -> Run | None:
     """The record of a run by its id."""
-    tree = _find(store, f"runs/{run}.json")
+    tree = find_document(store, f"runs/{run}.json", format=FORMAT)
     if tree is None:
         return None
     try:
@@ -75,7 +75,7 @@ def newest_runs(store: Store, name: str) -> Iterator[Run]:
 
 def point(store: Store, name: str, run: str) -> None:
     """Make `name` stand for the run with id `run`."""
-    store.put(f"refs/{name}.json", _to_json({"run": run}))
+    store.put(f"refs/{name}.json", seal({"run": run}, format=FORMAT))
 
 
 def resolve(store: Store, reference: str) -> Manifest:
@@ -98,29 +98,9 @@ def resolve(store: Store, reference: str) -> Manifest:
 
 
 def _runs_called(store: Store, name: str) -> Iterator[Run]:
-    ref = _find(store, f"refs/{name}.json")
+    ref = find_document(store, f"refs/{name}.json", format=FORMAT)
     run = find_run(store, str(ref["run"]) if ref else name)
     if run is not None:
         yield run
     else:
         yield from newest_runs(store, name)
-
-
-def _find(store: Store, key: str) -> dict[str, Any] | None:
-    """A record without its format number. Raises ArtifactError when it is damaged."""
-    try:
-        tree = json.loads(store.get(key))
-    except Missing:
-        return None
-    except ValueError as error:
-        raise ArtifactError(f"{store.url}/{key} is not JSON: {error}", hint="delete it") from error
-    if not isinstance(tree, dict) or cast("dict[str, Any]", tree).pop("format", None) != FORMAT:
-        raise ArtifactError(
-            f"{store.url}/{key} is not of format {FORMAT}",
-            hint="it was written by another version of nanochat-flows, or is damaged",
-        )
-    return cast("dict[str, Any]", tree)
-
-
-def _to_json(tree: dict[str, Any]) -> bytes:
-    return (json.dumps({"format": FORMAT, **tree}, indent=1) + "\n").encode()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows import lease
+from flows import lock
 from flows.commands.options import AsJson, Place, What
 from flows.commands.terminal import print_json, screen
 from flows.fingerprint import short
@@ -84,9 +84,9 @@ def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
     if run.status != "finished":
         yield ""
         owners = [
-            f"{lock.parent.name} is being built by {owner}"
-            for lock in sorted(place.work.glob("*/*.lock"))
-            if (owner := lease.find_owner(lock))
+            f"{path.parent.name} is being built by {owner}"
+            for path in sorted(place.work.glob("*/*.lock"))
+            if (owner := lock.find_owner(path))
         ]
         yield from owners or [f"nothing is being built on this machine; go on with: {command}"]
 
@@ -94,7 +94,7 @@ def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
 def _left(item: StagePlan, place: Place) -> str:
     line = f"{item.state} {item.stage.name:<{_WIDTH}}  {STATES[item.state]:<11}"
     if item.identity and item.state in ("!", ">"):
-        directory = lease.work_directory(place.work, item.stage.name, item.identity.fingerprint)
+        directory = lock.work_directory(place.work, item.stage.name, item.identity.fingerprint)
         steps = [e for e in read_events(directory / "events.jsonl") if e.get("kind") == "step"]
         if steps:
             return f"{line}  step {steps[-1]['step']}/{steps[-1]['total']}"

@@ -1,14 +1,14 @@
 """What an artifact store can do: a few verbs on whole, immutable-looking objects under string keys.
 
-A reader sees a whole object or none. `put_if_absent` is the one operation that decides anything;
-listing is for people and for collecting garbage, never for correctness.
+A reader sees a whole object or none. `put_if_absent` and `put_if_same` are the operations that
+decide anything; listing is for people and for collecting garbage, never for correctness.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from nanochat_core.errors import StoreError
 
@@ -33,6 +33,22 @@ class Entry:
     modified: float  # unix seconds, by the store's clock
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """An object as it was read at one moment."""
+
+    data: bytes
+    version: str  # opaque; another one after each write
+    age: float  # seconds since it was written, both moments by the store's own clock
+
+
+OnBytes: TypeAlias = Callable[[int], None]  # told how many more bytes went over; from any thread
+
+
+def ignore_bytes(count: int) -> None:
+    """Nobody watches."""
+
+
 class Store(Protocol):
     """Every verb raises StoreError when the store cannot be reached or refuses."""
 
@@ -46,11 +62,30 @@ class Store(Protocol):
         ...
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object unless one exists; whether it was written. Of many writers one wins."""
+        """Write an object unless one exists; whether it was written. Of many writers one wins.
+
+        An object with these very bytes counts as ours: the answer to our own write may be lost.
+        """
+        ...
+
+    def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
+        """Replace an object unless it was written or deleted since `version` was read of it.
+
+        Whether it was replaced; data that is there already counts as ours, so writers who compete
+        must write different bytes.
+        """
         ...
 
     def get(self, key: str) -> bytes:
         """The object's bytes. Raises Missing."""
+        ...
+
+    def get_stored(self, key: str) -> Stored:
+        """The object's bytes with its version and age. Raises Missing."""
+        ...
+
+    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        """`length` bytes of an object from offset `start`; fewer at its end. Raises Missing."""
         ...
 
     def head(self, key: str) -> Entry:
@@ -65,15 +100,28 @@ class Store(Protocol):
         """Remove an object; nothing happens when there is none."""
         ...
 
-    def upload(self, key: str, path: Path) -> None:
+    def copy(self, source: str, key: str) -> None:
+        """Write the bytes of one object as another, inside the store. Raises Missing."""
+        ...
+
+    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """Write a local file as an object, over an older one if need be. Durable on return."""
         ...
 
-    def fetch(self, key: str, path: Path) -> None:
+    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """Write an object to a local file, whole or not at all; read-only. Raises Missing.
 
-        The bytes are not verified and not yet durable: whoever asked checks their digest.
+        The bytes are not verified and not yet durable: whoever asked checks their digest. What a
+        killed fetch of the same key to the same path left behind is gone on with.
         """
+        ...
+
+    def remove_unfinished(self, *, older_than: float) -> int:
+        """Drop what writers that died left half written, `older_than` seconds ago; how many."""
+        ...
+
+    def weaknesses(self) -> Sequence[str]:
+        """What this store does not guarantee, one line each; asks it once. Empty: all is well."""
         ...
 
 

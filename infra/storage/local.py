@@ -7,16 +7,20 @@ reported as written survives a power cut, and a reader never sees half an object
 
 import contextlib
 import errno
+import fcntl
+import hashlib
 import os
 import shutil
+import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
-from infra.storage.base import Entry, Missing, check_key
+from infra.storage.base import Entry, Missing, OnBytes, Stored, check_key, ignore_bytes
 from nanochat_core.errors import StoreError
 from nanochat_core.job import sync_directory
 
+_CHUNK = 1 << 20
 _TEMPORARY = ".tmp"  # no key can have a segment of this name
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _HINTS = {
@@ -62,16 +66,44 @@ class LocalStore:
             except FileExistsError:
                 if final.is_dir():
                     raise
-                # A network disk may lose the answer and repeat the call: two names are ours.
-                is_ours = os.stat(temporary).st_nlink > 1
+                is_ours = final.read_bytes() == data  # a network disk may repeat the call
             sync_directory(final.parent)  # for the loser too, who goes on from the winner's bytes
             return is_ours
+
+    def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
+        """See Store."""
+        final = self._path(key)
+        with self._writing(), self._temporary() as temporary, self._swapping():
+            try:
+                found = final.read_bytes()
+            except _NOT_THERE:
+                return False
+            if _version(found) == version:
+                _write(temporary, data)
+                self._replace(temporary, final)
+                return True
+            return found == data
 
     def get(self, key: str) -> bytes:
         """See Store."""
         path = self._path(key)
         with self._reading(key):
             return path.read_bytes()
+
+    def get_stored(self, key: str) -> Stored:
+        """See Store."""
+        path = self._path(key)
+        with self._reading(key):
+            with path.open("rb") as file:
+                data, written = file.read(), os.fstat(file.fileno()).st_mtime
+            age = max(0.0, self._now() - written)
+        return Stored(data=data, version=_version(data), age=age)
+
+    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        """See Store."""
+        with self._reading(key), self._path(key).open("rb") as file:
+            file.seek(start)
+            return file.read(length)
 
     def head(self, key: str) -> Entry:
         """See Store."""
@@ -98,17 +130,24 @@ class LocalStore:
             path.unlink()
             sync_directory(path.parent)
 
-    def upload(self, key: str, path: Path) -> None:
+    def copy(self, source: str, key: str) -> None:
+        """See Store."""
+        self.get_range(source, start=0, length=0)  # Missing, if it is
+        self.upload(key, self._path(source))
+
+    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
         final = self._path(key)
         with path.open("rb") as source, self._writing(), self._temporary() as temporary:
             with temporary.open("xb") as file:
-                shutil.copyfileobj(source, file, 1 << 20)
+                while chunk := source.read(_CHUNK):
+                    file.write(chunk)
+                    on_bytes(len(chunk))
                 file.flush()
                 _seal(file.fileno())
             self._replace(temporary, final)
 
-    def fetch(self, key: str, path: Path) -> None:
+    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store.
 
         The file shares its bytes with the object where the file system can and where being
@@ -119,13 +158,29 @@ class LocalStore:
         with self._reading(key):
             if source.is_dir():
                 raise Missing(key)
-            source.stat()
+            size = source.stat().st_size
         try:
             with self._writing():
                 _link_or_copy(source, temporary)
                 temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+        on_bytes(size)
+
+    def remove_unfinished(self, *, older_than: float) -> int:
+        """See Store."""
+        removed = 0
+        with self._writing():
+            for path in (self._root / _TEMPORARY).glob("[0-9a-f]*"):
+                with contextlib.suppress(FileNotFoundError):  # its writer was quicker
+                    if self._now() - path.stat().st_mtime > older_than:
+                        path.unlink()
+                        removed += 1
+        return removed
+
+    def weaknesses(self) -> Sequence[str]:
+        """See Store."""
+        return ()
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
@@ -162,6 +217,22 @@ class LocalStore:
         finally:
             path.unlink(missing_ok=True)
 
+    def _now(self) -> float:
+        """Unix seconds by the clock that stamps the store's files: a file server has its own."""
+        try:
+            with self._temporary() as temporary:
+                temporary.touch()
+                return temporary.stat().st_mtime
+        except OSError:  # a store that we may only read
+            return time.time()
+
+    @contextlib.contextmanager
+    def _swapping(self) -> Generator[None]:
+        """One swap at a time in the whole store; they are few and small."""
+        with (self._root / _TEMPORARY / "swap.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
     def _check_reachable(self) -> None:
         if self._root.is_dir():
             return
@@ -194,6 +265,10 @@ class LocalStore:
                 f"store {self.url} refuses: {(error.strerror or str(error)).lower()}{where}",
                 hint=_HINTS.get(error.errno or 0, "check the disk, then run the command again"),
             ) from error
+
+
+def _version(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _write(path: Path, data: bytes) -> None:

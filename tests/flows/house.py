@@ -58,6 +58,8 @@ def build(
         (output / "data").write_text(content(identity.fingerprint))
         provenance = Provenance(
             run="tiny-1",
+            owner="o",
+            epoch=1,
             created="2026-11-21T05:53:38Z",
             git_commit=None,
             metrics={},

@@ -18,7 +18,13 @@ from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, StoreError
 
 PROVENANCE = Provenance(
-    run="tiny-1", created="2026-11-21T05:53:38Z", git_commit=None, metrics={"n": 1}, segments=()
+    run="tiny-1",
+    owner="o",
+    epoch=1,
+    created="2026-11-21T05:53:38Z",
+    git_commit=None,
+    metrics={"n": 1},
+    segments=(),
 )
 
 
@@ -131,7 +137,7 @@ output.mkdir()
 (output / "rows.json").write_text(me)
 (output / "train.rows").write_text(me * 50_000)
 provenance = Provenance(
-    run=me, created="2026-11-21T05:53:38Z", git_commit=None, metrics={}, segments=()
+    run=me, owner="o", epoch=1, created="2026-11-21T05:53:38Z", git_commit=None, metrics={}, segments=()
 )
 print("ready", flush=True)
 sys.stdin.readline()
@@ -386,6 +392,6 @@ def test_a_manifest_that_points_at_a_missing_object_says_which(store: LocalStore
 def test_a_manifest_in_the_store_is_for_people_too(store: LocalStore, tmp_path: Path):
     publish_rows(store, tmp_path)
     tree = json.loads(store.get(f"rows/{ROWS.fingerprint}/manifest.json"))
-    assert tree["format"] == 1
+    assert tree["format"] == 2
     assert tree["preimage"]["config"] == {"seed": 1}
     assert tree["provenance"]["metrics"] == {"n": 1}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows import lease
+from flows import lock
 from flows.artifacts import find_manifest
 from flows.build import build, leaked_modules
 from flows.fingerprint import Code, identify
@@ -193,7 +193,7 @@ def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None
     held = toys.stage("held")
     site = toys.site()
     identity = identify(held, site.run, {}, code=Code(site.root))
-    path = lease.lock_path(site.work, "held", identity.fingerprint)
+    path = lock.lock_path(site.work, "held", identity.fingerprint)
     errors: list[BaseException] = []
 
     def run(stage: Any) -> None:
@@ -202,7 +202,7 @@ def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None
         except StageInterrupted as error:
             errors.append(error)
 
-    with lease.hold(path, lambda owner: None):
+    with lock.hold(path, lambda owner: None):
         threads = [threading.Thread(target=run, args=(stage,)) for stage in (slow, held)]
         for thread in threads:
             thread.start()

@@ -42,7 +42,13 @@ def make_artifact(store: Store, stage: str, files: dict[str, str], directory: Pa
         (output / name).parent.mkdir(parents=True, exist_ok=True)
         (output / name).write_text(text)
     provenance = Provenance(
-        run="tiny-1", created="2026-11-21T06:00:00Z", git_commit=None, metrics={}, segments=()
+        run="tiny-1",
+        owner="o",
+        epoch=1,
+        created="2026-11-21T06:00:00Z",
+        git_commit=None,
+        metrics={},
+        segments=(),
     )
     return publish(store, identity, output, logs=[], inputs={}, provenance=provenance).manifest
 

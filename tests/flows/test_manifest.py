@@ -34,6 +34,8 @@ def make_manifest(**changes: Any) -> Manifest:
         inputs={"shards": Input(fingerprint="6" * 64, digest="1" * 64)},
         provenance=Provenance(
             run="tiny-1",
+            owner="o",
+            epoch=1,
             created="2026-11-21T05:53:38Z",
             git_commit=None,
             metrics={"bytes_per_token": 3.5},
@@ -96,10 +98,10 @@ def test_parts_that_contradict_each_other_are_refused(changes: dict[str, Any], w
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("number", [0, 2, "1", None])
+@pytest.mark.parametrize("number", [0, 1, "2", None])
 def test_another_format_is_refused(number: object):
     tree = json.loads(make_manifest().to_json()) | {"format": number}
-    with pytest.raises(ArtifactError, match="not a manifest of format 1"):
+    with pytest.raises(ArtifactError, match="this version reads 2"):
         Manifest.from_json(json.dumps(tree).encode(), where="here")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows import lease
+from flows import lock
 from flows.artifacts import supersede
 from flows.plan import Resume, make_plan, render
 from flows.stages import STAGES
@@ -52,7 +52,7 @@ def test_all_is_up_to_date(built: House):
 def checkpoint(house: House, stage: str, step: int, *, total: int, text: str | None = None) -> Path:
     fingerprint = house.plan().of(stage).fingerprint
     assert fingerprint
-    directory = lease.work_directory(house.work, stage, fingerprint) / "checkpoints"
+    directory = lock.work_directory(house.work, stage, fingerprint) / "checkpoints"
     directory = directory / f"step-{step:07d}"
     directory.mkdir(parents=True)
     content = json.dumps({"step": step, "total": total}) if text is None else text
@@ -75,8 +75,8 @@ def test_what_is_being_built_says_by_whom(house: House):
     house.build(until="rows")
     fingerprint = house.plan().of("pretrain").fingerprint
     assert fingerprint
-    path = lease.lock_path(house.work, "pretrain", fingerprint)
-    with lease.hold(path, lambda owner: None):
+    path = lock.lock_path(house.work, "pretrain", fingerprint)
+    with lock.hold(path, lambda owner: None):
         item = house.plan().of("pretrain")
         assert item.state == "!"
         assert item.reason.startswith("by process ")

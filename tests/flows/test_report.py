@@ -297,6 +297,8 @@ def make_manifest(stage: Stage, files: Path, made: dict[str, Manifest]) -> Manif
         inputs=inputs,
         provenance=Provenance(
             run="r",
+            owner="o",
+            epoch=1,
             created="2026-11-21T05:53:38Z",
             git_commit="c2132f5",
             metrics=METRICS.get(stage.name, {}),

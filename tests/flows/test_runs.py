@@ -51,7 +51,13 @@ def publish_sft(store: LocalStore, tmp_path: Path, content: str) -> Manifest:
         logs=[],
         inputs={},
         provenance=Provenance(
-            run="r", created="2026-01-01T00:00:00Z", git_commit=None, metrics={}, segments=()
+            run="r",
+            owner="o",
+            epoch=1,
+            created="2026-01-01T00:00:00Z",
+            git_commit=None,
+            metrics={},
+            segments=(),
         ),
     ).manifest
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.lease import Owner, find_owner, hold, lock_path, work_directory
+from flows.lock import Owner, find_owner, hold, lock_path, work_directory
 from nanochat_core.errors import StageError
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from flows.lease import hold
+from flows.lock import hold
 
 with hold(Path(sys.argv[1]), lambda owner: None):
     print("held", flush=True)

@@ -1,0 +1,92 @@
+"""JSON records in the store that tell for themselves whether they are whole.
+
+Manifests, run records, names, leases: each carries a format number and a checksum of all the rest,
+because a store may hand out other bytes than were put, and what is no file of an artifact is
+covered by no manifest.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+from flows.fingerprint import fingerprint_of
+from infra.storage.base import Missing, Store, Stored
+from nanochat_core.errors import ArtifactError
+
+_T = TypeVar("_T")
+_READS = 3  # a damaged answer may be the network's fault; a damaged object stays damaged
+
+
+def seal(tree: Mapping[str, Any], *, format: int) -> bytes:
+    """A record as an object of the store. `tree` is plain JSON values under plain names."""
+    assert "check" not in tree, "the checksum's own name"
+    whole = {"format": format, **tree}
+    # Through JSON and back: tuples become lists, as the reader will see them.
+    check = fingerprint_of(json.loads(json.dumps(whole, allow_nan=False)))
+    return (json.dumps({**whole, "check": check}, indent=1, allow_nan=False) + "\n").encode()
+
+
+def unseal(data: bytes, *, format: int, where: str) -> dict[str, Any]:
+    """The record's tree without format and checksum. `where` is what errors call it.
+
+    Raises ArtifactError when it is damaged, or of another format.
+    """
+    try:
+        tree: Any = json.loads(data)
+    except ValueError as error:  # a wrong encoding is one too
+        raise _damaged(where, f"it is not JSON: {error}") from error
+    if not isinstance(tree, dict):
+        raise _damaged(where, "it is not a record")
+    fields = cast("dict[str, Any]", tree)
+    if fields.get("format") != format:
+        raise ArtifactError(
+            f"{where} is of format {fields.get('format')}, this version reads {format}",
+            hint="it was written by another version of nanochat-flows, or is damaged",
+        )
+    check = fields.pop("check", None)
+    try:
+        expected = fingerprint_of(fields)
+    except (ValueError, TypeError) as error:  # NaN
+        raise _damaged(where, str(error)) from error
+    if check != expected:
+        raise _damaged(where, "its checksum does not fit")
+    del fields["format"]
+    return fields
+
+
+def find_document(store: Store, key: str, *, format: int) -> dict[str, Any] | None:
+    """The record at `key`, or None only when the store says there is none.
+
+    Raises StoreError when the store cannot be asked, ArtifactError when the record is damaged.
+    """
+    where = f"{store.url}/{key}"
+    return _read_whole(lambda: unseal(store.get(key), format=format, where=where))
+
+
+def find_stored(store: Store, key: str, *, format: int) -> tuple[dict[str, Any], Stored] | None:
+    """Like `find_document`, with the object's version and age."""
+
+    def read() -> tuple[dict[str, Any], Stored]:
+        stored = store.get_stored(key)
+        return unseal(stored.data, format=format, where=f"{store.url}/{key}"), stored
+
+    return _read_whole(read)
+
+
+def _read_whole(read: Callable[[], _T]) -> _T | None:
+    """What `read` gives, None when there is nothing; a damaged answer is asked for again."""
+    for left in reversed(range(_READS)):
+        try:
+            return read()
+        except Missing:
+            return None
+        except ArtifactError:
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _damaged(where: str, what: str) -> ArtifactError:
+    return ArtifactError(
+        f"{where} is damaged: {what}", hint="delete it and run the command again; see `doctor`"
+    )
