@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from nanochat_core.errors import StoreError
 
 MAX_SEGMENT = 200  # bytes; some stores refuse longer ones
-_SEGMENT = re.compile(r"[a-z0-9_][A-Za-z0-9._-]*")
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 class Missing(Exception):
@@ -131,7 +131,7 @@ def check_key(key: str) -> str:
         if not _SEGMENT.fullmatch(segment) or len(segment) > MAX_SEGMENT:
             raise StoreError(
                 f"'{key}' cannot be a key of the store",
-                hint="names in it are letters, digits, '.', '_' and '-', and start with a small "
+                hint="names in it are letters, digits, '.', '_' and '-', and start with a "
                 "letter, a digit or '_'",
             )
     return key

@@ -1,0 +1,238 @@
+"""Checkpoints of unfinished jobs in the store, so that any machine can go on with the same work.
+
+{stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/...   the files, uploaded first
+{stage}/{fingerprint}/checkpoints/step-0000200/COMMIT.json     put-if-absent, last
+
+They are keyed by the fingerprint: another run, another node count or a colleague continues them.
+With the tensors go the job's events and segments, which the artifact will keep as its log.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from flows.documents import find_document, seal
+from flows.manifest import File
+from infra.storage.base import Missing, Store, check_key
+from nanochat_core.errors import ArtifactError, StoreError
+from nanochat_core.job import Job, sync_directory, write_json
+
+FORMAT = 1
+KEEP = 2  # in the store; the older goes after the newer is there
+_COMMIT = "COMMIT.json"
+_RECORDS = ("events.jsonl", "segments.jsonl")  # of the job, beside its checkpoints
+_FETCHES = 3  # damage on the way is mended by fetching again
+
+Tell: TypeAlias = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredCheckpoint:
+    """A committed checkpoint in the store."""
+
+    step: int
+    total: int
+    files: tuple[File, ...]
+    commit: dict[str, Any]  # the job's own COMMIT.json
+    owner: str  # of the lease it was written under
+    epoch: int
+
+
+def send(
+    store: Store,
+    job: Job,
+    directory: Path,
+    *,
+    owner: str,
+    epoch: int,
+    fence: Callable[[], None],
+) -> None:
+    """Store the checkpoint in `directory`, a copy of a directory of `job`'s.
+
+    `fence` is called right before the commit and raises when the job is not ours any more. Raises
+    StoreError, and ArtifactError when an upload did not arrive whole.
+    """
+    commit = json.loads((directory / _COMMIT).read_text(encoding="utf-8"))
+    place = f"{_root(job)}/step-{commit['step']:07d}"
+    attempt = f"{place}/{owner}-{epoch}"
+    committed: dict[str, Any] = commit["files"]
+    files = [
+        File(path=name, size=item["size"], sha256=item["sha256"], key=f"{attempt}/{name}")
+        for name, item in committed.items()
+    ]
+    for file in files:
+        store.upload(file.key, directory / file.path)
+    files += _send_records(store, job, attempt)
+    for file in files:
+        if (size := store.head(file.key).size) != file.size:
+            raise ArtifactError(f"{file.key} arrived with {size} bytes instead of {file.size}")
+    fence()
+    record = StoredCheckpoint(
+        step=commit["step"],
+        total=commit["total"],
+        files=tuple(files),
+        commit=commit,
+        owner=owner,
+        epoch=epoch,
+    )
+    store.put_if_absent(f"{place}/{_COMMIT}", seal(asdict(record), format=FORMAT))
+    for step in list(_committed(store, _root(job)))[KEEP:]:
+        _remove(store, f"{_root(job)}/step-{step:07d}")
+
+
+def restore(store: Store, job: Job, *, tell: Tell) -> None:
+    """Bring the store's newest whole checkpoint to `job`, unless it has one as new of its own.
+
+    A damaged one is named to `tell`, removed from the store, and the one before it counts.
+    Raises StoreError when the store cannot be asked.
+    """
+    for step in _committed(store, _root(job)):
+        local = job.checkpoints / f"step-{step:07d}"
+        if any(is_whole(d) for d in _local_from(job, step)):
+            return
+        place = f"{_root(job)}/step-{step:07d}"
+        try:
+            found = _open(store, place)
+            tell(f"fetching checkpoint step {found.step}/{found.total} from the store")
+            _fetch(store, found, local, job)
+        except ArtifactError as error:
+            tell(f"checkpoint step {step} in the store is damaged and is passed over: {error}")
+            _remove(store, place)
+            continue
+        return
+
+
+def find_steps(store: Store, stage: str, fingerprint: str) -> tuple[int, int] | None:
+    """Step and total of the newest checkpoint in the store; for people, nothing is verified."""
+    root = f"{stage}/{fingerprint}/checkpoints"
+    for step in _committed(store, root):
+        try:
+            found = _open(store, f"{root}/step-{step:07d}")
+        except ArtifactError:
+            continue
+        return found.step, found.total
+    return None
+
+
+def forget(store: Store, stage: str, fingerprint: str) -> None:
+    """Remove every checkpoint of an artifact that exists by now."""
+    _remove(store, f"{stage}/{fingerprint}/checkpoints")
+
+
+def is_whole(directory: Path) -> bool:
+    """Whether a local directory is a checkpoint whose every byte was committed."""
+    try:
+        commit = json.loads((directory / _COMMIT).read_text(encoding="utf-8"))
+        return all(
+            _sha256(directory / name) == item["sha256"] for name, item in commit["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _root(job: Job) -> str:
+    return f"{job.stage}/{job.fingerprint}/checkpoints"
+
+
+def _send_records(store: Store, job: Job, attempt: str) -> Iterator[File]:
+    """What the job told so far. It goes on telling, so a copy is taken in one read."""
+    for name in _RECORDS:
+        path = job.directory / name
+        if path.exists() and (data := path.read_bytes()):
+            key = f"{attempt}/{name}"
+            store.put(key, data)
+            sha256 = hashlib.sha256(data).hexdigest()
+            yield File(path=name, size=len(data), sha256=sha256, key=key)
+
+
+def _committed(store: Store, root: str) -> Iterator[int]:
+    """Steps of the checkpoints in the store, the newest first."""
+    keys = [entry.key for entry in store.list(f"{root}/step-")]
+    names = [key.split("/")[-2] for key in keys if key.endswith(f"/{_COMMIT}")]
+    yield from sorted((int(name.removeprefix("step-")) for name in names), reverse=True)
+
+
+def _open(store: Store, place: str) -> StoredCheckpoint:
+    key = f"{place}/{_COMMIT}"
+    tree = find_document(store, key, format=FORMAT)
+    if tree is None:
+        raise ArtifactError(f"{store.url}/{key} is gone")
+    try:
+        files = tuple(File(**file) for file in tree.pop("files"))
+        found = StoredCheckpoint(files=files, **tree)
+        for file in files:
+            check_key(file.path)
+            check_key(file.key)
+        return found
+    except (TypeError, KeyError, StoreError) as error:
+        raise ArtifactError(f"{store.url}/{key} is no checkpoint: {error}") from error
+
+
+def _local_from(job: Job, step: int) -> Iterator[Path]:
+    """The job's own checkpoints of `step` and later."""
+    for directory in job.checkpoints.glob("step-*"):
+        if directory.name >= f"step-{step:07d}":
+            yield directory
+
+
+def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None:
+    """Bring a checkpoint to its place: whole, or not at all, or an ArtifactError."""
+    fresh = local.with_name(f".{local.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    try:
+        for file in found.files:
+            _fetch_file(store, file, fresh / file.path)
+        write_json(fresh / _COMMIT, found.commit)
+        for name in _RECORDS:
+            if (fresh / name).exists():
+                _give_back(fresh / name, job.directory / name)
+        shutil.rmtree(local, ignore_errors=True)
+        fresh.rename(local)
+        sync_directory(local.parent)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _fetch_file(store: Store, file: File, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    what = ""
+    for _ in range(_FETCHES):
+        try:
+            store.fetch(file.key, path)
+        except Missing:
+            raise ArtifactError(f"{file.key} is gone") from None
+        sha256 = _sha256(path)
+        if sha256 == file.sha256:
+            with path.open("rb") as fetched:
+                os.fsync(fetched.fileno())
+            return
+        what = f"{file.key} has sha256 {sha256[:12]}, committed {file.sha256[:12]}"
+        path.unlink()
+    raise ArtifactError(what)
+
+
+def _give_back(record: Path, target: Path) -> None:
+    """The job's records from the store, where this machine has none of its own."""
+    if target.exists() and target.stat().st_size:
+        record.unlink()
+    else:
+        record.chmod(0o644)  # the job appends to it
+        record.replace(target)
+
+
+def _remove(store: Store, place: str) -> None:
+    """Remove what lies under a checkpoint's place, its COMMIT.json first."""
+    keys = [entry.key for entry in store.list(f"{place}/")]
+    for key in sorted(keys, key=lambda key: not key.endswith(f"/{_COMMIT}")):
+        store.delete(key)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,187 @@
+"""Checkpoints in the store: another machine goes on, and a damaged one is passed over."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.checkpoints import find_steps, forget, is_whole, restore, send
+from infra.storage.local import LocalStore
+from nanochat_core.errors import StageError
+from nanochat_core.job import Job, Resources
+
+RESOURCES = Resources(
+    device="cpu",
+    threads=1,
+    device_batch_size=1,
+    save_every_seconds=1.0,
+    eval_every_steps=0,
+    dollars_per_hour=0.0,
+)
+
+
+def make_job(directory: Path) -> Job:
+    directory.mkdir(parents=True)
+    return Job(
+        directory=directory,
+        stage="pretrain",
+        entry="nanochat_core.train.pretrain",
+        fingerprint="ab" * 32,
+        config={},
+        inputs={},
+        resources=RESOURCES,
+    )
+
+
+def save(job: Job, step: int) -> Path:
+    """What the worker leaves for one step."""
+    directory = job.checkpoints / f"step-{step:07d}"
+    directory.mkdir(parents=True)
+    data = f"weights {step}".encode() * 1000
+    (directory / "tensors.safetensors").write_bytes(data)
+    entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    commit = {
+        "format": 1,
+        "step": step,
+        "total": 900,
+        "files": {"tensors.safetensors": entry},
+        "state": {"row": step, "loss": 0.1},
+    }
+    (directory / "COMMIT.json").write_text(json.dumps(commit))
+    with job.events.open("a") as file:
+        file.write(f'{{"kind": "step", "step": {step}}}\n')
+    return directory
+
+
+def send_one(store: LocalStore, job: Job, step: int, *, epoch: int = 1) -> None:
+    send(store, job, save(job, step), owner="me", epoch=epoch, fence=lambda: None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Job:
+    return make_job(tmp_path / "here")
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Job:
+    return make_job(tmp_path / "there")
+
+
+def steps_of(job: Job) -> list[str]:
+    return sorted(path.name for path in job.checkpoints.glob("*"))
+
+
+def test_another_machine_goes_on_from_the_newest(store: LocalStore, here: Job, there: Job):
+    for step in (100, 200):
+        send_one(store, here, step)
+    told: list[str] = []
+    restore(store, there, tell=told.append)
+    assert told == ["fetching checkpoint step 200/900 from the store"]
+    assert steps_of(there) == ["step-0000200"]
+    for name in ("tensors.safetensors", "COMMIT.json"):
+        mine, theirs = (job.checkpoints / "step-0000200" / name for job in (here, there))
+        if name == "COMMIT.json":
+            assert json.loads(mine.read_text()) == json.loads(theirs.read_text())
+        else:
+            assert mine.read_bytes() == theirs.read_bytes()
+    assert is_whole(there.checkpoints / "step-0000200")
+    assert there.events.read_text() == here.events.read_text()
+    there.events.open("a").close()  # the job may write to it
+
+
+def test_only_the_newest_two_stay_in_the_store(store: LocalStore, here: Job):
+    for step in (100, 200, 300):
+        send_one(store, here, step)
+    places = {entry.key.split("/")[3] for entry in store.list("pretrain/")}
+    assert places == {"step-0000200", "step-0000300"}
+    assert find_steps(store, "pretrain", here.fingerprint) == (300, 900)
+
+
+def test_a_job_with_a_newer_one_of_its_own_fetches_nothing(
+    store: LocalStore, here: Job, there: Job
+):
+    send_one(store, here, 100)
+    save(there, 150)
+    restore(store, there, tell=pytest.fail)
+    assert steps_of(there) == ["step-0000150"]
+
+
+def test_a_newer_one_of_its_own_that_is_damaged_does_not_count(
+    store: LocalStore, here: Job, there: Job
+):
+    send_one(store, here, 100)
+    (save(there, 150) / "tensors.safetensors").write_bytes(b"half")
+    restore(store, there, tell=lambda text: None)
+    assert steps_of(there) == ["step-0000100", "step-0000150"]
+    assert is_whole(there.checkpoints / "step-0000100")
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "commit"])
+def test_a_damaged_one_is_passed_over_and_may_be_written_again(
+    store: LocalStore, here: Job, there: Job, damage: str
+):
+    for step in (100, 200):
+        send_one(store, here, step)
+    place = f"pretrain/{here.fingerprint}/checkpoints/step-0000200"
+    key = f"{place}/me-1/tensors.safetensors"
+    data = bytearray(store.get(key))
+    if damage == "flip":
+        data[500] ^= 4
+        store.put(key, bytes(data))
+    elif damage == "truncate":
+        store.put(key, bytes(data[:-1]))
+    elif damage == "delete":
+        store.delete(key)
+    else:
+        store.put(f"{place}/COMMIT.json", b'{"format": 1}')
+    told: list[str] = []
+    restore(store, there, tell=told.append)
+    assert any("step 200 in the store is damaged and is passed over" in text for text in told)
+    assert steps_of(there) == ["step-0000100"]
+    send_one(store, there, 200, epoch=2)  # the same step, done again
+    assert find_steps(store, "pretrain", here.fingerprint) == (200, 900)
+
+
+def test_a_commit_that_would_leave_its_directory_is_refused(
+    store: LocalStore, here: Job, there: Job, monkeypatch: pytest.MonkeyPatch
+):
+    from flows import checkpoints
+
+    send_one(store, here, 100)
+    key = f"pretrain/{here.fingerprint}/checkpoints/step-0000100/COMMIT.json"
+    tree = checkpoints.find_document(store, key, format=checkpoints.FORMAT)
+    assert tree
+    tree["files"][0]["path"] = "../../evil"
+    store.put(key, checkpoints.seal(tree, format=checkpoints.FORMAT))
+    told: list[str] = []
+    restore(store, there, tell=told.append)
+    assert "passed over" in told[0]
+    assert not list(there.directory.parent.rglob("evil"))
+
+
+def test_a_fenced_owner_commits_nothing(store: LocalStore, here: Job):
+    def fenced() -> None:
+        raise StageError("another one has it")
+
+    with pytest.raises(StageError):
+        send(store, here, save(here, 100), owner="me", epoch=1, fence=fenced)
+    assert find_steps(store, "pretrain", here.fingerprint) is None
+
+
+def test_of_two_that_commit_one_step_the_first_counts(store: LocalStore, here: Job, there: Job):
+    send_one(store, here, 100)
+    send(store, there, save(there, 100), owner="you", epoch=2, fence=lambda: None)
+    key = f"pretrain/{here.fingerprint}/checkpoints/step-0000100/COMMIT.json"
+    assert json.loads(store.get(key))["owner"] == "me"
+
+
+def test_forgetting_leaves_nothing(store: LocalStore, here: Job):
+    send_one(store, here, 100)
+    forget(store, "pretrain", here.fingerprint)
+    assert list(store.list("pretrain/")) == []

@@ -1,0 +1,114 @@
+"""The newest checkpoint goes out, whole, while the job goes on saving and dropping."""
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.launch.mirror import mirror
+from nanochat_core.errors import NanochatError, StoreError
+
+
+def save(root: Path, step: int, text: str = "x") -> Path:
+    directory = root / f"step-{step:07d}"
+    directory.mkdir(parents=True)
+    (directory / "tensors").write_text(f"{text}{step}")
+    (directory / "COMMIT.json").write_text(json.dumps({"step": step}))
+    return directory
+
+
+class Receiver:
+    """Remembers what it was sent."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.errors: list[NanochatError] = []
+        self.fail = 0
+
+    def __call__(self, directory: Path) -> None:
+        if self.fail:
+            self.fail -= 1
+            raise StoreError("not now")
+        step = json.loads((directory / "COMMIT.json").read_text())["step"]
+        assert (directory / "tensors").read_text() == f"x{step}"
+        self.steps.append(step)
+
+
+def wait_for(condition: object, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_each_new_checkpoint_is_sent_once(tmp_path: Path):
+    receiver = Receiver()
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
+        for step in (1, 2, 3):
+            save(tmp_path, step)
+            wait_for(lambda step=step: receiver.steps[-1:] == [step])
+        time.sleep(0.05)
+    assert receiver.steps == [1, 2, 3]
+    assert not receiver.errors
+
+
+def test_what_was_there_before_is_not_sent_again(tmp_path: Path):
+    save(tmp_path, 7)
+    receiver = Receiver()
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
+        time.sleep(0.05)
+    assert receiver.steps == []
+
+
+def test_a_directory_without_its_commit_is_no_checkpoint(tmp_path: Path):
+    receiver = Receiver()
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
+        (save(tmp_path, 1) / "COMMIT.json").unlink()
+        time.sleep(0.05)
+    assert receiver.steps == []
+
+
+def test_the_last_one_is_sent_before_the_block_is_left_also_by_an_error(tmp_path: Path):
+    receiver = Receiver()
+
+    def train() -> None:
+        with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=60.0):
+            save(tmp_path, 1)
+            save(tmp_path, 2)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert receiver.steps == [2]
+
+
+def test_a_store_that_fails_is_told_of_and_tried_again(tmp_path: Path):
+    receiver = Receiver()
+    receiver.fail = 2
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
+        save(tmp_path, 1)
+        wait_for(lambda: receiver.steps == [1])
+    assert len(receiver.errors) == 2
+
+
+def test_a_checkpoint_stays_whole_while_it_is_sent_though_the_job_drops_it(tmp_path: Path):
+    directory = save(tmp_path, 1)
+    shutil.rmtree(directory)
+    reached, go_on = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def send(copy: Path) -> None:
+        reached.set()
+        assert go_on.wait(5)
+        seen.append((copy / "tensors").read_text())
+
+    with mirror(tmp_path, send, on_error=lambda error: None, every=0.005):
+        directory = save(tmp_path, 1)
+        assert reached.wait(5)
+        shutil.rmtree(directory)
+        go_on.set()
+    assert seen == ["x1"]
+    assert list(tmp_path.iterdir()) == []
