@@ -1,0 +1,207 @@
+"""Taking back an artifact that turned out to be wrong: {stage}/{fingerprint}/revoked.json.
+
+Nothing is deleted: files and manifest stay, for whoever wants to know what happened. A revoked
+artifact counts as not there, so the plan builds it again, and nobody opens it by name. Bytes that
+were accepted under another fingerprint (flows/accept.py) are the same bytes: they are revoked with
+the artifact they came from. What was made from revoked artifacts can be used, with a warning.
+"""
+
+import getpass
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from flows.artifacts import find_manifest
+from flows.documents import find_document, seal
+from flows.fingerprint import short
+from flows.manifest import Manifest
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, ConfigError
+
+FORMAT = 1
+_MAX_WHY = 500  # characters
+_THREADS = 8
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revocation:
+    """Who took an artifact back, when, and why."""
+
+    why: str  # one line
+    when: str  # UTC, 2026-11-21T05:53:38Z
+    who: str  # user@host
+
+    def __str__(self) -> str:
+        return f"revoked {self.when} by {self.who}: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revoked:
+    """A revoked artifact that another one was made from."""
+
+    stage: str
+    fingerprint: str
+    revocation: Revocation
+
+    @property
+    def name(self) -> str:
+        """What a person calls the artifact: stage/fingerprint."""
+        return f"{self.stage}/{short(self.fingerprint)}"
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.revocation}"
+
+
+def find_revocation(store: Store, stage: str, fingerprint: str) -> Revocation | None:
+    """Why this artifact is not to be used, or None only when the store says that nothing is known.
+
+    Raises StoreError when the store cannot be asked, ArtifactError when its answer is damaged.
+    """
+    key = _key(stage, fingerprint)
+    tree = find_document(store, key, format=FORMAT)
+    if tree is None:
+        return None
+    try:
+        return Revocation(**tree)
+    except TypeError as error:
+        raise ArtifactError(
+            f"{store.url}/{key} is not a revocation: {error}",
+            hint="delete it, then revoke the artifact again",
+        ) from error
+
+
+def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -> Revocation:
+    """Take an artifact back. Raises ArtifactError when somebody did already."""
+    revocation = Revocation(why=one_line(why), when=when, who=who)
+    data = seal(asdict(revocation), format=FORMAT)
+    if not store.put_if_absent(_key(manifest.stage, manifest.fingerprint), data):
+        earlier = find_revocation(store, manifest.stage, manifest.fingerprint)
+        raise ArtifactError(
+            f"{manifest.name} was {earlier}" if earlier else f"{manifest.name} was revoked",
+            hint="`nanochat revoke --undo` makes it valid again",
+        )
+    return revocation
+
+
+def undo_revocation(store: Store, manifest: Manifest) -> Revocation:
+    """Make a revoked artifact valid again; returns what was said. Raises ArtifactError if none."""
+    revocation = find_revocation(store, manifest.stage, manifest.fingerprint)
+    if revocation is None:
+        raise ArtifactError(f"{manifest.name} is not revoked", hint="there is nothing to undo")
+    forget_revocation(store, manifest.stage, manifest.fingerprint)
+    return revocation
+
+
+def forget_revocation(store: Store, stage: str, fingerprint: str) -> None:
+    """Remove the record, if there is one: after its artifact was put aside to be built again."""
+    store.delete(_key(stage, fingerprint))
+
+
+def find_revoked(store: Store, manifest: Manifest) -> Revoked | None:
+    """The revocation of an artifact, or of one whose bytes it shares: the first that is found."""
+    return _find_first(store, manifest.stage, [manifest.fingerprint, *accepted_from(manifest)])
+
+
+def check_not_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
+    """The revoked artifacts that this one was made from, to warn of.
+
+    Raises ArtifactError when the artifact itself is revoked.
+    """
+    found = find_revoked(store, manifest)
+    if found is not None:
+        same = "" if found.fingerprint == manifest.fingerprint else f" (the bytes of {found.name})"
+        raise ArtifactError(
+            f"{manifest.name}{same} was {found.revocation}",
+            hint="`nanochat run PROFILE` builds it again; `nanochat revoke "
+            f"{found.name} --undo` makes it valid again",
+        )
+    return ancestors_revoked(store, manifest)
+
+
+def ancestors_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
+    """Every revoked artifact among those that this one was made from, through any number of stages.
+
+    One that is gone ends the search in its direction: nothing more is known of how it was made.
+    """
+    found: dict[tuple[str, str], Revoked] = {}
+    seen: set[tuple[str, str]] = set()
+    level = _inputs_of([manifest], seen)
+    while level:
+        looked = _in_parallel(lambda item: _look_at(store, *item), level)
+        for revoked, _ in looked:
+            if revoked is not None:
+                found[revoked.stage, revoked.fingerprint] = revoked
+        level = _inputs_of([source for _, source in looked if source], seen)
+    return tuple(found.values())
+
+
+def accepted_from(manifest: Manifest) -> tuple[str, ...]:
+    """Fingerprints under which a person accepted these bytes before, the latest first."""
+    accepted = manifest.accepted
+    return (accepted["from"], *accepted["earlier"]) if accepted else ()
+
+
+def one_line(why: str) -> str:
+    """A person's reason as it is recorded. Raises ConfigError when it says nothing."""
+    line = " ".join(why.split())
+    if not line or not line.isprintable():
+        raise ConfigError("no reason is given", hint='say it in a line: --why "..."')
+    if len(line) > _MAX_WHY:
+        raise ConfigError(
+            f"the reason has {len(line)} characters, at most {_MAX_WHY} are kept",
+            hint="say it in a line",
+        )
+    return line
+
+
+def this_person() -> str:
+    """Who is at the command line: user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container's user has no name
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _key(stage: str, fingerprint: str) -> str:
+    return f"{stage}/{fingerprint}/revoked.json"
+
+
+def _find_first(store: Store, stage: str, fingerprints: Iterable[str]) -> Revoked | None:
+    for fingerprint in fingerprints:
+        if revocation := find_revocation(store, stage, fingerprint):
+            return Revoked(stage=stage, fingerprint=fingerprint, revocation=revocation)
+    return None
+
+
+def _look_at(store: Store, stage: str, fingerprint: str) -> tuple[Revoked | None, Manifest | None]:
+    try:
+        manifest = find_manifest(store, stage, fingerprint)
+    except ArtifactError:  # damaged: as good as gone for a look around
+        manifest = None
+    if manifest is None:
+        return _find_first(store, stage, [fingerprint]), None
+    return find_revoked(store, manifest), manifest
+
+
+def _inputs_of(manifests: Iterable[Manifest], seen: set[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Inputs that were not looked at yet; they are added to `seen`."""
+
+    def fresh() -> Iterator[tuple[str, str]]:
+        for manifest in manifests:
+            for stage, source in manifest.inputs.items():
+                if (item := (stage, source.fingerprint)) not in seen:
+                    seen.add(item)
+                    yield item
+
+    return list(fresh())
+
+
+def _in_parallel(function: Callable[[_Item], _Result], items: list[_Item]) -> list[_Result]:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(function, items))
