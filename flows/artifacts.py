@@ -23,7 +23,7 @@ from flows import lock
 from flows.documents import find_document
 from flows.fingerprint import Identity, short
 from flows.manifest import FORMAT, File, Input, Manifest, Provenance, digest_of
-from infra.storage.base import Missing, Store
+from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
 from nanochat_core.errors import ArtifactError
 
 _THREADS = 8
@@ -67,23 +67,28 @@ def publish(
     logs: Iterable[Path],
     inputs: Mapping[str, Manifest],
     provenance: Provenance,
+    fence: Callable[[], None],
+    on_bytes: OnBytes = ignore_bytes,
 ) -> Published:
     """Store the files under `output` as the artifact `identity`; `logs` are single files beside it.
 
-    Whoever finds that another attempt was first adopts its artifact. Raises ArtifactError when
-    `output` holds nothing, or something that no artifact can hold, and StoreError.
+    `fence` is called last, right before the manifest is written, and raises if this attempt has
+    lost its right to (see flows/lease.py). Whoever finds that another attempt was first adopts its
+    artifact. Raises ArtifactError when `output` holds nothing, or something that no artifact can
+    hold, and StoreError.
     """
     attempt = uuid.uuid4().hex[:12]
     place = f"{identity.stage}/{identity.fingerprint}"
-    files = _upload(store, f"{place}/files/{attempt}", output, _files_of(identity.stage, output))
-    kept = [_upload(store, f"{place}/logs/{attempt}", log.parent, [log])[0] for log in logs]
+    found = _files_of(identity.stage, output)
+    files = _upload(store, f"{place}/files/{attempt}", output, found, on_bytes)
+    kept = [_upload(store, f"{place}/logs/{attempt}", log.parent, [log], on_bytes) for log in logs]
     digest = digest_of(files)
     manifest = Manifest(
         stage=identity.stage,
         fingerprint=identity.fingerprint,
         preimage=identity.preimage,
         files=files,
-        logs=tuple(kept),
+        logs=tuple(file for uploaded in kept for file in uploaded),
         digest=digest,
         inputs={n: Input(fingerprint=m.fingerprint, digest=m.digest) for n, m in inputs.items()},
         provenance=provenance,
@@ -91,6 +96,7 @@ def publish(
     )
     data = manifest.to_json()
     Manifest.from_json(data, where=f"the new manifest of {manifest.name}")
+    fence()
     if store.put_if_absent(f"{place}/manifest.json", data):
         _add_to_index(store, manifest)
         return Published(manifest=manifest, adopted=False, divergence=None)
@@ -252,13 +258,15 @@ def _files_of(stage: str, output: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(output).as_posix())
 
 
-def _upload(store: Store, prefix: str, base: Path, paths: list[Path]) -> tuple[File, ...]:
+def _upload(
+    store: Store, prefix: str, base: Path, paths: list[Path], on_bytes: OnBytes
+) -> tuple[File, ...]:
     def upload_one(path: Path) -> File:
         name = path.relative_to(base).as_posix()
         file = File(
             path=name, size=path.stat().st_size, sha256=_sha256(path), key=f"{prefix}/{name}"
         )
-        store.upload(file.key, path)
+        store.upload(file.key, path, on_bytes=on_bytes)
         return file
 
     return tuple(_parallel(upload_one, paths))

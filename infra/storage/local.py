@@ -236,7 +236,7 @@ class LocalStore:
     def _check_reachable(self) -> None:
         if self._root.is_dir():
             return
-        if self._root.exists():
+        if self._root.exists() and not self._root.is_dir():  # both: it may just have been made
             raise StoreError(f"store {self.url} is a file, not a directory")
         if not self._root.parent.is_dir():
             raise StoreError(

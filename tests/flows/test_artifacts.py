@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from flows.fingerprint import Identity, fingerprint_of
 from flows.manifest import Manifest, Provenance
 from infra.storage.base import Missing
 from infra.storage.local import LocalStore
-from nanochat_core.errors import ArtifactError, StoreError
+from nanochat_core.errors import ArtifactError, StageError, StoreError
 
 PROVENANCE = Provenance(
     run="tiny-1",
@@ -52,8 +53,17 @@ def write_output(tmp_path: Path, *, train: bytes = b"123456") -> Path:
     return output
 
 
+def no_fence() -> None:
+    """Nobody else may publish meanwhile."""
+
+
 def publish_rows(
-    store: LocalStore, tmp_path: Path, *, train: bytes = b"123456", identity: Identity = ROWS
+    store: LocalStore,
+    tmp_path: Path,
+    *,
+    train: bytes = b"123456",
+    identity: Identity = ROWS,
+    fence: Callable[[], None] = no_fence,
 ) -> Published:
     output = write_output(tmp_path, train=train)
     return publish(
@@ -63,6 +73,7 @@ def publish_rows(
         logs=[output.parent / "events.jsonl"],
         inputs={},
         provenance=PROVENANCE,
+        fence=fence,
     )
 
 
@@ -137,7 +148,13 @@ output.mkdir()
 (output / "rows.json").write_text(me)
 (output / "train.rows").write_text(me * 50_000)
 provenance = Provenance(
-    run=me, owner="o", epoch=1, created="2026-11-21T05:53:38Z", git_commit=None, metrics={}, segments=()
+    run=me,
+    owner="o",
+    epoch=1,
+    created="2026-11-21T05:53:38Z",
+    git_commit=None,
+    metrics={},
+    segments=(),
 )
 print("ready", flush=True)
 sys.stdin.readline()
@@ -145,7 +162,13 @@ for seed in range(20):
     preimage = {"stage": "rows", "format": 1, "config": {"seed": seed}, "inputs": {}, "code": {}}
     identity = Identity(stage="rows", fingerprint=fingerprint_of(preimage), preimage=preimage)
     result = publish(
-        LocalStore(work / "store"), identity, output, logs=[], inputs={}, provenance=provenance
+        LocalStore(work / "store"),
+        identity,
+        output,
+        logs=[],
+        inputs={},
+        provenance=provenance,
+        fence=lambda: None,
     )
     print(result.manifest.provenance.run, result.divergence is not None)
 """
@@ -196,6 +219,36 @@ def test_a_killed_attempt_leaves_no_artifact(store: LocalStore, tmp_path: Path):
     assert not publish_rows(store, tmp_path).adopted
 
 
+def test_an_attempt_that_lost_its_right_publishes_nothing(store: LocalStore, tmp_path: Path):
+    key = f"rows/{ROWS.fingerprint}/manifest.json"
+
+    def fence() -> None:
+        assert list(store.list(f"rows/{ROWS.fingerprint}/files/")), "the files go first"
+        raise StageError("somebody else builds it")
+
+    with pytest.raises(StageError):
+        publish_rows(store, tmp_path, fence=fence)
+    with pytest.raises(Missing):
+        store.get(key)
+    assert not list(store.list("index/"))
+
+
+def test_progress_of_publishing_adds_up_to_all_bytes(store: LocalStore, tmp_path: Path):
+    output = write_output(tmp_path)
+    told: list[int] = []
+    publish(
+        store,
+        ROWS,
+        output,
+        logs=[output.parent / "events.jsonl"],
+        inputs={},
+        provenance=PROVENANCE,
+        fence=no_fence,
+        on_bytes=told.append,
+    )
+    assert sum(told) == len(b"123456") + len("{}") + len('{"kind": "start"}\n')
+
+
 def test_a_writer_whose_answer_was_lost_has_won(tmp_path: Path):
     class Forgetful(LocalStore):
         def put_if_absent(self, key: str, data: bytes) -> bool:
@@ -231,7 +284,15 @@ def test_built_again_with_the_same_bytes_is_no_divergence(store: LocalStore, tmp
 def test_a_stage_that_left_nothing_publishes_nothing(store: LocalStore, tmp_path: Path):
     (tmp_path / "output").mkdir()
     with pytest.raises(ArtifactError, match="left no files"):
-        publish(store, ROWS, tmp_path / "output", logs=[], inputs={}, provenance=PROVENANCE)
+        publish(
+            store,
+            ROWS,
+            tmp_path / "output",
+            logs=[],
+            inputs={},
+            provenance=PROVENANCE,
+            fence=no_fence,
+        )
 
 
 def test_an_output_that_is_no_plain_file_or_no_plain_name_is_refused(
@@ -240,11 +301,11 @@ def test_an_output_that_is_no_plain_file_or_no_plain_name_is_refused(
     output = write_output(tmp_path)
     (output / "link").symlink_to("/etc/passwd")
     with pytest.raises(ArtifactError, match="not a plain file"):
-        publish(store, ROWS, output, logs=[], inputs={}, provenance=PROVENANCE)
+        publish(store, ROWS, output, logs=[], inputs={}, provenance=PROVENANCE, fence=no_fence)
     (output / "link").unlink()
     (output / "with space").write_text("")
     with pytest.raises(StoreError, match="with space"):
-        publish(store, ROWS, output, logs=[], inputs={}, provenance=PROVENANCE)
+        publish(store, ROWS, output, logs=[], inputs={}, provenance=PROVENANCE, fence=no_fence)
     assert find_manifest(store, "rows", ROWS.fingerprint) is None
 
 
@@ -253,7 +314,7 @@ def test_old_artifacts_are_listed_newest_first(store: LocalStore, tmp_path: Path
         output = write_output(tmp_path)
         provenance = dataclasses.replace(PROVENANCE, created=f"2026-11-0{day}T00:00:00Z")
         identity = identity_of("rows", seed=day)
-        publish(store, identity, output, logs=[], inputs={}, provenance=provenance)
+        publish(store, identity, output, logs=[], inputs={}, provenance=provenance, fence=no_fence)
     seeds = [m.preimage["config"] for m in newest_manifests(store, "rows", 2)]
     assert seeds == [{"seed": 3}, {"seed": 2}]
     assert list(newest_manifests(store, "pretrain", 2)) == []

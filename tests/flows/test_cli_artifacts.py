@@ -50,7 +50,15 @@ def make_artifact(store: Store, stage: str, files: dict[str, str], directory: Pa
         metrics={},
         segments=(),
     )
-    return publish(store, identity, output, logs=[], inputs={}, provenance=provenance).manifest
+    return publish(
+        store,
+        identity,
+        output,
+        logs=[],
+        inputs={},
+        provenance=provenance,
+        fence=lambda: None,
+    ).manifest
 
 
 def make_run(store: Store, *manifests: Manifest, run: str = "tiny-1", started: str = "1") -> None:

@@ -59,6 +59,7 @@ def publish_sft(store: LocalStore, tmp_path: Path, content: str) -> Manifest:
             metrics={},
             segments=(),
         ),
+        fence=lambda: None,
     ).manifest
 
 

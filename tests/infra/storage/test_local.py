@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def test_put_if_absent_keeps_the_first(store: LocalStore):
     assert store.put_if_absent("a/manifest.json", b"first")
     assert not store.put_if_absent("a/manifest.json", b"second")
     assert store.get("a/manifest.json") == b"first"
+
+
+def test_many_first_writes_at_once_all_arrive(tmp_path: Path):
+    for number in range(40):
+        store = LocalStore(tmp_path / f"store-{number}")
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda n, s=store: s.put(f"a/{n}", b""), range(8)))
 
 
 RACER = """
