@@ -38,7 +38,7 @@ class Stored:
     """An object as it was read at one moment."""
 
     data: bytes
-    version: str  # opaque; another one after each write
+    version: str  # opaque; another one when the bytes are others, perhaps when they are the same
     age: float  # seconds since it was written, both moments by the store's own clock
 
 
@@ -71,8 +71,8 @@ class Store(Protocol):
     def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
         """Replace an object unless it was written or deleted since `version` was read of it.
 
-        Whether it was replaced; data that is there already counts as ours, so writers who compete
-        must write different bytes.
+        Whether it was replaced. Data that is there already counts as ours, and rewriting the same
+        bytes need not change a version: whoever competes, or renews, writes other bytes each time.
         """
         ...
 
@@ -112,7 +112,8 @@ class Store(Protocol):
         """Write an object to a local file, whole or not at all; read-only. Raises Missing.
 
         The bytes are not verified and not yet durable: whoever asked checks their digest. What a
-        killed fetch of the same key to the same path left behind is gone on with.
+        killed fetch of the same key to the same path left behind (a hidden `.part` beside the path)
+        is gone on with, and counts for `on_bytes` at once.
         """
         ...
 
