@@ -1,23 +1,31 @@
-"""What runs there were, and names for what they made: runs/{run}.json and refs/{name}.json.
+"""What runs there were, and tags that stand for one: runs/{run}.json and refs/{name}.json.
 
-A run's name is its profile's unless the person gave one; its id adds the time. `sft@tiny` is the
-sft artifact of the latest run called tiny, unless refs/tiny.json points at a certain run.
+A run's name is its profile's unless the person gave one; its id adds the time. A name stands for a
+tag, else for the run with this id, else for the runs called so, latest first.
 """
 
 import datetime
+import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
-from flows.artifacts import find_manifest
 from flows.documents import find_document, seal
-from flows.manifest import Manifest
-from infra.storage.base import Store, check_key
-from nanochat_core.errors import ArtifactError
+from infra.storage.base import MAX_SEGMENT, Entry, Missing, Store, check_key
+from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
 FORMAT = 2
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
+
+_THREADS = 8  # small records read at the same time
+_SWAPS = 20  # others who point the same tag elsewhere while we try to
+_ID = re.compile(r"(.+)-(\d{8}t\d{6}z)-[0-9a-f]{4}")  # as new_run_id makes them
+_MAX_SHOWN = 60  # characters of a name that is refused
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +50,21 @@ def timestamp(seconds: float) -> str:
 
 def new_run_id(name: str, started: str) -> str:
     """An id that no other run has; ids of one name sort by time."""
-    stamp = "".join(c for c in started.lower() if c.isalnum())
-    return f"{name}-{stamp}-{uuid.uuid4().hex[:4]}"
+    return f"{name}-{_stamp(started)}-{uuid.uuid4().hex[:4]}"
+
+
+def check_name(name: str) -> str:
+    """Return `name` if a run or a tag can be called so. Raises ConfigError."""
+    try:
+        check_key(name)
+    except StoreError as error:
+        raise ConfigError(_no_name(name), hint=error.hint) from error
+    if "/" in name or len(name) + len(".json") > MAX_SEGMENT:
+        raise ConfigError(_no_name(name), hint="a name is one short word, like tiny or main")
+    return name
+
+
+# Runs.
 
 
 def write_run(store: Store, run: Run) -> None:
@@ -52,55 +73,177 @@ def write_run(store: Store, run: Run) -> None:
 
 
 def find_run(store: Store, run: str) -> Run | None:
-    """The record of a run by its id."""
-    tree = find_document(store, f"runs/{run}.json", format=FORMAT)
+    """The record of a run by its id. Raises ArtifactError, naming it, when it is damaged."""
+    key = f"runs/{run}.json"
+    tree = find_document(store, key, format=FORMAT)
     if tree is None:
         return None
     try:
         tree["overrides"] = tuple(tree["overrides"])
-        return Run(**tree)
+        found = Run(**tree)
     except (TypeError, KeyError) as error:
+        raise ArtifactError(f"{store.url}/{key} is not a run's record: {error}") from error
+    if found.run != run:
         raise ArtifactError(
-            f"{store.url}/runs/{run}.json is not a run's record: {error}"
-        ) from error
+            f"{store.url}/{key} is the record of run {found.run}", hint="delete it: it was moved"
+        )
+    return found
 
 
-def newest_runs(store: Store, name: str) -> Iterator[Run]:
-    """Every run called `name`, newest first; read one by one."""
-    for entry in reversed(list(store.list(f"runs/{name}-"))):
-        run = find_run(store, entry.key.removeprefix("runs/").removesuffix(".json"))
-        if run is not None and run.name == name:
-            yield run
+def runs_called(store: Store, name: str) -> Iterator[Run]:
+    """The run that `name` stands for, or the runs called so, latest first; read as needed.
 
-
-def point(store: Store, name: str, run: str) -> None:
-    """Make `name` stand for the run with id `run`."""
-    store.put(f"refs/{name}.json", seal({"run": run}, format=FORMAT))
-
-
-def resolve(store: Store, reference: str) -> Manifest:
-    """The artifact called STAGE@NAME; NAME is a ref, a run's id or a run's name, in this order.
-
-    Of the runs of one name it is the latest that made this stage. Raises ArtifactError.
+    Raises ConfigError for what cannot be a name, ArtifactError for a damaged record, or a tag whose
+    run is gone.
     """
-    stage, at, name = reference.partition("@")
-    if not at:
-        raise ArtifactError(f"'{reference}' is no artifact's name", hint="one is like sft@tiny")
-    check_key(f"{stage}/{name}")
-    for run in _runs_called(store, name):
-        if stage in run.stages and (manifest := find_manifest(store, stage, run.stages[stage])):
-            return manifest
-    known = sorted({e.key.removeprefix("runs/").rsplit("-", 2)[0] for e in store.list("runs/")})
-    raise ArtifactError(
-        f"there is no {reference} in {store.url}",
-        hint=f"runs there: {', '.join(known)}" if known else f"make one: nanochat run {name}",
-    )
-
-
-def _runs_called(store: Store, name: str) -> Iterator[Run]:
-    ref = find_document(store, f"refs/{name}.json", format=FORMAT)
-    run = find_run(store, str(ref["run"]) if ref else name)
-    if run is not None:
+    check_name(name)
+    if (tagged := find_tag(store, name)) is not None:
+        yield _open_tagged(store, name, tagged)
+    elif run := find_run(store, name):
         yield run
     else:
         yield from newest_runs(store, name)
+
+
+def newest_runs(store: Store, name: str) -> Iterator[Run]:
+    """Every run called `name`, newest first; read as needed, several at a time after the first."""
+    entries = reversed(list(store.list(f"runs/{name}-")))
+    ids = [run for run in map(_id_of, entries) if _name_in(run) in (name, None)]
+    for start, end in _batches(len(ids)):
+        for run in _read_lazily(lambda run: find_run(store, run), ids[start:end]):
+            if run is not None and run.name == name:
+                yield run
+
+
+def latest_runs(store: Store, count: int) -> list[Run]:
+    """The last runs of whatever name, the latest first; only these are read.
+
+    For a look around: a damaged record is passed over.
+    """
+    entries = sorted(store.list("runs/"), key=_time_of, reverse=True)
+    found = read_all(lambda run: _find_whole(store, run), [_id_of(e) for e in entries[:count]])
+    return [run for run in found if run is not None]
+
+
+def known_names(store: Store) -> list[str]:
+    """Every tag and every name of a run; read are only runs whose id does not tell, and few."""
+    runs = [_id_of(entry) for entry in store.list("runs/")]
+    names = {run: _name_in(run) for run in runs}
+    odd = [run for run, name in names.items() if name is None][-_THREADS:]
+    found = read_all(lambda run: _find_whole(store, run), odd)
+    return sorted({*tag_names(store), *filter(None, names.values()), *(r.name for r in found if r)})
+
+
+# Tags.
+
+
+def tag_names(store: Store) -> list[str]:
+    """Every tag."""
+    return [e.key.removeprefix("refs/").removesuffix(".json") for e in store.list("refs/")]
+
+
+def find_tag(store: Store, name: str) -> str | None:
+    """The id of the run that a tag points at. Raises ArtifactError when its record is damaged."""
+    key = f"refs/{name}.json"
+    try:
+        tree = find_document(store, key, format=FORMAT)
+        if tree is not None and not isinstance(tree.get("run"), str):
+            raise ArtifactError(f"{store.url}/{key} is damaged: it names no run")
+    except ArtifactError as error:
+        error.hint = f"point it at a run again: nanochat tag {name} RUN"
+        raise
+    return None if tree is None else str(tree["run"])
+
+
+def point(store: Store, name: str, run: str) -> str | None:
+    """Make the tag `name` stand for the run with id `run`; returns what it stood for before.
+
+    Of several who do so the last one wins, and each is told what it replaced. A damaged record is
+    replaced too, as if there had been none.
+    """
+    key, data = f"refs/{check_name(name)}.json", seal({"run": run}, format=FORMAT)
+    for _ in range(_SWAPS):
+        try:
+            version = store.get_stored(key).version
+        except Missing:
+            if store.put_if_absent(key, data):
+                return None
+            continue
+        try:
+            old = find_tag(store, name)
+        except ArtifactError:
+            old = None
+        # Whatever was written in between has another version, so `old` is what is replaced.
+        if store.put_if_same(key, data, version=version):
+            return old
+    raise StoreError(
+        f"tag {name} in {store.url} changes faster than it can be written",
+        hint="somebody else sets it, again and again; try again later",
+    )
+
+
+def remove_tag(store: Store, name: str) -> None:
+    """Forget a tag; the run it stood for stays."""
+    store.delete(f"refs/{check_name(name)}.json")
+
+
+def read_all(read: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """`read` of each item, in order, several at the same time; the first error is raised."""
+    return list(_read_lazily(read, items))
+
+
+def _read_lazily(read: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
+    """Results in order; an error is raised in its turn, so never for what nobody asked for."""
+    if len(items) <= 1:
+        yield from map(read, items)
+        return
+    with ThreadPoolExecutor(_THREADS) as pool:
+        yield from pool.map(read, items)
+
+
+def _batches(count: int) -> Iterable[tuple[int, int]]:
+    """The first alone, it is mostly all that is wanted; then as many as there are threads."""
+    yield 0, 1
+    yield from ((start, start + _THREADS) for start in range(1, count, _THREADS))
+
+
+def _open_tagged(store: Store, name: str, run: str) -> Run:
+    found = find_run(store, run)
+    if found is None:
+        raise ArtifactError(
+            f"tag {name} points at run {run}, which has no record in {store.url}",
+            hint=f"point it at another one: nanochat tag {name} RUN",
+        )
+    return found
+
+
+def _find_whole(store: Store, run: str) -> Run | None:
+    try:
+        return find_run(store, run)
+    except ArtifactError:
+        return None
+
+
+def _id_of(entry: Entry) -> str:
+    return entry.key.removeprefix("runs/").removesuffix(".json")
+
+
+def _name_in(run: str) -> str | None:
+    """The name in a run's id, None when the id was given by hand."""
+    match = _ID.fullmatch(run)
+    return match[1] if match else None
+
+
+def _time_of(entry: Entry) -> tuple[str, float]:
+    """When a run started, by its id; where that does not tell, when it was last heard of."""
+    match = _ID.fullmatch(_id_of(entry))
+    return match[2] if match else _stamp(timestamp(entry.modified)), entry.modified
+
+
+def _stamp(time: str) -> str:
+    return "".join(c for c in time.lower() if c.isalnum())
+
+
+def _no_name(name: str) -> str:
+    shown = name if len(name) <= _MAX_SHOWN else f"{name[: _MAX_SHOWN - 3]}..."
+    return f"{shown!a} cannot be the name of a run or a tag"

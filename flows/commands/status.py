@@ -11,12 +11,11 @@ from flows.commands.options import AsJson, Place, What
 from flows.commands.terminal import print_json, screen
 from flows.fingerprint import short
 from flows.plan import STATES, StagePlan, make_plan
-from flows.profiles import PROFILES, open_profile
-from flows.references import all_runs, runs_called, suggest
-from flows.runs import Run
+from flows.profiles import open_profile
+from flows.references import open_run
+from flows.runs import Run, latest_runs
 from flows.stages import STAGES
 from infra.storage.base import Store
-from nanochat_core.errors import ConfigError
 from nanochat_core.runtime.progress import read_events
 
 _SHOWN = 10
@@ -25,7 +24,8 @@ _WIDTH = max(len(stage.name) for stage in STAGES)
 
 def status(
     run: Annotated[
-        str | None, Parameter(help="A profile (its latest run) or a run's id. Default: list runs.")
+        str | None,
+        Parameter(help="A profile (its latest run), a tag or a run's id. Default: list runs."),
     ] = None,
     /,
     *,
@@ -35,10 +35,10 @@ def status(
     """List the latest runs, or show how far one of them is."""
     store = place.open_store()
     if run is None:
-        runs = all_runs(store)[:_SHOWN]
+        runs = latest_runs(store, _SHOWN)
         lines = list(_list(runs)) or ["no runs yet: nanochat run tiny"]
     else:
-        runs = [_open_run(store, run)]
+        runs = [open_run(store, run)]
         lines = list(_describe(runs[0], store, place))
     if as_json:
         print_json([asdict(found) for found in runs])
@@ -47,17 +47,6 @@ def status(
     for line in lines:
         console.print(line)
     return 0
-
-
-def _open_run(store: Store, name: str) -> Run:
-    """The run with this id, else the latest called so. Raises ConfigError when there is none."""
-    found = next(runs_called(store, name), None)
-    if found is not None:
-        return found
-    if name in PROFILES:
-        raise ConfigError(f"{name} was never run in {store.url}", hint=f"nanochat run {name}")
-    known = sorted({other.name for other in all_runs(store)} | set(PROFILES))
-    raise ConfigError(f"there is no run '{name}' in {store.url}", hint=suggest(name, known))
 
 
 def _list(runs: list[Run]) -> Iterator[str]:

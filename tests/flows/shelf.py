@@ -1,0 +1,170 @@
+"""Artifacts, runs and tags that tests put into a store without building anything."""
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flows.fingerprint import fingerprint_of
+from flows.manifest import File, Input, Manifest, Provenance, digest_of
+from flows.runs import Run, write_run
+from infra.storage.base import Entry, Store, Stored
+from infra.storage.local import LocalStore
+from nanochat_core.config import Tree
+
+CREATED = "2026-11-21T06:00:00Z"
+
+
+def make_manifest(
+    stage: str,
+    *,
+    config: Mapping[str, Tree] | None = None,
+    code: Mapping[str, Tree] | None = None,
+    files: Mapping[str, str] | None = None,
+    inputs: Mapping[str, Manifest] | None = None,
+    accepted: dict[str, Any] | None = None,
+    **provenance: Any,
+) -> Manifest:
+    """A manifest that holds together; its files' bytes are nowhere."""
+    sources = {
+        name: Input(fingerprint=source.fingerprint, digest=source.digest)
+        for name, source in (inputs or {}).items()
+    }
+    preimage: dict[str, Tree] = {
+        "stage": stage,
+        "format": 1,
+        "config": dict(config or {}),
+        "inputs": {name: source.digest for name, source in sources.items()},
+        "code": dict(code or {}),
+    }
+    fingerprint = fingerprint_of(preimage)
+    contents = files or {"data": "x"}
+    made = tuple(_file(stage, fingerprint, "files", p, contents[p]) for p in sorted(contents))
+    return Manifest(
+        stage=stage,
+        fingerprint=fingerprint,
+        preimage=preimage,
+        files=made,
+        logs=(_file(stage, fingerprint, "logs", "events.jsonl", "{}"),),
+        digest=digest_of(made),
+        inputs=sources,
+        provenance=_provenance(**provenance),
+        divergences=(),
+        accepted=accepted,
+    )
+
+
+def put_artifact(store: Store, manifest: Manifest) -> Manifest:
+    """Make it exist, and known to the index."""
+    stamp = "".join(c for c in manifest.provenance.created.lower() if c.isalnum())
+    store.put(f"{manifest.stage}/{manifest.fingerprint}/manifest.json", manifest.to_json())
+    store.put(f"index/{manifest.stage}/{stamp}-{manifest.fingerprint}", b"")
+    return manifest
+
+
+def put_run(
+    store: Store, run: str, *manifests: Manifest, name: str = "tiny", **changes: Any
+) -> Run:
+    """Record a run that made these artifacts."""
+    facts: dict[str, Any] = {
+        "run": run,
+        "name": name,
+        "profile": "tiny",
+        "depth": None,
+        "overrides": (),
+        "status": "finished",
+        "started": CREATED,
+        "ended": CREATED,
+        "stages": {manifest.stage: manifest.fingerprint for manifest in manifests},
+    }
+    record = Run(**{**facts, **changes})
+    write_run(store, record)
+    return record
+
+
+def two_alike(stage: str, digits: int = 4, **provenance: Any) -> tuple[Manifest, Manifest]:
+    """Two artifacts whose fingerprints begin with the same digits."""
+    seen: dict[str, Manifest] = {}
+    for seed in range(100_000):
+        manifest = make_manifest(stage, config={"seed": seed}, **provenance)
+        other = seen.setdefault(manifest.fingerprint[:digits], manifest)
+        if other is not manifest:
+            return other, manifest
+    raise AssertionError("no two alike")
+
+
+class Counting(LocalStore):
+    """Counts what is asked of the store, and how many readers ask at the same time."""
+
+    def __init__(self, directory: Path, *, seconds: float = 0.0) -> None:
+        super().__init__(directory)
+        self.gets: list[str] = []
+        self.lists: list[str] = []
+        self.most_at_once = 0
+        self._seconds = seconds  # that an answer takes
+        self._at_once = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> bytes:
+        """See Store."""
+        self._count(self.gets, key)
+        try:
+            return super().get(key)
+        finally:
+            self._end()
+
+    def get_stored(self, key: str) -> Stored:
+        """See Store."""
+        self._count(self.gets, key)
+        try:
+            return super().get_stored(key)
+        finally:
+            self._end()
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """See Store."""
+        self.lists.append(prefix)
+        return super().list(prefix)
+
+    def kinds(self) -> Counter[str]:
+        """Gets by what was asked for: manifest.json, revoked.json, runs, refs."""
+        ends = {"runs", "refs"}
+        tops = [(key.partition("/")[0], key.rpartition("/")[2]) for key in self.gets]
+        return Counter(top if top in ends else last for top, last in tops)
+
+    def _count(self, asked: "list[str]", key: str) -> None:
+        with self._lock:
+            asked.append(key)
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        time.sleep(self._seconds)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._at_once -= 1
+
+
+def _provenance(**changes: Any) -> Provenance:
+    facts: dict[str, Any] = {
+        "run": "tiny-1",
+        "owner": "o",
+        "epoch": 1,
+        "created": CREATED,
+        "git_commit": None,
+        "metrics": {},
+        "segments": (),
+    }
+    return Provenance(**{**facts, **changes})
+
+
+def _file(stage: str, fingerprint: str, folder: str, path: str, content: str) -> File:
+    data = content.encode()
+    return File(
+        path=path,
+        size=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        key=f"{stage}/{fingerprint}/{folder}/a/{path}",
+    )
