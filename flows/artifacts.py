@@ -1,4 +1,6 @@
-"""Publishing and fetching artifacts: bytes first, manifest last, every byte checked on return.
+"""Publishing artifacts and finding them: bytes first, manifest last.
+
+Fetching is in flows/cache.py. The keys:
 
 {stage}/{fingerprint}/files/{attempt}/...   uploaded first, by each attempt in its own place
 {stage}/{fingerprint}/logs/{attempt}/...
@@ -8,28 +10,18 @@
 index/{stage}/{created}-{fingerprint}       empty; lists artifacts for people, decides nothing
 """
 
-import contextlib
-import hashlib
-import shutil
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
-from flows import lock
 from flows.documents import find_document
 from flows.fingerprint import Identity, short
 from flows.manifest import FORMAT, File, Input, Manifest, Provenance, digest_of
-from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
+from flows.verify import sha256_of, transfer_each
+from infra.storage.base import OnBytes, Store, ignore_bytes
 from nanochat_core.errors import ArtifactError
-
-_THREADS = 8
-_CHUNK = 1 << 20
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,100 +142,6 @@ def _find_whole(store: Store, stage: str, fingerprint: str) -> Manifest | None:
         return None
 
 
-def fetch(store: Store, manifest: Manifest, cache: Path) -> Path:
-    """A local directory with the artifact: files/, logs/ and manifest.json, every byte verified.
-
-    A whole copy in `cache` is used again, after it was verified too; a damaged one is fetched anew.
-    Raises ArtifactError, naming the file, when the store's own bytes are damaged or gone.
-    """
-    directory = cache / manifest.stage / f"{short(manifest.fingerprint)}-{short(manifest.digest)}"
-    with lock.hold(directory.with_name(f"{directory.name}.lock"), lambda owner: None):
-        if not _is_whole(manifest, directory):
-            with _fresh_directory(directory) as fresh:
-                _fetch_files(store, manifest, fresh)
-                (fresh / "manifest.json").write_bytes(manifest.to_json())
-    return directory
-
-
-def _fetch_files(store: Store, manifest: Manifest, directory: Path) -> None:
-    def fetch_one(item: tuple[File, Path]) -> None:
-        file, path = item
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            store.fetch(file.key, path)
-        except Missing:
-            raise _damaged(store, manifest, file, "is gone") from None
-        if (size := path.stat().st_size) != file.size:
-            raise _damaged(
-                store, manifest, file, f"has {size} bytes, its manifest says {file.size}"
-            )
-        if (sha256 := _sha256(path)) != file.sha256:
-            raise _damaged(
-                store,
-                manifest,
-                file,
-                f"has sha256 {short(sha256)}, its manifest says {short(file.sha256)}",
-            )
-
-    _parallel(fetch_one, list(_places(manifest, directory)))
-
-
-def _damaged(store: Store, manifest: Manifest, file: File, what: str) -> ArtifactError:
-    return ArtifactError(
-        f"{file.path} of {manifest.name} {what} ({store.url}/{file.key})",
-        hint=f"the store's copy is damaged: `nanochat run PROFILE --force {manifest.stage}` builds "
-        "it again",
-    )
-
-
-def _places(manifest: Manifest, directory: Path) -> Iterator[tuple[File, Path]]:
-    for folder, files in (("files", manifest.files), ("logs", manifest.logs)):
-        for file in files:
-            yield file, directory / folder / file.path
-
-
-def _is_whole(manifest: Manifest, directory: Path) -> bool:
-    """Whether the cached copy is exactly what the manifest says, all bytes read."""
-    try:
-        if (directory / "manifest.json").read_bytes() != manifest.to_json():
-            return False
-        expected = {path: file for file, path in _places(manifest, directory)}
-        found = [
-            path
-            for folder in ("files", "logs")
-            for path in (directory / folder).rglob("*")
-            if path.is_symlink() or not path.is_dir()
-        ]
-        if set(found) != set(expected) or any(path.is_symlink() for path in found):
-            return False
-        if any(path.stat().st_size != file.size for path, file in expected.items()):
-            return False
-        digests = _parallel(_sha256, list(expected))
-    except OSError:
-        return False
-    return digests == [file.sha256 for file in expected.values()]
-
-
-@contextlib.contextmanager
-def _fresh_directory(final: Path) -> Generator[Path]:
-    """An empty directory that takes the place of `final` when the block ends well."""
-    fresh = final.with_name(f".{final.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
-    try:
-        (fresh / "files").mkdir(parents=True)
-        (fresh / "logs").mkdir()
-        yield fresh
-        shutil.rmtree(final, ignore_errors=True)
-        fresh.rename(final)
-    except OSError as error:
-        raise ArtifactError(
-            f"{final} cannot be written: {(error.strerror or str(error)).lower()}",
-            hint="check that NANOCHAT_HOME is a directory of yours on a disk with free space",
-        ) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
 def _files_of(stage: str, output: Path) -> list[Path]:
     found = [path for path in output.rglob("*") if path.is_symlink() or not path.is_dir()]
     if not found:
@@ -261,15 +159,15 @@ def _files_of(stage: str, output: Path) -> list[Path]:
 def _upload(
     store: Store, prefix: str, base: Path, paths: list[Path], on_bytes: OnBytes
 ) -> tuple[File, ...]:
-    def upload_one(path: Path) -> File:
+    def upload_one(path: Path, on_bytes: OnBytes) -> File:
         name = path.relative_to(base).as_posix()
         file = File(
-            path=name, size=path.stat().st_size, sha256=_sha256(path), key=f"{prefix}/{name}"
+            path=name, size=path.stat().st_size, sha256=sha256_of(path), key=f"{prefix}/{name}"
         )
         store.upload(file.key, path, on_bytes=on_bytes)
         return file
 
-    return tuple(_parallel(upload_one, paths))
+    return tuple(transfer_each(upload_one, paths, on_bytes=on_bytes))
 
 
 def _other_contents(store: Store, place: str, digest: str) -> list[str]:
@@ -281,16 +179,3 @@ def _other_contents(store: Store, place: str, digest: str) -> list[str]:
 def _add_to_index(store: Store, manifest: Manifest) -> None:
     stamp = "".join(c for c in manifest.provenance.created.lower() if c.isalnum())
     store.put(f"index/{manifest.stage}/{stamp}-{manifest.fingerprint}", b"")
-
-
-def _parallel(function: Callable[[_Item], _Result], items: list[_Item]) -> list[_Result]:
-    """Results in order; the first error is raised."""
-    if len(items) == 1:
-        return [function(items[0])]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(function, items))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

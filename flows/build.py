@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from flows import lock
-from flows.artifacts import Published, fetch, find_manifest, publish, supersede
+from flows.artifacts import Published, find_manifest, publish, supersede
+from flows.cache import Cache, fetch
 from flows.fingerprint import CARRIERS, REPOSITORY, Code, Identity, identify
 from flows.manifest import Facts, Manifest, Provenance
 from flows.runs import timestamp
 from flows.stages import Stage
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
-from infra.placement import Placement
+from infra.placement import Placement, default_cache_limit
 from infra.storage.base import Store
 from nanochat_core.config import RunConfig, Section
 from nanochat_core.errors import NanochatError, StageError
@@ -65,10 +66,9 @@ class Site:
         """Work directories of unfinished jobs, by stage and fingerprint."""
         return self.placement.home / "work"
 
-    @property
-    def cache(self) -> Path:
-        """Fetched artifacts, by stage and fingerprint."""
-        return self.placement.home / "artifacts"
+    def open_cache(self) -> Cache:
+        """Fetched artifacts. What it hands out is in use until it is closed."""
+        return Cache(self.placement.home / "artifacts", default_cache_limit())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,16 +142,17 @@ def _reuse(site: Site, manifest: Manifest) -> Built:
 
 def _build(stage: Stage, site: Site, identity: Identity, inputs: Mapping[str, Manifest]) -> Built:
     started = time.time()
-    job = _make_job(stage, site, identity, _fetch_inputs(stage, site, inputs))
     processes = max(site.placement.gpus, 1) if stage.compute == "gpu" else 1
-    site.watch(
-        stage.name,
-        {"kind": "building", "fingerprint": identity.fingerprint, "processes": processes},
-    )
-    _append_segment(job, site, processes)
-    result = run_job(
-        job, processes=processes, on_event=lambda e: site.watch(stage.name, e), stop=site.stop
-    )
+    with site.open_cache() as cache:
+        job = _make_job(stage, site, identity, _fetch_inputs(stage, site, inputs, cache))
+        site.watch(
+            stage.name,
+            {"kind": "building", "fingerprint": identity.fingerprint, "processes": processes},
+        )
+        _append_segment(job, site, processes)
+        result = run_job(
+            job, processes=processes, on_event=lambda e: site.watch(stage.name, e), stop=site.stop
+        )
     _check_modules(stage, site, identity, result)
     published = _publish(site, identity, job, inputs, result)
     shutil.rmtree(job.directory, ignore_errors=True)
@@ -208,11 +209,19 @@ def _work_directory(site: Site, identity: Identity) -> Path:
     return lock.work_directory(site.work, identity.stage, identity.fingerprint)
 
 
-def _fetch_inputs(stage: Stage, site: Site, inputs: Mapping[str, Manifest]) -> dict[str, Path]:
+def _fetch_inputs(
+    stage: Stage, site: Site, inputs: Mapping[str, Manifest], cache: Cache
+) -> dict[str, Path]:
+    def check_not_stopped(count: int) -> None:
+        _check_not_stopped(stage.name, site)
+
     names = [source.name for source in stage.inputs]
     if names:
         site.watch(stage.name, {"kind": "fetching", "inputs": names})
-    return {name: fetch(site.store, inputs[name], site.cache) / "files" for name in names}
+    return {
+        name: fetch(site.store, inputs[name], cache, on_bytes=check_not_stopped) / "files"
+        for name in names
+    }
 
 
 def _make_job(stage: Stage, site: Site, identity: Identity, inputs: dict[str, Path]) -> Job:

@@ -15,8 +15,8 @@ from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.artifacts import fetch
 from flows.build import Built, Site, Watch
+from flows.cache import fetch
 from flows.fingerprint import short
 from flows.plan import STATES, Plan, make_plan
 from flows.profiles import make_placement, open_profile
@@ -231,12 +231,13 @@ def _show_report(site: Site, built: Built | None) -> Path | None:
     """The report card in Prefect; returns the path of its page."""
     if built is None:
         return None
-    files = fetch(site.store, built.manifest, site.cache) / "files"
-    text = files / _REPORT_TEXT
-    if text.exists() and text.stat().st_size <= _MOST_TEXT:
-        create_markdown_artifact(
-            text.read_text(encoding="utf-8"), key="report-card", description=built.uri
-        )
-    page = files / REPORT_PAGE
-    get_run_logger().info(f"report card: {page}")
-    return page if page.exists() else None
+    with site.open_cache() as cache:
+        files = fetch(site.store, built.manifest, cache) / "files"
+        text = files / _REPORT_TEXT
+        if text.exists() and text.stat().st_size <= _MOST_TEXT:
+            create_markdown_artifact(
+                text.read_text(encoding="utf-8"), key="report-card", description=built.uri
+            )
+        page = files / REPORT_PAGE
+        get_run_logger().info(f"report card: {page}")
+        return page if page.exists() else None

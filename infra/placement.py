@@ -1,9 +1,11 @@
 """Where a run executes and how fast. Nothing here ever changes a result's identity."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from nanochat_core.errors import ConfigError
 from nanochat_core.job import Resources
 
 
@@ -41,6 +43,20 @@ def default_home() -> Path:
 def default_store(home: Path) -> str:
     """NANOCHAT_STORE, else a directory in `home`."""
     return os.environ.get("NANOCHAT_STORE") or (home / "store").as_uri()
+
+
+def default_cache_limit() -> int:
+    """Bytes of fetched artifacts to keep on this machine: NANOCHAT_CACHE_GB, else 100 GB."""
+    given = os.environ.get("NANOCHAT_CACHE_GB") or "100"
+    try:
+        gigabytes = float(given)
+    except ValueError:
+        gigabytes = math.nan
+    if not 0 <= gigabytes < math.inf:
+        raise ConfigError(
+            f"NANOCHAT_CACHE_GB is '{given}'", hint="gigabytes as a number, for example 100"
+        )
+    return int(gigabytes * 1e9)
 
 
 def count_gpus() -> int:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.artifacts import fetch as fetch_artifact
+from flows.cache import fetch as fetch_artifact
 from flows.commands.options import Place
 from flows.commands.terminal import screen
 from flows.fingerprint import short

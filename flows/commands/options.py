@@ -8,8 +8,15 @@ from typing import Annotated, TypeAlias
 
 from cyclopts import Group, Parameter
 
+from flows.cache import Cache
 from flows.profiles import Profile, make_placement, open_profile
-from infra.placement import Placement, count_gpus, default_home, default_store
+from infra.placement import (
+    Placement,
+    count_gpus,
+    default_cache_limit,
+    default_home,
+    default_store,
+)
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError
@@ -99,9 +106,9 @@ class Place:
         return self.home_path / "work"
 
     @property
-    def cache(self) -> Path:
-        """Fetched artifacts."""
-        return self.home_path / "artifacts"
+    def cache(self) -> Cache:
+        """Fetched artifacts; what is taken from them is in use as long as this process lives."""
+        return Cache(self.home_path / "artifacts", default_cache_limit())
 
     def open_home(self) -> Path:
         """The home directory, made if need be. Raises ConfigError when a file is in its place."""

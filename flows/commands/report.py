@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.artifacts import fetch
+from flows.cache import fetch
 from flows.commands.options import Place
 from flows.commands.terminal import screen
 from flows.references import open_artifact

@@ -1,40 +1,29 @@
-"""Publishing and fetching: whole or absent, first one wins, every damaged byte found before use."""
+"""Publishing: whole or absent, the first one wins, whoever lost the right to it does nothing."""
 
 import dataclasses
 import json
-import os
-import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from flows.artifacts import Published, fetch, find_manifest, newest_manifests, publish, supersede
-from flows.fingerprint import Identity, fingerprint_of
-from flows.manifest import Manifest, Provenance
+from flows.artifacts import Published, find_manifest, newest_manifests, publish, supersede
+from flows.cache import Cache, fetch
+from flows.manifest import Manifest
 from infra.storage.base import Missing
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, StageError, StoreError
-
-PROVENANCE = Provenance(
-    run="tiny-1",
-    owner="o",
-    epoch=1,
-    created="2026-11-21T05:53:38Z",
-    git_commit=None,
-    metrics={"n": 1},
-    segments=(),
+from tests.flows.rows import (
+    GIGABYTE,
+    PROVENANCE,
+    ROWS,
+    identity_of,
+    no_fence,
+    publish_rows,
+    write_output,
 )
-
-
-def identity_of(stage: str, **config: object) -> Identity:
-    preimage = {"stage": stage, "format": 1, "config": config, "inputs": {}, "code": {}}
-    return Identity(stage=stage, fingerprint=fingerprint_of(preimage), preimage=preimage)  # type: ignore[arg-type]
-
-
-ROWS = identity_of("rows", seed=1)
 
 
 @pytest.fixture
@@ -42,52 +31,23 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path / "store")
 
 
-def write_output(tmp_path: Path, *, train: bytes = b"123456") -> Path:
-    """A job's directory with three files and its events; returns output/."""
-    output = tmp_path / "work" / "output"
-    (output / "sub").mkdir(parents=True, exist_ok=True)
-    (output / "train.rows").write_bytes(train)
-    (output / "rows.json").write_text("{}")
-    (output / "sub" / "empty.bin").write_bytes(b"")
-    (output.parent / "events.jsonl").write_text('{"kind": "start"}\n')
-    return output
-
-
-def no_fence() -> None:
-    """Nobody else may publish meanwhile."""
-
-
-def publish_rows(
-    store: LocalStore,
-    tmp_path: Path,
-    *,
-    train: bytes = b"123456",
-    identity: Identity = ROWS,
-    fence: Callable[[], None] = no_fence,
-) -> Published:
-    output = write_output(tmp_path, train=train)
-    return publish(
-        store,
-        identity,
-        output,
-        logs=[output.parent / "events.jsonl"],
-        inputs={},
-        provenance=PROVENANCE,
-        fence=fence,
-    )
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    with Cache(tmp_path / "cache", GIGABYTE) as cache:
+        yield cache
 
 
 def test_there_is_no_artifact_before_it_is_published(store: LocalStore):
     assert find_manifest(store, "rows", ROWS.fingerprint) is None
 
 
-def test_what_was_published_is_found_and_fetched(store: LocalStore, tmp_path: Path):
+def test_what_was_published_is_found_and_fetched(store: LocalStore, tmp_path: Path, cache: Cache):
     published = publish_rows(store, tmp_path)
     assert not published.adopted
     manifest = find_manifest(store, "rows", ROWS.fingerprint)
     assert manifest == published.manifest
     assert [file.path for file in manifest.files] == ["rows.json", "sub/empty.bin", "train.rows"]
-    directory = fetch(store, manifest, tmp_path / "cache")
+    directory = fetch(store, manifest, cache)
     assert (directory / "files" / "train.rows").read_bytes() == b"123456"
     assert (directory / "files" / "sub" / "empty.bin").read_bytes() == b""
     assert (directory / "logs" / "events.jsonl").read_text() == '{"kind": "start"}\n'
@@ -121,7 +81,7 @@ def test_whoever_comes_second_adopts_the_first(store: LocalStore, tmp_path: Path
 
 
 def test_a_second_one_with_other_contents_is_adopted_and_recorded(
-    store: LocalStore, tmp_path: Path
+    store: LocalStore, tmp_path: Path, cache: Cache
 ):
     first = publish_rows(store, tmp_path)
     second = publish_rows(store, tmp_path, train=b"other!")
@@ -130,7 +90,9 @@ def test_a_second_one_with_other_contents_is_adopted_and_recorded(
     assert second.divergence is not None
     recorded = Manifest.from_json(store.get(second.divergence), where="")
     assert recorded.digest != first.manifest.digest
-    directory = fetch(store, recorded, tmp_path / "cache")  # its bytes are there to be compared
+    directory = fetch(
+        store, recorded, Cache(tmp_path / "cache", GIGABYTE)
+    )  # its bytes are there to be compared
     assert (directory / "files" / "train.rows").read_bytes() == b"other!"
 
 
@@ -175,7 +137,7 @@ for seed in range(20):
 
 
 def test_two_processes_that_publish_at_once_agree_on_one_whole_artifact(
-    store: LocalStore, tmp_path: Path
+    store: LocalStore, tmp_path: Path, cache: Cache
 ):
     racers = [
         subprocess.Popen(
@@ -200,7 +162,7 @@ def test_two_processes_that_publish_at_once_agree_on_one_whole_artifact(
         identity = identity_of("rows", seed=seed)
         manifest = find_manifest(store, "rows", identity.fingerprint)
         assert manifest is not None
-        directory = fetch(store, manifest, tmp_path / "cache")
+        directory = fetch(store, manifest, cache)
         assert {(directory / "files" / "rows.json").read_text()} == {a.split()[0]}
         assert (directory / "files" / "train.rows").read_text() == a.split()[0] * 50_000
 
@@ -261,7 +223,7 @@ def test_a_writer_whose_answer_was_lost_has_won(tmp_path: Path):
 
 
 def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(
-    store: LocalStore, tmp_path: Path
+    store: LocalStore, tmp_path: Path, cache: Cache
 ):
     old = publish_rows(store, tmp_path).manifest
     supersede(store, "rows", ROWS.fingerprint)
@@ -270,7 +232,7 @@ def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(
     new = publish_rows(store, tmp_path, train=b"other!").manifest
     (key,) = new.divergences
     assert Manifest.from_json(store.get(key), where="") == old
-    assert fetch(store, old, tmp_path / "cache") != fetch(store, new, tmp_path / "cache")
+    assert fetch(store, old, cache) != fetch(store, new, Cache(tmp_path / "cache", GIGABYTE))
 
 
 def test_built_again_with_the_same_bytes_is_no_divergence(store: LocalStore, tmp_path: Path):
@@ -321,133 +283,6 @@ def test_old_artifacts_are_listed_newest_first(store: LocalStore, tmp_path: Path
     store.put(f"rows/{identity_of('rows', seed=3).fingerprint}/manifest.json", b"damaged")
     seeds = [m.preimage["config"] for m in newest_manifests(store, "rows", 2)]
     assert seeds == [{"seed": 2}, {"seed": 1}]
-
-
-# Damage in the store.
-
-
-def damage(path: Path, kind: str, generator: random.Random) -> None:
-    data = bytearray(path.read_bytes())
-    if kind == "bit":
-        place = generator.randrange(len(data))
-        data[place] ^= 1 << generator.randrange(8)
-    elif kind == "truncated":
-        del data[generator.randrange(len(data)) :]
-    elif kind == "longer":
-        data += b"\0"
-    path.chmod(0o644)
-    path.unlink() if kind == "gone" else path.write_bytes(data)
-
-
-@pytest.mark.parametrize("kind", ["bit", "truncated", "longer", "gone"])
-@pytest.mark.parametrize("group", ["files", "logs"])
-def test_damage_in_the_store_is_found_and_named(
-    store: LocalStore, tmp_path: Path, kind: str, group: str
-):
-    manifest = publish_rows(store, tmp_path).manifest
-    generator = random.Random(7)
-    for file in getattr(manifest, group):
-        path = tmp_path / "store" / file.key
-        whole = path.read_bytes()
-        if not whole and kind in ("bit", "truncated"):
-            continue
-        damage(path, kind, generator)
-        with pytest.raises(ArtifactError, match=file.path) as caught:
-            fetch(store, manifest, tmp_path / "cache")
-        assert manifest.name in str(caught.value)
-        assert "--force rows" in (caught.value.hint or "")
-        store.put(file.key, whole)
-    assert not list((tmp_path / "cache" / "rows").glob("*/manifest.json"))
-    fetch(store, manifest, tmp_path / "cache")
-
-
-def test_two_objects_that_changed_places_are_found(store: LocalStore, tmp_path: Path):
-    manifest = publish_rows(store, tmp_path, train=b"{]").manifest
-    paths = [tmp_path / "store" / file.key for file in manifest.files if file.size == 2]
-    first, second = (path.read_bytes() for path in paths)
-    store.put(manifest.files[0].key, second)
-    store.put(manifest.files[2].key, first)
-    with pytest.raises(ArtifactError, match="has sha256"):
-        fetch(store, manifest, tmp_path / "cache")
-
-
-# Damage in the cache.
-
-
-@pytest.mark.parametrize("kind", ["bit", "truncated", "longer", "gone"])
-@pytest.mark.parametrize("name", ["files/train.rows", "logs/events.jsonl", "manifest.json"])
-def test_a_damaged_cached_copy_is_fetched_again(
-    store: LocalStore, tmp_path: Path, kind: str, name: str
-):
-    manifest = publish_rows(store, tmp_path).manifest
-    directory = fetch(store, manifest, tmp_path / "cache")
-    whole = (directory / name).read_bytes()
-    data = bytearray(whole)
-    replacement = tmp_path / "replacement"  # a copy: the cached file may share the store's bytes
-    replacement.write_bytes(bytes(data))
-    damage(replacement, kind, random.Random(3))
-    (directory / name).unlink()
-    if replacement.exists():
-        replacement.replace(directory / name)
-    assert fetch(store, manifest, tmp_path / "cache") == directory
-    assert (directory / name).read_bytes() == whole
-
-
-@pytest.mark.parametrize("intruder", ["files/extra", "files/sub/extra", "logs/link"])
-def test_a_cached_copy_with_something_more_is_fetched_again(
-    store: LocalStore, tmp_path: Path, intruder: str
-):
-    manifest = publish_rows(store, tmp_path).manifest
-    directory = fetch(store, manifest, tmp_path / "cache")
-    if intruder.endswith("link"):
-        (directory / intruder).symlink_to("/etc/passwd")
-    else:
-        (directory / intruder).write_text("")
-    fetch(store, manifest, tmp_path / "cache")
-    assert not (directory / intruder).is_symlink()
-    assert not (directory / intruder).exists()
-
-
-def test_a_whole_cached_copy_needs_no_store(store: LocalStore, tmp_path: Path):
-    manifest = publish_rows(store, tmp_path).manifest
-    directory = fetch(store, manifest, tmp_path / "cache")
-    for file in manifest.files:
-        store.delete(file.key)
-    assert fetch(store, manifest, tmp_path / "cache") == directory
-
-
-def test_a_fetch_that_was_killed_is_cleaned_up(store: LocalStore, tmp_path: Path):
-    manifest = publish_rows(store, tmp_path).manifest
-    directory = fetch(store, manifest, tmp_path / "cache")
-    directory.rename(directory.with_name(f".{directory.name}.new"))
-    (directory.with_name(f".{directory.name}.new") / "files" / "left").write_text("")
-    fetch(store, manifest, tmp_path / "cache")
-    assert sorted(path.name for path in directory.parent.iterdir()) == [
-        directory.name,
-        f"{directory.name}.lock",
-    ]
-    assert not (directory / "files" / "left").exists()
-
-
-def test_a_fetched_file_is_not_the_stores_own_to_write(store: LocalStore, tmp_path: Path):
-    manifest = publish_rows(store, tmp_path).manifest
-    path = fetch(store, manifest, tmp_path / "cache") / "files" / "train.rows"
-    if os.geteuid() == 0:  # nothing stops root from writing, so root's copy is its own
-        path.write_bytes(b"scribble")
-        stored = next(file for file in manifest.files if file.path == "train.rows")
-        assert store.get(stored.key) == b"123456"
-    else:
-        with pytest.raises(PermissionError):
-            path.write_bytes(b"scribble")
-
-
-def test_a_manifest_that_points_at_a_missing_object_says_which(store: LocalStore, tmp_path: Path):
-    manifest = publish_rows(store, tmp_path).manifest
-    store.delete(manifest.files[0].key)
-    with pytest.raises(Missing):
-        store.get(manifest.files[0].key)
-    with pytest.raises(ArtifactError, match=r"rows\.json of rows/.* is gone"):
-        fetch(store, manifest, tmp_path / "cache")
 
 
 def test_a_manifest_in_the_store_is_for_people_too(store: LocalStore, tmp_path: Path):

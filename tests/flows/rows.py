@@ -1,0 +1,63 @@
+"""One small artifact to publish and to fetch: a job's output of three files, and its events."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from flows.artifacts import Published, publish
+from flows.fingerprint import Identity, fingerprint_of
+from flows.manifest import Provenance
+from infra.storage.base import Store
+
+GIGABYTE = 10**9
+PROVENANCE = Provenance(
+    run="tiny-1",
+    owner="o",
+    epoch=1,
+    created="2026-11-21T05:53:38Z",
+    git_commit=None,
+    metrics={"n": 1},
+    segments=(),
+)
+
+
+def identity_of(stage: str, **config: object) -> Identity:
+    preimage = {"stage": stage, "format": 1, "config": config, "inputs": {}, "code": {}}
+    return Identity(stage=stage, fingerprint=fingerprint_of(preimage), preimage=preimage)  # type: ignore[arg-type]
+
+
+ROWS = identity_of("rows", seed=1)
+
+
+def write_output(tmp_path: Path, *, train: bytes = b"123456") -> Path:
+    """A job's directory with three files and its events; returns output/."""
+    output = tmp_path / "work" / "output"
+    (output / "sub").mkdir(parents=True, exist_ok=True)
+    (output / "train.rows").write_bytes(train)
+    (output / "rows.json").write_text("{}")
+    (output / "sub" / "empty.bin").write_bytes(b"")
+    (output.parent / "events.jsonl").write_text('{"kind": "start"}\n')
+    return output
+
+
+def no_fence() -> None:
+    """Nobody else may publish meanwhile."""
+
+
+def publish_rows(
+    store: Store,
+    tmp_path: Path,
+    *,
+    train: bytes = b"123456",
+    identity: Identity = ROWS,
+    fence: Callable[[], None] = no_fence,
+) -> Published:
+    output = write_output(tmp_path, train=train)
+    return publish(
+        store,
+        identity,
+        output,
+        logs=[output.parent / "events.jsonl"],
+        inputs={},
+        provenance=PROVENANCE,
+        fence=fence,
+    )
