@@ -1,24 +1,28 @@
-"""What a run would do, and why, before it does anything: one line a stage.
+"""What a run would do, and why, before it does anything.
 
-Stages are looked at in the table's order. A stage whose inputs all exist has a fingerprint, and
-either exists or has to be built. A stage after one that has to be built is provisional: if that one
-comes out as it was, this one is still up to date.
+A stage whose inputs all exist has a fingerprint, and either exists or has to be built. A stage
+after one that has to be built is provisional: if that one comes out as it was, this one is still up
+to date. Stages that do not wait for each other are looked at together, so that a store far away
+costs a few questions in a row and not one for each thing that is asked.
 """
 
-import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import contextlib
+import threading
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from flows import lock
 from flows.artifacts import find_manifest, newest_manifests
 from flows.estimate import Estimate, estimate, remaining
-from flows.fingerprint import REPOSITORY, Code, Identity, identify, preimage_of, short
+from flows.fingerprint import REPOSITORY, Code, Identity, identify, preimage_of
 from flows.manifest import Manifest
 from flows.reasons import Change, compare, nearest
+from flows.revocation import Revoked, find_revocation, find_revoked
 from flows.stages import STAGES, Stage, stages_to_redo
+from flows.unfinished import Resume, find_builder, find_resume
 from infra.placement import Placement
 from infra.storage.base import Store
 from nanochat_core.config import RunConfig, Tree
@@ -36,14 +40,7 @@ STATES: dict[State, str] = {
 }
 _HISTORY = 5  # artifacts of a stage that are read for its reason and its estimate
 _SHOWN_WORDS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resume:
-    """How far an unfinished job came."""
-
-    step: int
-    total: int
+_THREADS = 8  # questions to the store at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +49,18 @@ class StagePlan:
 
     stage: Stage
     state: State
-    identity: Identity | None  # None: it depends on artifacts that do not exist yet
-    manifest: Manifest | None  # of an artifact that is up to date, or that is asked to be redone
-    reason: str  # "" when up to date
-    changes: tuple[Change, ...]  # against the nearest artifact of this stage
-    after: tuple[str, ...]  # stages that are to be built first, for reasons of their own
-    resume: Resume | None
-    estimate: Estimate | None  # of what is left to do
+    identity: Identity | None = None  # None: it depends on artifacts that do not exist yet
+    # The artifact that is up to date, asked to be redone or revoked; or that will be up to date if
+    # the inputs that are built first come out as they were.
+    manifest: Manifest | None = None
+    reason: str = ""  # "" when up to date
+    changes: tuple[Change, ...] = ()  # against the nearest artifact of this stage
+    after: tuple[str, ...] = ()  # stages that are to be built first, for reasons of their own
+    revoked: Revoked | None = None  # this very artifact
+    revoked_ancestors: tuple[Revoked, ...] = ()  # that `manifest` was made from
+    builder: str | None = None  # who is building it
+    resume: Resume | None = None
+    estimate: Estimate | None = None  # of what is left to do
 
     @property
     def fingerprint(self) -> str | None:
@@ -82,15 +84,6 @@ class Plan:
         """The plan of one stage."""
         return next(item for item in self.stages if item.stage.name == name)
 
-    def to_json(self) -> str:
-        """The plan for programs."""
-        tree = {
-            "store": self.store,
-            "exit_code": self.exit_code,
-            "stages": [_to_tree(item) for item in self.stages],
-        }
-        return json.dumps(tree, indent=1)
-
 
 def make_plan(
     run: RunConfig,
@@ -106,101 +99,203 @@ def make_plan(
 
     `force` names stages to redo; `from_stage` one to redo with everything after it. Without a
     placement there are no estimates. `root` holds the code that would run. Raises ConfigError for a
-    stage that is none, StoreError, and ArtifactError for a damaged manifest that would be used.
+    stage that is none, StoreError, and ArtifactError for a damaged record that would be used.
     """
     wanted = _wanted(force, from_stage)
     code = Code(root, cache=work / "code.json")
-    planner = _Planner(run, store, work, placement, code)
-    done: dict[str, StagePlan] = {}
     for stage in STAGES:
-        done[stage.name] = planner.look_at(stage, done, wanted=stage.name in wanted)
+        code.closure(stage.entry)  # from here on it is only read, so that threads may share it
+    done: dict[str, StagePlan] = {}
+    with _threads() as looks, _threads() as questions:
+        planner = _Planner(run, store, work, placement, code, questions)
+        for stages in _waves():
+            for item in looks.map(partial(planner.look_at, done=done, wanted=wanted), stages):
+                done[item.stage.name] = item
     code.save_cache()
-    return Plan(store=store.url, stages=tuple(done.values()))
+    return Plan(store=store.url, stages=tuple(done[stage.name] for stage in STAGES))
 
 
 class _Planner:
+    """Looks at single stages, several at a time."""
+
     def __init__(
-        self, run: RunConfig, store: Store, work: Path, placement: Placement | None, code: Code
+        self,
+        run: RunConfig,
+        store: Store,
+        work: Path,
+        placement: Placement | None,
+        code: Code,
+        questions: ThreadPoolExecutor,  # what runs there never waits for another question
     ) -> None:
         self._run = run
         self._store = store
         self._work = work
         self._placement = placement
         self._code = code
+        self._questions = questions
+        self._histories: dict[str, Future[list[Manifest]]] = {}
+        self._lock = threading.Lock()
 
-    def look_at(self, stage: Stage, done: Mapping[str, StagePlan], *, wanted: bool) -> StagePlan:
+    def look_at(
+        self, stage: Stage, *, done: Mapping[str, StagePlan], wanted: frozenset[str]
+    ) -> StagePlan:
+        """The plan of `stage`, those of its inputs being `done`."""
         inputs = [done[source.name] for source in stage.inputs]
-        digests = {i.stage.name: i.manifest.digest for i in inputs if i.manifest and i.state == "="}
-        if len(digests) < len(inputs):
-            return self._unsettled(stage, _roots(inputs), wanted=wanted)
+        digests = {item.stage.name: item.manifest.digest for item in inputs if item.manifest}
+        is_wanted = stage.name in wanted
+        if any(item.state != "=" for item in inputs):
+            return self._after(stage, inputs, digests, is_wanted=is_wanted)
         identity = identify(stage, self._run, digests, code=self._code)
-        manifest = find_manifest(self._store, stage.name, identity.fingerprint)
+        manifest, revoked = self._find(identity)
         if manifest is None:
             return self._to_build(stage, identity)
+        if revoked is not None:
+            return self._revoked(stage, identity, manifest, revoked)
         return StagePlan(
             stage=stage,
-            state="~" if wanted else "=",
+            state="~" if is_wanted else "=",
             identity=identity,
             manifest=manifest,
-            reason="asked for" if wanted else "",
-            changes=(),
-            after=(),
-            resume=None,
-            estimate=self._estimate(stage, [manifest]) if wanted else None,
+            reason="asked for" if is_wanted else "",
+            estimate=self._estimate(stage, [manifest]) if is_wanted else None,
         )
+
+    def _find(self, identity: Identity) -> tuple[Manifest | None, Revoked | None]:
+        """An artifact and its revocation, asked for at the same time."""
+        stage, fingerprint = identity.stage, identity.fingerprint
+        asked = self._questions.submit(find_revocation, self._store, stage, fingerprint)
+        manifest = find_manifest(self._store, stage, fingerprint)
+        if manifest is None:
+            self._ask_for_histories(stage)
+            return None, None
+        if revocation := asked.result():
+            return manifest, Revoked(stage=stage, fingerprint=fingerprint, revocation=revocation)
+        return manifest, find_revoked(self._store, manifest) if manifest.accepted else None
 
     def _to_build(self, stage: Stage, identity: Identity) -> StagePlan:
         history, changes = self._history(stage, identity.preimage, with_inputs=True)
-        owner = lock.find_owner(lock.lock_path(self._work, stage.name, identity.fingerprint))
-        resume = find_resume(lock.work_directory(self._work, stage.name, identity.fingerprint))
+        builder = find_builder(self._store, self._work, identity)
+        resume = find_resume(self._store, self._work, identity)
         state, reason = _why(history, changes)
         whole = self._estimate(stage, history)
         if resume is not None:
             whole = remaining(whole, step=resume.step, total=resume.total)
-            state, reason = ">", f"step {resume.step}/{resume.total}"
-        if owner is not None:
-            state, reason = "!", f"by {owner}" + (f", {reason}" if resume else "")
+            state, reason = ">", str(resume)
+        if builder is not None:
+            state, reason = "!", _joined(f"by {builder}", str(resume or ""))
         return StagePlan(
             stage=stage,
             state=state,
             identity=identity,
-            manifest=None,
             reason=reason,
             changes=tuple(changes),
-            after=(),
+            builder=builder,
             resume=resume,
             estimate=whole,
         )
 
-    def _unsettled(self, stage: Stage, after: tuple[str, ...], *, wanted: bool) -> StagePlan:
+    def _revoked(
+        self, stage: Stage, identity: Identity, manifest: Manifest, revoked: Revoked
+    ) -> StagePlan:
+        builder = find_builder(self._store, self._work, identity)
+        said = f"revoked {revoked.revocation.when}: {revoked.revocation.why}"
+        if revoked.fingerprint != identity.fingerprint:
+            said = f"the same as {revoked.name}, {said}"
+        return StagePlan(
+            stage=stage,
+            state="!" if builder else "x",
+            identity=identity,
+            manifest=manifest,
+            reason=_joined(f"by {builder}" if builder else "", said),
+            revoked=revoked,
+            builder=builder,
+            estimate=self._estimate(stage, [manifest]),
+        )
+
+    def _after(
+        self,
+        stage: Stage,
+        inputs: Sequence[StagePlan],
+        digests: Mapping[str, str],
+        *,
+        is_wanted: bool,
+    ) -> StagePlan:
+        """A stage after others that are to be built first."""
+        if len(digests) == len(inputs):
+            identity = identify(stage, self._run, digests, code=self._code)
+            manifest, revoked = self._find(identity)
+            if manifest is not None:
+                return self._provisional(stage, manifest, revoked, inputs, is_wanted=is_wanted)
+        after = _roots(inputs)
         preimage = preimage_of(stage, self._run, code=self._code)
         history, changes = self._history(stage, preimage, with_inputs=False)
         state, reason = _why(history, changes)
         if history and not changes:
-            state, reason = ("~", "asked for") if wanted else ("?", "")
-        first = "" if state == "+" else f"after {_listed(after)}"
+            state, reason = ("~", "asked for") if is_wanted else ("?", "")
         return StagePlan(
             stage=stage,
             state=state,
-            identity=None,
-            manifest=None,
-            reason="; ".join(filter(None, (reason, first))),
+            reason="" if state == "+" else _joined(reason, f"after {_listed(after)}"),
             changes=tuple(changes),
             after=after,
-            resume=None,
             estimate=self._estimate(stage, history),
+        )
+
+    def _provisional(
+        self,
+        stage: Stage,
+        manifest: Manifest,
+        revoked: Revoked | None,
+        inputs: Sequence[StagePlan],
+        *,
+        is_wanted: bool,
+    ) -> StagePlan:
+        """A stage with an artifact of the inputs as they are, which are to be built again."""
+        after = _roots(inputs)
+        ancestors = _revoked_among(inputs)
+        others = [name for name in after if name not in {found.stage for found in ancestors}]
+        state: State = "x" if revoked else "~" if is_wanted else "?"
+        reason = _joined(
+            f"revoked {revoked.revocation.when}: {revoked.revocation.why}" if revoked else "",
+            "asked for" if is_wanted and not revoked else "",
+            f"made from revoked {_listed([r.name for r in ancestors])}" if ancestors else "",
+            f"after {_listed(others)}" if others else "",
+        )
+        return StagePlan(
+            stage=stage,
+            state=state,
+            manifest=manifest,
+            reason=reason,
+            after=after,
+            revoked=revoked,
+            revoked_ancestors=ancestors,
+            estimate=self._estimate(stage, [manifest]),
         )
 
     def _history(
         self, stage: Stage, preimage: Mapping[str, Tree], *, with_inputs: bool
     ) -> tuple[list[Manifest], list[Change]]:
         """The stage's last artifacts, the nearest to `preimage` first, and how that one differs."""
-        history = list(newest_manifests(self._store, stage.name, _HISTORY))
+        history = list(self._ask_for_history(stage.name).result())
         closest = nearest(history, preimage, with_inputs=with_inputs)
         if closest is None:
             return [], []
         history.sort(key=lambda manifest: manifest is not closest)
         return history, compare(closest.preimage, preimage, with_inputs=with_inputs)
+
+    def _ask_for_histories(self, stage: str) -> None:
+        """Of a stage that is not there, and of all after it: they will be compared with it."""
+        later = stages_to_redo(STAGES, force=(), from_stage=stage)
+        for name in (known.name for known in STAGES if known.name in later):
+            self._ask_for_history(name)
+
+    def _ask_for_history(self, stage: str) -> "Future[list[Manifest]]":
+        with self._lock:
+            if stage not in self._histories:
+                self._histories[stage] = self._questions.submit(
+                    lambda: list(newest_manifests(self._store, stage, _HISTORY))
+                )
+            return self._histories[stage]
 
     def _estimate(self, stage: Stage, history: list[Manifest]) -> Estimate | None:
         if self._placement is None:
@@ -208,67 +303,24 @@ class _Planner:
         return estimate(stage, self._run, history, self._placement)
 
 
-def find_resume(directory: Path) -> Resume | None:
-    """The newest whole checkpoint of a job that was stopped, by the COMMIT.json written last."""
-    found: list[Resume] = []
-    for path in directory.glob("checkpoints/step-*/COMMIT.json"):
-        try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-            found.append(Resume(step=int(tree["step"]), total=int(tree["total"])))
-        except (OSError, ValueError, TypeError, KeyError):
-            continue  # the job will not use it either
-    return max(found, key=lambda resume: resume.step, default=None)
+@contextlib.contextmanager
+def _threads() -> Generator[ThreadPoolExecutor]:
+    """A pool that, after an error, does not first do everything it was asked to do."""
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def render(plan: Plan) -> list[str]:
-    """The plan for people: one line a stage, an empty one, and a summary."""
-    lines: list[str] = []
-    for item in plan.stages:
-        fingerprint = short(item.fingerprint) if item.fingerprint else ""
-        line = f"{item.state} {item.stage.name:<18}  {STATES[item.state]:<11}  {fingerprint:<12}"
-        if item.estimate is not None:
-            line += f"  {_duration(item.estimate.seconds):>7} ({item.estimate.source})"
-        lines.append((line + (f"  {item.reason}" if item.reason else "")).rstrip())
-    return [*lines, "", _summary(plan)]
-
-
-def _summary(plan: Plan) -> str:
-    counts = Counter(item.state for item in plan.stages)
-    if plan.exit_code == 0:
-        return f"nothing to run: {len(plan.stages)} stages up to date"
-    words: dict[str, str] = {"+": "to build", "~": "to rebuild", ">": "to resume"} | {
-        "!": "being built",
-        "?": "provisional",
-        "=": "up to date",
-    }
-    text = ", ".join(f"{counts[state]} {word}" for state, word in words.items() if counts[state])
-    known = [item.estimate for item in plan.stages if item.estimate]
-    if known:
-        seconds, dollars = sum(e.seconds for e in known), sum(e.dollars for e in known)
-        unknown = len(plan.stages) - counts["="] - len(known)
-        text += f"; about {_duration(seconds)}, ${dollars:.2f}"
-        text += f" without {unknown} stages that never ran" if unknown else ""
-    return text
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _to_tree(item: StagePlan) -> dict[str, object]:
-    return {
-        "stage": item.stage.name,
-        "state": item.state,
-        "meaning": STATES[item.state],
-        "fingerprint": item.fingerprint,
-        "reason": item.reason,
-        "changes": [asdict(change) for change in item.changes],
-        "after": list(item.after),
-        "resume": asdict(item.resume) if item.resume else None,
-        "estimate": asdict(item.estimate) if item.estimate else None,
-    }
+def _waves() -> Iterator[list[Stage]]:
+    """The stages in groups, each of which waits for earlier groups only."""
+    left, done = list(STAGES), set[str]()
+    while left:
+        ready = [stage for stage in left if done.issuperset(s.name for s in stage.inputs)]
+        yield ready
+        done.update(stage.name for stage in ready)
+        left = [stage for stage in left if stage.name not in done]
 
 
 def _wanted(force: Iterable[str], from_stage: str | None) -> frozenset[str]:
@@ -281,10 +333,16 @@ def _wanted(force: Iterable[str], from_stage: str | None) -> frozenset[str]:
 
 
 def _why(history: list[Manifest], changes: list[Change]) -> tuple[State, str]:
-    """The state and reason of a stage that no artifact fits."""
+    """The state and reason of a stage that no artifact fits: its own changes, then its inputs'."""
     if not history:
         return "+", ""
-    return "~", _listed([str(change) for change in changes])
+    own = [str(change) for change in changes if change.kind != "input"]
+    passed_on = [str(change) for change in changes if change.kind == "input"]
+    return "~", _joined(_listed(own), _listed(passed_on))
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -302,3 +360,12 @@ def _roots(inputs: Iterable[StagePlan]) -> tuple[str, ...]:
         elif item.state != "=":
             roots[item.stage.name] = None
     return tuple(roots)
+
+
+def _revoked_among(inputs: Iterable[StagePlan]) -> tuple[Revoked, ...]:
+    """The revoked artifacts that something made from these was made from."""
+    found: dict[str, Revoked] = {}
+    for item in inputs:
+        for revoked in (*item.revoked_ancestors, *([item.revoked] if item.revoked else ())):
+            found[revoked.stage] = revoked
+    return tuple(found.values())

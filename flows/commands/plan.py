@@ -4,7 +4,8 @@ import sys
 
 from flows.commands.options import AsJson, ProfileName, What, Where, profile_of
 from flows.commands.terminal import print_plan
-from flows.plan import make_plan, render
+from flows.plan import make_plan
+from flows.plan_text import render, to_json
 
 
 def plan(
@@ -23,7 +24,7 @@ def plan(
     placement = where.placement(chosen)
     planned = make_plan(chosen.run, where.open_store(), where.work, placement=placement)
     if as_json:
-        sys.stdout.write(planned.to_json() + "\n")
+        sys.stdout.write(to_json(planned) + "\n")
     else:
         print_plan(render(planned))
     return planned.exit_code

@@ -12,7 +12,8 @@ from cyclopts import Parameter
 
 from flows.commands.options import Place, ProfileName, What, Where, profile_of
 from flows.commands.terminal import print_error, screen
-from flows.plan import make_plan, render
+from flows.plan import make_plan
+from flows.plan_text import render
 from flows.stages import STAGES
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ConfigError

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from flows import lock
+from flows import checkpoints, lock
 from flows.artifacts import supersede
-from flows.plan import Resume, make_plan, render
+from flows.plan_text import render, to_json
 from flows.stages import STAGES
+from flows.unfinished import Resume
 from infra.storage.local import LocalStore
 from nanochat_core import scaling
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
+from nanochat_core.job import Job
 from tests.flows.house import (
     NAMES,
     PLACEMENT,
@@ -67,8 +69,40 @@ def test_an_unfinished_job_is_resumed_at_its_newest_whole_checkpoint(house: Hous
     checkpoint(house, "pretrain", 300, total=400, text='{"step": 3')
     item = house.plan(placement=PLACEMENT).of("pretrain")
     assert item.state == ">"
-    assert item.resume == Resume(step=100, total=400)
+    assert item.resume == Resume(step=100, total=400, in_store=False)
     assert item.reason == "step 100/400"
+
+
+def send_checkpoint(house: House, stage: str, step: int, *, total: int) -> None:
+    """A checkpoint that another machine left in the store."""
+    fingerprint = house.plan().of(stage).fingerprint
+    assert fingerprint
+    directory = house.root.parent / "elsewhere" / f"step-{step:07d}"
+    directory.mkdir(parents=True)
+    (directory / "COMMIT.json").write_text(json.dumps({"step": step, "total": total, "files": {}}))
+    job = Job(
+        directory=directory.parent,
+        stage=stage,
+        entry="",
+        fingerprint=fingerprint,
+        config={},
+        inputs={},
+        resources=PLACEMENT.resources,
+    )
+    checkpoints.send(house.store, job, directory, owner="o", epoch=1, fence=lambda: None)
+
+
+def test_an_unfinished_job_of_another_machine_is_resumed_from_the_store(house: House):
+    house.build(until="rows")
+    send_checkpoint(house, "pretrain", 200, total=400)
+    item = house.plan().of("pretrain")
+    assert item.state == ">"
+    assert item.resume == Resume(step=200, total=400, in_store=True)
+    assert item.reason == "step 200/400, from the store"
+    checkpoint(house, "pretrain", 200, total=400)  # as new, and here
+    assert house.plan().of("pretrain").reason == "step 200/400"
+    send_checkpoint(house, "pretrain", 300, total=400)
+    assert house.plan().of("pretrain").reason == "step 300/400, from the store"
 
 
 def test_what_is_being_built_says_by_whom(house: House):
@@ -212,7 +246,7 @@ def test_the_text_has_a_line_a_stage_and_a_summary(house: House):
 def test_the_json_says_the_same(built: House):
     run = dataclasses.replace(RUN, pretrain=dataclasses.replace(RUN.pretrain, num_steps=7))
     plan = built.plan(run, placement=PLACEMENT)
-    tree = json.loads(plan.to_json())
+    tree = json.loads(to_json(plan))
     assert tree["exit_code"] == 2
     assert [item["stage"] for item in tree["stages"]] == NAMES
     pretrain = tree["stages"][NAMES.index("pretrain")]
@@ -238,20 +272,3 @@ def test_planning_loads_neither_torch_nor_prefect_nor_boto3():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert answer.stdout.strip() == ""
-
-
-def test_of_many_old_artifacts_only_the_latest_are_read(house: House):
-    for seed in range(8):
-        house.build(run=dataclasses.replace(RUN, seed=seed), until="shards")
-    for number in range(40):  # of artifacts that were put aside
-        house.store.put(f"index/shards/20300101t000000z-{number:064d}", b"")
-    reads: list[str] = []
-
-    class Counting(LocalStore):
-        def get(self, key: str) -> bytes:
-            reads.append(key)
-            return super().get(key)
-
-    store = Counting(house.root.parent / "store")
-    make_plan(RUN, store, house.work, root=house.root)
-    assert len(reads) < 30
