@@ -3,15 +3,16 @@
 This is the whole of what a Prefect task of ours does, and it knows nothing of Prefect.
 """
 
-import contextlib
 import importlib.metadata
 import json
+import os
 import shutil
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,9 +21,13 @@ from flows import lock
 from flows.artifacts import Published, find_manifest, publish, supersede
 from flows.cache import Cache, fetch
 from flows.fingerprint import CARRIERS, REPOSITORY, Code, Identity, identify
+from flows.heartbeat import Lease, Terms
+from flows.lease import Claim
 from flows.manifest import Facts, Manifest, Provenance
+from flows.revocation import find_revoked, forget_revocation
 from flows.runs import timestamp
 from flows.stages import Stage
+from flows.turn import Turn, hold_turn
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
 from infra.placement import Placement, default_cache_limit
 from infra.storage.base import Store
@@ -35,7 +40,7 @@ from nanochat_core.runtime.progress import read_events
 # beside those of runtime.progress:
 #
 #     cached    {"uri"}                    the artifact exists; nothing was done
-#     waiting   {"text"}                   for another process, or for the device
+#     waiting   {"text"}                   for another process; said now and again
 #     fetching  {"inputs"}                 names of stages
 #     building  {"fingerprint", "processes"}   the job starts
 #     warning   {"text"}
@@ -43,8 +48,6 @@ from nanochat_core.runtime.progress import read_events
 #     failed    {"error", "log_tail"}
 #     interrupted {}
 Watch: TypeAlias = Callable[[str, dict[str, Any]], None]
-
-_SECONDS_BETWEEN_LOOKS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,7 @@ class Site:
     watch: Watch
     strict: bool  # whether code that the fingerprint did not see is an error
     root: Path = REPOSITORY  # where the packages lie
+    terms: Terms = Terms()  # noqa: RUF009 - frozen
     stop: threading.Event = field(default_factory=threading.Event)
     device: threading.Semaphore = field(default_factory=threading.Semaphore)  # one GPU stage a time
 
@@ -85,8 +89,9 @@ def build(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bo
 
     With `force` an existing one is put aside and built again, unless this very run built it.
 
-    Raises StageError (StageInterrupted, JobFailed) when the job does not finish; its work directory
-    stays, and the next attempt goes on there. Raises StoreError when the store cannot be reached.
+    Raises StageError (StageInterrupted, JobFailed, LeaseLost) when the job does not finish; its
+    work directory stays, and the next attempt goes on there. Raises StoreError when the store
+    cannot be reached.
     """
     try:
         return _reuse_or_build(stage, site, inputs, force=force)
@@ -106,18 +111,60 @@ def _reuse_or_build(
     # The files are read now, not at the start of the run: they are what the job will import.
     code = Code(site.root, cache=site.work / "code.json")
     identity = identify(stage, site.run, digests, code=code)
-    manifest = find_manifest(site.store, stage.name, identity.fingerprint)
-    redo = force and (manifest is None or manifest.provenance.run != site.run_id)
-    if manifest is not None and not redo:
-        return _reuse(site, manifest)
-    with _device_of(stage, site), _lease_on(identity, site):
-        if redo:
-            supersede(site.store, stage.name, identity.fingerprint)
-            shutil.rmtree(_work_directory(site, identity), ignore_errors=True)
-        manifest = find_manifest(site.store, stage.name, identity.fingerprint)
-        if manifest is not None:  # built by whoever had the lease before
-            return _reuse(site, manifest)
-        return _build(stage, site, identity, inputs)
+    found = _find(site, identity)
+    redo = force and (found is None or found.provenance.run != site.run_id)
+    if found is not None and not redo:
+        return _reuse(site, found)
+    with hold_turn(_turn(stage, site, identity, redo=redo)) as turn:
+        if isinstance(turn, Manifest):
+            return _reuse(site, turn)
+        found = None if redo else _find(site, identity)
+        if found is not None:  # built by whoever had the lease before
+            return _reuse(site, found)
+        _put_aside(site, identity, redo=redo)
+        return _build(stage, site, identity, inputs, lease=turn)
+
+
+def _find(site: Site, identity: Identity) -> Manifest | None:
+    """The artifact; one that was revoked counts as not there."""
+    manifest = find_manifest(site.store, identity.stage, identity.fingerprint)
+    if manifest is None or find_revoked(site.store, manifest) is not None:
+        return None
+    return manifest
+
+
+def _turn(stage: Stage, site: Site, identity: Identity, *, redo: bool) -> Turn:
+    """What is waited for. An artifact that is to be built again does not end the waiting."""
+    return Turn(
+        stage=stage.name,
+        fingerprint=identity.fingerprint,
+        store=site.store,
+        lock_path=lock.lock_path(site.work, stage.name, identity.fingerprint),
+        device=site.device if stage.compute == "gpu" else None,
+        claim=Claim(
+            owner=uuid.uuid4().hex,
+            run=site.run_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            home=lock.home_id(site.placement.home),
+            since=timestamp(time.time()),
+        ),
+        terms=site.terms,
+        stop=site.stop,
+        find=lambda: None if redo else _find(site, identity),
+        tell=lambda text: site.watch(stage.name, {"kind": "waiting", "text": text}),
+    )
+
+
+def _put_aside(site: Site, identity: Identity, *, redo: bool) -> None:
+    """Make room for another artifact when there is one that is not wanted. Safe to repeat."""
+    stage, fingerprint = identity.stage, identity.fingerprint
+    is_there = find_manifest(site.store, stage, fingerprint) is not None
+    if is_there:
+        supersede(site.store, stage, fingerprint)
+    forget_revocation(site.store, stage, fingerprint)  # else it would be that of the next one
+    if redo or is_there:
+        shutil.rmtree(_work_directory(site, identity), ignore_errors=True)
 
 
 def uri_of(store: Store, manifest: Manifest) -> str:
@@ -140,21 +187,26 @@ def _reuse(site: Site, manifest: Manifest) -> Built:
     return Built(manifest=manifest, uri=uri, cached=True)
 
 
-def _build(stage: Stage, site: Site, identity: Identity, inputs: Mapping[str, Manifest]) -> Built:
+def _build(
+    stage: Stage,
+    site: Site,
+    identity: Identity,
+    inputs: Mapping[str, Manifest],
+    *,
+    lease: Lease,
+) -> Built:
     started = time.time()
     processes = max(site.placement.gpus, 1) if stage.compute == "gpu" else 1
     with site.open_cache() as cache:
-        job = _make_job(stage, site, identity, _fetch_inputs(stage, site, inputs, cache))
+        job = _make_job(stage, site, identity, _fetch_inputs(stage, site, inputs, cache, lease))
         site.watch(
             stage.name,
             {"kind": "building", "fingerprint": identity.fingerprint, "processes": processes},
         )
         _append_segment(job, site, processes)
-        result = run_job(
-            job, processes=processes, on_event=lambda e: site.watch(stage.name, e), stop=site.stop
-        )
+        result = _run(stage, site, job, processes, lease)
     _check_modules(stage, site, identity, result)
-    published = _publish(site, identity, job, inputs, result)
+    published = _publish(site, identity, job, inputs, result, lease)
     shutil.rmtree(job.directory, ignore_errors=True)
     uri = uri_of(site.store, published.manifest)
     site.watch(
@@ -169,40 +221,20 @@ def _build(stage: Stage, site: Site, identity: Identity, inputs: Mapping[str, Ma
     return Built(manifest=published.manifest, uri=uri, cached=False)
 
 
-@contextlib.contextmanager
-def _device_of(stage: Stage, site: Site) -> Generator[None]:
-    """Hold the machine's device while a GPU stage runs: two would only slow each other down."""
-    if stage.compute != "gpu":
-        yield
-        return
-    with site.device:
-        _check_not_stopped(stage.name, site)
-        yield
+def _run(stage: Stage, site: Site, job: Job, processes: int, lease: Lease) -> Result:
+    """Run the job under its lease. Raises LeaseLost when that ended it, and not the run's stop."""
 
+    def on_event(event: dict[str, Any]) -> None:
+        if event["kind"] in ("start", "step"):
+            lease.note(step=event["step"], total=event["total"])
+        site.watch(stage.name, event)
 
-@contextlib.contextmanager
-def _lease_on(identity: Identity, site: Site) -> Generator[None]:
-    """Hold the fingerprint's lease. Waiting for it ends when the run is stopped."""
-    path = lock.lock_path(site.work, identity.stage, identity.fingerprint)
-    told: set[lock.Owner | None] = set()
-
-    def tell(owner: lock.Owner | None) -> None:
-        if owner not in told:
-            told.add(owner)
-            text = f"waiting: {owner or 'another process'} builds it"
-            site.watch(identity.stage, {"kind": "waiting", "text": text})
-
-    while (owner := lock.find_owner(path)) is not None:
-        tell(owner)
-        _check_not_stopped(identity.stage, site)
-        site.stop.wait(_SECONDS_BETWEEN_LOOKS)
-    with lock.hold(path, tell):
-        yield
-
-
-def _check_not_stopped(stage: str, site: Site) -> None:
-    if site.stop.is_set():
-        raise StageInterrupted(f"{stage} was not started: the run is being stopped")
+    try:
+        return run_job(job, processes=processes, on_event=on_event, stop=lease.ending)
+    except StageInterrupted:
+        if not site.stop.is_set():
+            lease.raise_if_lost()
+        raise
 
 
 def _work_directory(site: Site, identity: Identity) -> Path:
@@ -210,10 +242,12 @@ def _work_directory(site: Site, identity: Identity) -> Path:
 
 
 def _fetch_inputs(
-    stage: Stage, site: Site, inputs: Mapping[str, Manifest], cache: Cache
+    stage: Stage, site: Site, inputs: Mapping[str, Manifest], cache: Cache, lease: Lease
 ) -> dict[str, Path]:
     def check_not_stopped(count: int) -> None:
-        _check_not_stopped(stage.name, site)
+        if site.stop.is_set():
+            raise StageInterrupted(f"{stage.name} was not started: the run is being stopped")
+        lease.raise_if_lost()
 
     names = [source.name for source in stage.inputs]
     if names:
@@ -254,6 +288,7 @@ def _publish(
     job: Job,
     inputs: Mapping[str, Manifest],
     result: Result,
+    lease: Lease,
 ) -> Published:
     logs = [job.events, job.directory / "worker.log"]
     published = publish(
@@ -264,14 +299,14 @@ def _publish(
         inputs={name: inputs[name] for name in job.inputs},
         provenance=Provenance(
             run=site.run_id,
-            owner=site.run_id,
-            epoch=0,
+            owner=lease.owner,
+            epoch=lease.epoch,
             created=timestamp(time.time()),
             git_commit=_git_commit(site.root),
             metrics=result.metrics,
             segments=tuple(_segments(job, ended=time.time())),
         ),
-        fence=lambda: None,
+        fence=lease.check,
     )
     differs = published.divergence or (published.manifest.divergences or (None,))[0]
     if differs is not None:

@@ -9,8 +9,8 @@ only grow.
 Leases save money. That there is one artifact in the end comes from put-if-absent of its manifest;
 `check` right before it keeps an owner that lost its lease from publishing.
 
-Here are the steps, without clocks, threads or chance: ages are by the store's clock, and who one is,
-is an argument. flows/heartbeat.py puts threads around them.
+Here are the steps, without clocks, threads or chance: ages are by the store's clock, and who one
+is, is an argument. flows/heartbeat.py puts threads around them.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -68,6 +68,11 @@ class Held:
     record: Record
 
     @property
+    def name(self) -> str:
+        """What is built under it, as a person calls it: stage/fingerprint."""
+        return f"{self.stage}/{short(self.fingerprint)}"
+
+    @property
     def owner(self) -> str:
         """Whose it is."""
         return self.record.owner
@@ -84,6 +89,16 @@ class Holder:
 
     record: Record
     age: float  # seconds since its last renewal
+
+    @property
+    def host(self) -> str:
+        """The machine it builds on."""
+        return self.record.host
+
+    @property
+    def pid(self) -> int:
+        """Its process there."""
+        return self.record.pid
 
     def __str__(self) -> str:
         record = self.record
@@ -201,7 +216,7 @@ def _is_of(held: Held, record: Record) -> bool:
 
 def _lost(held: Held, how: str) -> LeaseLost:
     return LeaseLost(
-        f"{held.stage}/{short(held.fingerprint)} lost its lease{how}",
+        f"{held.name} lost its lease{how}",
         hint="run the same command again: it waits for whoever builds now and uses the result",
     )
 

@@ -1,16 +1,18 @@
-"""The right to build one fingerprint on this machine, so that two runs do not do the same work.
+"""File locks of this machine: one process of it builds a fingerprint, or fetches into a directory.
 
-A kernel file lock: it ends with its process, however that ends. It only saves money; that there is
-one artifact in the end comes from put-if-absent of its manifest. The lock file also tells a waiter
-who is building.
+The kernel frees a lock when its process ends, however it ends, so whoever holds the lock of a
+fingerprint knows that an earlier owner in the same home is dead. Between machines there are leases
+(flows/lease.py). The lock file also tells a waiter who is building.
 """
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import IO
 
 from flows.fingerprint import short
 from nanochat_core.errors import StageError
+from nanochat_core.job import sync_directory
 
 _SECONDS_BETWEEN_TRIES = 0.2
 _TRIES_FOR_A_NOTE = 100  # 10 ms apart
@@ -45,35 +48,68 @@ def work_directory(work: Path, stage: str, fingerprint: str) -> Path:
     return work / stage / short(fingerprint)
 
 
+def home_id(home: Path) -> str:
+    """What the file locks of `home` are known by: only processes that they keep apart share it.
+
+    Part of it is a random id, made once. The file's own place on its disk and the running kernel
+    are part of it too, because the locks of a copied home, or of one that another machine reaches
+    over a network, are other locks. Raises StageError when it cannot be made.
+    """
+    if (found := find_home_id(home)) is None:
+        try:
+            _make_id(home / "id")
+        except OSError as error:
+            raise _not_writable(home / "id", error) from error
+        found = find_home_id(home)
+    assert found is not None, home
+    return found
+
+
+def find_home_id(home: Path) -> str | None:
+    """The id of `home`, or None when nothing was built in it yet."""
+    try:
+        with (home / "id").open(encoding="ascii") as file:
+            random, status = file.read().strip(), os.fstat(file.fileno())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _not_writable(home / "id", error) from error
+    parts = (random, _kernel(), status.st_dev, status.st_ino)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
 @contextlib.contextmanager
 def hold(path: Path, on_wait: Callable[[Owner | None], None]) -> Generator[None]:
     """Hold the lock at `path`; while another process has it, wait.
 
     `on_wait` is called once for each owner that is waited for (None: it has not said who it is).
-    Whoever waited looks for the artifact again: the other one may have built it. Raises StageError
+    Whoever waited looks again for what it needs: the other one may have made it. Raises StageError
     when the lock file cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise _not_writable(path, error) from error
-    with file:
-        told: set[Owner | None] = set()
+    told: set[Owner | None] = set()
+    with _open(path) as file:
         while not _try_lock(file, fcntl.LOCK_EX):
             owner = _read_owner(path)
             if owner not in told:
                 told.add(owner)
                 on_wait(owner)
             time.sleep(_SECONDS_BETWEEN_TRIES)
-        try:
-            _write_owner(file)
-        except OSError as error:
-            raise _not_writable(path, error) from error
-        try:
+        with _owning(file, path):
             yield
-        finally:
-            file.truncate(0)  # closing the file gives the lock back
+
+
+@contextlib.contextmanager
+def try_hold(path: Path) -> Generator[bool]:
+    """Hold the lock at `path` if it is free; whether it is held.
+
+    Raises StageError when the lock file cannot be written.
+    """
+    with _open(path) as file:
+        if _try_lock(file, fcntl.LOCK_EX):
+            with _owning(file, path):
+                yield True
+        else:
+            yield False
 
 
 def find_owner(path: Path) -> Owner | None:
@@ -89,6 +125,27 @@ def find_owner(path: Path) -> Owner | None:
     except FileNotFoundError:
         pass
     return None
+
+
+def _open(path: Path) -> IO[str]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise _not_writable(path, error) from error
+
+
+@contextlib.contextmanager
+def _owning(file: IO[str], path: Path) -> Generator[None]:
+    """Say in the locked file who holds it. Closing the file gives the lock back."""
+    try:
+        _write_owner(file)
+    except OSError as error:
+        raise _not_writable(path, error) from error
+    try:
+        yield
+    finally:
+        file.truncate(0)
 
 
 def _try_lock(file: IO[str], kind: int) -> bool:
@@ -112,6 +169,30 @@ def _read_owner(path: Path) -> Owner | None:
         return Owner(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError):
         return None
+
+
+def _make_id(path: Path) -> None:
+    """Write a new id, whole, unless another process was quicker."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".id.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("x", encoding="ascii") as file:
+            file.write(f"{uuid.uuid4().hex}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+        sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _kernel() -> str:
+    """What tells this running kernel from others; the host's name where it does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _not_writable(path: Path, error: OSError) -> StageError:

@@ -1,0 +1,178 @@
+"""Holds a lease while a job runs: renews it, and notices when it is lost.
+
+A lease is lost when another owner is seen, or when no renewal succeeded for half of its time to
+live; the other half is left for the job to save and end before anybody may take over.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from flows.lease import (
+    BEAT,
+    TTL,
+    Claim,
+    Held,
+    Holder,
+    LeaseLost,
+    check,
+    release,
+    renew,
+    try_acquire,
+)
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, StoreError
+
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_TO_END = 5.0  # for a heartbeat that is on its way when the block ends
+_SECONDS_TO_SETTLE = 0.3  # after which a store without atomic swaps shows who wrote last
+_UNREACHABLE = (StoreError, ArtifactError)  # a damaged answer is as good as none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How long things take around a lease, in seconds."""
+
+    ttl: float = TTL
+    beat: float = BEAT
+    look: float = 1.0  # between the first looks of one who waits: each asks the store
+    longest_look: float = 5.0
+    say: float = 30.0  # between two lines about the same owner
+
+
+class Lease:
+    """A lease that is ours until `lost` is set; see `hold_lease`."""
+
+    def __init__(self, store: Store, held: Held, *, stop: threading.Event, terms: Terms) -> None:
+        self.lost = threading.Event()
+        self.ending = threading.Event()  # lost, or `stop` is set: what ends the job
+        self._store = store
+        self._held = held
+        self._stop = stop
+        self._terms = terms
+        self._progress = (held.record.step, held.record.total)
+        self._error: LeaseLost | None = None
+        self._over = threading.Event()  # the block has ended
+        # Seconds in which this process ran. One that was stopped for an hour, or on a machine that
+        # slept, asks the store before it gives up: perhaps nobody wanted the lease.
+        self._awake = 0.0
+        self._renewed = 0.0  # the value of `_awake` when the last good renewal began
+
+    @property
+    def owner(self) -> str:
+        """Recorded in what is written under this lease."""
+        return self._held.owner
+
+    @property
+    def epoch(self) -> int:
+        """Recorded in what is written under this lease."""
+        return self._held.epoch
+
+    def note(self, *, step: int, total: int) -> None:
+        """How far the job is; the next heartbeat tells it."""
+        self._progress = (step, total)
+
+    def check(self) -> None:
+        """Raises LeaseLost when somebody else has or had the lease since it became ours.
+
+        The store alone decides: one that was not renewed, and that nobody took, is still ours.
+        """
+        check(self._store, self._held)
+
+    def raise_if_lost(self) -> None:
+        """Raises LeaseLost, saying how, when `lost` is set."""
+        if self._error is not None:
+            raise self._error
+
+    @contextlib.contextmanager
+    def keep(self) -> Generator[None]:
+        """Renew the lease while the block runs, and give it back at its end."""
+        beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        watching = threading.Thread(target=self._watch, name="lease", daemon=True)
+        beating.start()
+        watching.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            watching.join()
+            beating.join(_SECONDS_TO_END)
+            with contextlib.suppress(*_UNREACHABLE):  # it will run out
+                release(self._store, self._held)
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._terms.beat):
+            began = self._awake
+            step, total = self._progress
+            try:
+                self._held = renew(self._store, self._held, step=step, total=total)
+            except LeaseLost as error:
+                self._lose(error)
+                return
+            except _UNREACHABLE:
+                continue  # until `_watch` gives up, and even then: the job may take long to end
+            self._renewed = began
+
+    def _watch(self) -> None:
+        """Give up when renewals fail, or hang, for too long. Pass on the stop of the run."""
+        limit = self._terms.ttl / 2
+        before = time.monotonic()
+        while not self._over.wait(_SECONDS_BETWEEN_LOOKS):
+            now = time.monotonic()
+            self._awake += min(now - before, 5 * _SECONDS_BETWEEN_LOOKS)
+            before = now
+            if self._awake - self._renewed > limit and not self.lost.is_set():
+                self._lose(_silent(self._store, self._held, limit))
+            if self._stop.is_set():
+                self.ending.set()
+
+    def _lose(self, error: LeaseLost) -> None:
+        self._error = self._error or error
+        self.lost.set()
+        self.ending.set()
+
+
+@contextlib.contextmanager
+def hold_lease(
+    store: Store,
+    stage: str,
+    fingerprint: str,
+    me: Claim,
+    *,
+    stop: threading.Event,
+    terms: Terms,
+) -> Generator[Lease | Holder]:
+    """Hold the lease of a fingerprint if it can be had, while the block runs; else say who has it.
+
+    Does not wait. As for `try_acquire`, the caller holds the fingerprint's kernel lock. What was
+    held is given back when the block ends, however it ends.
+    """
+    found = try_acquire(store, stage, fingerprint, me, ttl=terms.ttl)
+    if isinstance(found, Held) and store.weaknesses():
+        found = _settle(store, found, me, terms)
+    if isinstance(found, Holder):
+        yield found
+        return
+    lease = Lease(store, found, stop=stop, terms=terms)
+    with lease.keep():
+        yield lease
+
+
+def _settle(store: Store, held: Held, me: Claim, terms: Terms) -> Held | Holder:
+    """On a store where two writers may both believe that they won: ask who really did."""
+    time.sleep(_SECONDS_TO_SETTLE)
+    try:
+        check(store, held)
+    except LeaseLost:
+        return try_acquire(store, held.stage, held.fingerprint, me, ttl=terms.ttl)
+    return held
+
+
+def _silent(store: Store, held: Held, seconds: float) -> LeaseLost:
+    return LeaseLost(
+        f"{held.name} lost its lease: {store.url} was not reached for {seconds:g} s",
+        hint="check the store, then run the same command again: it goes on from the last "
+        "checkpoint, or uses what another run built meanwhile",
+    )
