@@ -90,8 +90,8 @@ class Cache:
     def close(self) -> None:
         """What was handed out is no longer in use."""
         with self._lock:
-            while self._held:
-                descriptor = self._held.popitem()[1]
+            held, self._held = self._held, {}
+            for descriptor in held.values():
                 with contextlib.suppress(OSError):  # of a disk that is full
                     os.utime(descriptor)  # used until here
                 os.close(descriptor)
@@ -194,8 +194,8 @@ def _complete(store: Store, manifest: Manifest, entry: _Entry, on_bytes: OnBytes
     for intruder in set(_files_below(target)) - {path for _, path in places}:
         intruder.unlink()
     missing = find_missing(places)
-    for _, path in missing:
-        shutil.rmtree(path, ignore_errors=True)  # if a directory has its name
+    for path in (*(path for _, path in missing), target / "manifest.json"):
+        shutil.rmtree(path, ignore_errors=True)  # nothing happens unless it is a directory
     scratch = entry.unfinished / "parts"
     fetch_files(store, manifest, missing, scratch=scratch, on_bytes=on_bytes)
     record = scratch / "manifest.json"
@@ -253,11 +253,12 @@ def _disk_use(directory: Path) -> int:
     so it does not count against the limit; once the store drops it, it does.
     """
     total = 0
-    for path in directory.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            status = path.lstat()
-            if status.st_nlink == 1:
-                total += status.st_blocks * _BLOCK
+    for folder, _, names in os.walk(directory):  # which takes it well that things go meanwhile
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(os.path.join(folder, name))
+                if status.st_nlink == 1:
+                    total += status.st_blocks * _BLOCK
     return total
 
 
