@@ -20,6 +20,8 @@ from typing import NamedTuple, TypeAlias
 from nanochat_core.errors import ConfigError
 
 POLICIES = ("default", "nanochat")
+_DOCUMENT_BITS = 40
+_DOCUMENT_MASK = (1 << _DOCUMENT_BITS) - 1
 BATCH_DOCUMENTS = 128  # arrive together; a batch does not cross row groups
 
 
@@ -80,7 +82,9 @@ class _Buffer:
         self._row_len = row_len
         self._cuts = cuts  # whether documents longer than a row are cut on arrival
         self._arrived = 0
-        self._waiting: list[tuple[int, int, int]] = []  # size, document, start
+        # Sorted numbers, size * 2^40 + document: half the time of sorting tuples.
+        self._waiting: list[int] = []
+        self._starts: dict[int, int] = {}  # of the waiting rests, by document
 
     def refill(self, documents: int) -> list[Row]:
         """Take batches until `documents` wait; returns the rows that arrived whole."""
@@ -90,9 +94,11 @@ class _Buffer:
             if batch is None:
                 break
             for length in batch:
-                start = self._cut(length, rows) if self._cuts else 0
-                if start < length:
-                    insort(self._waiting, (length - start + (start > 0), self._arrived, start))
+                if length > self._row_len and self._cuts:
+                    start = self._cut(length, rows)
+                    self._starts[self._arrived] = start
+                    length += 1 - start  # the rest and its bos
+                insort(self._waiting, length << _DOCUMENT_BITS | self._arrived)
                 self._arrived += 1
         return rows
 
@@ -101,12 +107,13 @@ class _Buffer:
         waiting = self._waiting
         if not waiting:
             return None
-        fitting = bisect_left(waiting, (space + 1,))
-        if fitting:
-            largest = waiting[fitting - 1][0]
-            size, document, start = waiting.pop(bisect_left(waiting, (largest,)))
-        else:
-            size, document, start = waiting.pop(0)
+        place = bisect_left(waiting, (space + 1) << _DOCUMENT_BITS)
+        if place:
+            largest = waiting[place - 1] >> _DOCUMENT_BITS
+            place = bisect_left(waiting, largest << _DOCUMENT_BITS)
+        entry = waiting.pop(place)
+        size, document = entry >> _DOCUMENT_BITS, entry & _DOCUMENT_MASK
+        start = self._starts.pop(document, 0)
         return Segment(document, start, min(size, space) - (start > 0))
 
     def _cut(self, length: int, rows: list[Row]) -> int:
