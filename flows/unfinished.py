@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flows import checkpoints, lock
 from flows.fingerprint import Identity
+from flows.lease import find_holder
 from infra.storage.base import Store
 
 
@@ -22,9 +23,15 @@ class Resume:
 
 
 def find_builder(store: Store, work: Path, identity: Identity) -> str | None:
-    """Who is building this fingerprint now, as a person reads it, or None."""
-    owner = lock.find_owner(lock.lock_path(work, identity.stage, identity.fingerprint))
-    return str(owner) if owner else None
+    """Who is building this fingerprint now, as a person reads it, or None.
+
+    A lease of this home whose kernel lock nobody holds is that of a process that was killed.
+    """
+    stage, fingerprint = identity.stage, identity.fingerprint
+    owner = lock.find_owner(lock.lock_path(work, stage, fingerprint))
+    dead = None if owner else lock.find_home_id(work.parent)
+    builder = find_holder(store, stage, fingerprint, dead=dead) or owner
+    return str(builder) if builder else None
 
 
 def find_resume(store: Store, work: Path, identity: Identity) -> Resume | None:

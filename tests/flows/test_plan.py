@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from flows import checkpoints, lock
 from flows.artifacts import supersede
+from flows.lease import Claim, Held, release, renew, try_acquire
 from flows.plan_text import render, to_json
 from flows.stages import STAGES
 from flows.unfinished import Resume
@@ -118,6 +120,52 @@ def test_what_is_being_built_says_by_whom(house: House):
         assert house.plan().of("pretrain").reason.endswith("step 5/10")
         assert house.plan().of("base_eval").after == ("pretrain",)
     assert house.plan().of("pretrain").state == ">"
+
+
+def claim(run: str, host: str, home: str) -> Claim:
+    return Claim(
+        owner="o" + run, run=run, host=host, pid=7, home=home, since="2026-11-21T07:00:00Z"
+    )
+
+
+def test_what_another_machine_builds_says_how_far_it_is(house: House):
+    house.build(until="rows")
+    fingerprint = house.plan().of("pretrain").fingerprint
+    assert fingerprint
+    theirs = claim("d12-7", "far", "another home")
+    held = try_acquire(house.store, "pretrain", fingerprint, theirs, ttl=120)
+    assert isinstance(held, Held)
+    held = renew(house.store, held, step=310, total=900)
+    item = house.plan().of("pretrain")
+    assert item.state == "!"
+    assert item.builder is not None
+    assert item.builder.startswith("run d12-7 on host far, step 310/900, heartbeat 0 s ago")
+    assert item.reason == f"by {item.builder}"
+    release(house.store, held)
+    assert house.plan().of("pretrain").state == "+"
+
+
+def test_a_lease_that_nobody_renews_is_nobodys(house: House):
+    house.build(until="rows")
+    fingerprint = house.plan().of("pretrain").fingerprint
+    assert fingerprint
+    try_acquire(house.store, "pretrain", fingerprint, claim("d12-7", "far", "h"), ttl=120)
+    assert house.plan().of("pretrain").state == "!"
+    path = house.root.parent / "store" / "pretrain" / fingerprint / "lease.json"
+    long_ago = path.stat().st_mtime - 121
+    os.utime(path, (long_ago, long_ago))
+    assert house.plan().of("pretrain").state == "+"
+
+
+def test_a_lease_of_a_process_that_was_killed_here_is_nobodys(house: House):
+    house.build(until="rows")
+    fingerprint = house.plan().of("pretrain").fingerprint
+    assert fingerprint
+    ours = claim("d12-7", "here", lock.home_id(house.work.parent))
+    try_acquire(house.store, "pretrain", fingerprint, ours, ttl=120)
+    assert house.plan().of("pretrain").state == "+"
+    with lock.hold(lock.lock_path(house.work, "pretrain", fingerprint), lambda owner: None):
+        assert house.plan().of("pretrain").reason.startswith("by run d12-7 on host here")
 
 
 # Asked for.
