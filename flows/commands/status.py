@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -10,7 +11,7 @@ from flows import lock
 from flows.commands.options import AsJson, Place, What
 from flows.commands.terminal import print_json, screen
 from flows.fingerprint import short
-from flows.plan import STATES, StagePlan, make_plan
+from flows.plan import STATES, Plan, StagePlan, make_plan
 from flows.profiles import open_profile
 from flows.references import open_run
 from flows.runs import Run, latest_runs
@@ -69,22 +70,46 @@ def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
         if fingerprint := run.stages.get(stage.name):
             yield f"= {stage.name:<{_WIDTH}}  {'done':<11}  {short(fingerprint)}"
         else:
-            yield _left(planned.of(stage.name), place)
+            yield _left(planned.of(stage.name), place.work)
     if run.status != "finished":
         yield ""
-        owners = [
-            f"{path.parent.name} is being built by {owner}"
-            for path in sorted(place.work.glob("*/*.lock"))
-            if (owner := lock.find_owner(path))
-        ]
-        yield from owners or [f"nothing is being built on this machine; go on with: {command}"]
+        builders = _builders(planned, place.work)
+        for (name, _), builder in sorted(builders.items()):
+            yield f"{name} is being built by {builder}"
+        if not builders:
+            yield f"nothing of it is being built; go on with: {command}"
 
 
-def _left(item: StagePlan, place: Place) -> str:
+def _builders(planned: Plan, work: Path) -> dict[tuple[str, str], str]:
+    """Who builds, by stage and fingerprint: whatever on this machine, what is planned anywhere."""
+    found: dict[tuple[str, str], str] = {}
+    for path in work.glob("*/*.lock"):
+        if owner := lock.find_owner(path):
+            found[path.parent.name, path.stem] = str(owner)
+    for item in planned.stages:
+        if item.builder and item.fingerprint:  # the lease says more than the lock
+            found[item.stage.name, short(item.fingerprint)] = item.builder
+    return found
+
+
+def _left(item: StagePlan, work: Path) -> str:
     line = f"{item.state} {item.stage.name:<{_WIDTH}}  {STATES[item.state]:<11}"
-    if item.identity and item.state in ("!", ">"):
-        directory = lock.work_directory(place.work, item.stage.name, item.identity.fingerprint)
-        steps = [e for e in read_events(directory / "events.jsonl") if e.get("kind") == "step"]
-        if steps:
-            return f"{line}  step {steps[-1]['step']}/{steps[-1]['total']}"
-    return f"{line}  {item.reason}".rstrip()
+    return f"{line}  {_latest_step(item, work) or item.reason}".rstrip()
+
+
+def _latest_step(item: StagePlan, work: Path) -> str | None:
+    """The last step of a job on this machine, which is newer than its checkpoint and heartbeat."""
+    if item.fingerprint is None or item.state not in ("!", ">"):
+        return None
+    if item.builder and not lock.find_owner(
+        lock.lock_path(work, item.stage.name, item.fingerprint)
+    ):
+        return None  # the job is on another machine
+    events = lock.work_directory(work, item.stage.name, item.fingerprint) / "events.jsonl"
+    if not events.exists():
+        return None
+    last = None
+    for event in read_events(events):
+        if event.get("kind") == "step":
+            last = f"step {event['step']}/{event['total']}"
+    return last
