@@ -99,8 +99,9 @@ class Lease:
             self._over.set()
             watching.join()
             beating.join(_SECONDS_TO_END)
-            with contextlib.suppress(*_UNREACHABLE):  # it will run out
-                release(self._store, self._held)
+            if not beating.is_alive():  # else the store hangs; the lease will run out
+                with contextlib.suppress(*_UNREACHABLE):
+                    release(self._store, self._held)
 
     def _beat(self) -> None:
         while not self._over.wait(self._terms.beat):

@@ -1,6 +1,7 @@
 """One process builds a fingerprint; the others wait, know for whom, and go on when it ends."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from flows.lock import Owner, find_owner, hold, lock_path, work_directory
+from flows import lock
+from flows.lock import (
+    Owner,
+    find_home_id,
+    find_owner,
+    hold,
+    home_id,
+    lock_path,
+    try_hold,
+    work_directory,
+)
 from nanochat_core.errors import StageError
 
 HOLDER = """
@@ -99,4 +110,64 @@ def test_a_place_that_cannot_be_written_is_explained(tmp_path: Path):
         hold(tmp_path / "file" / "x.lock", nobody_expected),
     ):
         pass
+    assert "NANOCHAT_HOME" in (caught.value.hint or "")
+
+
+def test_a_lock_is_held_only_if_it_is_free(tmp_path: Path):
+    path = tmp_path / "sft" / "x.lock"
+    with try_hold(path) as first, try_hold(path) as second:
+        assert (first, second) == (True, False)
+        owner = find_owner(path)
+        assert owner is not None
+        assert owner.pid == os.getpid()
+    assert find_owner(path) is None
+    with try_hold(path) as again:
+        assert again
+
+
+def test_a_home_has_one_id_for_good(tmp_path: Path):
+    home = tmp_path / "home"
+    assert find_home_id(home) is None
+    made = home_id(home)
+    assert home_id(home) == made == find_home_id(home)
+    assert home_id(tmp_path / "other") != made
+    assert [path.name for path in home.iterdir()] == ["id"]
+
+
+def test_processes_that_make_the_id_at_once_agree(tmp_path: Path):
+    found: set[str] = set()
+    for number in range(20):
+        barrier = threading.Barrier(4)
+
+        def ask(home: Path, barrier: threading.Barrier) -> None:
+            barrier.wait()
+            found.add(home_id(home))
+
+        home = tmp_path / str(number)
+        threads = [threading.Thread(target=ask, args=(home, barrier)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found) == 20
+
+
+def test_a_copied_home_is_another_one_because_its_locks_are(tmp_path: Path):
+    made = home_id(tmp_path / "home")
+    shutil.copytree(tmp_path / "home", tmp_path / "copy")
+    assert home_id(tmp_path / "copy") != made
+
+
+def test_a_home_seen_from_another_kernel_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made = home_id(tmp_path)
+    monkeypatch.setattr(lock, "_kernel", lambda: "another")
+    assert home_id(tmp_path) != made
+
+
+def test_a_home_that_cannot_be_written_is_explained(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StageError, match=r"file/id cannot be written: ") as caught:
+        home_id(tmp_path / "file")
     assert "NANOCHAT_HOME" in (caught.value.hint or "")

@@ -1,0 +1,264 @@
+"""A lease that is held is renewed; one that is lost is noticed in time."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import heartbeat
+from flows.heartbeat import Lease, Terms, hold_lease
+from flows.lease import Claim, Holder, LeaseLost, find_holder, release, try_acquire
+from infra.storage.local import LocalStore
+from nanochat_core.errors import StoreError
+from tests.flows.waiting import wait_until
+
+FINGERPRINT = "ab" * 32
+KEY = f"sft/{FINGERPRINT}/lease.json"
+QUICK = Terms(ttl=2.0, beat=0.05)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    (tmp_path / "disk").mkdir()
+    return LocalStore(tmp_path / "disk" / "store")
+
+
+def claim(name: str) -> Claim:
+    return Claim(
+        owner=f"owner-{name}",
+        run=f"run-{name}",
+        host="h",
+        pid=7,
+        home=f"home-{name}",
+        since="2026-11-21T05:53:38Z",
+    )
+
+
+@contextlib.contextmanager
+def held_by_us(
+    store: Any, *, terms: Terms = QUICK, stop: threading.Event | None = None
+) -> Generator[Lease]:
+    with hold_lease(
+        store, "sft", FINGERPRINT, claim("a"), stop=stop or threading.Event(), terms=terms
+    ) as lease:
+        assert isinstance(lease, Lease)
+        yield lease
+
+
+def take_over(store: LocalStore) -> None:
+    """As if our lease had run out: another run takes it."""
+    taken = try_acquire(store, "sft", FINGERPRINT, claim("b"), ttl=-1.0)
+    assert not isinstance(taken, Holder)
+
+
+def beats(store: LocalStore) -> int:
+    holder = find_holder(store, "sft", FINGERPRINT)
+    assert holder is not None
+    return holder.record.beat
+
+
+@pytest.fixture
+def unplug(tmp_path: Path) -> Callable[[], Callable[[], None]]:
+    """Makes the store's disk go away; what it returns brings it back."""
+
+    def unplug() -> Callable[[], None]:
+        (tmp_path / "disk").rename(tmp_path / "away")
+        return lambda: (tmp_path / "away").rename(tmp_path / "disk") and None
+
+    return unplug
+
+
+def test_a_held_lease_is_renewed_and_tells_how_far_the_job_is(store: LocalStore) -> None:
+    with held_by_us(store) as lease:
+        lease.note(step=3, total=9)
+        wait_until(lambda: beats(store) > 3)
+        holder = find_holder(store, "sft", FINGERPRINT)
+        assert holder is not None
+        assert (holder.record.step, holder.record.total) == (3, 9)
+        assert (lease.owner, lease.epoch) == ("owner-a", 1)
+        assert not lease.ending.is_set()
+        lease.check()
+        lease.raise_if_lost()
+
+
+@pytest.mark.parametrize("how", ["well", "badly"])
+def test_the_threads_end_with_the_block_and_the_lease_is_given_back(
+    store: LocalStore, how: str
+) -> None:
+    before = threading.active_count()
+    with contextlib.suppress(ValueError), held_by_us(store):
+        assert threading.active_count() == before + 2
+        if how == "badly":
+            raise ValueError
+    assert threading.active_count() == before
+    data = store.get(KEY)
+    assert b'"released": true' in data
+    time.sleep(4 * QUICK.beat)
+    assert store.get(KEY) == data
+
+
+def test_whoever_does_not_get_the_lease_learns_who_has_it(store: LocalStore) -> None:
+    before = threading.active_count()
+    with held_by_us(store):
+        found = hold_lease(
+            store, "sft", FINGERPRINT, claim("b"), stop=threading.Event(), terms=QUICK
+        )
+        with found as holder:
+            assert isinstance(holder, Holder)
+            assert holder.record.run == "run-a"
+            assert threading.active_count() == before + 2
+    assert b'"released": true' in store.get(KEY)
+
+
+def test_another_owner_is_noticed_with_the_next_heartbeat(store: LocalStore) -> None:
+    with held_by_us(store) as lease:
+        take_over(store)
+        assert lease.lost.wait(5)
+        assert lease.ending.is_set()
+        with pytest.raises(LeaseLost, match="lost its lease to run run-b"):
+            lease.raise_if_lost()
+        with pytest.raises(LeaseLost):
+            lease.check()
+    assert b'"released": false' in store.get(KEY)  # it is not ours to give back
+
+
+def test_a_store_that_is_away_for_a_while_costs_nothing(
+    store: LocalStore, unplug: Callable[[], Callable[[], None]]
+) -> None:
+    with held_by_us(store) as lease:
+        plug_in = unplug()
+        time.sleep(QUICK.ttl / 4)
+        plug_in()
+        before = beats(store)
+        wait_until(lambda: beats(store) > before)
+        assert not lease.lost.wait(QUICK.ttl / 2)
+
+
+def test_a_store_that_is_away_for_half_the_leases_time_is_a_lost_lease(
+    store: LocalStore, unplug: Callable[[], Callable[[], None]]
+) -> None:
+    with held_by_us(store) as lease:
+        began = time.monotonic()
+        plug_in = unplug()
+        assert lease.lost.wait(QUICK.ttl)
+        assert QUICK.ttl / 2 - 2 * QUICK.beat <= time.monotonic() - began < QUICK.ttl
+        assert lease.ending.is_set()
+        with pytest.raises(LeaseLost, match=r"disk/store was not reached for 1 s") as caught:
+            lease.raise_if_lost()
+        assert "check the store" in (caught.value.hint or "")
+        with pytest.raises(StoreError):
+            lease.check()
+
+        plug_in()
+        lease.check()  # nobody took it: the store decides, whatever was given up here
+
+
+def test_a_store_that_hangs_is_noticed_as_well(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "_SECONDS_TO_END", 0.1)
+    answer = threading.Event()
+
+    class Hanging:
+        is_hanging = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def get_stored(self, key: str) -> Any:
+            if self.is_hanging:
+                answer.wait(30)
+            return store.get_stored(key)
+
+    hanging = Hanging()
+    with held_by_us(hanging) as lease:
+        hanging.is_hanging = True
+        assert lease.lost.wait(QUICK.ttl)
+        began = time.monotonic()
+    assert time.monotonic() - began < 1  # the block's end does not hang with it
+    assert b'"released": false' in store.get(KEY)
+    answer.set()
+
+
+def test_stopping_the_run_ends_the_job_and_loses_nothing(store: LocalStore) -> None:
+    stop = threading.Event()
+    with held_by_us(store, stop=stop) as lease:
+        stop.set()
+        assert lease.ending.wait(5)
+        assert not lease.lost.is_set()
+        lease.raise_if_lost()
+
+
+FROZEN = """
+import sys
+from pathlib import Path
+from infra.storage.local import LocalStore
+from tests.flows.test_heartbeat import held_by_us
+
+with held_by_us(LocalStore(Path(sys.argv[1]))) as lease:
+    print("held", flush=True)
+    sys.stdin.readline()
+    print("lost" if lease.lost.wait(1) else "kept", flush=True)
+"""
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_process_that_was_stopped_for_long_goes_on_unless_somebody_wanted_the_lease(
+    store: LocalStore, wanted: bool
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", FROZEN, store.url.removeprefix("file://")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "held\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(QUICK.ttl + 0.2)
+    if wanted:
+        taken = try_acquire(store, "sft", FINGERPRINT, claim("b"), ttl=QUICK.ttl)
+        assert not isinstance(taken, Holder)
+    process.send_signal(signal.SIGCONT)
+    said, _ = process.communicate("\n", timeout=30)
+    assert said == ("lost\n" if wanted else "kept\n")
+
+
+def test_on_a_store_where_two_may_win_whoever_wrote_last_has_the_lease(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "_SECONDS_TO_SETTLE", 0.01)
+
+    class Weak:
+        """Tells every writer that it won; a rival writes right after us."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            store.put(key, data)
+            rival = try_acquire(store, "sft", FINGERPRINT, claim("b"), ttl=-1.0)
+            assert not isinstance(rival, Holder)
+            self.rival = rival
+            return True
+
+        def weaknesses(self) -> list[str]:
+            return ["put-if-absent overwrites"]
+
+    weak = Weak()
+    with hold_lease(
+        weak, "sft", FINGERPRINT, claim("a"), stop=threading.Event(), terms=QUICK
+    ) as found:
+        assert isinstance(found, Holder)
+        assert found.record.run == "run-b"
+    release(store, weak.rival)
+    with held_by_us(weak) as lease:
+        assert lease.epoch == 3
