@@ -14,16 +14,19 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Group
 
 from flows.commands.chat import chat
+from flows.commands.diff import diff
 from flows.commands.doctor import doctor
 from flows.commands.down import down
 from flows.commands.explain import explain
 from flows.commands.fetch import fetch
+from flows.commands.ls import ls
 from flows.commands.plan import plan
 from flows.commands.profiles import profiles
 from flows.commands.report import report
 from flows.commands.run import run
 from flows.commands.serve import serve
 from flows.commands.status import status
+from flows.commands.tag import tag
 from flows.commands.terminal import print_error, print_mistake
 from nanochat_core.errors import NanochatError
 
@@ -32,7 +35,8 @@ INTERRUPTED = 130  # what a shell reports for Ctrl-C
 _ABOUT = "Train your own ChatGPT as a pipeline you can stop, resume, schedule and trust."
 _TRAIN = Group("Train", sort_key=1)
 _USE = Group("Use", sort_key=2)
-_MACHINE = Group("This machine", sort_key=3)
+_ARTIFACTS = Group("Artifacts", sort_key=3)
+_MACHINE = Group("This machine", sort_key=4)
 _COMMANDS = (
     (plan, _TRAIN),
     (run, _TRAIN),
@@ -43,6 +47,9 @@ _COMMANDS = (
     (serve, _USE),
     (fetch, _USE),
     (report, _USE),
+    (ls, _ARTIFACTS),
+    (tag, _ARTIFACTS),
+    (diff, _ARTIFACTS),
     (doctor, _MACHINE),
     (down, _MACHINE),
 )

@@ -1,11 +1,14 @@
-"""Why two artifacts of a stage are not the same one: their pre-images compared, leaf by leaf."""
+"""Why two artifacts of a stage are not the same one: their pre-images compared, leaf by leaf.
+
+And what came of it: files that differ, and what the stage measured, side by side.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
-from flows.manifest import Manifest
+from flows.manifest import Facts, Input, Manifest
 from nanochat_core.config import Tree
 
 Kind: TypeAlias = Literal["format", "config", "code", "input"]
@@ -43,6 +46,65 @@ class Change:
         return f"{self.name} {verb}" if self.kind == "config" else f"{self.kind} {self.name} {verb}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class InputChange:
+    """An input that is another artifact; None: not an input there."""
+
+    stage: str
+    old: Input | None
+    new: Input | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChange:
+    """A file that differs, by its sizes; None: not there."""
+
+    path: str
+    old: int | None  # bytes
+    new: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """What a stage said of its result, of both; None: it did not."""
+
+    name: str  # tasks.spelling.accuracy
+    old: Any
+    new: Any
+
+    @property
+    def difference(self) -> float | None:
+        """`new` less `old`, when both are numbers."""
+        numbers = [v for v in (self.old, self.new) if type(v) in (int, float)]
+        return numbers[1] - numbers[0] if len(numbers) == 2 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Everything in which two artifacts of one stage are not the same."""
+
+    changes: tuple[Change, ...]  # of settings, code and file format
+    inputs: tuple[InputChange, ...]
+    files: tuple[FileChange, ...]
+    metrics: tuple[Metric, ...]  # numbers, also equal ones, and what else differs
+
+
+def differ(old: Manifest, new: Manifest) -> Difference:
+    """How two artifacts of a stage differ: in what they are, hold and measured."""
+    assert old.stage == new.stage, (old.stage, new.stage)
+    changes = compare(old.preimage, new.preimage, with_inputs=False)
+    return Difference(
+        changes=tuple(changes),
+        inputs=tuple(
+            InputChange(stage=stage, old=old.inputs.get(stage), new=new.inputs.get(stage))
+            for stage in dict.fromkeys([*old.inputs, *new.inputs])
+            if _digest(old, stage) != _digest(new, stage)
+        ),
+        files=tuple(_file_changes(old, new)),
+        metrics=tuple(_metrics(old.provenance.metrics, new.provenance.metrics)),
+    )
+
+
 def compare(
     old: Mapping[str, Tree], new: Mapping[str, Tree], *, with_inputs: bool = True
 ) -> list[Change]:
@@ -64,6 +126,40 @@ def nearest(
         key=lambda manifest: len(compare(manifest.preimage, preimage, with_inputs=with_inputs)),
         default=None,
     )
+
+
+def _digest(manifest: Manifest, stage: str) -> str | None:
+    """Of an input's contents: what the fingerprint is computed from."""
+    source = manifest.inputs.get(stage)
+    return source.digest if source else None
+
+
+def _file_changes(old: Manifest, new: Manifest) -> Iterator[FileChange]:
+    before = {file.path: file for file in old.files}
+    after = {file.path: file for file in new.files}
+    for path in sorted(before.keys() | after.keys()):
+        was, now = before.get(path), after.get(path)
+        if was is None or now is None or was.sha256 != now.sha256:
+            yield FileChange(
+                path=path, old=was.size if was else None, new=now.size if now else None
+            )
+
+
+def _metrics(old: Facts, new: Facts) -> Iterator[Metric]:
+    before, after = dict(_leaves("", old)), dict(_leaves("", new))
+    for name in dict.fromkeys([*before, *after]):
+        metric = Metric(name=name, old=before.get(name), new=after.get(name))
+        if metric.difference is not None or metric.old != metric.new:
+            yield metric
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of everything in a group; lists are taken as they are."""
+    if isinstance(value, dict):
+        for key, inner in cast("dict[str, Any]", value).items():
+            yield from _leaves(f"{name}.{key}" if name else key, inner)
+    else:
+        yield name, value
 
 
 def _differences(

@@ -6,10 +6,12 @@ read the same without it.
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
 
+from flows.report_text import visible
 from nanochat_core.errors import NanochatError
 
 _STATE_STYLES = {
@@ -28,6 +30,13 @@ def screen() -> Console:
     return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
+def print_lines(lines: Iterable[str]) -> None:
+    """Print text that may come from a store, which others write to: it cannot move the cursor."""
+    console = screen()
+    for line in lines:
+        console.print(visible(line))
+
+
 def print_plan(lines: list[str]) -> None:
     """A plan's lines, each in the colour of the state it begins with."""
     console = screen()
@@ -44,10 +53,10 @@ def print_error(message: str, *, hint: str | None) -> None:
     """Say what is wrong and what to do about it."""
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
     console.print("error:", style="bold red", end=" ")
-    console.print(" ".join(message.split()))
+    console.print(visible(" ".join(message.split())))
     if hint:
         console.print("hint:", style="bold cyan", end=" ")
-        console.print(" ".join(hint.split()))
+        console.print(visible(" ".join(hint.split())))
 
 
 def print_mistake(error: NanochatError) -> None:

@@ -15,6 +15,7 @@ from flows.profiles import PROFILES
 COMMANDS = [  # in the order of the help
     *("plan", "run", "status", "explain", "profiles"),
     *("chat", "serve", "fetch", "report"),
+    *("ls", "tag", "diff"),
     *("doctor", "down"),
 ]
 
