@@ -1,0 +1,288 @@
+"""What a store across a network answered: whether to ask again, and what to tell a person.
+
+No network in here. An operation that got no answer, or a passing one ("slow down", a damaged body),
+is done again as a whole, a bounded number of times: repeating is safe because each operation is
+either idempotent or decided by a condition whose outcome it reads back.
+"""
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TypeVar
+
+from infra.storage.base import Entry
+from nanochat_core.errors import StoreError
+
+_T = TypeVar("_T")
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+_PASSING = {
+    "BadDigest",  # the body was damaged on its way
+    "ConditionalRequestConflict",  # two conditional writes at once
+    "IncompleteBody",
+    "InternalError",
+    "OperationAborted",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+    "XAmzContentChecksumMismatch",
+    "XAmzContentSHA256Mismatch",
+}
+_PASSING_STATUS = {408, 409, 425, 429}
+_NEVER = {"NotImplemented", "NoSuchBucket"}  # whatever their status
+
+
+class Lost(Exception):
+    """No answer, or only a piece of one: whether the request was carried out is not known."""
+
+
+def describe_loss(kind: str, text: str) -> str:
+    """Why there was no answer, in a few words; `kind` is what boto3 calls it."""
+    if found := re.search(r"\[Errno -?\d+\] ([^)\]]+)", text):
+        return found.group(1).lower()
+    return _LOSSES.get(kind, text)
+
+
+_LOSSES = {
+    "ConnectTimeoutError": "no connection in time",
+    "ReadTimeoutError": "no answer in time",
+    "ConnectionClosedError": "the connection was closed without an answer",
+    "ResponseStreamingError": "the answer was cut off",
+    "IncompleteReadError": "the answer was cut off",
+    "ResponseParserError": "the answer is not one of S3",
+}
+
+
+class Refused(Exception):
+    """The store said no."""
+
+    def __init__(
+        self, code: str, *, status: int = 0, message: str = "", headers: Mapping[str, str] = {}
+    ) -> None:
+        super().__init__(f"{code} {message}".strip())
+        self.code = code  # S3's word, or the status where it gave none
+        self.status = status  # of HTTP; 0: it was not even asked
+        self.message = message
+        self.headers = headers
+
+    @property
+    def is_passing(self) -> bool:
+        """The same request may do better a moment later."""
+        if self.code in _NEVER or self.status == 501:
+            return False
+        return self.code in _PASSING or self.status >= 500 or self.status in _PASSING_STATUS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How often and how long an operation is tried."""
+
+    tries: int = 8
+    first_wait: float = 0.2  # seconds; doubles each time, and is shortened at random
+    longest_wait: float = 15.0
+    deadline: float = 120.0  # seconds after which no new try begins
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What a store says of an object."""
+
+    size: int
+    version: str
+    modified: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A piece of a listing; `token` asks for the next one, if the store says there is one."""
+
+    entries: Sequence[Entry]
+    token: str | None
+
+
+class NoRanges(Exception):
+    """The store answers a range with the whole object."""
+
+
+class Changed(Exception):
+    """The object is another one than it was."""
+
+
+def parse_range(told: str) -> tuple[int, int, int]:
+    """First and last byte of a piece and its object's size, of a Content-Range. Raises Lost."""
+    found = _RANGE.fullmatch(told)
+    if not found:
+        raise Lost(f"the store sent a piece of an object as '{told}'")
+    first, last, size = map(int, found.groups())
+    return first, last, size
+
+
+class Stopped(Exception):
+    """Another part of the same transfer failed."""
+
+
+def persist(
+    operation: Callable[[], _T],
+    *,
+    patience: Callable[[], Patience],
+    is_passing: Callable[[Refused], bool],
+    stop: threading.Event | None = None,
+) -> _T:
+    """What `operation` gives, tried again while it is Lost or refused for a passing reason.
+
+    `patience` is asked after each failure. Raises the last Lost or Refused, noting the tries.
+    """
+    started, tries = time.monotonic(), 0
+    stop = stop or threading.Event()
+    while True:
+        tries += 1
+        try:
+            return operation()
+        except (Lost, Refused) as error:
+            limits = patience()
+            passed = time.monotonic() - started
+            wait = min(limits.first_wait * 2 ** (tries - 1), limits.longest_wait)
+            wait *= random.uniform(0.5, 1.0)
+            passing = isinstance(error, Lost) or is_passing(error)
+            if not passing or tries >= limits.tries or passed + wait > limits.deadline:
+                if tries > 1:
+                    error.add_note(f"{tries} tries in {passed:.0f} s")
+                raise
+            if stop.wait(wait):
+                raise Stopped from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """A store, as errors speak of it."""
+
+    url: str
+    bucket: str
+    endpoint: str
+    is_aws: bool
+
+
+def explain(error: Lost | Refused, *, where: Where, what: str) -> StoreError:
+    """The one line and the hint for an operation that failed; `what` is like "put runs/a.json"."""
+    tries = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    if isinstance(error, Lost):
+        return StoreError(
+            f"store {where.url} cannot be reached at {where.endpoint}: {error}{tries}",
+            hint="check AWS_ENDPOINT_URL_S3 and the network, then run the command again"
+            if not where.is_aws
+            else "check the network, then run the command again",
+        )
+    known = _KNOWN.get(error.code) or _KNOWN.get(str(error.status))
+    if known:
+        found, hint = known(error, where)
+        return StoreError(f"store {where.url}: {found}{tries}", hint=hint)
+    said = f"{error.code}: {error.message}" if error.message else error.code
+    return StoreError(
+        f"store {where.url} refuses to {what}: {said}{tries}",
+        hint="`nanochat doctor --probe-store` tries everything that is needed of a store",
+    )
+
+
+_Words = tuple[str, str]
+
+
+def _no_bucket(error: Refused, where: Where) -> _Words:
+    at = "" if where.is_aws else f" --endpoint-url {where.endpoint}"
+    return (
+        f"there is no bucket '{where.bucket}' at {where.endpoint}",
+        f"make it with `aws{at} s3 mb s3://{where.bucket}`, or name another one",
+    )
+
+
+def _no_credentials(error: Refused, where: Where) -> _Words:
+    return (
+        "no credentials are configured",
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    )
+
+
+def _unknown_key(error: Refused, where: Where) -> _Words:
+    return (
+        f"{where.endpoint} does not know the access key",
+        "check AWS_ACCESS_KEY_ID or AWS_PROFILE, and that they are for this endpoint",
+    )
+
+
+def _wrong_secret(error: Refused, where: Where) -> _Words:
+    return (
+        f"{where.endpoint} does not accept the signature: the secret does not fit the access key",
+        "check AWS_SECRET_ACCESS_KEY, and AWS_REGION if the store has a region of its own",
+    )
+
+
+def _expired(error: Refused, where: Where) -> _Words:
+    return ("the credentials have expired", "log in again, or set new AWS_... variables")
+
+
+def _denied(error: Refused, where: Where) -> _Words:
+    said = f": {error.message}" if error.message else ""
+    return (
+        f"access denied{said}",
+        f"allow s3:GetObject, PutObject, DeleteObject, AbortMultipartUpload on {where.url}/* and "
+        f"ListBucket, ListBucketMultipartUploads on s3://{where.bucket}; without ListBucket what "
+        "is missing looks forbidden",
+    )
+
+
+def _skewed(error: Refused, where: Where) -> _Words:
+    ours, theirs = time.time(), find_date(error.headers)
+    if theirs is None:
+        return ("this machine's clock is wrong", "set this machine's clock, for example with NTP")
+    side = "ahead of" if ours > theirs else "behind"
+    return (
+        f"this machine's clock is {abs(ours - theirs) / 60:.0f} min {side} the store's",
+        "set this machine's clock, for example with NTP",
+    )
+
+
+def _elsewhere(error: Refused, where: Where) -> _Words:
+    named = error.headers.get("x-amz-bucket-region") or _region_in(error.message)
+    region = f"in region {named}" if named else "in another region"
+    return (
+        f"bucket '{where.bucket}' is {region}",
+        f"set AWS_REGION={named or '...'}, and the endpoint if it names a region",
+    )
+
+
+def _region_in(message: str) -> str | None:
+    found = re.search(r"expecting '([a-z0-9-]+)'", message)
+    return found.group(1) if found else None
+
+
+_KNOWN: dict[str, Callable[[Refused, Where], _Words]] = {
+    "NoSuchBucket": _no_bucket,
+    "NoCredentials": _no_credentials,
+    "InvalidAccessKeyId": _unknown_key,
+    "SignatureDoesNotMatch": _wrong_secret,
+    "ExpiredToken": _expired,
+    "InvalidToken": _expired,
+    "TokenRefreshRequired": _expired,
+    "RequestTimeTooSkewed": _skewed,
+    "RequestExpired": _skewed,
+    "PermanentRedirect": _elsewhere,
+    "AuthorizationHeaderMalformed": _elsewhere,
+    "IllegalLocationConstraintException": _elsewhere,
+    "301": _elsewhere,
+    "AccessDenied": _denied,
+    "403": _denied,
+}
+
+
+def find_date(headers: Mapping[str, str]) -> float | None:
+    """The store's clock when it answered, unix seconds."""
+    try:
+        return parsedate_to_datetime(headers["date"]).timestamp()
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,398 @@
+"""Requests to a bucket, one at a time: the only file that knows boto3.
+
+boto3's own retries are off: `S3Store` repeats whole operations instead. Everything that goes wrong
+leaves here as Missing, Refused or Lost. What a store says of an object's bytes is not trusted:
+whoever fetches checks a digest; here only sizes, ranges and versions are compared.
+"""
+
+import base64
+import contextlib
+import hashlib
+import http.client
+import re
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+import boto3.session  # pyright: ignore[reportMissingTypeStubs]
+import urllib3.exceptions
+from botocore import exceptions as boto  # pyright: ignore[reportMissingTypeStubs]
+from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
+from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
+
+from infra.storage.answers import (
+    Changed,
+    Head,
+    Lost,
+    NoRanges,
+    Page,
+    Refused,
+    Where,
+    describe_loss,
+    find_date,
+    parse_range,
+)
+from infra.storage.base import Entry, Missing, Stored, check_key
+from infra.storage.settings import Settings
+from infra.storage.transfer import THREADS, Part
+from nanochat_core.errors import StoreError
+
+CONNECT_SECONDS = 5
+READ_SECONDS = 30  # between two pieces of an answer
+SLOW_SECONDS = 300  # until the answer to putting together or copying a large object
+_CHUNK = 1 << 20  # bytes
+
+_LOST = (
+    *(boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError),
+    *(boto.FlexibleChecksumError, ResponseParserError, urllib3.exceptions.HTTPError),
+    *(http.client.HTTPException, OSError),
+)
+_NO_CREDENTIALS = (
+    *(boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError),
+    *(boto.NoAuthTokenError, boto.TokenRetrievalError, boto.SSOError),
+)
+
+
+class Bucket:
+    """Objects under a prefix of a bucket. Connects when first used."""
+
+    def __init__(self, name: str, *, prefix: str, settings: Settings) -> None:
+        self.name = name
+        self.prefix = f"{prefix}/" if prefix else ""
+        self.url = f"s3://{name}/{prefix}".rstrip("/")
+        self.has_accepted = False  # a request, so the credentials are right
+        self.has_answered = False
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._clients: dict[int, Any] = {}  # by seconds to wait for an answer
+        self._is_aws = False
+
+    @property
+    def where(self) -> Where:
+        """The address, for errors."""
+        client = self._client()
+        return Where(
+            url=self.url,
+            bucket=self.name,
+            endpoint=client.meta.endpoint_url,
+            is_aws=self._is_aws,
+        )
+
+    def put(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        condition: Mapping[str, str] = {},
+        claim: bytes | None = None,
+    ) -> None:
+        """Write an object. `claim` are other bytes that its checksum is made of, for a trial."""
+        checksum = self._checksum(data if claim is None else claim)
+        self._ask("put_object", key, {"Body": data, **condition, **checksum})
+
+    def get(self, key: str) -> bytes:
+        """All bytes of an object."""
+        with self._reading(key) as answer:
+            return answer["Body"].read()
+
+    def get_stored(self, key: str) -> Stored:
+        """All bytes of an object, its version, and its age by the store's clock."""
+        with self._reading(key) as answer:
+            data = answer["Body"].read()
+            now = find_date(answer["ResponseMetadata"]["HTTPHeaders"])
+            if now is None:
+                raise Refused("NoDate", message="its answers have no Date header")
+            age = max(0.0, now - answer["LastModified"].timestamp())
+            return Stored(data=data, version=_version(answer), age=age)
+
+    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        """Bytes from `start`; fewer at the object's end."""
+        try:
+            with self._reading(key, Part(index=0, start=start, length=length)) as answer:
+                if _is_whole(answer):
+                    return answer["Body"].read(start + length)[start:]
+                data: bytes = answer["Body"].read()
+        except Refused as error:
+            if error.status == 416:
+                return b""
+            raise
+        first, last, size = parse_range(answer.get("ContentRange", ""))
+        if first != start or last != min(start + length, size) - 1 or len(data) != last - start + 1:
+            raise Lost(f"the store sent bytes {first}-{last} as {len(data)} bytes")
+        return data
+
+    def read(self, key: str, found: Head, write: Callable[[int, bytes], None]) -> None:
+        """Pass the whole object on, in pieces with their offsets. Raises Changed."""
+        with self._reading(key) as answer:
+            _check_version(answer, found)
+            _pass_on(answer, 0, found.size, write)
+
+    def read_part(
+        self, key: str, found: Head, part: Part, write: Callable[[int, bytes], None]
+    ) -> None:
+        """Pass a part of the object on. Raises NoRanges and Changed."""
+        with self._reading(key, part) as answer:
+            _check_version(answer, found)
+            if _is_whole(answer):
+                raise NoRanges
+            if parse_range(answer.get("ContentRange", "")) != (
+                part.start,
+                part.start + part.length - 1,
+                found.size,
+            ):
+                raise Lost(f"the store sent {answer.get('ContentRange')} for {part}")
+            _pass_on(answer, part.start, part.length, write)
+
+    def head(self, key: str) -> Head:
+        """Size, version and time of an object."""
+        try:
+            answer = self._ask("head_object", key)
+        except Refused as error:
+            if error.is_passing or not error.code.isdigit():
+                raise
+            with self._reading(key) as answer:  # its refusal has words, and a HEAD's has not
+                pass
+        return Head(
+            size=answer["ContentLength"],
+            version=_version(answer),
+            modified=answer["LastModified"].timestamp(),
+        )
+
+    def list_page(self, prefix: str, *, after: str | None, token: str | None) -> Page:
+        """Some objects whose key starts with `prefix`, by key."""
+        arguments = {"Prefix": self.prefix + prefix}
+        if token:
+            arguments["ContinuationToken"] = token
+        elif after:
+            arguments["StartAfter"] = self.prefix + after
+        answer = self._ask("list_objects_v2", None, arguments)
+        entries = [
+            Entry(
+                key=item["Key"].removeprefix(self.prefix),
+                size=item["Size"],
+                modified=item["LastModified"].timestamp(),
+            )
+            for item in answer.get("Contents", ())
+        ]
+        return Page(
+            entries=entries,
+            token=answer.get("NextContinuationToken") if answer.get("IsTruncated") else None,
+        )
+
+    def delete(self, key: str) -> None:
+        """Remove an object."""
+        with contextlib.suppress(Missing):
+            self._ask("delete_object", key)
+
+    def copy(self, source: str, key: str) -> None:
+        """Write the bytes of one object as another."""
+        try:
+            self._ask("copy_object", key, {"CopySource": self._source(source)}, slow=True)
+        except Missing:
+            raise Missing(source) from None
+
+    def begin_upload(self, key: str) -> str:
+        """Begin to write an object in parts; its id."""
+        told = self._checksum(b"")
+        checksum = {name: told[name] for name in told if name == "ChecksumAlgorithm"}
+        return self._ask("create_multipart_upload", key, checksum)["UploadId"]
+
+    def put_part(self, key: str, upload: str, part: Part, data: bytes) -> Mapping[str, Any]:
+        """Write a part; what `complete_upload` must be told of it."""
+        return self._part("upload_part", key, upload, part, {"Body": data, **self._checksum(data)})
+
+    def copy_part(self, key: str, upload: str, part: Part, source: str) -> Mapping[str, Any]:
+        """Copy a part of another object."""
+        origin = {"CopySource": self._source(source), "CopySourceRange": _span(part)}
+        return self._part("upload_part_copy", key, upload, part, origin, slow=True)
+
+    def _part(
+        self, verb: str, key: str, upload: str, part: Part, what: Any, *, slow: bool = False
+    ) -> Mapping[str, Any]:
+        number = part.index + 1
+        place = {"UploadId": upload, "PartNumber": number}
+        answer = self._ask(verb, key, {**place, **what}, slow=slow)
+        tag = answer.get("CopyPartResult", answer)
+        told = {name: tag[name] for name in ("ETag", "ChecksumSHA256") if name in tag}
+        return {"PartNumber": number, **told}
+
+    def complete_upload(self, key: str, upload: str, parts: Iterable[Mapping[str, Any]]) -> None:
+        """Make the object of its parts."""
+        whole = {"UploadId": upload, "MultipartUpload": {"Parts": list(parts)}}
+        self._ask("complete_multipart_upload", key, whole, slow=True)
+
+    def abort_upload(self, key: str, upload: str) -> None:
+        """Drop the parts."""
+        with contextlib.suppress(Missing):
+            self._ask("abort_multipart_upload", key, {"UploadId": upload})
+
+    def list_uploads(self) -> Sequence[tuple[str, str, float]]:
+        """Key, id and age of unfinished uploads under the prefix: the first thousand."""
+        answer = self._ask("list_multipart_uploads", None, {"Prefix": self.prefix})
+        now = find_date(answer["ResponseMetadata"]["HTTPHeaders"]) or 0.0
+        return [
+            (
+                item["Key"].removeprefix(self.prefix),
+                item["UploadId"],
+                now - item["Initiated"].timestamp(),
+            )
+            for item in answer.get("Uploads", ())
+            if item["Key"].startswith(self.prefix)
+        ]
+
+    def matching(self, version: str, *, other: bool = False) -> dict[str, str]:
+        """The condition that an object has a version; `other`: not as the settings say."""
+        quoted = (self._settings.etag == "quoted") != other
+        return {"IfMatch": f'"{version}"' if quoted else version}
+
+    def _source(self, key: str) -> dict[str, str]:
+        return {"Bucket": self.name, "Key": self.prefix + check_key(key)}
+
+    def _checksum(self, data: bytes) -> dict[str, str]:
+        """What lets the store find out that a body was damaged on its way.
+
+        MD5 is what every server that speaks S3 knows; only AWS surely knows the other.
+        """
+        self._client()
+        if (self._settings.checksum or ("sha256" if self._is_aws else "md5")) == "md5":
+            digest = hashlib.md5(data, usedforsecurity=False).digest()
+            return {"ContentMD5": base64.b64encode(digest).decode()}
+        digest = hashlib.sha256(data).digest()
+        told = {"ChecksumSHA256": base64.b64encode(digest).decode()}
+        return {"ChecksumAlgorithm": "SHA256", **told}
+
+    @contextlib.contextmanager
+    def _reading(self, key: str, part: Part | None = None) -> Generator[Any]:
+        """A GET whose body is read in the block. What is not read closes the connection."""
+        answer = self._ask("get_object", key, {"Range": _span(part)} if part else {})
+        with contextlib.closing(answer["Body"]), _translating():
+            yield answer
+
+    def _ask(
+        self,
+        verb: str,
+        key: str | None = None,
+        what: Mapping[str, Any] = {},
+        *,
+        slow: bool = False,
+    ) -> Any:
+        """One request."""
+        arguments = what if key is None else {"Key": self.prefix + check_key(key), **what}
+        call = getattr(self._client(SLOW_SECONDS if slow else READ_SECONDS), verb)
+        try:
+            with _translating():
+                answer = call(Bucket=self.name, **arguments)
+        except Refused as error:
+            self.has_answered |= error.status > 0
+            if key is not None and self._is_missing(error):
+                raise Missing(key) from None
+            raise
+        self.has_answered = self.has_accepted = True
+        return answer
+
+    def _is_missing(self, error: Refused) -> bool:
+        """Whether the store says that there is no such object in a bucket that there is."""
+        if error.code == "NoSuchKey":
+            return True
+        if error.status != 404 or error.code not in ("404", "NotFound"):
+            return False
+        try:  # the answer to a HEAD does not say what is not there
+            self._ask("head_bucket")
+        except Refused as refused:
+            if refused.status == 404:
+                raise Refused("NoSuchBucket", status=404) from None
+            if refused.is_passing:
+                raise
+        return True
+
+    def _client(self, seconds: int = READ_SECONDS) -> Any:
+        with self._lock:
+            if seconds not in self._clients:
+                try:
+                    made = make_client(self._settings, seconds=seconds)
+                except (boto.BotoCoreError, ValueError) as error:
+                    raise StoreError(
+                        f"store {self.url} cannot be opened: {error}",
+                        hint="check the AWS_... variables and ~/.aws/config",
+                    ) from error
+                self._clients[seconds], self._is_aws = made
+            return self._clients[seconds]
+
+
+def make_client(settings: Settings, *, seconds: int) -> tuple[Any, bool]:
+    """A client by AWS's ordinary environment and files, and whether it speaks to AWS itself."""
+    client = _make_client(settings, seconds=seconds, is_aws=False)
+    host = re.sub(r"^https?://|[:/].*$", "", client.meta.endpoint_url)
+    if not host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
+        return client, False
+    client.close()
+    return _make_client(settings, seconds=seconds, is_aws=True), True
+
+
+def _make_client(settings: Settings, *, seconds: int, is_aws: bool) -> Any:
+    # Other servers refuse or ignore the checksums that boto3 sends and asks for by itself.
+    checksums = "when_supported" if is_aws else "when_required"
+    config = Config(
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=seconds,
+        retries={"total_max_attempts": 1},
+        max_pool_connections=4 * THREADS,
+        s3={"addressing_style": settings.addressing or ("auto" if is_aws else "path")},
+        request_checksum_calculation=checksums,
+        response_checksum_validation=checksums,
+        tcp_keepalive=True,
+    )
+    session: Any = boto3.session.Session()
+    return session.client("s3", config=config)
+
+
+@contextlib.contextmanager
+def _translating() -> Generator[None]:
+    """What boto3 raises, in our words."""
+    try:
+        yield
+    except boto.ClientError as error:
+        answer: Any = error.response
+        meta = answer.get("ResponseMetadata", {})
+        told = answer.get("Error", {})
+        raise Refused(
+            told.get("Code") or str(meta.get("HTTPStatusCode")),
+            status=meta.get("HTTPStatusCode", 0),
+            message=told.get("Message", ""),
+            headers=meta.get("HTTPHeaders", {}),
+        ) from error
+    except _LOST as error:
+        raise Lost(describe_loss(type(error).__name__, str(error))) from error
+    except _NO_CREDENTIALS as error:
+        raise Refused("NoCredentials", message=str(error)) from error
+    except boto.BotoCoreError as error:
+        raise Refused(type(error).__name__, message=str(error)) from error
+
+
+def _version(answer: Any) -> str:
+    return answer.get("ETag", "").strip('"')
+
+
+def _is_whole(answer: Any) -> bool:
+    return answer["ResponseMetadata"]["HTTPStatusCode"] == 200
+
+
+def _span(part: Part) -> str:
+    return f"bytes={part.start}-{part.start + part.length - 1}"
+
+
+def _check_version(answer: Any, found: Head) -> None:
+    if _version(answer) != found.version:
+        raise Changed
+
+
+def _pass_on(answer: Any, start: int, length: int, write: Callable[[int, bytes], None]) -> None:
+    """Hand over exactly `length` bytes. Raises Lost when they are fewer, or more."""
+    done = 0
+    for chunk in answer["Body"].iter_chunks(_CHUNK):
+        if done + len(chunk) > length:
+            raise Lost(f"the store sent more than {length} bytes")
+        write(start + done, chunk)
+        done += len(chunk)
+    if done != length:
+        raise Lost(f"the store sent {done} bytes instead of {length}")

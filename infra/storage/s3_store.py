@@ -1,0 +1,376 @@
+"""A store in a bucket (s3://bucket/prefix): AWS, or any server that speaks S3.
+
+Every verb is an operation that is repeated as a whole until it has an answer, for so long and so
+often as `Patience` says. Large objects go in parts, several at once.
+"""
+
+import contextlib
+import functools
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from infra.storage import conditional
+from infra.storage.answers import (
+    Changed,
+    Head,
+    Lost,
+    NoRanges,
+    Patience,
+    Refused,
+    explain,
+    persist,
+)
+from infra.storage.base import Entry, Missing, OnBytes, Stored, check_key, ignore_bytes
+from infra.storage.conditional import ATOMIC, Semantics
+from infra.storage.s3 import Bucket
+from infra.storage.settings import read_settings
+from infra.storage.transfer import (
+    PART,
+    THREADS,
+    Part,
+    PartFile,
+    open_part_file,
+    part_length,
+    plan_parts,
+    run_all,
+    writing_to,
+)
+from nanochat_core.errors import StoreError
+
+COPY_LIMIT = 5 << 30  # bytes that one request may copy, on AWS
+TRIALS = "_trials"  # where the store is tried out; see `conditional.find_semantics`
+_FIRST_CONTACT = 3  # tries of a store that never answered: its address may be wrong
+_ROUNDS = 3  # for an object that changes under a fetch, or an upload that the store forgets
+_TROUBLED = {"SignatureDoesNotMatch"}  # damage on the way, once the credentials were accepted
+_FORGOTTEN = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_T = TypeVar("_T")
+
+
+class _Forgotten(Exception):
+    """The store does not know the upload any more, or made something else of it."""
+
+
+class S3Store:
+    """Objects under a prefix of a bucket. Nothing is contacted before the first verb."""
+
+    def __init__(self, url: str, *, patience: Patience = Patience()) -> None:  # noqa: B008 - frozen
+        name, prefix = parse_url(url)
+        self.bucket = Bucket(name, prefix=prefix, settings=read_settings())
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._semantics: Semantics | None = None
+        self._has_ranges = True
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")  # for all transfers
+
+    @property
+    def url(self) -> str:
+        """See Store."""
+        return self.bucket.url
+
+    def put(self, key: str, data: bytes) -> None:
+        """See Store."""
+        self._persist(f"put {key}", lambda: self.bucket.put(key, data))
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """See Store."""
+        check_key(key)
+        support = self.semantics().creates
+        return self._persist(
+            f"put {key}", lambda: conditional.put_if_absent(self.bucket, key, data, support)
+        )
+
+    def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
+        """See Store."""
+        check_key(key)
+        support = self.semantics().swaps
+        return self._persist(
+            f"put {key}", lambda: conditional.put_if_same(self.bucket, key, data, version, support)
+        )
+
+    def get(self, key: str) -> bytes:
+        """See Store."""
+        return self._persist(f"get {key}", lambda: self.bucket.get(key))
+
+    def get_stored(self, key: str) -> Stored:
+        """See Store."""
+        return self._persist(f"get {key}", lambda: self.bucket.get_stored(key))
+
+    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        """See Store."""
+        assert start >= 0, start
+        if length <= 0:
+            self.head(key)  # Missing, if it is
+            return b""
+        return self._persist(
+            f"get {key}", lambda: self.bucket.get_range(key, start=start, length=length)
+        )
+
+    def head(self, key: str) -> Entry:
+        """See Store."""
+        found = self._head(key)
+        return Entry(key=key, size=found.size, modified=found.modified)
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """See Store.
+
+        The end is what the store calls so, but for pages of a round number of keys: some servers
+        end after 1000 without saying that there is more, so after those we ask once more.
+        """
+        last: str | None = None
+        token: str | None = None
+        while True:
+            page = self._persist(
+                f"list {prefix}*",
+                functools.partial(self.bucket.list_page, prefix, after=last, token=token),
+            )
+            for entry in page.entries:
+                if last is not None and entry.key <= last:
+                    raise StoreError(
+                        f"store {self.url} lists '{entry.key}' after '{last}'",
+                        hint="use a store that lists keys in order",
+                    )
+                last = entry.key
+                if not entry.key.endswith("/"):  # what consoles make for an empty "folder"
+                    yield entry
+            token = page.token
+            if token is None and (not page.entries or len(page.entries) % 50):
+                return
+
+    def delete(self, key: str) -> None:
+        """See Store."""
+        self._persist(f"delete {key}", lambda: self.bucket.delete(key))
+
+    def copy(self, source: str, key: str) -> None:
+        """See Store."""
+        found = self._head(source)
+        if found.size <= COPY_LIMIT:
+            self._persist(f"copy {source}", lambda: self.bucket.copy(source, key))
+            return
+
+        def copy(upload: str, part: Part) -> Mapping[str, Any]:
+            return self.bucket.copy_part(key, upload, part, source)
+
+        self._send_parts(key, found.size, copy)
+
+    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+        """See Store."""
+        check_key(key)
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+
+            def read(start: int, length: int) -> bytes:
+                data = os.pread(file.fileno(), length, start)
+                assert len(data) == length, f"{path} became shorter while it was uploaded"
+                return data
+
+            if size <= PART:
+                self.put(key, read(0, size))
+                on_bytes(size)
+                return
+
+            def send(upload: str, part: Part) -> Mapping[str, Any]:
+                data = read(part.start, part.length)
+                tag = self.bucket.put_part(key, upload, part, data)
+                on_bytes(part.length)
+                return tag
+
+            self._send_parts(key, size, send)
+
+    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+        """See Store."""
+        source = f"{self.url}/{check_key(key)}"
+        for _ in range(_ROUNDS):
+            found = self._head(key)
+            version = f"{found.version} {found.modified}"
+            with (
+                writing_to(path),
+                contextlib.suppress(Changed),
+                open_part_file(path, source=source, version=version, size=found.size) as file,
+            ):
+                self._fetch_into(file, key, found, on_bytes)
+                file.publish(path)
+                return
+        raise StoreError(
+            f"{source} was replaced {_ROUNDS} times while it was fetched",
+            hint="run the command again when nobody writes it",
+        )
+
+    def remove_unfinished(self, *, older_than: float) -> int:
+        """See Store."""
+        try:
+            uploads = self._persist("list unfinished uploads", self.bucket.list_uploads)
+        except StoreError as error:
+            if isinstance(error.__cause__, Refused) and error.__cause__.code == "NotImplemented":
+                return 0
+            raise
+        old = [(key, upload) for key, upload, age in uploads if age > older_than]
+        for key, upload in old:
+            self._persist(
+                f"drop an upload of {key}",
+                functools.partial(self.bucket.abort_upload, key, upload),
+            )
+        trials = [entry.key for entry in self.list(f"{TRIALS}/")]
+        return len(old) + sum(self._remove_old(key, older_than) for key in trials)
+
+    def weaknesses(self) -> Sequence[str]:
+        """See Store."""
+        return tuple(self.semantics().words())
+
+    def semantics(self) -> Semantics:
+        """What the store makes of conditions; tried once, unless it is AWS itself."""
+        with self._lock:
+            if self._semantics is None:
+                self._semantics = ATOMIC if self.bucket.where.is_aws else self.try_conditions()
+            return self._semantics
+
+    def try_conditions(self, *, rounds: int = conditional.ROUNDS) -> Semantics:
+        """Find out what the store makes of conditions, with so many races of each kind."""
+        return conditional.find_semantics(
+            self.bucket,
+            under=TRIALS,
+            rounds=rounds,
+            persist=lambda request: self._persist("try the store's conditions", request),
+        )
+
+    def _head(self, key: str) -> Head:
+        return self._persist(f"look at {key}", lambda: self.bucket.head(key))
+
+    def _fetch_into(self, file: PartFile, key: str, found: Head, on_bytes: OnBytes) -> None:
+        on_bytes(found.size - sum(part.length for part in file.missing))
+        if len(file.parts) > 1 and self._has_ranges:
+
+            def work(part: Part, stop: threading.Event) -> None:
+                read = functools.partial(self.bucket.read_part, key, found, part, file.write)
+                self._persist(f"get {key}", read, stop=stop)
+                file.finish(part)
+                on_bytes(part.length)
+
+            try:
+                run_all(self._pool, file.missing, work, at_once=THREADS)
+            except NoRanges:
+                self._has_ranges = False  # once for all: each answer is the whole object
+        if missing := file.missing:
+            self._persist(f"get {key}", lambda: self.bucket.read(key, found, file.write))
+            for part in missing:
+                file.finish(part)
+                on_bytes(part.length)
+
+    def _send_parts(
+        self, key: str, size: int, send: Callable[[str, Part], Mapping[str, Any]]
+    ) -> None:
+        """Make an object of parts that `send` writes; all again if the store forgets them."""
+        for left in reversed(range(_ROUNDS)):
+            try:
+                self._send_parts_once(key, size, send)
+            except _Forgotten as error:
+                if not left:
+                    raise StoreError(
+                        f"store {self.url} cannot put {key} together: {error}",
+                        hint="`nanochat doctor --probe-store` tries what the store can do",
+                    ) from error
+            else:
+                return
+
+    def _send_parts_once(
+        self, key: str, size: int, send: Callable[[str, Part], Mapping[str, Any]]
+    ) -> None:
+        parts = plan_parts(size, length=part_length(size))
+        before = self._find(key)
+        upload = self._persist(f"put {key}", lambda: self.bucket.begin_upload(key))
+        tags: dict[int, Mapping[str, Any]] = {}
+
+        def work(part: Part, stop: threading.Event) -> None:
+            tags[part.index] = self._persist(f"put {key}", lambda: send(upload, part), stop=stop)
+
+        try:
+            # A part is in memory while it is sent.
+            run_all(self._pool, parts, work, at_once=max(1, THREADS * PART // parts[0].length))
+            told = [tags[part.index] for part in parts]
+            self._persist(f"put {key}", lambda: self._complete(key, upload, told, size, before))
+        except BaseException as error:
+            with contextlib.suppress(Lost, Refused):
+                self.bucket.abort_upload(key, upload)
+            cause = error.__cause__
+            if isinstance(cause, Refused) and cause.code in _FORGOTTEN:
+                raise _Forgotten(str(cause)) from cause
+            raise
+
+    def _complete(
+        self,
+        key: str,
+        upload: str,
+        told: Sequence[Mapping[str, Any]],
+        size: int,
+        before: Head | None,
+    ) -> None:
+        """Put the parts together; they may be already, when only the answer was lost."""
+        try:
+            self.bucket.complete_upload(key, upload, told)
+        except (Lost, Refused):
+            try:
+                found = self.bucket.head(key)
+            except (Missing, Lost, Refused):
+                found = None
+            if found is None or found == before or found.size != size:
+                raise
+        else:
+            actual = self.bucket.head(key).size
+            if actual != size:
+                raise Refused("InvalidPart", message=f"{actual} bytes instead of {size}")
+
+    def _remove_old(self, key: str, older_than: float) -> bool:
+        try:
+            is_old = self.get_stored(key).age > older_than
+        except Missing:
+            return False
+        if is_old:
+            self.delete(key)
+        return is_old
+
+    def _find(self, key: str) -> Head | None:
+        try:
+            return self._head(key)
+        except Missing:
+            return None
+
+    def _persist(
+        self, what: str, operation: Callable[[], _T], *, stop: threading.Event | None = None
+    ) -> _T:
+        """Do an operation until it has an answer. Raises StoreError."""
+        try:
+            return persist(operation, patience=self._limits, is_passing=self._is_passing, stop=stop)
+        except (Lost, Refused) as error:
+            raise explain(error, where=self.bucket.where, what=what) from error
+
+    def _limits(self) -> Patience:
+        if self.bucket.has_answered:
+            return self._patience
+        return replace(self._patience, tries=min(self._patience.tries, _FIRST_CONTACT))
+
+    def _is_passing(self, refused: Refused) -> bool:
+        troubled = self.bucket.has_accepted and refused.code in _TROUBLED
+        return refused.is_passing or troubled
+
+
+def parse_url(url: str) -> tuple[str, str]:
+    """Bucket and prefix of s3://bucket/prefix. Raises StoreError, which tells no secret."""
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        raise StoreError(
+            "a store's URL cannot hold credentials",
+            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+        )
+    name, prefix = parts.netloc, parts.path.strip("/")
+    if parts.scheme != "s3" or not _BUCKET.fullmatch(name) or parts.query or parts.fragment:
+        raise StoreError(
+            f"unsupported store URL '{url}'", hint="a bucket is given like s3://bucket/prefix"
+        )
+    return name, check_key(prefix) if prefix else ""
