@@ -7,6 +7,7 @@ of the step: nothing about reading has to be saved to resume, whatever the numbe
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -108,8 +109,9 @@ def write_index(directory: Path, tree: dict[str, Any]) -> None:
     write_json(directory / INDEX_FILE, {"format": FORMAT, **tree})
 
 
+@lru_cache(maxsize=16)  # neighbouring steps read the same few blocks
 def permutation(n: int, seed: int) -> npt.NDArray[np.int64]:
-    """The numbers below `n` in an order given by `seed` (n,).
+    """The numbers below `n` in an order given by `seed` (n,), read-only.
 
     Sorted by a hash (splitmix64) rather than drawn from numpy's generators, whose streams may
     change between releases: the order of training must not.
@@ -118,7 +120,9 @@ def permutation(n: int, seed: int) -> npt.NDArray[np.int64]:
     key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     key ^= key >> np.uint64(31)
-    return np.argsort(key, kind="stable").astype(np.int64)
+    order = np.argsort(key, kind="stable").astype(np.int64)
+    order.setflags(write=False)
+    return order
 
 
 def _read_index(directory: Path) -> dict[str, Any]:
