@@ -169,7 +169,7 @@ def test_whoever_waits_for_the_lease_reuses_what_was_built(toys: Any) -> None:
     assert sorted(results) == [False, True, True]
     kinds = toys.kinds("first")
     assert kinds.count("building") == 1
-    assert kinds.count("waiting") == 2
+    assert kinds.count("waiting") >= 2
 
 
 def test_gpu_stages_run_one_at_a_time(toys: Any) -> None:

@@ -1,0 +1,309 @@
+"""Several machines and runs, one store: each stage is built once, by whoever has the lease."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.artifacts import find_manifest
+from flows.build import build
+from flows.fingerprint import Code, identify
+from flows.heartbeat import Terms
+from flows.lease import TTL, Claim, Holder, LeaseLost, try_acquire
+from flows.revocation import find_revocation, revoke
+from infra.launch.torchrun import StageInterrupted
+from infra.storage.open import open_store
+from tests.flows.builder_process import SLOW, read_until, slow, start_builder
+from tests.flows.waiting import wait_until
+
+QUICK = Terms(ttl=2.0, beat=0.05, look=0.05, longest_look=0.2)
+ENDLESS = "import time\ndef run(job):\n    (job.checkpoints / 'kept').touch()\n    time.sleep(60)\n"
+
+
+def rival(home: str = "elsewhere") -> Claim:
+    return Claim(
+        owner=f"owner-{home}",
+        run="run-b",
+        host="another",
+        pid=7,
+        home=home,
+        since="2026-11-21T05:53:38Z",
+    )
+
+
+def fingerprint_of(site: Any, stage: Any) -> str:
+    return identify(stage, site.run, {}, code=Code(site.root)).fingerprint
+
+
+def take_over(site: Any, stage: Any) -> Any:
+    """As if the lease had run out: another machine takes it."""
+    taken = try_acquire(site.store, stage.name, fingerprint_of(site, stage), rival(), ttl=-1.0)
+    assert not isinstance(taken, Holder)
+    return taken
+
+
+def fail_in_thread(stage: Any, site: Any) -> tuple[threading.Thread, list[BaseException]]:
+    """Start a build that will fail, in a thread."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            build(stage, site, {}, force=False)
+        except (StageInterrupted, LeaseLost) as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, errors
+
+
+def test_the_manifest_says_under_which_lease_it_was_built(toys: Any) -> None:
+    site = toys.site()
+    manifest = build(toys.stage("first"), site, {}, force=False).manifest
+
+    said = json.loads(site.store.get(f"first/{manifest.fingerprint}/lease.json"))
+    assert manifest.provenance.owner == said["owner"]
+    assert manifest.provenance.epoch == said["epoch"] == 1
+    assert said["released"]
+    assert (said["run"], said["step"], said["total"]) == ("toy-1", 0, 0)  # no heartbeat so soon
+    again = build(toys.stage("first"), toys.site("run-2"), {}, force=True).manifest
+    assert again.provenance.epoch == 2
+
+
+def test_heartbeats_tell_the_jobs_last_step(toys: Any) -> None:
+    site = replace(toys.site(), terms=QUICK)
+    stage = toys.stage("slow", source=SLOW)
+    key = f"slow/{fingerprint_of(site, stage)}/lease.json"
+    thread = threading.Thread(target=build, args=(stage, site, {}), kwargs={"force": False})
+    thread.start()
+
+    def steps() -> tuple[int, int]:
+        tree = json.loads(site.store.get(key)) if list(site.store.list(key)) else {}
+        return tree.get("step", 0), tree.get("total", 0)
+
+    wait_until(lambda: steps() == (310, 900))
+    (toys.home.parent / "go").touch()
+    thread.join(30)
+
+
+def test_a_lost_lease_ends_the_job_and_keeps_what_it_saved(toys: Any) -> None:
+    stage = toys.stage("endless", source=ENDLESS)
+    site = replace(toys.site(), terms=QUICK)
+    thread, errors = fail_in_thread(stage, site)
+    wait_until(lambda: bool(list(toys.home.glob("work/endless/*/checkpoints/kept"))))
+
+    take_over(site, stage)
+    thread.join(20)
+
+    (error,) = errors
+    assert isinstance(error, LeaseLost)
+    assert re.fullmatch(r"endless/[0-9a-f]{12} lost its lease to run run-b on host .*", str(error))
+    assert "run the same command again" in (error.hint or "")
+    assert toys.kinds("endless")[-1] == "failed"
+    assert list(toys.home.glob("work/endless/*/checkpoints/kept"))
+    (worker,) = toys.home.glob("work/endless/*/result.json")
+    assert json.loads(worker.read_text())["status"] == "interrupted"
+    assert find_manifest(site.store, "endless", fingerprint_of(site, stage)) is None
+
+
+def test_a_run_that_is_stopped_is_interrupted_whatever_its_lease_does(toys: Any) -> None:
+    stage = toys.stage("endless", source=ENDLESS)
+    site = replace(toys.site(), terms=QUICK)
+    thread, errors = fail_in_thread(stage, site)
+    wait_until(lambda: bool(list(toys.home.glob("work/endless/*/checkpoints/kept"))))
+
+    site.stop.set()
+    take_over(site, stage)
+    thread.join(20)
+
+    assert [type(error) for error in errors] == [StageInterrupted]
+
+
+class TakenAway:
+    """A store in which another machine takes the lease while this one uploads its result."""
+
+    def __init__(self, site: Any, stage: Any) -> None:
+        self._site = site
+        self._stage = stage
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._site.store, name)
+
+    def upload(self, key: str, path: Path, **options: Any) -> None:
+        self._site.store.upload(key, path, **options)
+        take_over(self._site, self._stage)
+
+
+def test_a_lease_that_is_lost_while_the_result_is_published_keeps_it_from_existing(
+    toys: Any,
+) -> None:
+    stage = toys.stage("first")
+    site = toys.site()  # its next heartbeat is seconds away: only the fence can notice
+    with pytest.raises(LeaseLost, match="to run run-b"):
+        build(stage, replace(site, store=TakenAway(site, stage)), {}, force=False)
+
+    assert find_manifest(site.store, "first", fingerprint_of(site, stage)) is None
+    assert list(toys.home.glob("work/first/*/output/value.txt"))
+
+
+def test_without_the_fence_it_would_exist(toys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above."""
+    monkeypatch.setattr("flows.lease._is_of", lambda held, record: True)
+    stage = toys.stage("first")
+    site = toys.site()
+
+    build(stage, replace(site, store=TakenAway(site, stage)), {}, force=False)
+
+    assert find_manifest(site.store, "first", fingerprint_of(site, stage)) is not None
+
+
+def test_an_artifact_that_appears_while_one_waits_is_used(toys: Any, tmp_path: Path) -> None:
+    stage = toys.stage("first")
+    away = replace(toys.site("run-9"), store=open_store((tmp_path / "away").as_uri()))
+    build(stage, away, {}, force=False)
+    site = replace(toys.site(), terms=QUICK)
+    take_over(site, stage)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(build(stage, site, {}, force=False)))
+    toys.told.clear()
+    thread.start()
+    wait_until(lambda: "waiting" in [event["kind"] for _, event in toys.told])
+
+    for entry in away.store.list("first/"):
+        if not entry.key.endswith("lease.json"):
+            site.store.put(entry.key, away.store.get(entry.key))
+    thread.join(20)
+
+    (built,) = results
+    assert built.cached
+    assert built.manifest.provenance.run == "run-9"
+
+
+@pytest.fixture
+def builders(toys: Any) -> Generator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts builders in the home of that name; ends those that are left."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(name: str, **options: Any) -> "subprocess.Popen[str]":
+        home = toys.home.parent / name
+        home.mkdir(exist_ok=True)
+        started.append(start_builder(toys, home, toys.placement.store, **options))
+        return started[-1]
+
+    yield start
+    (toys.home.parent / "go").touch()
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def bodies(toys: Any) -> list[str]:
+    """The homes in which the stage's body ran."""
+    path = toys.home.parent / "bodies"
+    return path.read_text().split() if path.exists() else []
+
+
+def test_two_machines_that_want_one_artifact_do_the_work_once(toys: Any, builders: Any) -> None:
+    processes = [builders(name, beat=0.1) for name in ("one", "two")]
+    wait_until(lambda: bool(bodies(toys)))
+    (first,) = bodies(toys)
+    builder, waiter = processes if first == "one" else reversed(processes)
+    text = read_until(waiter, "waiting")[-1]["text"]
+    (toys.home.parent / "go").touch()
+
+    ends = [read_until(process, "end")[-1] for process in (builder, waiter)]
+
+    assert bodies(toys) == [first]
+    assert f"waiting: built by run run-{first} on host " in text
+    assert [end["error"] for end in ends] == [None, None]
+    assert [end["cached"] for end in ends] == [False, True]
+
+
+def test_a_killed_builder_of_this_machine_is_succeeded_at_once(toys: Any, builders: Any) -> None:
+    killed = builders("one")
+    read_until(killed, "step")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    (toys.home.parent / "go").touch()
+
+    began = time.monotonic()
+    events = read_until(builders("one"), "end")
+
+    assert time.monotonic() - began < TTL / 4
+    assert events[-1]["error"] is None
+    assert "waiting" not in [event["kind"] for event in events]
+    assert bodies(toys) == ["one", "one"]
+
+
+def test_a_killed_builder_of_another_machine_is_succeeded_when_its_lease_has_run_out(
+    toys: Any, builders: Any
+) -> None:
+    killed = builders("one", beat=0.2)
+    read_until(killed, "step")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    (toys.home.parent / "go").touch()
+
+    events = read_until(builders("two", ttl=3.0, beat=0.2), "end")
+
+    assert events[-1]["error"] is None
+    assert "waiting" in [event["kind"] for event in events]
+    assert bodies(toys) == ["one", "two"]
+
+
+def test_a_copy_of_a_home_on_the_same_machine_takes_nothing_over(toys: Any, builders: Any) -> None:
+    """Its kernel locks are others, so they say nothing about the owner's life."""
+    alive = builders("one", beat=0.2)
+    read_until(alive, "step")
+    (toys.home.parent / "two").mkdir()
+    shutil.copy(toys.home.parent / "one" / "id", toys.home.parent / "two" / "id")
+
+    waiter = builders("two", beat=0.2)
+    read_until(waiter, "waiting")
+    (toys.home.parent / "go").touch()
+
+    assert read_until(alive, "end")[-1]["error"] is None
+    assert read_until(waiter, "end")[-1]["cached"]
+    assert bodies(toys) == ["one"]
+
+
+def test_a_revoked_artifact_is_built_again_and_the_new_one_is_not_revoked(toys: Any) -> None:
+    stage = toys.stage("first")
+    site = toys.site("run-1")
+    old = build(stage, site, {}, force=False).manifest
+    revoke(site.store, old, why="wrong", who="me", when="2026-11-21T05:53:38Z")
+
+    new = build(stage, toys.site("run-2"), {}, force=False)
+
+    assert not new.cached
+    assert new.manifest.provenance.run == "run-2"
+    assert find_revocation(site.store, "first", old.fingerprint) is None
+    assert len(list(site.store.list(f"first/{old.fingerprint}/superseded/"))) == 1
+    assert build(stage, toys.site("run-3"), {}, force=False).cached
+
+
+def test_a_revocation_that_a_crash_left_behind_does_not_spoil_the_next_artifact(toys: Any) -> None:
+    stage = toys.stage("first")
+    site = toys.site()
+    old = build(stage, site, {}, force=False).manifest
+    revoke(site.store, old, why="wrong", who="me", when="2026-11-21T05:53:38Z")
+    site.store.delete(f"first/{old.fingerprint}/manifest.json")  # as if killed right after
+
+    build(stage, site, {}, force=False)
+
+    assert build(stage, site, {}, force=False).cached
+
+
+def test_the_builder_process_builds_the_stage_that_the_test_means(toys: Any) -> None:
+    site = toys.site()
+    assert fingerprint_of(site, toys.stage("slow", source=SLOW)) == fingerprint_of(site, slow())
+    assert open_store(toys.placement.store).url == site.store.url
