@@ -24,6 +24,7 @@ from flows.fingerprint import CARRIERS, REPOSITORY, Code, Identity, identify
 from flows.heartbeat import Lease, Terms
 from flows.lease import Claim
 from flows.manifest import Facts, Manifest, Provenance
+from flows.reservations import reserve
 from flows.revocation import find_revoked, forget_revocation
 from flows.runs import timestamp
 from flows.stages import Stage
@@ -62,6 +63,8 @@ class Site:
     strict: bool  # whether code that the fingerprint did not see is an error
     root: Path = REPOSITORY  # where the packages lie
     terms: Terms = Terms()  # noqa: RUF009 - frozen
+    # Says in the store that the run uses an artifact: stage and fingerprint.
+    record: Callable[[str, str], None] = lambda stage, fingerprint: None
     stop: threading.Event = field(default_factory=threading.Event)
     device: threading.Semaphore = field(default_factory=threading.Semaphore)  # one GPU stage a time
 
@@ -113,16 +116,17 @@ def _reuse_or_build(
     identity = identify(stage, site.run, digests, code=code)
     found = _find(site, identity)
     redo = force and (found is None or found.provenance.run != site.run_id)
-    if found is not None and not redo:
-        return _reuse(site, found)
-    with hold_turn(_turn(stage, site, identity, redo=redo)) as turn:
-        if isinstance(turn, Manifest):
-            return _reuse(site, turn)
-        found = None if redo else _find(site, identity)
-        if found is not None:  # built by whoever had the lease before
-            return _reuse(site, found)
-        _put_aside(site, identity, redo=redo)
-        return _build(stage, site, identity, inputs, lease=turn)
+    if found is not None and not redo and (kept := _keep(site, identity)):
+        return _reuse(site, kept)
+    while True:
+        with hold_turn(_turn(stage, site, identity, redo=redo)) as turn:
+            found = None if redo else _find(site, identity)
+            if found is not None and (kept := _keep(site, identity)):
+                return _reuse(site, kept)  # built by whoever had the lease before
+            if isinstance(turn, Manifest):  # collected while we waited for the collection's end
+                continue
+            _put_aside(site, identity, redo=redo)
+            return _build(stage, site, identity, inputs, lease=turn)
 
 
 def _find(site: Site, identity: Identity) -> Manifest | None:
@@ -131,6 +135,23 @@ def _find(site: Site, identity: Identity) -> Manifest | None:
     if manifest is None or find_revoked(site.store, manifest) is not None:
         return None
     return manifest
+
+
+def _keep(site: Site, identity: Identity) -> Manifest | None:
+    """The artifact, which the run's record keeps from being collected; None when it is gone."""
+    stage = identity.stage
+
+    def pause(seconds: float) -> None:
+        if site.stop.wait(seconds):
+            raise StageInterrupted(f"{stage} was not started: the run is being stopped")
+
+    reserve(
+        site.store,
+        lambda: site.record(stage, identity.fingerprint),
+        tell=lambda text: site.watch(stage, {"kind": "waiting", "text": text}),
+        pause=pause,
+    )
+    return _find(site, identity)
 
 
 def _turn(stage: Stage, site: Site, identity: Identity, *, redo: bool) -> Turn:
@@ -207,6 +228,7 @@ def _build(
         result = _run(stage, site, job, processes, lease)
     _check_modules(stage, site, identity, result)
     published = _publish(site, identity, job, inputs, result, lease)
+    site.record(stage.name, identity.fingerprint)
     shutil.rmtree(job.directory, ignore_errors=True)
     uri = uri_of(site.store, published.manifest)
     site.watch(

@@ -1,7 +1,6 @@
 """The Prefect flow: every stage of the table, each started when its inputs are there."""
 
 import contextlib
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -20,11 +19,11 @@ from flows.cache import fetch
 from flows.fingerprint import short
 from flows.plan import STATES, Plan, make_plan
 from flows.profiles import make_placement, open_profile
-from flows.runs import Run, Status, new_run_id, timestamp, write_run
+from flows.run_record import RunRecord
+from flows.runs import Run, new_run_id, timestamp
 from flows.stage_task import submit
 from flows.stages import REPORT, STAGES, Stage, stages_to_redo
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
-from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.errors import StoreError
 
@@ -134,8 +133,8 @@ def run_pipeline(
     Raises the error of the first stage in the table that failed, after those that do not depend on
     it have ended.
     """
-    record = _Record(site.store, run)
-    site = replace(site, watch=record.watching(site.watch))
+    record = RunRecord(site.store, run)
+    site = replace(site, record=record.add)
     record.write()
     futures: dict[str, PrefectFuture[Built]] = {}
     try:
@@ -162,45 +161,6 @@ def run_pipeline(
 
 def _tell_nobody(stage: str, event: Mapping[str, Any]) -> None:
     """A deployed run's events go to Prefect alone."""
-
-
-class _Record:
-    """The run's record in the store: written at the start, with each new artifact, at the end."""
-
-    def __init__(self, store: Store, run: Run) -> None:
-        self._store = store
-        self._run = run
-        self._lock = threading.Lock()
-
-    def watching(self, watch: Watch) -> Watch:
-        """`watch`, with each artifact added to the record as soon as it is known."""
-
-        def watch_and_record(stage: str, event: dict[str, Any]) -> None:
-            watch(stage, event)
-            if event["kind"] in ("cached", "finished"):
-                with self._lock:
-                    known = {**self._run.stages, stage: event["uri"].rpartition("/")[2]}
-                    self._run = replace(self._run, stages=known)
-                    if event["kind"] == "finished":
-                        self.write()
-
-        return watch_and_record
-
-    def write(self) -> None:
-        """Put what is known into the store."""
-        write_run(self._store, self._run)
-
-    def end(self, status: Status, stages: dict[str, str] | None = None) -> Run:
-        """Write the last record."""
-        with self._lock:
-            self._run = replace(
-                self._run,
-                status=status,
-                ended=timestamp(time.time()),
-                stages=self._run.stages if stages is None else stages,
-            )
-            self.write()
-        return self._run
 
 
 def _results(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]:
