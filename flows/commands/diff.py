@@ -233,5 +233,5 @@ def _summary(count: int, differing: list[str]) -> str:
     if not count:
         return "neither has made anything yet"
     if not differing:
-        return f"the same {count} artifacts"
+        return "no stage differs"
     return f"{len(differing)} of {count} stages differ: {', '.join(differing)}"

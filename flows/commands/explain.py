@@ -111,7 +111,8 @@ def _facts(item: StagePlan) -> Iterator[tuple[str, str]]:
 def _facts_of(item: StagePlan, manifest: Manifest, others: list[str]) -> Iterator[tuple[str, str]]:
     made = manifest.provenance
     if item.revoked is not None:
-        yield "revoked", str(item.revoked.revocation)
+        said = item.revoked.revocation
+        yield "revoked", f"{said.when} by {said.who}: {said.why}"
     for revoked in item.revoked_ancestors:
         yield "made from", str(revoked)
     if accepted := manifest.accepted:

@@ -144,7 +144,8 @@ def _facts(manifest: Manifest, listed: Listed, url: str) -> Iterator[tuple[str, 
         sources = ", ".join(f"{listed.stage}/{short(f)}" for f in accepted_from(manifest))
         yield "", "accepted", f"from {sources}: {manifest.accepted['why']}"
     if listed.revoked is not None:
-        yield "", "revoked", str(listed.revoked)
+        said = listed.revoked.revocation
+        yield "", "revoked", f"{said.when} by {said.who}: {said.why}"
 
 
 def _files(files: Sequence[File]) -> list[str]:

@@ -12,8 +12,10 @@ from flows.build import Site
 from flows.profiles import open_profile
 from flows.stages import Stage
 from infra.placement import Placement
+from infra.storage.base import Store
 from infra.storage.open import open_store
 from tests.flows.house import House, make_house
+from tests.flows.terminal import Terminal
 
 # Writes its inputs' values and its own name; a file named after the stage in HOME/broken makes it
 # fail.
@@ -134,3 +136,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> House:
     house = make_house(tmp_path_factory.mktemp("built"))
     house.build()
     return house
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The default store of a fresh home, which is the default home."""
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "home"))
+    for name in ("NANOCHAT_STORE", "PREFECT_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "home").mkdir()
+    return open_store((tmp_path / "home" / "store").as_uri())
+
+
+@pytest.fixture
+def terminal(store: Store, capsys: pytest.CaptureFixture[str]) -> Terminal:
+    """The command line in that home."""
+    return Terminal(capsys)

@@ -4,7 +4,7 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,21 @@ def put_artifact(store: Store, manifest: Manifest) -> Manifest:
     store.put(f"{manifest.stage}/{manifest.fingerprint}/manifest.json", manifest.to_json())
     store.put(f"index/{manifest.stage}/{stamp}-{manifest.fingerprint}", b"")
     return manifest
+
+
+def fill(directory: Path, stages: Sequence[str], *, each: int) -> None:
+    """A store with many artifacts: as `put_artifact`, without waiting for a disk."""
+    for number in range(each):
+        created = f"2026-11-21T06:{number // 60:02d}:{number % 60:02d}Z"
+        for stage in stages:
+            manifest = make_manifest(stage, config={"seed": number}, created=created)
+            stamp = "".join(c for c in created.lower() if c.isalnum())
+            for key, data in (
+                (f"{stage}/{manifest.fingerprint}/manifest.json", manifest.to_json()),
+                (f"index/{stage}/{stamp}-{manifest.fingerprint}", b""),
+            ):
+                (directory / key).parent.mkdir(parents=True, exist_ok=True)
+                (directory / key).write_bytes(data)
 
 
 def put_run(
