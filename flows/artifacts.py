@@ -86,10 +86,20 @@ def publish(
         provenance=provenance,
         divergences=tuple(_other_contents(store, place, digest)),
     )
+    return commit(store, manifest, attempt=attempt, fence=fence)
+
+
+def commit(
+    store: Store, manifest: Manifest, *, attempt: str, fence: Callable[[], None]
+) -> Published:
+    """Write the manifest of files that the store has: from then on the artifact exists.
+
+    Whoever finds that another `attempt` was first adopts its artifact. `fence` as for `publish`.
+    """
     data = manifest.to_json()
     Manifest.from_json(data, where=f"the new manifest of {manifest.name}")
     fence()
-    if store.put_if_absent(f"{place}/manifest.json", data):
+    if store.put_if_absent(f"{manifest.stage}/{manifest.fingerprint}/manifest.json", data):
         _add_to_index(store, manifest)
         return Published(manifest=manifest, adopted=False, divergence=None)
     return _adopt(store, manifest, attempt)
@@ -177,5 +187,7 @@ def _other_contents(store: Store, place: str, digest: str) -> list[str]:
 
 
 def _add_to_index(store: Store, manifest: Manifest) -> None:
-    stamp = "".join(c for c in manifest.provenance.created.lower() if c.isalnum())
+    """At the time it was made, or accepted."""
+    when = manifest.accepted["when"] if manifest.accepted else manifest.provenance.created
+    stamp = "".join(c for c in when.lower() if c.isalnum())
     store.put(f"index/{manifest.stage}/{stamp}-{manifest.fingerprint}", b"")

@@ -9,10 +9,11 @@ import errno
 import importlib.metadata
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cyclopts import App, CycloptsError, Group
 
+from flows.commands.accept import accept
 from flows.commands.chat import chat
 from flows.commands.diff import diff
 from flows.commands.doctor import doctor
@@ -22,7 +23,9 @@ from flows.commands.fetch import fetch
 from flows.commands.ls import ls
 from flows.commands.plan import plan
 from flows.commands.profiles import profiles
+from flows.commands.push import push
 from flows.commands.report import report
+from flows.commands.revoke import revoke
 from flows.commands.run import run
 from flows.commands.serve import serve
 from flows.commands.status import status
@@ -42,17 +45,21 @@ _COMMANDS = (
     (run, _TRAIN),
     (status, _TRAIN),
     (explain, _TRAIN),
+    (accept, _TRAIN),
     (profiles, _TRAIN),
     (chat, _USE),
     (serve, _USE),
     (fetch, _USE),
+    (push, _USE),
     (report, _USE),
     (ls, _ARTIFACTS),
     (tag, _ARTIFACTS),
     (diff, _ARTIFACTS),
+    (revoke, _ARTIFACTS),
     (doctor, _MACHINE),
     (down, _MACHINE),
 )
+_ALSO_CALLED: dict[Callable[..., int], tuple[str, ...]] = {fetch: ("pull",)}
 _FACTS_OF_THE_MACHINE = {
     errno.ENOSPC: "free some space, or give another directory with --home",
     errno.EDQUOT: "free some space, or give another directory with --home",
@@ -103,7 +110,8 @@ def make_app() -> App:
         suppress_keyboard_interrupt=False,
     )
     for place, (command, group) in enumerate(_COMMANDS):
-        app.command(command, group=group, sort_key=place)
+        names = (command.__name__, *_ALSO_CALLED.get(command, ()))
+        app.command(command, name=names, group=group, sort_key=place)
     return app
 
 

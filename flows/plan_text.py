@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from flows.fingerprint import short
 from flows.plan import STATES, Plan, StagePlan, State
+from flows.report_text import duration, visible
 from flows.revocation import Revoked
 
 _FORMAT = 1  # of the JSON
@@ -21,14 +22,17 @@ _SUMMARY: dict[State, str] = {
 
 
 def render(plan: Plan) -> list[str]:
-    """The plan for people: one line a stage, an empty one, and a summary."""
+    """The plan for people: one line a stage, an empty one, and a summary.
+
+    Reasons hold text from the store, which others write to: it cannot move the cursor.
+    """
     lines: list[str] = []
     for item in plan.stages:
         fingerprint = short(item.fingerprint) if item.fingerprint else ""
         line = f"{item.state} {item.stage.name:<18}  {STATES[item.state]:<11}  {fingerprint:<12}"
         if item.estimate is not None:
-            line += f"  {_duration(item.estimate.seconds):>7} ({item.estimate.source})"
-        lines.append((line + (f"  {item.reason}" if item.reason else "")).rstrip())
+            line += f"  {duration(item.estimate.seconds):>10} ({item.estimate.source})"
+        lines.append((line + (f"  {visible(item.reason)}" if item.reason else "")).rstrip())
     return [*lines, "", _summary(plan)]
 
 
@@ -93,7 +97,7 @@ def _summary(plan: Plan) -> str:
     known = [item.estimate for item in plan.stages if item.estimate]
     if known:
         seconds, dollars = sum(e.seconds for e in known), sum(e.dollars for e in known)
-        text += f"; about {_duration(seconds)}, ${dollars:.2f}"
+        text += f"; about {duration(seconds)}, ${dollars:.2f}"
         unknown = _count_unknown(plan)
         text += f" without {unknown} stages that never ran" if unknown else ""
     return text
@@ -102,9 +106,3 @@ def _summary(plan: Plan) -> str:
 def _count_unknown(plan: Plan) -> int:
     """Stages that may run and of which nobody knows for how long."""
     return sum(item.state != "=" and item.estimate is None for item in plan.stages)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -44,13 +44,19 @@ class JobFailed(StageError):
 
 
 def run_job(
-    job: Job, *, processes: int, on_event: OnEvent, stop: threading.Event | None = None
+    job: Job,
+    *,
+    processes: int,
+    on_event: OnEvent,
+    stop: threading.Event | None = None,
+    root: Path | None = None,
 ) -> Result:
     """Run `job` in `processes` workers until it ends; each progress event is passed to `on_event`.
 
     What an unfinished attempt left in the job's directory stays: the job goes on from there.
-    Setting `stop` from another thread ends the job as SIGTERM would. Whatever is raised here while
-    the workers run (Ctrl-C, a cancelled flow run, an error of `on_event`) stops them first.
+    Setting `stop`, in `on_event` or from another thread, ends the job as SIGTERM would. Whatever is
+    raised here while the workers run (Ctrl-C, a cancelled flow run, an error of `on_event`) stops
+    them first. With `root` the workers run the code of the repository that lies there.
 
     Raises StageInterrupted when the job saved and stopped, JobFailed when it broke, and StageError
     with the worker's own message and hint when the worker met a mistake that a person can mend.
@@ -66,7 +72,7 @@ def run_job(
     with (job.directory / "worker.log").open("wb") as log:
         returncode = _supervise(
             _command(path, processes),
-            _environment(job, processes),
+            _environment(job, processes, root),
             log,
             lambda: events.pass_to(on_event),
             stop,
@@ -97,7 +103,7 @@ def _command(path: Path, processes: int) -> list[str]:
     ]
 
 
-def _environment(job: Job, processes: int) -> dict[str, str]:
+def _environment(job: Job, processes: int, root: Path | None) -> dict[str, str]:
     """The worker's environment: ours, and what makes it repeatable and its log complete."""
     threads = str(job.resources.threads)
     environment = {
@@ -114,6 +120,9 @@ def _environment(job: Job, processes: int) -> dict[str, str]:
         "PYTHONFAULTHANDLER": "1",
         LAUNCHER_VARIABLE: str(os.getpid()),
     }
+    if root is not None:  # comes before what is installed
+        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
     if processes == 1:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             environment.pop(name, None)
