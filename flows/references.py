@@ -9,6 +9,7 @@ Every name is checked before it becomes part of a key of the store.
 """
 
 import re
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from flows.cache import Cache, fetch
 from flows.fingerprint import short
 from flows.manifest import Manifest
 from flows.profiles import PROFILES
-from flows.revocation import check_not_revoked
+from flows.revocation import check_not_revoked, find_revoked
 from flows.runs import Run, find_run, known_names, read_all, runs_called
 from flows.stages import MIDTRAIN, PRETRAIN, RL, SFT, STAGES
 from infra.storage.base import Store
@@ -90,19 +91,34 @@ def open_run(store: Store, name: str) -> Run:
     )
 
 
-def open_model(store: Store, name: str, *, cache: Cache) -> Path:
-    """A verified local directory with the model called `name`.
+def open_usable(store: Store, name: str, *, warn: Callable[[str], None]) -> Manifest:
+    """The artifact called `name`, if it may be used. Raises ArtifactError if it was revoked.
 
-    Raises ModelError if it is none, ArtifactError if it was revoked.
+    One that is asked for by its very fingerprint is given all the same, with a warning: whoever
+    does that wants to know what is wrong with it. Of revoked artifacts that it was made from there
+    is a warning too.
+    """
+    manifest = open_artifact(store, name)
+    if "/" in name and (revoked := find_revoked(store, manifest)):
+        warn(str(revoked))
+        return manifest
+    for ancestor in check_not_revoked(store, manifest):
+        warn(f"{manifest.name} was made from {ancestor}")
+    return manifest
+
+
+def open_model(store: Store, name: str, *, cache: Cache, warn: Callable[[str], None]) -> Path:
+    """A verified local directory with the model called `name`; else as `open_usable`.
+
+    Raises ModelError if it is none.
     """
     if directory := find_directory(name):
         return directory
-    manifest = open_artifact(store, name)
+    manifest = open_usable(store, name, warn=warn)
     if manifest.stage not in MODELS:
         raise ModelError(
             f"{name} is not a model", hint=f"stages that make one: {', '.join(MODELS)}"
         )
-    check_not_revoked(store, manifest)
     return fetch(store, manifest, cache) / "files"
 
 

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from flows.chat_session import ChatSession, Sampling
 from flows.commands.options import ModelName, Where
-from flows.commands.terminal import print_mistake, screen
+from flows.commands.terminal import print_mistake, print_warning, screen
 from flows.references import open_model
 from nanochat_core.errors import ConfigError, NanochatError
 
@@ -45,7 +45,7 @@ def chat(
     """Talk to a model: its newest chat model, `sft@tiny`, or a model directory."""
     sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
     device = where.device()
-    directory = open_model(where.open_store(), model, cache=where.cache)
+    directory = open_model(where.open_store(), model, cache=where.cache, warn=print_warning)
     session = ChatSession.open(directory, sampling=sampling, device=device)
     if prompt is not None:
         for piece in session.answer(prompt):

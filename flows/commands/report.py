@@ -8,8 +8,8 @@ from cyclopts import Parameter
 
 from flows.cache import fetch
 from flows.commands.options import Place
-from flows.commands.terminal import screen
-from flows.references import open_artifact
+from flows.commands.terminal import print_warning, screen
+from flows.references import open_usable
 from flows.stages import REPORT
 
 
@@ -25,7 +25,7 @@ def report(
 ) -> int:
     """Say where the report card is: what was trained, how well it does, what it costs."""
     store = place.open_store()
-    manifest = open_artifact(store, f"{REPORT.name}@{profile}")
+    manifest = open_usable(store, f"{REPORT.name}@{profile}", warn=print_warning)
     files = fetch(store, manifest, place.cache) / "files"
     if markdown:
         sys.stdout.write((files / "report.md").read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.commands.options import ModelName, Place
+from flows.commands.terminal import print_warning
 from flows.references import find_directory, open_model
 
 
@@ -19,7 +20,7 @@ def serve(
     place: Place = Place(),  # noqa: B008 - frozen
 ) -> int:
     """Serve a model: a chat page in the browser, and POST /chat/completions. Ctrl-C stops it."""
-    directory = open_model(place.open_store(), model, cache=place.cache)
+    directory = open_model(place.open_store(), model, cache=place.cache, warn=print_warning)
     from nanochat_core.server.__main__ import serve as serve_directory
 
     name = directory.name if find_directory(model) else model

@@ -59,6 +59,13 @@ def print_error(message: str, *, hint: str | None) -> None:
         console.print(visible(" ".join(hint.split())))
 
 
+def print_warning(message: str) -> None:
+    """Say what is to be known of what the command does all the same."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    console.print("warning:", style="bold yellow", end=" ")
+    console.print(visible(" ".join(message.split())))
+
+
 def print_mistake(error: NanochatError) -> None:
     """Show an error that a person can act on."""
     print_error(str(error), hint=error.hint)

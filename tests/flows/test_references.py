@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from flows.cache import Cache
 from flows.manifest import Manifest
-from flows.references import find_directory, open_artifact, open_model, open_run, suggest
+from flows.references import (
+    find_directory,
+    open_artifact,
+    open_model,
+    open_run,
+    open_usable,
+    suggest,
+)
 from flows.revocation import revoke
 from flows.runs import point
 from infra.storage.local import LocalStore
@@ -229,14 +237,39 @@ def test_an_unknown_run_is_answered_with_the_nearest(store: Counting):
 # Models.
 
 
-def test_a_revoked_model_is_not_opened_but_can_be_named(store: Counting, tmp_path: Path):
+def test_a_revoked_artifact_is_used_only_by_its_very_fingerprint(store: Counting, tmp_path: Path):
     sft = put(store, "sft")
     put_run(store, "tiny-1", sft)
     revoke(store, sft, why="trained on test data", who="ann@desk", when="2026-11-21T07:00:00Z")
+    said: list[str] = []
     assert open_artifact(store, "sft@tiny") == sft
-    for name in ("tiny", "sft@tiny", sft.name):
+    for name in ("tiny", "sft@tiny"):
         with pytest.raises(ArtifactError, match=r"was revoked .* trained on test data"):
-            open_model(store, name, cache=tmp_path / "cache")
+            open_usable(store, name, warn=said.append)
+        with pytest.raises(ArtifactError, match=r"was revoked .* trained on test data"):
+            open_model(store, name, cache=Cache(tmp_path, 1), warn=said.append)
+    assert said == []
+    assert open_usable(store, sft.name, warn=said.append) == sft
+    assert said == [f"{sft.name}, revoked 2026-11-21T07:00:00Z by ann@desk: trained on test data"]
+
+
+def test_what_was_made_from_a_revoked_artifact_is_used_with_a_warning(store: Counting):
+    mid = put(store, "midtrain")
+    sft = put_artifact(store, make_manifest("sft", inputs={"midtrain": mid}))
+    said: list[str] = []
+    assert open_usable(store, sft.name, warn=said.append) == sft
+    assert said == []
+    revoke(store, mid, why="test data", who="ann@desk", when="2026-11-21T07:00:00Z")
+    assert open_usable(store, sft.name, warn=said.append) == sft
+    assert said == [
+        f"{sft.name} was made from {mid.name}, revoked 2026-11-21T07:00:00Z by ann@desk: test data"
+    ]
+
+
+def test_only_models_are_opened_as_such(store: Counting, tmp_path: Path):
+    put_run(store, "tiny-1", put(store, "tokens"))
+    with pytest.raises(ModelError, match="tokens@tiny is not a model"):
+        open_model(store, "tokens@tiny", cache=Cache(tmp_path, 1), warn=print)
 
 
 def test_a_directory_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
