@@ -1,0 +1,300 @@
+"""Commits small artifacts and acknowledges each one: the program that the crash tests kill.
+
+A commit is what a stage does when its job is done: the lease, the files and the log, the manifest,
+the lease given back. Started as a program it is a nursery: for each `Order` on its input, a line of
+JSON, it forks a writer, so that a writer costs milliseconds and not the seconds of an import. It
+answers with the writer's pid and, when that ended, with its exit status.
+
+A writer gets ready (artifacts to publish, a client that is connected), waits for SIGUSR1, and
+commits. Every system call from then on is the commit's own.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
+
+from flows import artifacts
+from flows.fingerprint import Identity, fingerprint_of
+from flows.lease import Claim, Held, check, release, try_acquire
+from flows.manifest import File, Manifest, Provenance, digest_of
+from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
+from infra.storage.local import LocalStore
+from infra.storage.open import open_store
+from nanochat_core.errors import NanochatError
+
+ROOT = Path(__file__).parents[2]
+STAGE = "toy"
+SIZES = {"empty.json": 0, "tokenizer/small.bin": 700, "weights.bin": 20_000}  # bytes
+Fsync: TypeAlias = Literal["all", "directories", "none"]
+_CREATED = "2026-11-21T05:53:38Z"
+_DIE_WITH_PARENT, _MAY_BE_TRACED_BY = 1, 0x59616D61  # PR_SET_PDEATHSIG, PR_SET_PTRACER
+_ANYBODY = ctypes.c_ulong(-1)
+_fsync = os.fsync  # the real one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What a writer is to do."""
+
+    url: str  # of the store
+    scratch: str  # a directory of its own, outside the store
+    first: int  # number of the first artifact to commit
+    last: int | None  # None: until it is killed
+    store: Literal["as it is", "in place"] = "as it is"  # "in place" writes without a temporary
+    fsync: Fsync = "all"  # what is flushed to the disk
+    serial: bool = False  # one file at a time: the nth system call is always the same one
+
+    @property
+    def acknowledgements(self) -> Path:
+        """A line for each commit that was reported as done: number and digest."""
+        return Path(self.scratch) / "acknowledged"
+
+    @property
+    def errors(self) -> Path:
+        """What the writer printed."""
+        return Path(self.scratch) / "errors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy:
+    """An artifact to publish."""
+
+    identity: Identity
+    output: Path
+    log: Path
+
+
+def make_toy(number: int, directory: Path) -> Toy:
+    """The toy with this number, written below a directory."""
+    output, log = directory / f"{number}" / "output", directory / f"{number}" / "events.jsonl"
+    for name, data in _files(number).items():
+        path = output / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    log.write_bytes(b"{}\n" * 100)
+    return Toy(identity=identity_of(number), output=output, log=log)
+
+
+def identity_of(number: int) -> Identity:
+    """Of the toy with this number."""
+    preimage: dict[str, Any] = {"stage": STAGE, "inputs": {}, "number": number}
+    return Identity(stage=STAGE, fingerprint=fingerprint_of(preimage), preimage=preimage)
+
+
+@cache
+def digest_of_toy(number: int) -> str:
+    """What the digest of its artifact must be."""
+    return digest_of(
+        File(path=name, size=len(data), sha256=hashlib.sha256(data).hexdigest(), key="a")
+        for name, data in _files(number).items()
+    )
+
+
+def _files(number: int) -> dict[str, bytes]:
+    chance = random.Random(number)
+    return {name: chance.randbytes(size) for name, size in SIZES.items()}
+
+
+def commit(store: Store, toy: Toy) -> Manifest:
+    """Publish a toy under its lease. Raises NanochatError."""
+    stage, fingerprint = toy.identity.stage, toy.identity.fingerprint
+    found = artifacts.find_manifest(store, stage, fingerprint)
+    if found is not None:
+        return found
+    claim = Claim(
+        owner=f"{os.getpid():032x}",
+        run="toy-1",
+        host="here",
+        pid=os.getpid(),
+        home="0" * 32,
+        since=_CREATED,
+    )
+    held = try_acquire(store, stage, fingerprint, claim, ttl=120.0)
+    assert isinstance(held, Held), "one writer at a time, all of one home"
+    provenance = Provenance(
+        run=claim.run,
+        owner=held.owner,
+        epoch=held.epoch,
+        created=_CREATED,
+        git_commit=None,
+        metrics={},
+        segments=(),
+    )
+    published = artifacts.publish(
+        store,
+        toy.identity,
+        toy.output,
+        logs=[toy.log],
+        inputs={},
+        provenance=provenance,
+        fence=lambda: check(store, held),
+    )
+    release(store, held)
+    return published.manifest
+
+
+def read_acknowledged(order: Order) -> dict[int, str]:
+    """Number -> digest of every commit that was reported as done. A line cut short was not."""
+    lines = order.acknowledgements.read_text().splitlines(keepends=True)
+    pairs = (line.split() for line in lines if line.endswith("\n"))
+    return {int(number): digest for number, digest in pairs}
+
+
+class InPlaceStore(LocalStore):
+    """What LocalStore protects from: objects get their name before they have their bytes."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """See Store."""
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with self._writing(), path.open("wb", buffering=0) as file:
+            for start in range(0, len(data), 512):
+                file.write(data[start : start + 512])
+            os.fsync(file.fileno())
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """See Store."""
+        with contextlib.suppress(Missing):
+            return self.get(key) == data
+        self.put(key, data)
+        return True
+
+    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+        """See Store."""
+        self.put(key, path.read_bytes())
+
+
+class Nursery:
+    """The program, running; a context manager. One writer at a time."""
+
+    def __init__(self, environment: dict[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.reliability.commit_step"],
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def start(self, order: Order) -> int:
+        """A writer, ready; its pid. SIGUSR1 has it begin."""
+        assert self._process.stdin is not None
+        Path(order.scratch).mkdir(parents=True, exist_ok=True)
+        self._process.stdin.write(json.dumps(asdict(order)) + "\n")
+        self._process.stdin.flush()
+        pid = self._read("ready")
+        assert pid, order.errors.read_text()
+        return pid
+
+    def wait(self) -> int:
+        """How the writer ended: its exit code, or minus the signal that killed it."""
+        return self._read("ended")
+
+    def _read(self, name: str) -> int:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())[name]
+
+
+def main() -> None:
+    """Fork a writer for each order on stdin."""
+    _prctl(_DIE_WITH_PARENT, ctypes.c_ulong(signal.SIGKILL))
+    for line in sys.stdin:
+        order = Order(**json.loads(line))
+        ready, tell = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(ready)
+            _be_writer(order, tell)
+        os.close(tell)
+        _say(ready=pid if os.read(ready, 1) else 0)
+        os.close(ready)
+        _say(ended=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def _say(**what: int) -> None:
+    print(json.dumps(what), flush=True)  # noqa: T201
+
+
+def _be_writer(order: Order, tell: int) -> None:
+    """In the child: write what is ordered, and end as the command line does."""
+    _prctl(_DIE_WITH_PARENT, ctypes.c_ulong(signal.SIGKILL))
+    _prctl(_MAY_BE_TRACED_BY, _ANYBODY)
+    errors = os.open(order.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(errors, sys.stderr.fileno())
+    code = 1
+    try:
+        _write(order, lambda: os.write(tell, b"."))
+        code = 0
+    except NanochatError as error:
+        os.write(2, f"error: {error}\nhint: {error.hint}\n".encode())
+    except BaseException:  # noqa: BLE001 - what a person would see
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _write(order: Order, tell: Callable[[], object]) -> None:
+    store: Store = open_store(order.url)
+    if order.store == "in place":
+        store = InPlaceStore(Path(order.url.removeprefix("file://")))
+    if order.fsync != "all":
+        os.fsync = _fsync_of_directories if order.fsync == "directories" else lambda _: None
+    if order.serial:
+        artifacts.transfer_each = _one_by_one
+    with contextlib.suppress(Missing):
+        store.head(f"{STAGE}/warm")  # connect
+    numbers = count(order.first) if order.last is None else range(order.first, order.last + 1)
+    ready = {order.first: make_toy(order.first, Path(order.scratch))}
+    told = os.open(order.acknowledgements, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    tell()
+    signal.sigwait({signal.SIGUSR1})
+    for number in numbers:
+        toy = ready.pop(number, None) or make_toy(number, Path(order.scratch))
+        manifest = commit(store, toy)
+        os.write(told, f"{number} {manifest.digest}\n".encode())
+        _fsync(told)
+
+
+def _fsync_of_directories(descriptor: int) -> None:
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        _fsync(descriptor)
+
+
+def _one_by_one(
+    function: Callable[[Any, OnBytes], Any],
+    items: Sequence[Any],
+    *,
+    on_bytes: OnBytes = ignore_bytes,
+) -> list[Any]:
+    return [function(item, on_bytes) for item in items]
+
+
+def _prctl(option: int, value: ctypes.c_ulong) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""The machine loses power while artifacts are committed: what was acknowledged is there, whole.
+
+A killed process proves nothing about fsync, because the kernel still writes what it took. Here the
+store is on an ext4 image of its own, mounted through a loop device. A cut is ext4's "shutdown
+without flushing the log": from that moment nothing more reaches the image, neither pages nor the
+journal, and what the kernel still had in memory is dropped. Then the image is mounted again, which
+replays the journal, as after a real cut. What it cannot show is a disk that lies about its flushes.
+
+Needs root, and Linux with loop devices. By hand, with the number of cuts and a seed:
+
+    .venv/bin/python -m tests.reliability.test_power_cut --cuts 1000 --seed 1
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pytest
+
+from infra.storage.local import LocalStore
+from tests.reliability.commit_step import (
+    STAGE,
+    Fsync,
+    Nursery,
+    Order,
+    digest_of_toy,
+    identity_of,
+    read_acknowledged,
+)
+from tests.reliability.verdict import judge
+
+_SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
+_WITHOUT_FLUSHING = 2  # EXT4_GOING_FLAGS_NOLOGFLUSH
+_IMAGE = 96 << 20  # bytes
+_CUTS_OF_AN_IMAGE = 25
+_LONGEST = 0.12  # seconds until a cut: some ten commits
+
+
+def why_not() -> str | None:
+    """Why there can be no power cut on this machine."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return "only root can mount an image"
+    if missing := [tool for tool in ("losetup", "mkfs.ext4", "mount") if not shutil.which(tool)]:
+        return f"there is no {missing[0]} here"
+    if subprocess.run(["losetup", "--find"], capture_output=True, check=False).returncode:
+        return "there is no free loop device"
+    return None
+
+
+needs_power = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+
+
+@needs_power
+def test_what_was_acknowledged_survives_a_power_cut() -> None:
+    report = campaign(cuts=20, seed=1)
+    check(report)
+    assert report.acknowledged > 20
+
+
+@needs_power
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_what_was_acknowledged_survives_a_thousand_power_cuts() -> None:
+    check(campaign(cuts=1000, seed=2))
+
+
+@needs_power
+@pytest.mark.parametrize("fsync", ["none", "directories"])
+def test_without_flushing_files_a_power_cut_loses_artifacts(fsync: Fsync) -> None:
+    """The cut is a real one: it finds out a store that does not flush.
+
+    Where directories are flushed and files are not, an empty lease may be all that is left.
+    """
+    report = campaign(cuts=5, seed=1, fsync=fsync)
+    assert report.lost + report.torn + report.stuck > 0, report
+
+
+def check(report: "Report") -> None:
+    """Nothing acknowledged is missing, nothing is there in part."""
+    bad = (report.lost, report.torn, report.different, report.unclear, report.stuck)
+    assert bad == (0, 0, 0, 0, 0), report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a campaign found."""
+
+    cuts: int
+    acknowledged: int
+    lost: int  # acknowledged, and not there after a cut
+    torn: int  # to be seen after a cut, and not whole
+    different: int  # there with another digest than was acknowledged
+    unclear: int  # writers that ended with a traceback
+    stuck: int  # disks on which an undisturbed writer could not go on afterwards
+    unacknowledged: int  # whole although the cut came before the acknowledgement: no fault
+    seconds: float
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Disk:
+    """An ext4 image that can lose power."""
+
+    device: str
+    mounted: Path
+
+    def mount(self) -> None:
+        """As a machine does when it starts: the journal is replayed."""
+        _run("mount", "-t", "ext4", "-o", "noatime", self.device, str(self.mounted))
+
+    def unmount(self) -> None:
+        """Wait until nobody uses it."""
+        _run("umount", str(self.mounted))
+
+    def cut(self) -> None:
+        """From here on nothing is written."""
+        descriptor = os.open(self.mounted, os.O_RDONLY)
+        try:
+            fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _WITHOUT_FLUSHING))
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def make_disk() -> Generator[Disk]:
+    """A fresh disk, not mounted; nothing of it is left afterwards."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # flushes cost nothing there
+    with tempfile.TemporaryDirectory(prefix="power-cut-", dir=memory) as directory:
+        image, mounted = Path(directory) / "image", Path(directory) / "mounted"
+        mounted.mkdir()
+        with image.open("wb") as file:
+            file.truncate(_IMAGE)
+        _run("mkfs.ext4", "-q", "-F", str(image))
+        device = _run("losetup", "--find", "--show", str(image)).strip()
+        try:
+            yield Disk(device, mounted)
+        finally:
+            if mounted.is_mount():
+                _run("umount", "--lazy", str(mounted))
+            _run("losetup", "--detach", device)
+
+
+def campaign(*, cuts: int, seed: int, fsync: Fsync = "all") -> Report:
+    """Cut the power at random moments, several times a disk."""
+    chance = random.Random(seed)
+    began = time.monotonic()
+    tally = Tally()
+    with Nursery() as nursery:
+        while tally.cuts < cuts:
+            wanted = min(_CUTS_OF_AN_IMAGE, cuts - tally.cuts)
+            with make_disk() as disk:
+                _wear_out(disk, nursery, tally, cuts=wanted, chance=chance, fsync=fsync)
+    return tally.report(seconds=time.monotonic() - began)
+
+
+@dataclass
+class Tally:
+    """What was found so far."""
+
+    cuts: int = 0
+    acknowledged: int = 0
+    unacknowledged: int = 0
+    found: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+
+    def note(self, what: str, example: str) -> None:
+        self.found[what] += 1
+        self.examples.append(f"cut {self.cuts}: {what}: {example}")
+
+    def report(self, *, seconds: float) -> Report:
+        return Report(
+            cuts=self.cuts,
+            acknowledged=self.acknowledged,
+            lost=self.found["lost"],
+            torn=self.found["torn"],
+            different=self.found["different"],
+            unclear=self.found["unclear"],
+            stuck=self.found["stuck"],
+            unacknowledged=self.unacknowledged,
+            seconds=round(seconds, 1),
+            examples=tuple(self.examples[:5]),
+        )
+
+
+def _wear_out(
+    disk: Disk, nursery: Nursery, tally: Tally, *, cuts: int, chance: random.Random, fsync: Fsync
+) -> None:
+    """Commit one artifact after the other to a disk whose power is cut again and again."""
+    there: set[int] = set()  # numbers of artifacts that must be on the disk
+    spoilt: set[int] = set()  # that were told of
+
+    def order(first: int, last: int | None, fsync: Fsync) -> Order:
+        return Order(
+            url=(disk.mounted / "store").as_uri(),
+            scratch=str(disk.mounted.with_name(f"scratch-{first}")),
+            first=first,
+            last=last,
+            fsync=fsync,
+        )
+
+    for _ in range(cuts):
+        disk.mount()
+        endless = order(max(there | spoilt, default=-1) + 1, None, fsync)
+        pid = nursery.start(endless)
+        os.kill(pid, signal.SIGUSR1)
+        time.sleep(chance.uniform(0.0, _LONGEST))
+        disk.cut()
+        with contextlib.suppress(ProcessLookupError):  # a write was refused already
+            os.kill(pid, signal.SIGKILL)
+        nursery.wait()
+        disk.unmount()
+        tally.cuts += 1
+        if "Traceback" in (said := endless.errors.read_text()):
+            tally.note("unclear", said)
+        done = read_acknowledged(endless)
+        tally.acknowledged += len(done)
+        there.update(done)
+        disk.mount()
+        _check(disk, there, spoilt, tally)
+        disk.unmount()
+    disk.mount()
+    interrupted = max(there | spoilt, default=-1) + 1
+    rest = order(interrupted, interrupted + 1, "all")
+    os.kill(nursery.start(rest), signal.SIGUSR1)
+    if nursery.wait() != 0:
+        tally.note("stuck", rest.errors.read_text())
+    disk.unmount()
+
+
+def _check(disk: Disk, there: set[int], spoilt: set[int], tally: Tally) -> None:
+    """Every artifact that must be there is, and what else can be seen is whole."""
+    store = LocalStore(disk.mounted / "store")
+    for number in sorted({*there, max(there | spoilt, default=-1) + 1}):
+        verdict = judge(store, STAGE, identity_of(number).fingerprint)
+        what = {"none": "lost" if number in there else None, "torn": "torn"}.get(verdict.state)
+        if verdict.state == "whole":
+            what = None if verdict.digest == digest_of_toy(number) else "different"
+            tally.unacknowledged += number not in there
+        if what is not None:
+            tally.note(what, f"artifact {number} {verdict.why}")
+            there.discard(number)
+            spoilt.add(number)
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cuts", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fsync", choices=("all", "directories", "none"), default="all")
+    given = parser.parse_args()
+    told = campaign(cuts=given.cuts, seed=given.seed, fsync=given.fsync)
+    print(json.dumps(asdict(told), indent=1))  # noqa: T201
