@@ -27,7 +27,6 @@ from nanochat_core.errors import ArtifactError, StoreError
 
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_END = 5.0  # for a heartbeat that is on its way when the block ends
-_SECONDS_TO_SETTLE = 0.3  # after which a store without atomic swaps shows who wrote last
 _UNREACHABLE = (StoreError, ArtifactError)  # a damaged answer is as good as none
 
 
@@ -151,24 +150,12 @@ def hold_lease(
     held is given back when the block ends, however it ends.
     """
     found = try_acquire(store, stage, fingerprint, me, ttl=terms.ttl)
-    if isinstance(found, Held) and store.weaknesses():
-        found = _settle(store, found, me, terms)
     if isinstance(found, Holder):
         yield found
         return
     lease = Lease(store, found, stop=stop, terms=terms)
     with lease.keep():
         yield lease
-
-
-def _settle(store: Store, held: Held, me: Claim, terms: Terms) -> Held | Holder:
-    """On a store where two writers may both believe that they won: ask who really did."""
-    time.sleep(_SECONDS_TO_SETTLE)
-    try:
-        check(store, held)
-    except LeaseLost:
-        return try_acquire(store, held.stage, held.fingerprint, me, ttl=terms.ttl)
-    return held
 
 
 def _silent(store: Store, held: Held, seconds: float) -> LeaseLost:
