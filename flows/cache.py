@@ -26,7 +26,7 @@ from typing import Self
 from flows import lock
 from flows.fingerprint import short
 from flows.manifest import Manifest
-from flows.verify import Place, fetch_files, find_missing
+from flows.verify import Place, fetch_files, files_below, find_missing
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from nanochat_core.errors import ArtifactError
 
@@ -227,12 +227,10 @@ def _places(manifest: Manifest, directory: Path) -> Iterator[Place]:
 def _files_below(directory: Path) -> Iterator[Path]:
     """Everything in files/ and logs/ that is no directory, links to directories too."""
     for folder in ("files", "logs"):
-        if not _is_directory(directory / folder):
+        if _is_directory(directory / folder):
+            yield from files_below(directory / folder)
+        else:
             yield directory / folder
-            continue
-        for path in (directory / folder).rglob("*"):
-            if not _is_directory(path):
-                yield path
 
 
 def _is_directory(path: Path) -> bool:

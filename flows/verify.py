@@ -6,10 +6,11 @@ stays wrong is an error that names the file and the command that mends it.
 """
 
 import hashlib
+import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -55,6 +56,15 @@ def find_fault(file: File, path: Path) -> str | None:
     return None
 
 
+def files_below(directory: Path) -> Iterator[Path]:
+    """Everything below that is no directory; of a link to a directory the link itself."""
+    for folder, directories, names in os.walk(directory):
+        for name in directories:
+            if (path := Path(folder, name)).is_symlink():
+                yield path
+        yield from (Path(folder, name) for name in names)
+
+
 def find_missing(places: Iterable[Place]) -> list[Place]:
     """Those that are not whole on this machine, all bytes of the others read."""
     known = list(places)
@@ -82,7 +92,7 @@ def fetch_files(
 
     def fetch_one(place: Place, on_bytes: OnBytes) -> None:
         file, path = place
-        staged = scratch / _name_of(file)
+        staged = scratch / scratch_name(file)
         if cached is not None and _copy_whole(file, cached / file.path, staged):
             on_bytes(file.size)
         elif find_fault(file, staged) is not None:
@@ -191,8 +201,8 @@ def _copy_whole(file: File, source: Path, target: Path) -> bool:
         return False
 
 
-def _name_of(file: File) -> str:
-    """A name for one object among others; the same each time, so that a transfer can go on."""
+def scratch_name(file: File) -> str:
+    """Of a file on its way: the same each time, so that an interrupted transfer is gone on with."""
     return hashlib.sha256(file.key.encode()).hexdigest()[:32]
 
 

@@ -1,65 +1,83 @@
-"""`nanochat fetch`: an artifact's files in a directory of your own."""
+"""`nanochat fetch`: an artifact's files, or some of them, in a directory of your own."""
 
-import hashlib
-import shutil
-import uuid
+import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.cache import fetch as fetch_artifact
 from flows.commands.options import Place
-from flows.commands.terminal import screen
+from flows.commands.progress import describe_transfer, show_bytes
+from flows.commands.terminal import print_warning, screen
 from flows.fingerprint import short
 from flows.manifest import Manifest
+from flows.own_copy import choose_files, copy_files
 from flows.references import open_artifact
-from nanochat_core.errors import ArtifactError, ConfigError
+from flows.revocation import check_not_revoked, find_revoked
+from infra.storage.base import Store
 
 
 def fetch(
     reference: Annotated[
-        str, Parameter(help="STAGE@PROFILE, or a profile for its newest chat model.")
+        str,
+        Parameter(
+            name="REF",
+            help="STAGE@RUN, STAGE/FINGERPRINT, or a profile for its newest chat model.",
+        ),
     ],
-    directory: Annotated[
-        Path | None,
-        Parameter(help="Where the files go; it must not exist yet. Default STAGE-FINGERPRINT."),
+    path: Annotated[
+        str | None, Parameter(help="A file or a folder in the artifact. Default: all of it.")
     ] = None,
     /,
     *,
+    to: Annotated[
+        Path | None,
+        Parameter(help="Directory the files go to. Default STAGE-FINGERPRINT, here."),
+    ] = None,
     place: Place = Place(),  # noqa: B008 - frozen
 ) -> int:
-    """Copy an artifact's files to a directory, every byte verified. Never overwrites."""
+    """Copy an artifact's files, or some of them, to a directory, every byte verified.
+
+    Never overwrites a file that differs. Interrupted, the same command goes on where it was.
+    """
     store = place.open_store()
     manifest = open_artifact(store, reference)
-    target = directory or Path(f"{manifest.stage}-{short(manifest.fingerprint)}")
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise ConfigError(f"{target} exists already", hint="name another directory")
-    source = fetch_artifact(store, manifest, place.cache) / "files"
-    copy_verified(source, target, manifest)
-    size = sum(file.size for file in manifest.files)
-    screen().print(f"{target}: {len(manifest.files)} files, {size:,} bytes, of {manifest.name}")
+    _check_not_revoked(store, manifest, reference)
+    files = choose_files(manifest, path)
+    target = to or Path(f"{manifest.stage}-{short(manifest.fingerprint)}")
+    began = time.monotonic()
+    try:
+        with place.cache as cache:
+            cached = cache.find_copy(manifest)
+            copied = copy_files(
+                store,
+                manifest,
+                files,
+                target.expanduser(),
+                cached=cached / "files" if cached else None,
+                watch=partial(show_bytes, what=manifest.name),
+            )
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the same command goes on from here\n")
+        raise
+    size = sum(file.size for file in files)
+    count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
+    text = f"{count}, {size:,} bytes, of {manifest.name}"
+    if not copied.fetched:
+        screen().print(f"{target}: already there, verified: {text}")
+        return 0
+    sent = sum(file.size for file in copied.fetched)
+    there = f", {len(copied.kept)} of them there already" if copied.kept else ""
+    took = describe_transfer(sent, time.monotonic() - began)
+    screen().print(f"{target}: {text}{there}{took}")
     return 0
 
 
-def copy_verified(source: Path, target: Path, manifest: Manifest) -> None:
-    """Copy the artifact's files so that `target` appears with all of them, checked, or not at all.
-
-    Raises ArtifactError when the copy differs from the manifest.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}.new")
-    try:
-        for file in manifest.files:
-            path = fresh / file.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / file.path, path)
-            with path.open("rb") as copied:
-                if hashlib.file_digest(copied, "sha256").hexdigest() != file.sha256:
-                    raise ArtifactError(
-                        f"{path} came out different from {manifest.name}",
-                        hint="check that disk, then run the command again",
-                    )
-        fresh.rename(target)  # fails on a directory that is not empty
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+def _check_not_revoked(store: Store, manifest: Manifest, reference: str) -> None:
+    """Raises ArtifactError for a revoked artifact, unless its very fingerprint was asked for."""
+    if "/" not in reference:
+        check_not_revoked(store, manifest)
+    elif revoked := find_revoked(store, manifest):
+        print_warning(f"{revoked}")

@@ -1,11 +1,13 @@
 """One small artifact to publish and to fetch: a job's output of three files, and its events."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from flows.artifacts import Published, publish
 from flows.fingerprint import Identity, fingerprint_of
-from flows.manifest import Provenance
+from flows.manifest import Manifest, Provenance
 from infra.storage.base import Store
 
 GIGABYTE = 10**9
@@ -37,6 +39,29 @@ def write_output(tmp_path: Path, *, train: bytes = b"123456") -> Path:
     (output / "sub" / "empty.bin").write_bytes(b"")
     (output.parent / "events.jsonl").write_text('{"kind": "start"}\n')
     return output
+
+
+def publish_files(
+    store: Store, stage: str, files: Mapping[str, bytes], directory: Path, *, run: str = "tiny-1"
+) -> Manifest:
+    """Publish an artifact of `stage` with these files; it stands on nothing."""
+    contents = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    identity = identity_of(stage, contents=contents)
+    output = directory / identity.fingerprint / run
+    for name, data in files.items():
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        (output / name).write_bytes(data)
+    log = output.with_suffix(".jsonl")
+    log.write_text("{}\n")
+    return publish(
+        store,
+        identity,
+        output,
+        logs=[log],
+        inputs={},
+        provenance=replace(PROVENANCE, run=run),
+        fence=no_fence,
+    ).manifest
 
 
 def no_fence() -> None:

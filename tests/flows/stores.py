@@ -1,4 +1,4 @@
-"""Stores in a directory that count what is asked of them, or hand out wrong bytes on the way."""
+"""Stores in a directory that count what is asked of them, stop, or hand out wrong bytes."""
 
 import threading
 from collections.abc import Callable
@@ -18,6 +18,20 @@ class CountingStore(LocalStore):
     def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         self.fetched.append(key)
         super().fetch(key, path, on_bytes=on_bytes)
+
+
+class DyingStore(CountingStore):
+    """Whoever fetches from it is stopped by Ctrl-C at the second file."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._lock = threading.Lock()
+
+    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+        with self._lock:
+            if self.fetched:
+                raise KeyboardInterrupt
+            super().fetch(key, path, on_bytes=on_bytes)
 
 
 class NoisyStore(CountingStore):

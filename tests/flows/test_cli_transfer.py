@@ -1,0 +1,194 @@
+"""`nanochat fetch` and `nanochat push`, as a person meets them."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from flows.commands.progress import QUIET_BYTES, describe_transfer, show_bytes
+from flows.revocation import revoke
+from infra.storage.base import Store
+from infra.storage.local import LocalStore
+from infra.storage.open import open_store
+from tests.flows.rows import publish_files
+from tests.flows.shelf import put_run
+from tests.flows.terminal import Terminal
+
+FILES = {"config.json": b"{}", "tokenizer/a.json": b"[]"}
+
+
+def test_fetch_copies_an_artifact_and_a_second_time_verifies_it(
+    store: Store, tmp_path: Path, terminal: Terminal
+):
+    sft = publish_files(store, "sft", FILES, tmp_path)
+    put_run(store, "tiny-1", sft)
+    target = tmp_path / "new" / "mine"
+    words = ("fetch", "sft@tiny", "--to", str(target))
+
+    assert terminal.said(*words) == [f"{target}: 2 files, 4 bytes, of {sft.name}"]
+    assert (target / "tokenizer" / "a.json").read_text() == "[]"
+    assert terminal.said(*words) == [
+        f"{target}: already there, verified: 2 files, 4 bytes, of {sft.name}"
+    ]
+    (target / "config.json").unlink()
+    assert terminal.said(*words) == [
+        f"{target}: 2 files, 4 bytes, of {sft.name}, 1 of them there already"
+    ]
+
+
+def test_fetch_never_overwrites(store: Store, tmp_path: Path, terminal: Terminal):
+    sft = publish_files(store, "sft", FILES, tmp_path)
+    put_run(store, "tiny-1", sft)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("mine")
+    error, hint = terminal.fails("fetch", "sft@tiny", "--to", str(tmp_path / "mine"))
+    assert error == f"{tmp_path}/mine/config.json exists already and differs from {sft.name}"
+    assert hint == "name another directory with --to, or move that file away"
+    assert (tmp_path / "mine" / "config.json").read_text() == "mine"
+
+
+def test_fetch_without_a_directory_makes_one_here_and_pull_is_the_same_command(
+    store: Store, tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    sft = publish_files(store, "sft", FILES, tmp_path)
+    put_run(store, "tiny-1", sft)
+    monkeypatch.chdir(tmp_path)
+    name = f"sft-{sft.fingerprint[:12]}"
+    assert terminal.said("pull", "tiny", "tokenizer") == [f"{name}: 1 file, 2 bytes, of {sft.name}"]
+    assert (tmp_path / name / "tokenizer" / "a.json").exists()
+    assert not (tmp_path / name / "config.json").exists()
+    assert terminal.fails("fetch", "tiny", "weights") == (
+        f"there is no 'weights' in {sft.name}",
+        "in it: config.json, tokenizer/",
+    )
+
+
+def test_fetch_gives_nothing_when_the_store_is_damaged(
+    store: Store, tmp_path: Path, terminal: Terminal
+):
+    sft = publish_files(store, "sft", FILES, tmp_path)
+    put_run(store, "tiny-1", sft)
+    store.put(sft.files[0].key, b"[]")
+    error, hint = terminal.fails("fetch", "sft@tiny", "--to", str(tmp_path / "mine"))
+    assert "config.json" in error
+    assert "sha256" in error
+    assert sft.files[0].key in error
+    assert "--force sft" in hint
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_revoked_artifact_is_fetched_only_by_its_fingerprint_and_with_a_warning(
+    store: Store, tmp_path: Path, terminal: Terminal, capsys: pytest.CaptureFixture[str]
+):
+    sft = publish_files(store, "sft", FILES, tmp_path)
+    put_run(store, "tiny-1", sft)
+    revoke(store, sft, why="wrong data", who="me", when="2026-11-21T06:00:00Z")
+    assert "wrong data" in terminal.fails("fetch", "sft@tiny", "--to", str(tmp_path / "a"))[0]
+    assert main(["fetch", sft.name, "--to", str(tmp_path / "b")]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("warning: ")
+    assert "wrong data" in captured.err
+    assert (tmp_path / "b" / "config.json").exists()
+
+
+def test_an_interrupted_fetch_says_how_to_go_on(
+    store: Store,
+    tmp_path: Path,
+    terminal: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    sft = publish_files(store, "sft", FILES, tmp_path)
+    put_run(store, "tiny-1", sft)
+
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalStore, "fetch", interrupt)
+    assert main(["fetch", "tiny", "--to", str(tmp_path / "mine")]) == 130
+    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
+    monkeypatch.undo()
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "home"))
+    terminal.said("fetch", "tiny", "--to", str(tmp_path / "mine"))
+
+
+def test_push_sends_a_run_and_says_what_it_was(store: Store, tmp_path: Path, terminal: Terminal):
+    sft = publish_files(store, "sft", FILES, tmp_path)
+    tokenizer = publish_files(store, "tokenizer", {"t.json": b"12"}, tmp_path)
+    put_run(store, "tiny-1", sft, tokenizer)
+    to = (tmp_path / "other").as_uri()
+    size = 4 + 2 + 2 * 3  # files, and two logs of three bytes
+    assert terminal.said("push", "tiny", "--to", to) == [
+        f"{to}: 2 artifacts, 5 files, {size} bytes"
+    ]
+    assert terminal.said("push", "tiny", "--to", to) == [
+        f"{to}: 2 artifacts, 0 files, 0 bytes; 5 files were there"
+    ]
+    target = tmp_path / "mine"
+    assert terminal.said("fetch", "sft@tiny", "--store", to, "--to", str(target))
+    assert (target / "config.json").read_text() == "{}"
+    assert not [path for path in (tmp_path / "home" / "push").iterdir() if path.is_dir()]
+
+
+def test_push_says_which_artifact_was_there_first(store: Store, tmp_path: Path, terminal: Terminal):
+    to = (tmp_path / "other").as_uri()
+    ours = publish_files(store, "sft", FILES, tmp_path)
+    put_run(store, "tiny-1", ours)
+    publish_files(open_store(to), "sft", FILES, tmp_path, run="theirs")
+    assert terminal.said("push", "sft@tiny", "--to", to) == [
+        f"{ours.name} is there already, made by run theirs, with the same contents: that one stays",
+        f"{to}: 0 artifacts, 0 files, 0 bytes",
+    ]
+
+
+def test_push_refuses_what_makes_no_sense(store: Store, tmp_path: Path, terminal: Terminal):
+    to = (tmp_path / "other").as_uri()
+    assert terminal.fails("push", "--to", to)[0] == "push what?"
+    assert "is the store they are in" in terminal.fails("push", "tiny", "--to", store.url)[0]
+    assert terminal.fails("push", "tiny", "--to", to) == (
+        f"tiny was never run in {store.url}",
+        "nanochat run tiny",
+    )
+    assert "unsupported store URL" in terminal.fails("push", "tiny", "--to", "ftp://x")[0]
+    assert "--to" in terminal.fails("push", "tiny")[0]
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_long_transfer_says_now_and_then_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("flows.commands.progress._SECONDS_BETWEEN_LINES", 0.0)
+    with show_bytes(2 * QUIET_BYTES, what="sft/1a2b3c") as on_bytes:
+        on_bytes(QUIET_BYTES)
+        on_bytes(QUIET_BYTES)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert [line.partition(" MB,")[0] for line in lines] == [
+        "sft/1a2b3c: 16 of 32",
+        "sft/1a2b3c: 32 of 32",
+    ]
+
+
+def test_a_short_transfer_says_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("flows.commands.progress._SECONDS_BETWEEN_LINES", 0.0)
+    with show_bytes(QUIET_BYTES - 1, what="x") as on_bytes:
+        on_bytes(1)
+    assert capsys.readouterr().err == ""
+    assert describe_transfer(QUIET_BYTES - 1, 1.0) == ""
+    assert describe_transfer(32_000_000, 2.0) == ", in 2.0 s, 16.0 MB/s"
+
+
+def test_on_a_terminal_a_long_transfer_is_a_bar_that_goes_away(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with show_bytes(QUIET_BYTES, what="sft/1a2b3c") as on_bytes:
+        on_bytes(QUIET_BYTES)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "sft/1a2b3c" in captured.err
+    assert captured.err.endswith("\x1b[2K")
