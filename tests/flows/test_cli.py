@@ -13,9 +13,9 @@ from flows.cli import main, make_app
 from flows.profiles import PROFILES
 
 COMMANDS = [  # in the order of the help
-    *("plan", "run", "status", "explain", "profiles"),
-    *("chat", "serve", "fetch", "report"),
-    *("ls", "tag", "diff"),
+    *("plan", "run", "status", "explain", "accept", "profiles"),
+    *("chat", "serve", "fetch", "push", "report"),
+    *("ls", "tag", "diff", "revoke"),
     *("doctor", "down"),
 ]
 
@@ -197,7 +197,7 @@ def test_our_own_bugs_raise(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def commands_of(app: App) -> dict[str, App]:
-    return {name: app[name] for name in app if not name.startswith("-")}
+    return {name: app[name] for name in app if not name.startswith("-") and name != "pull"}
 
 
 def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
