@@ -18,26 +18,16 @@ from flows.artifacts import find_manifest
 from flows.build import build
 from flows.fingerprint import Code, identify
 from flows.heartbeat import Terms
-from flows.lease import TTL, Claim, Holder, LeaseLost, try_acquire
+from flows.lease import TTL, Holder, LeaseLost, try_acquire
 from flows.revocation import find_revocation, revoke
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.open import open_store
 from tests.flows.builder_process import SLOW, read_until, slow, start_builder
+from tests.flows.claims import claim
 from tests.flows.waiting import wait_until
 
 QUICK = Terms(ttl=2.0, beat=0.05, look=0.05, longest_look=0.2)
 ENDLESS = "import time\ndef run(job):\n    (job.checkpoints / 'kept').touch()\n    time.sleep(60)\n"
-
-
-def rival(home: str = "elsewhere") -> Claim:
-    return Claim(
-        owner=f"owner-{home}",
-        run="run-b",
-        host="another",
-        pid=7,
-        home=home,
-        since="2026-11-21T05:53:38Z",
-    )
 
 
 def fingerprint_of(site: Any, stage: Any) -> str:
@@ -46,7 +36,9 @@ def fingerprint_of(site: Any, stage: Any) -> str:
 
 def take_over(site: Any, stage: Any) -> Any:
     """As if the lease had run out: another machine takes it."""
-    taken = try_acquire(site.store, stage.name, fingerprint_of(site, stage), rival(), ttl=-1.0)
+    taken = try_acquire(
+        site.store, stage.name, fingerprint_of(site, stage), claim("b", home="elsewhere"), ttl=-1.0
+    )
     assert not isinstance(taken, Holder)
     return taken
 

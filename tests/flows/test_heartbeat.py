@@ -14,9 +14,10 @@ import pytest
 
 from flows import heartbeat
 from flows.heartbeat import Lease, Terms, hold_lease
-from flows.lease import Claim, Holder, LeaseLost, find_holder, try_acquire
+from flows.lease import Holder, LeaseLost, find_holder, try_acquire
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
+from tests.flows.claims import claim
 from tests.flows.waiting import wait_until
 
 FINGERPRINT = "ab" * 32
@@ -28,17 +29,6 @@ QUICK = Terms(ttl=2.0, beat=0.05)
 def store(tmp_path: Path) -> LocalStore:
     (tmp_path / "disk").mkdir()
     return LocalStore(tmp_path / "disk" / "store")
-
-
-def claim(name: str) -> Claim:
-    return Claim(
-        owner=f"owner-{name}",
-        run=f"run-{name}",
-        host="h",
-        pid=7,
-        home=f"home-{name}",
-        since="2026-11-21T05:53:38Z",
-    )
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from flows.lease import (
 )
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, StoreError
+from tests.flows.claims import claim
 
 FINGERPRINT = "ab" * 32
 KEY = f"pretrain/{FINGERPRINT}/lease.json"
@@ -47,18 +48,6 @@ def set_age(store: LocalStore, tmp_path: Path) -> Callable[[float], None]:
         os.utime(tmp_path / "store" / KEY, (written, written))
 
     return set_age
-
-
-def claim(name: str, *, home: str | None = None) -> Claim:
-    """A claim by run `name` on a machine of its own."""
-    return Claim(
-        owner=f"owner-{name}",
-        run=f"run-{name}",
-        host=f"host-{name}",
-        pid=7,
-        home=home or f"home-{name}",
-        since="2026-11-21T05:53:38Z",
-    )
 
 
 def ask(store: Any, me: Claim) -> Held | Holder:

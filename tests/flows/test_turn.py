@@ -13,28 +13,17 @@ import pytest
 
 from flows import lock
 from flows.heartbeat import Lease, Terms, hold_lease
-from flows.lease import Claim
 from flows.manifest import Manifest
 from flows.turn import Turn, hold_turn
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
+from tests.flows.claims import claim
 from tests.flows.waiting import wait_until
 
 FINGERPRINT = "ab" * 32
 TERMS = Terms(ttl=2.0, beat=0.05, look=0.05, longest_look=0.1, say=30.0)
 ARTIFACT = cast(Manifest, object())  # nobody looks into it
-
-
-def claim(name: str) -> Claim:
-    return Claim(
-        owner=f"owner-{name}",
-        run=f"run-{name}",
-        host=f"host-{name}",
-        pid=7,
-        home=f"home-{name}",
-        since="2026-11-21T05:53:38Z",
-    )
 
 
 class Waiter:

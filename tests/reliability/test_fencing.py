@@ -19,7 +19,6 @@ import signal
 import sys
 import tempfile
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,11 @@ import pytest
 
 from flows.artifacts import find_manifest, publish
 from flows.fingerprint import Code, Identity, identify
-from flows.lease import Claim, Held, check, try_acquire
+from flows.lease import Held, check, try_acquire
 from flows.manifest import Provenance
 from infra.storage.base import Missing, Store
 from tests.flows.builder_process import SLOW, read_until, slow, start_builder
+from tests.flows.claims import claim
 from tests.flows.conftest import Toys
 from tests.flows.waiting import wait_until
 
@@ -40,7 +40,9 @@ TTL, BEAT = 1.0, 0.1
 
 
 def test_a_frozen_owner_never_changes_what_its_successor_did(tmp_path: Path) -> None:
-    report = campaign(tmp_path, rounds=int(os.environ.get("FENCING_ROUNDS", "100")), seed=1, fence=True)
+    report = campaign(
+        tmp_path, rounds=int(os.environ.get("FENCING_ROUNDS", "100")), seed=1, fence=True
+    )
     assert report["breaches"] == []
     assert report["fenced"] == report["rounds"]
 
@@ -126,14 +128,7 @@ def _make_toys(place: Path) -> Toys:
 
 def _take_over(store: Store, identity: Identity) -> Held:
     """The lease, as soon as it can be had."""
-    me = Claim(
-        owner=uuid.uuid4().hex,
-        run="run-new",
-        host="another",
-        pid=os.getpid(),
-        home="new",
-        since="2026-11-21T05:53:38Z",
-    )
+    me = claim("new")
     taken: list[Held] = []
 
     def ask() -> bool:
