@@ -16,7 +16,7 @@ from flows.artifacts import commit, newest_manifests
 from flows.fingerprint import Identity
 from flows.manifest import File, Input, Manifest
 from flows.plan import Plan, StagePlan
-from flows.prove import Proof, Tell, prove
+from flows.prove import Proof, Tell, code_that_made, prove
 from flows.reasons import Change, compare, nearest
 from flows.revocation import accepted_from, find_revoked, one_line
 from flows.stages import Stage
@@ -154,6 +154,7 @@ def accept(
         accepted={
             "from": old.fingerprint,
             "earlier": earlier,
+            "code": code_that_made(old),
             "why": one_line(why),
             "when": when,
             "who": who,

@@ -67,8 +67,8 @@ class Manifest:
     provenance: Provenance
     divergences: tuple[str, ...]  # keys of manifests of this fingerprint with other contents
     # Of an artifact that a person took over from another fingerprint (flows/accept.py): from
-    # (fingerprint), earlier (those that one was accepted from), why, when, who, and proof (what was
-    # compared; None: nothing).
+    # (fingerprint), earlier (those that one was accepted from), code (that made the files, as in a
+    # pre-image), why, when, who, and proof (what was compared; None: nothing).
     accepted: Facts | None = None
 
     @property

@@ -90,7 +90,7 @@ def prove(
     commit = _open_commit(manifest, root)
     old_root = scratch / "code"
     _take_out(root, commit, old_root)
-    if changes := _listed_changes(stage, old_root, manifest.preimage):
+    if changes := _listed_changes(stage, old_root, code_that_made(manifest)):
         raise ArtifactError(
             f"commit {short(commit)} does not hold the code of {manifest.name}: {changes}",
             hint=f"it was built from uncommitted changes; {_INSTEAD}",
@@ -110,7 +110,7 @@ def prove(
                 name=name,
             )
         )
-    if changes := _listed_changes(stage, root, identity.preimage):
+    if changes := _listed_changes(stage, root, identity.preimage["code"]):
         raise ArtifactError(
             f"{root} was edited while {stage.name} was proven: {changes}",
             hint="run the command again",
@@ -128,6 +128,11 @@ def prove(
         device=job.resources.device,
         processes=processes,
     )
+
+
+def code_that_made(manifest: Manifest) -> Tree:
+    """Digests of the code that the files come from, also of an artifact that was accepted."""
+    return manifest.accepted["code"] if manifest.accepted else manifest.preimage["code"]
 
 
 def _trace(
@@ -249,10 +254,10 @@ def _take_out(root: Path, commit: str, directory: Path) -> None:
         tar.extractall(directory, filter="data")
 
 
-def _listed_changes(stage: Stage, root: Path, preimage: Mapping[str, Tree]) -> str:
+def _listed_changes(stage: Stage, root: Path, code: Tree) -> str:
     """How the code in `root` differs from that of a pre-image; "" when it does not."""
     found: dict[str, Tree] = dict(_closure(stage, root))
-    changes = [str(change) for change in compare({"code": preimage["code"]}, {"code": found})]
+    changes = [str(change) for change in compare({"code": code}, {"code": found})]
     more = len(changes) - _SHOWN_CHANGES
     return ", ".join(changes[:_SHOWN_CHANGES]) + (f" and {more} more" if more > 0 else "")
 

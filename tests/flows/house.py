@@ -47,6 +47,7 @@ def build(
     run: RunConfig = RUN,
     until: str = "report",
     content: Callable[[str], str] = lambda fingerprint: fingerprint,
+    commit: str | None = None,
 ) -> dict[str, Manifest]:
     """Publish every stage up to `until`; each took 100 s. Contents follow fingerprints."""
     built: dict[str, Manifest] = {}
@@ -61,7 +62,7 @@ def build(
             owner="o",
             epoch=1,
             created="2026-11-21T05:53:38Z",
-            git_commit=None,
+            git_commit=commit,
             metrics={},
             segments=({"started": 0.0, "ended": 100.0, "device": "cpu", "processes": 1},),
         )

@@ -1,0 +1,283 @@
+"""`nanochat plan`, `revoke` and `accept` as a person uses them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts import find_manifest
+from flows.cli import main
+from flows.documents import seal
+from flows.fingerprint import REPOSITORY, Code, fingerprint_of, short
+from flows.manifest import Manifest
+from flows.profiles import open_profile
+from flows.reservations import PINS
+from flows.stages import STAGES
+from infra.storage.base import Store
+from infra.storage.local import LocalStore
+from tests.flows.house import build
+from tests.flows.repository import commit_all
+from tests.flows.terminal import Terminal
+
+TINY = open_profile("tiny").run
+
+
+@pytest.fixture
+def made(store: Store, tmp_path: Path) -> dict[str, Manifest]:
+    """Every stage of tiny, as today's code would make it."""
+    assert isinstance(store, LocalStore)
+    return build(store, tmp_path / "home" / "work", Code(REPOSITORY), run=TINY)
+
+
+def age(store: Store, manifest: Manifest) -> Manifest:
+    """The same artifact, built by other code; today's is gone."""
+    code = manifest.preimage["code"]
+    assert isinstance(code, dict)
+    preimage = manifest.preimage | {"code": code | {next(reversed(code)): "0" * 64}}
+    fingerprint = fingerprint_of(preimage)
+    tree = {"preimage": preimage, "fingerprint": fingerprint}
+    old = Manifest(**(vars(manifest) | tree))
+    store.put(f"{old.stage}/{fingerprint}/manifest.json", old.to_json())
+    store.put(f"index/{old.stage}/20300101t000000z-{fingerprint}", b"")
+    store.delete(f"{manifest.stage}/{manifest.fingerprint}/manifest.json")
+    return old
+
+
+def states(terminal: Terminal) -> Iterator[tuple[str, str]]:
+    for item in terminal.read("plan", "tiny")["stages"]:
+        yield item["stage"], item["state"]
+
+
+# plan
+
+
+def test_plan_says_by_its_exit_code_whether_there_is_something_to_run(
+    terminal: Terminal, made: dict[str, Manifest]
+):
+    code, lines = terminal.run("plan", "tiny")
+    assert (code, lines[-1]) == (0, f"nothing to run: {len(STAGES)} stages up to date")
+    code, lines = terminal.run("plan", "tiny", "--set", "sft.num_epochs=7")
+    assert code == 2
+    sft = next(line for line in lines if line.startswith("~ sft"))
+    assert f"sft.num_epochs {TINY.sft.num_epochs} -> 7" in sft
+    assert "1 min 40 s (last time)" in sft
+    rl = next(line for line in lines if line.startswith("? rl"))
+    assert rl.endswith("after sft")
+    assert terminal.fails("plan", "tinny")[1] == "did you mean 'tiny'?"
+
+
+def test_the_json_of_a_plan_says_all_that_the_lines_say(
+    terminal: Terminal, made: dict[str, Manifest]
+):
+    tree = terminal.read("plan", "tiny", "--set", "sft.num_epochs=7")
+    assert tree["format"] == 1
+    assert tree["exit_code"] == 2
+    assert tree["summary"] == terminal.run("plan", "tiny", "--set", "sft.num_epochs=7")[1][-1]
+    stages = {item["stage"]: item for item in tree["stages"]}
+    assert list(stages) == [stage.name for stage in STAGES]
+    assert tree["seconds"] == sum(
+        i["estimate"]["seconds"] for i in stages.values() if i["estimate"]
+    )
+    assert stages["sft"]["changes"] == [
+        {"kind": "config", "name": "sft.num_epochs", "old": "1", "new": "7"}
+    ]
+    assert stages["rl"]["after"] == ["sft"]
+    assert stages["pretrain"]["artifact"]["digest"] == made["pretrain"].digest
+    assert stages["pretrain"]["inputs"] == ["rows", "tokenizer"]
+
+
+def test_a_reason_from_the_store_cannot_move_the_cursor(
+    terminal: Terminal, store: Store, made: dict[str, Manifest]
+):
+    key = f"sft/{made['sft'].fingerprint}/revoked.json"
+    store.put(key, seal({"why": "\x1b[2J", "when": "w", "who": "w"}, format=1))
+    lines = terminal.run("plan", "tiny")[1]
+    assert not any("\x1b" in line for line in lines)
+    assert any("\\x1b[2J" in line for line in lines)
+
+
+# revoke
+
+
+def test_a_revoked_artifact_is_planned_again_until_it_is_valid_again(
+    terminal: Terminal, made: dict[str, Manifest]
+):
+    name = f"midtrain/{short(made['midtrain'].fingerprint)}"
+    (line,) = terminal.said("revoke", name, "--why", "learnt the\n test set")
+    assert line.startswith(f"{name} revoked 20")
+    assert line.endswith(": learnt the test set")
+    assert dict(states(terminal))["midtrain"] == "x"
+    lines = terminal.run("plan", "tiny")[1]
+    assert next(line for line in lines if line.startswith("? sft")).endswith(
+        f"made from revoked {name}"
+    )
+    error, hint = terminal.fails("revoke", name, "--why", "again")
+    assert error.startswith(f"{name} was revoked 20")
+    assert "--undo" in hint
+    (line,) = terminal.said("revoke", name, "--undo")
+    assert line.startswith(f"{name} is valid again; it was revoked 20")
+    assert set(dict(states(terminal)).values()) == {"="}
+    assert "is not revoked" in terminal.fails("revoke", name, "--undo")[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ([], "no reason is given"),
+        (["--why", "  "], "no reason is given"),
+        (["--why", "x" * 501], "the reason has 501 characters"),
+        (["--undo", "--why", "x"], "--undo takes no --why"),
+    ],
+)
+def test_a_revocation_needs_a_reason(
+    terminal: Terminal, made: dict[str, Manifest], words: list[str], error: str
+):
+    assert terminal.fails("revoke", f"sft/{made['sft'].fingerprint}", *words)[0].startswith(error)
+
+
+# accept
+
+
+def test_what_is_accepted_is_up_to_date(
+    terminal: Terminal, store: Store, made: dict[str, Manifest]
+):
+    old = age(store, made["sft"])
+    assert dict(states(terminal))["sft"] == "~"
+    lines = terminal.said("accept", "tiny", "sft", "--why", "a new name")
+    assert lines[0].startswith(f"{old.name}: code tasks/words.txt changed")
+    assert lines[1] == f"accepted as {made['sft'].name}; nothing was compared"
+    assert set(dict(states(terminal)).values()) == {"="}
+    new = find_manifest(store, "sft", made["sft"].fingerprint)
+    assert new is not None
+    assert new.accepted is not None
+    assert new.accepted["why"] == "a new name"
+    assert new.accepted["from"] == old.fingerprint
+    assert "@" in new.accepted["who"]
+    assert list(store.list(PINS)) == []
+    again = terminal.said("accept", "tiny", "sft", "--why", "a new name")
+    assert again == ["sft is up to date: there is nothing to accept"]
+
+
+def test_the_artifact_to_accept_may_be_named(
+    terminal: Terminal, store: Store, made: dict[str, Manifest]
+):
+    old = age(store, made["sft"])
+    words = ["accept", "tiny", "sft", "--why", "w", "--from"]
+    assert "midtrain" in terminal.fails(*words, made["midtrain"].name)[0]
+    assert terminal.said(*words, f"sft/{old.fingerprint}")[1].startswith("accepted as")
+
+
+def test_inputs_that_were_revoked_come_first(
+    terminal: Terminal, store: Store, made: dict[str, Manifest]
+):
+    age(store, made["sft"])
+    terminal.said("revoke", made["shards"].name, "--why", "spam")
+    error, hint = terminal.fails("accept", "tiny", "sft", "--why", "w")
+    assert error.startswith("sft cannot be accepted before shards")
+    assert hint == "accept or run shards first"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["sft"], "--why needs a value"),
+        (["sft", "--why", ""], "no reason is given"),
+        (["stf", "--why", "w"], "there is no stage 'stf'"),
+        (["sft", "--why", "w", "--steps", "0"], "--steps is 0"),
+        (["sft", "--why", "w", "--set", "sft.num_epochs=7"], "sft/"),
+    ],
+)
+def test_a_mistake_accepts_nothing(
+    terminal: Terminal, made: dict[str, Manifest], words: list[str], error: str
+):
+    assert terminal.fails("accept", "tiny", *words)[0].startswith(error)
+
+
+def test_a_proof_that_cannot_be_had_accepts_nothing(
+    terminal: Terminal,
+    store: Store,
+    made: dict[str, Manifest],
+    capsys: pytest.CaptureFixture[str],
+):
+    age(store, made["shards"])
+    assert main(["accept", "tiny", "shards", "--why", "w", "--prove"]) == 1
+    assert "was built outside git" in capsys.readouterr().err
+    assert find_manifest(store, "shards", made["shards"].fingerprint) is None
+    assert list(store.list(PINS)) == []
+    assert list((Path(os.environ["NANOCHAT_HOME"])).glob("prove-*")) == []
+
+
+class Checkout:
+    """A copy of this repository's code with git, and a home: commands run as processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "repository"
+        self.home = directory / "home"
+        self.home.mkdir()
+        for package in ("flows", "infra", "nanochat_core", "tasks"):
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(REPOSITORY / package, self.root / package, ignore=ignore)
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *words, "--home", str(self.home), "--gpus", "0"],
+            env=os.environ | {"PYTHONPATH": str(self.root), "PYTHONSAFEPATH": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def edit(self, module: str, old: str, new: str) -> None:
+        path = self.root / f"{module.replace('.', '/')}.py"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+
+def test_a_refactor_of_a_real_stage_is_proven_and_another_change_is_not(tmp_path: Path):
+    checkout = Checkout(tmp_path)
+    commit = commit_all(checkout.root)
+    store = LocalStore(checkout.home / "store")
+    made = build(
+        store,
+        checkout.home / "work",
+        Code(checkout.root),
+        run=TINY,
+        until="task_data",
+        commit=commit,
+    )
+    words = ["accept", "tiny", "task_data", "--why", "clearer", "--prove"]
+    assert checkout.run(*words)[:2] == (
+        0,
+        "task_data is up to date: there is nothing to accept\n",
+    )
+    checkout.edit("tasks.arithmetic", "Problem", "Exercise")
+    code, said, wrong = checkout.run(*words)
+    assert (code, wrong) == (0, "")
+    assert said.splitlines()[0] == f"{made['task_data'].name}: code tasks.arithmetic changed"
+    assert "old code: to the end" in said
+    assert "new code: to the end" in said
+    assert f"equal to the bit with commit {short(commit)} and today's code on cpu" in said
+    tree = json.loads(checkout.run("plan", "tiny", "--json")[1])
+    artifact = next(i["artifact"] for i in tree["stages"] if i["stage"] == "task_data")
+    new = find_manifest(store, "task_data", artifact["fingerprint"])
+    assert new is not None
+    assert new.accepted is not None
+    assert new.accepted["from"] == made["task_data"].fingerprint
+    assert new.accepted["proof"]["kind"] == "files"
+    assert new.accepted["proof"]["old_commit"] == commit
+    assert new.accepted["proof"]["new_commit"] is None
+    # A second refactor is proven against the commit too, not against the first.
+    checkout.edit("tasks.arithmetic", "Exercise", "Question")
+    assert checkout.run(*words)[0] == 0
+    checkout.edit("tasks.arithmetic", "TEST_PERCENT = 20", "TEST_PERCENT = 21")
+    code, _, wrong = checkout.run(*words)
+    assert code == 1
+    assert wrong.startswith("error: file ")
+    assert "with the old code" in wrong
+    assert checkout.run("plan", "tiny")[0] == 2
