@@ -1,0 +1,106 @@
+"""What `nanochat status` says of work in progress, here and on other machines."""
+
+from pathlib import Path
+
+import pytest
+
+from flows import lock
+from flows.cli import main
+from flows.fingerprint import REPOSITORY, Code, identify
+from flows.lease import Held, renew, try_acquire
+from flows.profiles import open_profile
+from flows.runs import Run, write_run
+from flows.stages import SHARDS
+from infra.storage.base import Store
+from infra.storage.open import open_store
+from tests.flows.claims import claim
+
+RUN = open_profile("tiny").run
+FINGERPRINT = identify(SHARDS, RUN, {}, code=Code(REPOSITORY)).fingerprint
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The default home of this test, where a run of `tiny` was interrupted."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("NANOCHAT_HOME", str(home))
+    monkeypatch.setenv("NANOCHAT_STORE", (tmp_path / "store").as_uri())
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    run = Run(
+        run="tiny-1",
+        name="tiny",
+        profile="tiny",
+        depth=None,
+        overrides=(),
+        status="interrupted",
+        started="2026-11-21T06:00:00Z",
+        ended="2026-11-21T06:01:00Z",
+        stages={},
+    )
+    write_run(store_of(home), run)
+    return home
+
+
+def store_of(home: Path) -> Store:
+    return open_store((home.parent / "store").as_uri())
+
+
+def held_by(home: Path, owner_home: str) -> Held:
+    """The lease of `shards`, held by somebody in that home."""
+    held = try_acquire(
+        store_of(home), "shards", FINGERPRINT, claim("b", home=owner_home), ttl=120.0
+    )
+    assert isinstance(held, Held)
+    return held
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["status", "tiny"]) == 0
+    return capsys.readouterr().out
+
+
+def test_nobody_at_work_is_said_with_the_command_that_goes_on(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(capsys).endswith("nothing of it is being built; go on with: nanochat run tiny\n")
+
+
+def test_a_builder_on_another_machine_is_shown_with_its_progress(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    renew(store_of(home), held_by(home, "elsewhere"), step=310, total=900)
+    told = said(capsys)
+    assert "! shards" in told
+    assert "shards is being built by run run-b on host host-b, step 310/900, heartbeat" in told
+    assert "go on with" not in told
+
+
+def test_a_builder_on_this_machine_is_shown_with_its_jobs_last_step(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_by(home, lock.home_id(home))
+    work = home / "work"
+    job = lock.work_directory(work, "shards", FINGERPRINT)
+    with lock.try_hold(lock.lock_path(work, "shards", FINGERPRINT)):
+        assert "shards is being built by run run-b" in said(capsys)  # no event yet
+        job.mkdir()
+        (job / "events.jsonl").write_text('{"kind": "step", "step": 7, "total": 9}\n')
+        assert "step 7/9" in said(capsys)
+
+
+def test_a_builder_of_this_home_that_was_killed_is_not_shown(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_by(home, lock.home_id(home))
+    assert "nothing of it is being built" in said(capsys)
+
+
+def test_another_builder_does_not_pass_for_a_job_that_was_left_here(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_by(home, "elsewhere")
+    job = lock.work_directory(home / "work", "shards", FINGERPRINT)
+    job.mkdir(parents=True)
+    (job / "events.jsonl").write_text('{"kind": "step", "step": 7, "total": 9}\n')
+    assert "step 7/9" not in said(capsys)
