@@ -196,23 +196,26 @@ class _Trial:
     def _try(
         self, key: str, data: bytes, condition: dict[str, str]
     ) -> Literal["written", "kept", "refused"]:
-        outcome: list[Literal["kept", "refused"]] = []
+        """What becomes of a conditional write of bytes that are nowhere else."""
+        outcome: list[Literal["written", "kept", "refused"]] = []
 
         def attempt() -> None:
             try:
                 self._requests.put(key, data, condition=condition)
+                outcome.append("written")
             except Missing:
                 outcome.append("kept")
             except Refused as error:
                 if error.status == 412:
-                    outcome.append("kept")
+                    # Perhaps by an earlier attempt whose answer was lost.
+                    outcome.append("written" if _is_ours(self._requests, key, data) else "kept")
                 elif error.status in _CANNOT and not error.is_passing:
                     outcome.append("refused")
                 else:
                     raise
 
         self._persist(attempt)
-        return outcome[-1] if outcome else "written"
+        return outcome[-1]
 
     def _race(self, key: str, condition: dict[str, str]) -> int:
         """How many of several simultaneous writers are told that they wrote."""

@@ -10,13 +10,13 @@ import errno
 import fcntl
 import hashlib
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from infra.storage.base import Entry, Missing, OnBytes, Stored, check_key, ignore_bytes
+from infra.storage.transfer import open_part_file, writing_to
 from nanochat_core.errors import StoreError
 from nanochat_core.job import sync_directory
 
@@ -154,18 +154,27 @@ class LocalStore:
         read-only protects both: root may write to anything, so root gets a copy.
         """
         source = self._path(key)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-        with self._reading(key):
-            if source.is_dir():
-                raise Missing(key)
-            size = source.stat().st_size
-        try:
-            with self._writing():
-                _link_or_copy(source, temporary)
-                temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        on_bytes(size)
+        with self._reading(key), source.open("rb") as object_, writing_to(path):
+            status = os.fstat(object_.fileno())
+            if os.geteuid() != 0 and _link(source, path):
+                on_bytes(status.st_size)
+                return
+            version = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns}"
+            with open_part_file(
+                path, source=source.as_uri(), version=version, size=status.st_size
+            ) as file:
+                on_bytes(status.st_size - sum(part.length for part in file.missing))
+                for part in file.missing:
+                    for start in range(part.start, part.start + part.length, _CHUNK):
+                        length = min(_CHUNK, part.start + part.length - start)
+                        file.write(start, os.pread(object_.fileno(), length, start))
+                    file.finish(part)
+                    on_bytes(part.length)
+                file.publish(path)
+
+    def path_of(self, key: str) -> Path:
+        """The object's own file, to read only; whether there is one is for the reader to find."""
+        return self._path(key)
 
     def remove_unfinished(self, *, older_than: float) -> int:
         """See Store."""
@@ -284,13 +293,15 @@ def _seal(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def _link_or_copy(source: Path, target: Path) -> None:
-    if os.geteuid() != 0:
-        with contextlib.suppress(OSError):  # another file system, or one without hard links
-            os.link(source, target)
-            return
-    shutil.copyfile(source, target)
-    target.chmod(0o444)
+def _link(source: Path, target: Path) -> bool:
+    """Give `target` the bytes of `source`, in the place of an older file; whether it worked."""
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+    try:
+        os.link(source, temporary)
+    except OSError:  # another file system, or one without hard links
+        return False
+    temporary.replace(target)
+    return True
 
 
 def _make_directory(path: Path) -> None:

@@ -64,6 +64,7 @@ class Bucket:
         self.has_answered = False
         self._settings = settings
         self._lock = threading.Lock()
+        self._session: Any = boto3.session.Session()
         self._clients: dict[int, Any] = {}  # by seconds to wait for an answer
         self._is_aws = False
 
@@ -309,7 +310,7 @@ class Bucket:
         with self._lock:
             if seconds not in self._clients:
                 try:
-                    made = make_client(self._settings, seconds=seconds)
+                    made = make_client(self._session, self._settings, seconds=seconds)
                 except (boto.BotoCoreError, ValueError) as error:
                     raise StoreError(
                         f"store {self.url} cannot be opened: {error}",
@@ -319,17 +320,17 @@ class Bucket:
             return self._clients[seconds]
 
 
-def make_client(settings: Settings, *, seconds: int) -> tuple[Any, bool]:
+def make_client(session: Any, settings: Settings, *, seconds: int) -> tuple[Any, bool]:
     """A client by AWS's ordinary environment and files, and whether it speaks to AWS itself."""
-    client = _make_client(settings, seconds=seconds, is_aws=False)
+    client = _make_client(session, settings, seconds=seconds, is_aws=False)
     host = re.sub(r"^https?://|[:/].*$", "", client.meta.endpoint_url)
     if not host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
         return client, False
     client.close()
-    return _make_client(settings, seconds=seconds, is_aws=True), True
+    return _make_client(session, settings, seconds=seconds, is_aws=True), True
 
 
-def _make_client(settings: Settings, *, seconds: int, is_aws: bool) -> Any:
+def _make_client(session: Any, settings: Settings, *, seconds: int, is_aws: bool) -> Any:
     # Other servers refuse or ignore the checksums that boto3 sends and asks for by itself.
     checksums = "when_supported" if is_aws else "when_required"
     config = Config(
@@ -342,7 +343,6 @@ def _make_client(settings: Settings, *, seconds: int, is_aws: bool) -> Any:
         response_checksum_validation=checksums,
         tcp_keepalive=True,
     )
-    session: Any = boto3.session.Session()
     return session.client("s3", config=config)
 
 
