@@ -261,6 +261,8 @@ class _Walk:
         elif isinstance(node, ast.If) and _is_type_checking(node.test):
             self.add(node.orelse)
             return
+        elif isinstance(node, ast.Module) and all(map(_is_idle, node.body)):
+            node.body = []  # a package that only has a docstring is as good as an empty one
         self.parts.append(type(node).__name__)
         for name in _fields(type(node)):
             value = getattr(node, name, None)

@@ -1,16 +1,19 @@
 """What changes a stage's identity in the plan, and what does not."""
 
 import dataclasses
-from collections.abc import Iterator
+import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
+from flows.fingerprint import canonical_config, canonical_json
+from flows.profiles import PROFILES, open_profile
 from flows.stages import STAGES
 from infra.placement import Placement
 from nanochat_core import scaling
-from nanochat_core.config import Section
+from nanochat_core.config import RunConfig, Section
 from tests.flows.house import (
     PLACEMENT,
     RUN,
@@ -20,8 +23,10 @@ from tests.flows.house import (
     without,
 )
 
+Leaf: TypeAlias = tuple[str | int, ...]
 
-def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+
+def leaves(value: Any, path: Leaf = ()) -> Iterator[Leaf]:
     """The path of every plain value in a config, through sections and tuples of sections."""
     if isinstance(value, Section):
         for field in dataclasses.fields(value):  # type: ignore[arg-type]
@@ -34,43 +39,124 @@ def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
 
 
 def other(value: Any) -> Any:
-    if isinstance(value, str | tuple):
-        return value + value[:1] if value else ("x",)
-    return "x" if value is None else value + 1
+    """Another value of the same type, or of one that it may have instead of None."""
+    if value is None:
+        return "x"
+    if type(value) is tuple:
+        return (*value, value[-1] if value else "x")
+    if type(value) is str:
+        return f"{value}x"
+    if type(value) is bool:
+        return not value
+    assert type(value) in (int, float), value
+    return value + 1
 
 
-def changed(value: Any, path: tuple[str | int, ...]) -> Any:
+def changed(value: Any, path: Leaf) -> Any:
     """A copy with one leaf changed, past the checks: what is tested is identity, not sense."""
+    return replaced(value, path, other)
+
+
+def replaced(value: Any, path: Leaf, change: Callable[[Any], Any]) -> Any:
+    """A copy with `change` applied to the value at `path`."""
     if not path:
-        return other(value)
+        return change(value)
     name, *rest = path
     if isinstance(value, tuple):
-        return tuple(changed(v, tuple(rest)) if i == name else v for i, v in enumerate(value))
+        items = enumerate(value)
+        return tuple(replaced(v, tuple(rest), change) if i == name else v for i, v in items)
     copy = object.__new__(type(value))
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
-        new = changed(item, tuple(rest)) if field.name == name else item
+        new = replaced(item, tuple(rest), change) if field.name == name else item
         object.__setattr__(copy, field.name, new)
     return copy
 
 
 @pytest.mark.parametrize("path", list(leaves(RUN)), ids=lambda p: ".".join(map(str, p)))
 def test_a_setting_changes_exactly_the_stages_that_declare_it_and_those_after(
-    built: House, path: tuple[str | int, ...]
+    built: House, path: Leaf
 ):
     plan = built.plan(changed(RUN, path))
-    declaring = {stage.name for stage in STAGES if path[0] in stage.config}
-    assert declaring
-    assert without(plan, "=") == after(declaring)
-    assert {item.stage.name for item in plan.stages if item.changes} == declaring
+    own = declaring(path)
+    assert own
+    assert without(plan, "=") == after(own)
+    assert {item.stage.name for item in plan.stages if item.changes} == own
     for item in plan.stages:
-        if item.stage.name in declaring:
+        if item.stage.name in own:
             assert item.state == "~"
             assert 1 <= len(item.changes) <= 2  # a task of another name is one less and one more
             assert all(change.name.startswith(str(path[0])) for change in item.changes)
         elif item.state != "=":
             assert item.state == "?"
-            assert set(item.after) <= declaring
+            assert set(item.after) <= own
+
+
+def declaring(path: Leaf) -> set[str]:
+    return {stage.name for stage in STAGES if path[0] in stage.config}
+
+
+def configs(run: RunConfig) -> dict[str, bytes]:
+    return {stage.name: canonical_json(canonical_config(stage, run)) for stage in STAGES}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_setting_of_every_profile_counts_for_the_stages_that_declare_it(name: str):
+    """And for no other: those after see it by what their inputs hold."""
+    run = open_profile(name).run
+    before = configs(run)
+    paths = list(leaves(run))
+    assert len(paths) > 100
+    for path in paths:
+        new = changed(run, path)
+        assert new != run, path
+        now = configs(new)
+        assert {stage for stage in before if before[stage] != now[stage]} == declaring(path)
+        assert declaring(path), path
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_one_entry_less_in_a_list_of_groups_counts_too(name: str):
+    run = open_profile(name).run
+    before = configs(run)
+    lists = {path[:i] for path in leaves(run) for i, part in enumerate(path) if type(part) is int}
+    assert lists
+    for path in lists:
+        now = configs(replaced(run, path, lambda entries: entries[:-1]))
+        assert {stage for stage in before if before[stage] != now[stage]} == declaring(path)
+
+
+def test_the_profiles_have_every_setting_there_is():
+    """A list of groups that is empty everywhere would hide the settings in it."""
+    known = {(c.__name__, f.name) for c in sections(RunConfig) for f in dataclasses.fields(c)}
+    seen: set[tuple[str, str]] = set()
+    for name in PROFILES:
+        run = open_profile(name).run
+        for path in leaves(run):
+            value: Any = run
+            for part in path:
+                if isinstance(part, str):
+                    seen.add((type(value).__name__, part))
+                    value = getattr(value, part)
+                else:
+                    value = value[part]
+    assert seen == known
+
+
+def sections(cls: type[Any]) -> set[type[Any]]:
+    """A section's class and those of everything in it, by the annotations."""
+    found: set[type[Any]] = {cls}
+    for hint in typing.get_type_hints(cls).values():
+        for option in (hint, *typing.get_args(hint)):
+            if isinstance(option, type) and issubclass(option, Section):
+                found |= sections(option)
+    return found
+
+
+def test_a_config_of_an_unknown_type_is_refused_rather_than_passed_over():
+    run = replaced(RUN, ("sft", "num_epochs"), lambda value: {value})
+    with pytest.raises(TypeError, match="no stable form"):
+        configs(run)
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Placement)])

@@ -1,0 +1,194 @@
+"""Every module of this repository: which stages it decides, and what of it decides nothing.
+
+On a copy of the packages, so that a module can be edited.
+"""
+
+import ast
+import io
+import shutil
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import pytest
+
+from flows.fingerprint import CARRIERS, PACKAGES, REPOSITORY, Code
+from flows.stages import STAGES, Stage
+
+CODE = Code(REPOSITORY)
+CLOSURES = {stage.name: CODE.closure(stage.entry) for stage in STAGES}
+REACHED = sorted({name for closure in CLOSURES.values() for name in closure})
+MODULES = [name for name in REACHED if "/" not in name]
+DATA = [name for name in REACHED if "/" in name]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    for package in PACKAGES:
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / package, root / package, ignore=ignore)
+    return root
+
+
+def closures(root: Path) -> dict[str, dict[str, str]]:
+    """With the scans of unchanged files kept: each plan reads all of them."""
+    code = Code(root, cache=root / "code.json")
+    found = {stage.name: code.closure(stage.entry) for stage in STAGES}
+    code.save_cache()
+    return found
+
+
+def path_of(root: Path, module: str) -> Path:
+    path = root.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
+
+
+def changed_stages(before: dict[str, dict[str, str]], root: Path) -> set[str]:
+    after = closures(root)
+    return {name for name in before if before[name] != after[name]}
+
+
+# What decides nothing.
+
+
+class _OtherWords(ast.NodeTransformer):
+    """Another docstring wherever there may be one, and a statement that does nothing."""
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            node.body = [ast.Expr(ast.Constant("Other words.")), *body, ast.Pass()]
+        return node
+
+
+def _said_otherwise(source: str) -> str:
+    """The same program: another comment, docstring and layout everywhere."""
+    tree = ast.fix_missing_locations(_OtherWords().visit(ast.parse(source)))
+    lines = ast.unparse(tree).splitlines()
+    text = "\n".join(lines) + "\n"
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NEWLINE:
+            lines[token.start[0] - 1] += "  # a comment\n"
+    return "# At the top.\n\n\n" + "\n".join(lines) + "\n# At the end.\n"
+
+
+def test_words_and_layout_of_no_module_decide_anything(copy: Path):
+    before = closures(copy)
+    assert before == CLOSURES
+    for name in MODULES:  # one by one: two mistakes may not cancel each other
+        path = path_of(copy, name)
+        source = path.read_text()
+        path.write_text(_said_otherwise(source))
+        try:
+            assert changed_stages(before, copy) == set(), name
+        finally:
+            path.write_text(source)
+
+
+def test_what_no_stage_reaches_decides_nothing(copy: Path):
+    before = closures(copy)
+    others = [
+        path
+        for package in PACKAGES
+        for path in (copy / package).rglob("*.py")
+        if path not in {path_of(copy, name) for name in MODULES}
+    ]
+    assert {path_of(copy, name) for name in CARRIERS} <= set(others)
+    sources = {path: path.read_text() for path in others}
+    try:
+        for path, source in sources.items():
+            path.write_text(source + "\nCHANGED = 1\n")
+        assert changed_stages(before, copy) == set()
+    finally:
+        for path, source in sources.items():
+            path.write_text(source)
+
+
+# What decides.
+
+
+class _OtherConstant(ast.NodeTransformer):
+    """The first number or text in the program is another one."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        value = node.value
+        if not self.done and isinstance(value, bool | int | float | str):
+            self.done = True
+            other = value + "!" if isinstance(value, str) else not value
+            return ast.Constant(other if isinstance(value, bool | str) else value + 1)
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return node if is_text else self.generic_visit(node)  # type: ignore[return-value]
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
+        return node
+
+
+def _with_another_constant(source: str) -> str:
+    transformer = _OtherConstant()
+    tree = ast.fix_missing_locations(transformer.visit(ast.parse(source)))
+    return ast.unparse(tree) if transformer.done else source + "\nCHANGED = 1\n"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_constant_of_a_module_decides_exactly_the_stages_that_reach_it(copy: Path, module: str):
+    before = closures(copy)
+    path = path_of(copy, module)
+    source = path.read_text()
+    path.write_text(_with_another_constant(source))
+    try:
+        assert changed_stages(before, copy) == _stages_with(module)
+    finally:
+        path.write_text(source)
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_byte_of_a_data_file_decides_exactly_the_stages_that_read_it(copy: Path, name: str):
+    before = closures(copy)
+    path = copy / name
+    data = path.read_bytes()
+    path.write_bytes(data + b"\n")
+    try:
+        assert changed_stages(before, copy) == _stages_with(name)
+    finally:
+        path.write_bytes(data)
+
+
+def _stages_with(name: str) -> set[str]:
+    stages = {stage for stage, closure in CLOSURES.items() if name in closure}
+    assert stages
+    return stages
+
+
+# Another tool's opinion.
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_the_closure_is_what_another_tool_finds(graph: grimp.ImportGraph, stage: Stage):
+    """Less the carriers and what only they reach, and the packages, which are empty."""
+    found: set[str] = set()
+    waiting = [stage.entry]
+    while waiting:
+        name = waiting.pop()
+        if name not in found and name not in CARRIERS:
+            found.add(name)
+            waiting += graph.find_modules_directly_imported_by(name)
+    ours = {name for name in CLOSURES[stage.name] if "/" not in name}
+    assert set(_not_packages(ours)) == set(_not_packages(found))
+
+
+def _not_packages(names: set[str]) -> Iterator[str]:
+    yield from (name for name in names if path_of(REPOSITORY, name).name != "__init__.py")
