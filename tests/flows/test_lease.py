@@ -273,6 +273,10 @@ def test_a_record_that_was_removed_or_given_back_is_a_lost_lease(store: LocalSto
     release(store, held)
     assert find_holder(store, "pretrain", FINGERPRINT) is None
 
+    assert take(store, claim("b")).epoch == held.epoch  # epochs were lost with the record
+    with pytest.raises(LeaseLost, match="to run run-b"):
+        check(store, held)
+
 
 class Losing:
     """A store that does what it is asked, but whose next `lost` answers to writes are lost."""

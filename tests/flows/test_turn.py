@@ -222,6 +222,22 @@ def test_the_device_is_free_for_others_while_one_waits_for_another_machine(
     assert device.acquire(timeout=5)
 
 
+def test_the_device_is_free_while_one_waits_for_a_process_of_this_machine(
+    wait: Callable[..., Waiter], tmp_path: Path
+) -> None:
+    device = threading.Semaphore()
+    free = 0
+    with lock.try_hold(lock.lock_path(tmp_path / "home-a", "sft", FINGERPRINT)):
+        waiter = wait(device=device)
+        wait_until(waiter.is_waiting)
+        for _ in range(50):
+            time.sleep(0.02)
+            if device.acquire(blocking=False):
+                free += 1
+                device.release()
+    assert free > 25  # it is taken for moments only, to see whether all can be had
+
+
 def test_whoever_waits_for_the_device_leaves_the_lease_to_others(
     wait: Callable[..., Waiter],
 ) -> None:
