@@ -3,39 +3,38 @@
 This is the whole of what a Prefect task of ours does, and it knows nothing of Prefect.
 """
 
-import importlib.metadata
-import json
+import contextlib
 import os
 import shutil
 import socket
-import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from flows import lock
+from flows import checkpoints, lock
 from flows.artifacts import Published, find_manifest, publish, supersede
 from flows.cache import Cache, fetch
 from flows.fingerprint import CARRIERS, REPOSITORY, Code, Identity, identify
 from flows.heartbeat import Lease, Terms
 from flows.lease import Claim
-from flows.manifest import Facts, Manifest, Provenance
+from flows.manifest import Manifest, Provenance
 from flows.reservations import reserve
 from flows.revocation import find_revoked, forget_revocation
 from flows.runs import timestamp
+from flows.segments import append_segment, find_commit, read_segments
 from flows.stages import Stage
 from flows.turn import Turn, hold_turn
+from infra.launch.mirror import mirror
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
 from infra.placement import Placement, default_cache_limit
 from infra.storage.base import Store
 from nanochat_core.config import RunConfig, Section
 from nanochat_core.errors import NanochatError, StageError
 from nanochat_core.job import Job, Result
-from nanochat_core.runtime.progress import read_events
 
 # Called with a stage's name and an event, from the thread that builds the stage. Kinds of event
 # beside those of runtime.progress:
@@ -186,6 +185,7 @@ def _put_aside(site: Site, identity: Identity, *, redo: bool) -> None:
     forget_revocation(site.store, stage, fingerprint)  # else it would be that of the next one
     if redo or is_there:
         shutil.rmtree(_work_directory(site, identity), ignore_errors=True)
+        checkpoints.forget(site.store, stage, fingerprint)
 
 
 def uri_of(store: Store, manifest: Manifest) -> str:
@@ -224,12 +224,15 @@ def _build(
             stage.name,
             {"kind": "building", "fingerprint": identity.fingerprint, "processes": processes},
         )
-        _append_segment(job, site, processes)
-        result = _run(stage, site, job, processes, lease)
+        with _checkpoints_in_store(site, job, lease):
+            append_segment(job, processes=processes)
+            result = _run(stage, site, job, processes, lease)
     _check_modules(stage, site, identity, result)
     published = _publish(site, identity, job, inputs, result, lease)
     site.record(stage.name, identity.fingerprint)
     shutil.rmtree(job.directory, ignore_errors=True)
+    if site.placement.mirrors_checkpoints:
+        checkpoints.forget(site.store, stage.name, identity.fingerprint)
     uri = uri_of(site.store, published.manifest)
     site.watch(
         stage.name,
@@ -257,6 +260,30 @@ def _run(stage: Stage, site: Site, job: Job, processes: int, lease: Lease) -> Re
         if not site.stop.is_set():
             lease.raise_if_lost()
         raise
+
+
+@contextlib.contextmanager
+def _checkpoints_in_store(site: Site, job: Job, lease: Lease) -> Generator[None]:
+    """Go on from the store's checkpoint if it is the newest; send every new one there."""
+    if not site.placement.mirrors_checkpoints:
+        yield
+        return
+
+    def tell(text: str) -> None:
+        site.watch(job.stage, {"kind": "message", "text": text})
+
+    def send(directory: Path) -> None:
+        lease.check()
+        checkpoints.send(
+            site.store, job, directory, owner=lease.owner, epoch=lease.epoch, fence=lease.check
+        )
+
+    def warn(error: NanochatError) -> None:
+        site.watch(job.stage, {"kind": "warning", "text": f"checkpoint not stored: {error}"})
+
+    checkpoints.restore(site.store, job, tell=tell)
+    with mirror(job.checkpoints, send, on_error=warn):
+        yield
 
 
 def _work_directory(site: Site, identity: Identity) -> Path:
@@ -324,9 +351,9 @@ def _publish(
             owner=lease.owner,
             epoch=lease.epoch,
             created=timestamp(time.time()),
-            git_commit=_git_commit(site.root),
+            git_commit=find_commit(site.root),
             metrics=result.metrics,
-            segments=tuple(_segments(job, ended=time.time())),
+            segments=tuple(read_segments(job, ended=time.time())),
         ),
         fence=lease.check,
     )
@@ -335,55 +362,3 @@ def _publish(
         text = f"{identity.stage} was built before with another result: {site.store.url}/{differs}"
         site.watch(identity.stage, {"kind": "warning", "text": text})
     return published
-
-
-def _append_segment(job: Job, site: Site, processes: int) -> None:
-    """Note that an execution starts, so that one which is killed still counts."""
-    segment = {
-        "started": round(time.time(), 3),
-        "host": socket.gethostname(),
-        "device": job.resources.device,
-        "processes": processes,
-        "threads": job.resources.threads,
-        "device_batch_size": job.resources.device_batch_size,
-        "torch": importlib.metadata.version("torch"),
-    }
-    job.directory.mkdir(parents=True, exist_ok=True)
-    with (job.directory / "segments.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(segment) + "\n")
-
-
-def _segments(job: Job, *, ended: float) -> list[Facts]:
-    """Every execution of the job: where, from when to when, from which step to which.
-
-    An execution that was killed is taken to have ended with its last event.
-    """
-    segments: list[Facts] = list(read_events(job.directory / "segments.jsonl"))
-    events = list(read_events(job.events))
-    starts = [segment["started"] for segment in segments]
-    for number, segment in enumerate(segments):
-        is_last = number == len(segments) - 1
-        until = ended if is_last else starts[number + 1]
-        own = [event for event in events if starts[number] <= event["time"] < until]
-        steps = [event["step"] for event in own if event["kind"] in ("start", "step")]
-        segment["ended"] = ended if is_last else max([starts[number], *(e["time"] for e in own)])
-        segment["first_step"] = steps[0] if steps else 0
-        segment["last_step"] = steps[-1] if steps else 0
-        hours = (segment["ended"] - segment["started"]) / 3600
-        segment["dollars"] = round(hours * job.resources.dollars_per_hour, 4)
-    return segments
-
-
-def _git_commit(root: Path) -> str | None:
-    """The commit that is checked out, or None outside a repository."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except OSError:  # no git here
-        return None
-    return done.stdout.strip() or None

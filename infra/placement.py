@@ -14,7 +14,7 @@ class Placement:
     """Store, machine and pace of a run."""
 
     home: Path  # work directories, fetched artifacts, Prefect's database
-    store: str  # URL of the artifact store: file:///path
+    store: str  # URL of the artifact store: file:///path or s3://bucket/prefix
     gpus: int  # processes of a GPU stage; 0: one process on the CPU
     threads: int  # CPU threads of one process
     device_batch_size: int
@@ -33,6 +33,11 @@ class Placement:
             eval_every_steps=self.eval_every_steps,
             dollars_per_hour=self.dollars_per_hour,
         )
+
+    @property
+    def mirrors_checkpoints(self) -> bool:
+        """Whether checkpoints go to the store too: not when it lies in the home, as they do."""
+        return not self.store.startswith(f"{self.home.as_uri()}/")
 
 
 def default_home() -> Path:

@@ -1,0 +1,98 @@
+"""An unfinished job goes on in another home, from the checkpoints in the store they share."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import checkpoints
+from flows.build import Site, build
+from flows.cache import Cache, fetch
+from infra.launch.torchrun import JobFailed
+from infra.storage.open import open_store
+
+# Saves after each of three steps; fails after the second, unless it began with what another one
+# had saved. Its result says at which step it began.
+ENTRY = """
+import hashlib
+import json
+
+from nanochat_core.runtime.progress import Progress
+
+
+def save(job, step):
+    directory = job.checkpoints / f"step-{step:07d}"
+    directory.mkdir(parents=True)
+    data = f"state after {step}".encode()
+    (directory / "tensors.safetensors").write_bytes(data)
+    entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    commit = {"format": 1, "step": step, "total": 3, "files": {"tensors.safetensors": entry}}
+    (directory / "COMMIT.json").write_text(json.dumps({**commit, "state": {}}))
+
+
+def run(job):
+    found = sorted(job.checkpoints.glob("step-*"))
+    start = int(found[-1].name.removeprefix("step-")) if found else 0
+    progress = Progress(job.events)
+    progress.start(3, step=start)
+    for step in range(start + 1, 4):
+        progress.step(step, loss=1.0 / step)
+        save(job, step)
+        if step == 2 and not found:
+            raise ValueError("the machine is gone")
+    (job.output / "value.txt").write_text(f"began at {start}")
+    return {}
+"""
+
+
+def site_at(toys: Any, home: Path, shared: Path) -> Site:
+    home.mkdir(exist_ok=True)
+    placement = replace(toys.placement, home=home, store=shared.as_uri())
+    return replace(toys.site(), placement=placement, store=open_store(placement.store))
+
+
+def result_of(site: Site, manifest: Any, cache: Path) -> str:
+    with Cache(cache, 10**9) as local:
+        return (fetch(site.store, manifest, local) / "files" / "value.txt").read_text()
+
+
+def test_a_job_goes_on_in_another_home(toys: Any, tmp_path: Path) -> None:
+    stage = toys.stage("train", source=ENTRY)
+    here, there = (site_at(toys, tmp_path / name, tmp_path / "shared") for name in ("a", "b"))
+    with pytest.raises(JobFailed):
+        build(stage, here, {}, force=False)
+    shutil.rmtree(tmp_path / "a")
+    told: list[str] = []
+    there = replace(there, watch=lambda _, event: told.append(str(event.get("text"))))
+    built = build(stage, there, {}, force=False)
+    assert result_of(there, built.manifest, tmp_path / "cache") == "began at 2"
+    assert "fetching checkpoint step 2/3 from the store" in told
+    first, second = built.manifest.provenance.segments
+    assert (first["last_step"], second["first_step"], second["last_step"]) == (2, 2, 3)
+    fingerprint = built.manifest.fingerprint
+    assert not list(there.store.list(f"train/{fingerprint}/checkpoints/"))  # of no use any more
+    log = next(f for f in built.manifest.logs if f.path == "events.jsonl")
+    steps = [json.loads(line) for line in there.store.get(log.key).splitlines()]
+    assert [e["step"] for e in steps if e["kind"] == "step"] == [1, 2, 3]
+
+
+def test_a_store_inside_the_home_holds_no_second_copy(toys: Any, tmp_path: Path) -> None:
+    stage = toys.stage("train", source=ENTRY)
+    site = site_at(toys, toys.home, toys.home / "store")
+    with pytest.raises(JobFailed):
+        build(stage, site, {}, force=False)
+    assert not [e.key for e in site.store.list("train/") if "/checkpoints/" in e.key]
+
+
+def test_an_asked_for_rebuild_begins_at_the_beginning(toys: Any, tmp_path: Path) -> None:
+    stage = toys.stage("train", source=ENTRY)
+    site = site_at(toys, tmp_path / "a", tmp_path / "shared")
+    with pytest.raises(JobFailed):
+        build(stage, site, {}, force=False)
+    fingerprint = next(iter(site.store.list("train/"))).key.split("/")[1]
+    assert checkpoints.find_steps(site.store, "train", fingerprint) == (2, 3)
+    with pytest.raises(JobFailed):  # it began at 0 again: it fails again
+        build(stage, site, {}, force=True)
