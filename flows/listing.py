@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from flows.artifacts import find_manifest
 from flows.manifest import Manifest
-from flows.report_text import visible
 from flows.revocation import Revoked, find_revoked
 from flows.runs import Run, find_run, find_tag, latest_runs, read_all, tag_names
 from flows.stages import STAGES
@@ -138,7 +137,7 @@ def list_tags(store: Store) -> list[Tagged]:
 
 def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
     """Rows as lines with aligned columns; those in `right` end together."""
-    cells = [[visible(" ".join(cell.split())) for cell in row] for row in rows]
+    cells = [[" ".join(cell.split()) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
     def pad(place: int, cell: str) -> str:

@@ -8,11 +8,11 @@ import datetime
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias, TypeVar
 
 from flows.documents import find_document, seal
+from flows.parallel import in_parallel
 from infra.storage.base import MAX_SEGMENT, Entry, Missing, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
@@ -149,6 +149,8 @@ def find_tag(store: Store, name: str) -> str | None:
         tree = find_document(store, key, format=FORMAT)
         if tree is not None and not isinstance(tree.get("run"), str):
             raise ArtifactError(f"{store.url}/{key} is damaged: it names no run")
+        if tree is not None and tree.get("tag") != name:
+            raise ArtifactError(f"{store.url}/{key} is the record of tag {tree.get('tag')}")
     except ArtifactError as error:
         error.hint = f"point it at a run again: nanochat tag {name} RUN"
         raise
@@ -161,7 +163,7 @@ def point(store: Store, name: str, run: str) -> str | None:
     Of several who do so the last one wins, and each is told what it replaced. A damaged record is
     replaced too, as if there had been none.
     """
-    key, data = f"refs/{check_name(name)}.json", seal({"run": run}, format=FORMAT)
+    key, data = f"refs/{check_name(name)}.json", seal({"tag": name, "run": run}, format=FORMAT)
     for _ in range(_SWAPS):
         try:
             version = store.get_stored(key).version
@@ -194,11 +196,7 @@ def read_all(read: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_
 
 def _read_lazily(read: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
     """Results in order; an error is raised in its turn, so never for what nobody asked for."""
-    if len(items) <= 1:
-        yield from map(read, items)
-        return
-    with ThreadPoolExecutor(_THREADS) as pool:
-        yield from pool.map(read, items)
+    return in_parallel(read, items, threads=min(_THREADS, max(1, len(items))))
 
 
 def _batches(count: int) -> Iterable[tuple[int, int]]:

@@ -1,16 +1,15 @@
 """`nanochat diff` and `nanochat explain`: what is different, and why."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.fingerprint import Code, identify
+from flows.fingerprint import REPOSITORY, Code, identify
 from flows.manifest import Manifest
 from flows.profiles import open_profile
 from flows.revocation import revoke
-from flows.stages import SHARDS
+from flows.stages import SHARDS, TOKENIZER, Stage
 from infra.storage.base import Store
 from tests.flows.shelf import make_manifest, put_artifact, put_run
 from tests.flows.terminal import Terminal
@@ -189,33 +188,37 @@ def test_a_reason_that_cannot_be_told_is_said(
 # explain.
 
 
+def put_todays(store: Store, stage: Stage, *inputs: Manifest, **facts: Any) -> Manifest:
+    """An artifact that is up to date in tiny by the code as it is."""
+    made = make_manifest(stage.name, inputs={source.stage: source for source in inputs})
+    digests = {source.stage: source.digest for source in inputs}
+    identity = identify(stage, open_profile("tiny").run, digests, code=Code(REPOSITORY))
+    tree: dict[str, Any] = json.loads(made.to_json())
+    changes = {"fingerprint": identity.fingerprint, "preimage": identity.preimage, **facts}
+    changes["provenance"] = tree["provenance"] | facts.get("provenance", {})
+    fields = {name: tree[name] for name in tree if name not in ("format", "check")}
+    return put_artifact(store, Manifest.from_tree(fields | changes, where="test"))
+
+
 @pytest.fixture
-def built(store: Store, tmp_path: Path) -> Manifest:
+def built(store: Store) -> Manifest:
     """Today's shards of tiny, which were built in two executions."""
-    identity = identify(SHARDS, open_profile("tiny").run, {}, code=Code(Path.cwd()))
-    made = make_manifest("shards")
     segments = (
         {"first_step": 0, "last_step": 3, "started": 0.0, "ended": 65.0, "host": "desk"}
         | {"device": "cpu", "processes": 1, "dollars": 0.5},
         {"first_step": 4, "last_step": 9, "started": 100.0, "ended": 200.0, "host": "rack"}
         | {"device": "cuda", "processes": 8, "dollars": 1.25},
     )
-    tree: dict[str, Any] = json.loads(made.to_json())
-    manifest = Manifest.from_tree(
-        {k: v for k, v in tree.items() if k not in ("format", "check")}
-        | {
-            "fingerprint": identity.fingerprint,
-            "preimage": identity.preimage,
-            "divergences": [f"shards/{identity.fingerprint}/superseded/abc.json"],
-            "provenance": tree["provenance"]
-            | {"segments": list(segments), "metrics": {"documents": 7}},
-            "accepted": {"from": "1" * 64, "earlier": ["2" * 64], "why": "only renamed"}
-            | {"when": "2026-11-21T08:00:00Z", "who": "ann@desk", "proof": None},
-        },
-        where="test",
+    accepted = {"from": "1" * 64, "earlier": ["2" * 64], "why": "only renamed", "proof": None}
+    built = put_todays(
+        store,
+        SHARDS,
+        provenance={"segments": list(segments), "metrics": {"documents": 7}},
+        divergences=["shards/0/superseded/abc.json"],
+        accepted=accepted | {"when": "2026-11-21T08:00:00Z", "who": "ann@desk"},
     )
-    store.put(f"shards/{identity.fingerprint}/divergences/late.json", b"{}")
-    return put_artifact(store, manifest)
+    store.put(f"shards/{built.fingerprint}/divergences/late.json", b"{}")
+    return built
 
 
 def test_explain_tells_how_an_artifact_came_about(
@@ -230,7 +233,7 @@ def test_explain_tells_how_an_artifact_came_about(
         "the bytes of shards/111111111111, shards/222222222222; unproven",
         "made 2026-11-21T06:00:00Z by run tiny-1",
         f"digest {built.digest[:12]}",
-        f"diverged another result of the same work: shards/{built.fingerprint}/superseded/abc.json",
+        "diverged another result of the same work: shards/0/superseded/abc.json",
         "diverged another result of the same work: "
         f"shards/{built.fingerprint}/divergences/late.json",
         "metric documents = 7",
@@ -247,6 +250,17 @@ def test_explain_says_that_an_artifact_was_revoked(
     said = "\n".join(terminal.said("explain", "tiny", "shards"))
     assert "x revoked" in said
     assert "revoked    2026-11-21T07:00:00Z by ann@desk: test data" in said
+
+
+def test_explain_names_revoked_artifacts_that_a_result_stands_on(store: Store, terminal: Terminal):
+    shards = put_todays(store, SHARDS)
+    put_todays(store, TOKENIZER, shards)
+    assert "revoked" not in "\n".join(terminal.said("explain", "tiny", "tokenizer"))
+    revoke(store, shards, why="test data", who="ann@desk", when="2026-11-21T07:00:00Z")
+    assert (
+        f"  made from  {shards.name}, revoked 2026-11-21T07:00:00Z by ann@desk: test data"
+        in terminal.said("explain", "tiny", "tokenizer")
+    )
 
 
 def test_explain_for_programs_has_what_the_plan_has_and_the_artifact(

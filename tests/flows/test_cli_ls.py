@@ -52,6 +52,9 @@ def test_artifacts_are_listed_by_stage_and_the_newest_first(store: Store, termin
         row.split()[1] for row in terminal.said("ls", "--stage", "sft", "--limit", "9")[1:]
     ] == [m.name.split("/")[1] for m in sfts[::-1]]
     tree = terminal.read("ls", "--limit", "9")
+    assert [item["names"] for item in tree if item["fingerprint"] == sfts[0].fingerprint] == [
+        ["main"]  # of the runs called tiny a newer one made sft
+    ]
     assert [item["fingerprint"] for item in tree if item["stage"] == "sft"] == [
         m.fingerprint for m in sfts[::-1]
     ]
@@ -107,6 +110,15 @@ def test_entries_of_the_index_that_lead_nowhere_do_not_hide_artifacts(
     for number in range(8):
         store.put(f"index/sft/20300101t000000z-{number:064d}", b"")
     assert [row.split()[1] for row in terminal.said("ls")[1:2]] == [kept.name.split("/")[1]]
+
+
+def test_a_tag_hides_runs_of_its_name(store: Store, terminal: Terminal):
+    old, new = put(store, "sft", 1), put(store, "sft", 2)
+    put_run(store, "tiny-1", old)
+    put_run(store, "main-2", new, name="main")
+    point(store, "main", "tiny-1")
+    names = {item["fingerprint"]: item["names"] for item in terminal.read("ls")}
+    assert names == {old.fingerprint: ["main", "tiny"], new.fingerprint: []}
 
 
 def test_a_run_is_listed_in_the_order_of_the_table(store: Store, terminal: Terminal):

@@ -124,8 +124,10 @@ def test_an_artifact_that_the_index_lacks_is_found(store: Counting):
 def test_an_ambiguous_prefix_lists_the_candidates(store: Counting):
     one, other = two_alike("sft", run="tiny-7", created="2026-11-21T09:00:00Z")
     put_artifact(store, one)
-    put_artifact(store, other)
     name = f"sft/{one.fingerprint[:4]}"
+    store.put(f"sft/{other.fingerprint}/files/a/manifest.json", b"not finished")
+    assert open_artifact(store, name) == one
+    put_artifact(store, other)
     error, hint = refusal(lambda: open_artifact(store, name))
     assert error == f"{name} is ambiguous: the fingerprints of 2 artifacts begin so"
     first, second = sorted((one, other), key=lambda manifest: manifest.fingerprint)
