@@ -27,11 +27,21 @@ from tests.flows.terminal import Terminal
 TINY = open_profile("tiny").run
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Manifest]]:
+    """A store with every stage of tiny, as today's code would make it."""
+    directory = tmp_path_factory.mktemp("filled")
+    store = LocalStore(directory / "store")
+    return directory / "store", build(store, directory / "work", Code(REPOSITORY), run=TINY)
+
+
 @pytest.fixture
-def made(store: Store, tmp_path: Path) -> dict[str, Manifest]:
-    """Every stage of tiny, as today's code would make it."""
-    assert isinstance(store, LocalStore)
-    return build(store, tmp_path / "home" / "work", Code(REPOSITORY), run=TINY)
+def made(
+    store: Store, filled: tuple[Path, dict[str, Manifest]], tmp_path: Path
+) -> dict[str, Manifest]:
+    """The artifacts of such a store, which is the default one."""
+    shutil.copytree(filled[0], tmp_path / "home" / "store")
+    return filled[1]
 
 
 def age(store: Store, manifest: Manifest) -> Manifest:

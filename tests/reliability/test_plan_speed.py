@@ -1,0 +1,98 @@
+"""`nanochat plan` answers at once, also in a store with hundreds of old artifacts, also over S3.
+
+What counts is the whole command, from the shell and back. The machine may be busy with other
+things: the promise about a directory is about CPU time, and the one about a server stretches with
+the load. Wall time is printed (pytest -s).
+"""
+
+import dataclasses
+import os
+import resource
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from flows.fingerprint import REPOSITORY, Code
+from flows.profiles import open_profile
+from flows.stages import STAGES
+from infra.storage.base import Store
+from infra.storage.local import LocalStore
+from tests.flows.house import build
+
+OLD = 500  # artifacts that are not today's
+TRIES = 3
+SECONDS_LOCAL = 0.5  # of CPU
+SECONDS_S3 = 2.0  # of wall time, on an idle machine
+RUN = open_profile("tiny").run
+CASES = {
+    "nothing to run": ((), 0),
+    "one stage changed": (("--set", "sft.num_epochs=9"), 2),
+    "every stage changed": (("--set", "seed=999", "--set", "tokenizer.document_cap=9"), 2),
+}
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
+    """A store with every stage of today's tiny, and OLD artifacts of other seeds."""
+    directory = tmp_path_factory.mktemp("full")
+    store, code = LocalStore(directory / "store"), Code(REPOSITORY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)  # a power cut here would be no loss
+        for seed in range(1, OLD // len(STAGES) + 2):
+            build(store, directory, code, run=dataclasses.replace(RUN, seed=RUN.seed + seed))
+        build(store, directory, code, run=RUN)
+    assert sum(1 for _ in store.list("index/")) >= OLD + len(STAGES)
+    return store
+
+
+def measure(store: str, home: Path, words: tuple[str, ...]) -> tuple[int, float, float]:
+    """Exit code, and the best wall and CPU seconds of a few commands."""
+    command = [sys.executable, "-m", "flows.cli", "plan", "tiny", *words, "--gpus", "0"]
+    command += ["--home", str(home), "--store", store]
+    wall = cpu = float("inf")
+    code = -1
+    for _ in range(TRIES):
+        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=False)
+        wall = min(wall, time.monotonic() - began)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = min(cpu, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert done.stderr == b""
+        code = done.returncode
+    return code, wall, cpu
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_of_a_directory_takes_half_a_second(full: LocalStore, tmp_path: Path, case: str):
+    words, expected = CASES[case]
+    code, wall, cpu = measure(full.url, tmp_path / "home", words)
+    print(f"\nfile://, {OLD} old artifacts, {case}: {wall:.2f} s wall, {cpu:.2f} s CPU")  # noqa: T201
+    assert code == expected
+    assert cpu < SECONDS_LOCAL
+
+
+@pytest.fixture
+def full_s3(full: LocalStore, s3_store: Store) -> str:
+    """The same on a server: the records, without the files, which no plan reads."""
+    keys = [e.key for e in full.list("") if "/files/" not in e.key]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: s3_store.put(key, full.get(key)), keys))
+    return s3_store.url
+
+
+@pytest.mark.slow
+def test_a_plan_of_an_s3_server_takes_two_seconds(full_s3: str, tmp_path: Path):
+    for case, (words, expected) in CASES.items():
+        code, wall, cpu = measure(full_s3, tmp_path / "home", words)
+        print(f"\ns3://, {OLD} old artifacts, {case}: {wall:.2f} s wall, {cpu:.2f} s CPU")  # noqa: T201
+        assert code == expected
+        assert wall < SECONDS_S3 * _busy()
+
+
+def _busy() -> float:
+    """How many processes want each CPU, 1 on an idle machine."""
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
