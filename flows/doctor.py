@@ -20,6 +20,7 @@ import psutil
 from infra.placement import count_gpus, count_threads
 from infra.prefect_server import ServerError, check_answers, configured_api_url, find_server
 from infra.storage.open import open_store
+from infra.storage.probe import probe
 from nanochat_core.errors import NanochatError
 
 GIB = 1 << 30
@@ -253,6 +254,20 @@ def check_store(url: str) -> Check:
             remedy="use another store: --store or NANOCHAT_STORE",
         )
     return Check(name="store", state="ok", found=f"{url}: put, get and delete work")
+
+
+def try_store(url: str) -> Iterator[Check]:
+    """Everything that is needed of the artifact store, tried out in it."""
+    try:
+        for finding in probe(open_store(url)):
+            yield Check(
+                name=finding.name,
+                state=finding.state,
+                found=finding.found,
+                remedy=finding.remedy,
+            )
+    except NanochatError as error:
+        yield Check(name="store", state="fail", found=str(error), remedy=error.hint)
 
 
 def check_server(home: Path, *, shared: str | None) -> Check:

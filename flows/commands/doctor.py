@@ -1,7 +1,9 @@
 """`nanochat doctor`: is this machine fit to run, and if not, what to do."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from flows.commands.options import AsJson, Place
 from flows.commands.terminal import print_json, screen
@@ -12,14 +14,28 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def doctor(*, place: Place = Place(), as_json: AsJson = False) -> int:  # noqa: B008 - frozen
+def doctor(
+    *,
+    probe_store: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Only try out the store, and all that is needed of one; takes seconds to minutes.",
+        ),
+    ] = False,
+    place: Place = Place(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
     """Check Python, packages, torch, GPU, disk, store and the Prefect server.
 
     Every failure comes with its remedy. Exits with 1 when a run could not work.
     """
-    from flows.doctor import examine
+    from flows.doctor import examine, try_store
 
-    checks = examine(home=place.home_path, store=place.store_url)
+    if probe_store:
+        checks = try_store(place.store_url)
+    else:
+        checks = examine(home=place.home_path, store=place.store_url)
     if as_json:
         found = list(checks)
         print_json([asdict(check) for check in found])

@@ -186,7 +186,9 @@ def explain(error: Lost | Refused, *, where: Where, what: str) -> StoreError:
     said = f"{error.code}: {error.message}" if error.message else error.code
     return StoreError(
         f"store {where.url} refuses to {what}: {said}{tries}",
-        hint="`nanochat doctor --probe-store` tries everything that is needed of a store",
+        hint="it is overloaded or out of order; run the command again later"
+        if error.is_passing
+        else "`nanochat doctor --probe-store` tries everything that is needed of a store",
     )
 
 

@@ -16,6 +16,7 @@ from typing import Literal, Protocol, TypeAlias
 from infra.storage.answers import Lost, Refused
 from infra.storage.base import Missing, Stored
 
+TRIALS = "_trials"  # the prefix where stores are tried out
 SETTLE = 0.15  # seconds between a write and reading it back; see docs/guides/object-storage.md
 RACERS = 4
 ROUNDS = 5
@@ -57,16 +58,24 @@ class Semantics:
 
     def words(self) -> Iterator[str]:
         """What is not guaranteed, one line each."""
-        texts = {
-            "racy": "lets more than one of several writers win: {0} is not atomic",
-            "ignored": "ignores {0}: the last of several writers wins",
-            "refused": "refuses {0}",
-            "unquoted": "refuses {0} with a version in quotes, as it sent it: "
-            "set NANOCHAT_S3_ETAG=plain",
-        }
-        for support, header in ((self.creates, "If-None-Match"), (self.swaps, "If-Match")):
-            if support != "atomic":
-                yield f"the store {texts[support].format(header)}"
+        if self.creates != "atomic":
+            yield f"the store {describe(self.creates, 'If-None-Match')}"
+        if self.swaps != "atomic":
+            yield f"the store {describe(self.swaps, 'If-Match')}"
+
+
+def describe(support: Support, header: str) -> str:
+    """What the store does with a condition."""
+    return _TEXTS[support].format(header)
+
+
+_TEXTS: dict[Support, str] = {
+    "atomic": "decides by {0}, also between several writers at once",
+    "racy": "lets more than one of several writers win: {0} is not atomic",
+    "ignored": "ignores {0}: the last of several writers wins",
+    "refused": "refuses {0}",
+    "unquoted": "refuses {0} with a version in quotes, as it sent it: set NANOCHAT_S3_ETAG=plain",
+}
 
 
 ATOMIC = Semantics(creates="atomic", swaps="atomic")

@@ -362,7 +362,8 @@ def _translating() -> Generator[None]:
             headers=meta.get("HTTPHeaders", {}),
         ) from error
     except _LOST as error:
-        raise Lost(describe_loss(type(error).__name__, str(error))) from error
+        cause: Any = getattr(error, "kwargs", {}).get("error", error)
+        raise Lost(describe_loss(type(error).__name__, str(cause))) from error
     except _NO_CREDENTIALS as error:
         raise Refused("NoCredentials", message=str(error)) from error
     except boto.BotoCoreError as error:

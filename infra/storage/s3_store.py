@@ -28,9 +28,9 @@ from infra.storage.answers import (
     persist,
 )
 from infra.storage.base import Entry, Missing, OnBytes, Stored, check_key, ignore_bytes
-from infra.storage.conditional import ATOMIC, Semantics
+from infra.storage.conditional import ATOMIC, TRIALS, Semantics
 from infra.storage.s3 import Bucket
-from infra.storage.settings import read_settings
+from infra.storage.settings import Settings, read_settings
 from infra.storage.transfer import (
     PART,
     THREADS,
@@ -45,7 +45,6 @@ from infra.storage.transfer import (
 from nanochat_core.errors import StoreError
 
 COPY_LIMIT = 5 << 30  # bytes that one request may copy, on AWS
-TRIALS = "_trials"  # where the store is tried out; see `conditional.find_semantics`
 _FIRST_CONTACT = 3  # tries of a store that never answered: its address may be wrong
 _ROUNDS = 3  # for an object that changes under a fetch, or an upload that the store forgets
 _TROUBLED = {"SignatureDoesNotMatch"}  # damage on the way, once the credentials were accepted
@@ -61,9 +60,16 @@ class _Forgotten(Exception):
 class S3Store:
     """Objects under a prefix of a bucket. Nothing is contacted before the first verb."""
 
-    def __init__(self, url: str, *, patience: Patience = Patience()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        url: str,
+        *,
+        settings: Settings | None = None,  # None: the environment's
+        patience: Patience = Patience(),  # noqa: B008 - frozen
+    ) -> None:
         name, prefix = parse_url(url)
-        self.bucket = Bucket(name, prefix=prefix, settings=read_settings())
+        self.settings = settings or read_settings()
+        self.bucket = Bucket(name, prefix=prefix, settings=self.settings)
         self._patience = patience
         self._lock = threading.Lock()
         self._semantics: Semantics | None = None
@@ -138,7 +144,7 @@ class S3Store:
                         hint="use a store that lists keys in order",
                     )
                 last = entry.key
-                if not entry.key.endswith("/"):  # what consoles make for an empty "folder"
+                if entry.key and not entry.key.endswith("/"):  # a console's empty "folder"
                     yield entry
             token = page.token
             if token is None and (not page.entries or len(page.entries) % 50):
@@ -206,11 +212,11 @@ class S3Store:
     def remove_unfinished(self, *, older_than: float) -> int:
         """See Store."""
         try:
-            uploads = self._persist("list unfinished uploads", self.bucket.list_uploads)
+            uploads = self.list_unfinished()
         except StoreError as error:
-            if isinstance(error.__cause__, Refused) and error.__cause__.code == "NotImplemented":
-                return 0
-            raise
+            if not (isinstance(error.__cause__, Refused) and error.__cause__.status == 501):
+                raise
+            uploads = ()  # it cannot say
         old = [(key, upload) for key, upload, age in uploads if age > older_than]
         for key, upload in old:
             self._persist(
@@ -219,6 +225,10 @@ class S3Store:
             )
         trials = [entry.key for entry in self.list(f"{TRIALS}/")]
         return len(old) + sum(self._remove_old(key, older_than) for key in trials)
+
+    def list_unfinished(self) -> Sequence[tuple[str, str, float]]:
+        """Key, id and age of uploads in parts that nobody finished."""
+        return self._persist("list unfinished uploads", self.bucket.list_uploads)
 
     def weaknesses(self) -> Sequence[str]:
         """See Store."""

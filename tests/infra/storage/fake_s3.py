@@ -142,6 +142,8 @@ class FakeS3:
         keys = sorted(k for k in self.objects if k.startswith(prefix) and k > after)
         if Quirk.LISTS_UNSORTED in self.quirks:
             keys.reverse()
+        if Quirk.FORGETS_IN_LISTS in self.quirks:
+            del keys[1::2]
         page, more = keys[:1000], len(keys) > 1000
         if Quirk.LISTS_1000_SILENTLY in self.quirks:
             more = False
@@ -215,20 +217,24 @@ class FakeS3:
     def _body(self, request: Request) -> bytes:
         """The bytes to write: a copy, or the request's own if its checksums are right."""
         if source := request.headers.get("x-amz-copy-source"):
+            if Quirk.COPIES_NOTHING in self.quirks:
+                raise FakeError(501, "NotImplemented")
             data = self._find(unquote(source).lstrip("/").partition("/")[2]).data
             span = request.headers.get("x-amz-copy-source-range")
             if span is None:
                 return data
             first, last = (int(n) for n in span.removeprefix("bytes=").split("-"))
             return data[first : last + 1]
-        for name, digest in (
-            ("content-md5", hashlib.md5),
-            ("x-amz-checksum-sha256", hashlib.sha256),
+        md5 = request.headers.get("content-md5")
+        sha256 = request.headers.get("x-amz-checksum-sha256")
+        if (md5 and Quirk.REFUSES_MD5 in self.quirks) or (
+            sha256 and Quirk.REFUSES_SHA256 in self.quirks
         ):
-            told = request.headers.get(name)
-            actual = base64.b64encode(digest(request.body).digest()).decode()
-            if told not in (None, actual) and Quirk.CHECKS_NO_CHECKSUMS not in self.quirks:
-                raise FakeError(400, "BadDigest")
+            raise FakeError(400, "InvalidArgument")
+        if Quirk.CHECKS_NO_CHECKSUMS not in self.quirks:
+            if Quirk.CHECKS_NO_MD5 not in self.quirks:
+                _compare(md5, hashlib.md5(request.body).digest())
+            _compare(sha256, hashlib.sha256(request.body).digest())
         return request.body
 
     def _copied(self, request: Request, etag: str) -> Answer:
@@ -236,6 +242,11 @@ class FakeS3:
             return Answer(headers={"ETag": f'"{etag}"'})
         name = "CopyPartResult" if "partNumber" in request.query else "CopyObjectResult"
         return _xml(name, f"<ETag>{etag}</ETag>")
+
+
+def _compare(told: str | None, digest: bytes) -> None:
+    if told not in (None, base64.b64encode(digest).decode()):
+        raise FakeError(400, "BadDigest")
 
 
 def _xml(name: str, inner: str) -> Answer:

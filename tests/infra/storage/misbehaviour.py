@@ -21,8 +21,13 @@ class Quirk(Enum):
     IGNORES_RANGES = auto()
     LISTS_1000_SILENTLY = auto()
     CHECKS_NO_CHECKSUMS = auto()
+    CHECKS_NO_MD5 = auto()
+    REFUSES_MD5 = auto()
+    REFUSES_SHA256 = auto()
+    COPIES_NOTHING = auto()
     LISTS_NO_UPLOADS = auto()
     LISTS_UNSORTED = auto()
+    FORGETS_IN_LISTS = auto()
     SENDS_NO_DATE = auto()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage import conditional, transfer
+from infra.storage import transfer
 from infra.storage.answers import Patience
 from infra.storage.base import Missing, Store
 from infra.storage.local import LocalStore
@@ -57,7 +57,6 @@ BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
 }
 WEAK = {name for name in BAD_SERVERS if "if-none-match" in name or name == "no-conditions"}
 WEAK_SWAPS = {"ignores-if-match", "racy-if-match", "refuses-if-match", "refuses-quotes"}
-GOOD = ("local", "ministack", "plain")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +81,6 @@ def server(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("infra.storage.s3_store.PART", PART)
         patch.setattr(transfer, "PART", PART)
-        patch.setattr(conditional, "SETTLE", 0.05)
         if request.param == "local":
             store = LocalStore(tmp_path_factory.mktemp("contract") / "store")
             yield Place(name="local", store=store, root="", fake=None)
@@ -161,7 +159,7 @@ def test_the_age_of_an_object_is_what_passed_since_it_was_written(place: Place) 
     assert 0 <= place.store.get_stored(place.key("a")).age < 30
 
 
-def race(place: Place, write: Callable[[int], bool], *, writers: int = 8) -> list[int]:
+def race(write: Callable[[int], bool], *, writers: int = 8) -> list[int]:
     """Which of several writers who begin together won."""
     together = threading.Barrier(writers)
 
@@ -173,20 +171,20 @@ def race(place: Place, write: Callable[[int], bool], *, writers: int = 8) -> lis
         return [number for number, won in enumerate(pool.map(run, range(writers))) if won]
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(3))
 def test_of_eight_who_put_if_absent_one_wins_and_its_bytes_stay(place: Place, number: int) -> None:
     key = place.key("race")
-    won = race(place, lambda n: place.store.put_if_absent(key, b"%d" % n))
+    won = race(lambda n: place.store.put_if_absent(key, b"%d" % n))
     assert len(won) == 1
     assert place.store.get(key) == b"%d" % won[0]
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(3))
 def test_of_eight_who_put_if_same_one_wins_and_its_bytes_stay(place: Place, number: int) -> None:
     key = place.key("race")
     place.store.put(key, b"before")
     version = place.store.get_stored(key).version
-    won = race(place, lambda n: place.store.put_if_same(key, b"%d" % n, version=version))
+    won = race(lambda n: place.store.put_if_same(key, b"%d" % n, version=version))
     assert len(won) == 1
     assert place.store.get(key) == b"%d" % won[0]
 
@@ -294,25 +292,23 @@ def test_what_a_store_cannot_do_is_said(place: Place) -> None:
     assert ("If-Match" in words) == (place.name in WEAK_SWAPS | {"no-conditions"})
 
 
-@pytest.mark.parametrize("key", ["", "/a", "../a", "a//b", "a/", ".tmp/a", "a b", "x" * 201])
-def test_a_key_that_not_every_store_can_hold_is_refused(
-    place: Place, tmp_path: Path, key: str
-) -> None:
+def test_a_key_that_not_every_store_can_hold_is_refused(place: Place, tmp_path: Path) -> None:
     store, source = place.store, tmp_path / "source"
     source.write_bytes(b"")
-    uses: list[Callable[[], object]] = [
-        functools.partial(store.put, key, b""),
-        functools.partial(store.put_if_absent, key, b""),
-        functools.partial(store.put_if_same, key, b"", version="v"),
-        functools.partial(store.get, key),
-        functools.partial(store.get_stored, key),
-        functools.partial(store.get_range, key, start=0, length=1),
-        functools.partial(store.head, key),
-        functools.partial(store.delete, key),
-        functools.partial(store.copy, key, place.key("b")),
-        functools.partial(store.upload, key, source),
-        functools.partial(store.fetch, key, tmp_path / "target"),
-    ]
-    for use in uses:
-        with pytest.raises(StoreError, match="cannot be a key"):
-            use()
+    for key in ("", "/a", "../a", "a//b", "a/", ".tmp/a", "a b", "x" * 201):
+        uses: list[Callable[[], object]] = [
+            functools.partial(store.put, key, b""),
+            functools.partial(store.put_if_absent, key, b""),
+            functools.partial(store.put_if_same, key, b"", version="v"),
+            functools.partial(store.get, key),
+            functools.partial(store.get_stored, key),
+            functools.partial(store.get_range, key, start=0, length=1),
+            functools.partial(store.head, key),
+            functools.partial(store.delete, key),
+            functools.partial(store.copy, key, place.key("b")),
+            functools.partial(store.upload, key, source),
+            functools.partial(store.fetch, key, tmp_path / "target"),
+        ]
+        for use in uses:
+            with pytest.raises(StoreError, match="cannot be a key"):
+                use()

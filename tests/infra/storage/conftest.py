@@ -1,0 +1,55 @@
+"""Fake S3 servers, and stores on them."""
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from infra.storage.answers import Patience
+from infra.storage.s3_store import S3Store
+from tests.infra.storage.fake_s3 import FakeS3
+from tests.infra.storage.misbehaviour import Fault, Quirk
+from tests.infra.storage.s3_server import client_environment
+
+IMPATIENT = Patience(first_wait=0.005, longest_wait=0.05)
+MakeFake = Callable[..., FakeS3]
+
+
+@pytest.fixture
+def make_fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeFake]:
+    """Starts a server that misbehaves as told; the environment is that of its client."""
+    made: list[FakeS3] = []
+
+    def make(*ways: Quirk | Fault) -> FakeS3:
+        fake = FakeS3(
+            *(way for way in ways if isinstance(way, Quirk)),
+            faults=tuple(way for way in ways if isinstance(way, Fault)),
+        )
+        made.append(fake)
+        for name, value in client_environment(fake.endpoint).items():
+            monkeypatch.setenv(name, value)
+        return fake
+
+    yield make
+    for fake in made:
+        fake.stop()
+
+
+@pytest.fixture
+def fake(make_fake: MakeFake) -> FakeS3:
+    """A server that behaves until told otherwise."""
+    return make_fake()
+
+
+def store_on(fake: FakeS3, *, patience: Patience = IMPATIENT) -> S3Store:
+    """An empty store."""
+    return S3Store(f"s3://{fake.bucket}/{uuid.uuid4().hex}", patience=patience)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes of a part, so that small objects go in parts."""
+    part = 1 << 16
+    monkeypatch.setattr("infra.storage.transfer.PART", part)
+    monkeypatch.setattr("infra.storage.s3_store.PART", part)
+    return part

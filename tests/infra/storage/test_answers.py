@@ -1,0 +1,144 @@
+"""Operations are repeated for passing reasons, for a while; people are told what to do."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from infra.storage.answers import (
+    Lost,
+    Patience,
+    Refused,
+    Where,
+    describe_loss,
+    explain,
+    parse_range,
+    persist,
+)
+
+QUICK = Patience(tries=5, first_wait=0.001, longest_wait=0.002)
+WHERE = Where(url="s3://b/p", bucket="b", endpoint="http://127.0.0.1:9000", is_aws=False)
+
+
+def failing(*errors: Exception) -> Callable[[], str]:
+    """An operation that fails so many times, then gives "done"."""
+    left: Iterator[Exception] = iter(errors)
+
+    def operation() -> str:
+        for error in left:
+            raise error
+        return "done"
+
+    return operation
+
+
+def run(operation: Callable[[], str], patience: Patience = QUICK) -> str:
+    return persist(
+        operation, patience=lambda: patience, is_passing=lambda refused: refused.is_passing
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Lost("cut"),
+        Refused("SlowDown", status=503),
+        Refused("BadDigest", status=400),
+        Refused("ConditionalRequestConflict", status=409),
+        Refused("RequestTimeout", status=400),
+        Refused("InternalError", status=200),
+        Refused("500", status=500),
+        Refused("429", status=429),
+    ],
+)
+def test_what_may_pass_is_tried_again(error: Exception) -> None:
+    assert run(failing(error, error, error, error)) == "done"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Refused("AccessDenied", status=403),
+        Refused("NoSuchBucket", status=404),
+        Refused("NotImplemented", status=501),
+        Refused("InvalidArgument", status=400),
+        Refused("PreconditionFailed", status=412),
+        Refused("NoCredentials"),
+    ],
+)
+def test_what_will_not_pass_is_told_at_once(error: Refused) -> None:
+    with pytest.raises(Refused) as caught:
+        run(failing(error, ValueError("asked again")))
+    assert caught.value is error
+    assert not hasattr(error, "__notes__")
+
+
+def test_tries_are_counted_and_the_last_failure_is_told() -> None:
+    errors = [Lost(f"number {n}") for n in range(9)]
+    with pytest.raises(Lost, match="number 4") as caught:
+        run(failing(*errors))
+    assert caught.value.__notes__ == ["5 tries in 0 s"]
+
+
+def test_no_try_begins_after_the_deadline() -> None:
+    patience = Patience(tries=1000, first_wait=0.02, longest_wait=0.02, deadline=0.2)
+    started = time.monotonic()
+    with pytest.raises(Lost):
+        run(failing(*[Lost("") for _ in range(1000)]), patience)
+    assert time.monotonic() - started < 2
+
+
+def explained(code: str, status: int = 403, message: str = "", **headers: str) -> tuple[str, str]:
+    error = explain(
+        Refused(code, status=status, message=message, headers=headers), where=WHERE, what="put a/b"
+    )
+    assert "\n" not in str(error)
+    return str(error), error.hint or ""
+
+
+def test_each_refusal_that_a_person_can_do_something_about_says_what() -> None:
+    found, hint = explained("NoSuchBucket", 404)
+    assert found == "store s3://b/p: there is no bucket 'b' at http://127.0.0.1:9000"
+    assert "aws --endpoint-url http://127.0.0.1:9000 s3 mb s3://b" in hint
+    assert "AWS_ACCESS_KEY_ID" in explained("InvalidAccessKeyId")[1]
+    assert "AWS_SECRET_ACCESS_KEY" in explained("SignatureDoesNotMatch")[1]
+    assert "AWS_PROFILE" in explained("NoCredentials", 0)[1]
+    assert "log in again" in explained("ExpiredToken", 400)[1]
+    assert "s3:GetObject" in explained("AccessDenied")[1]
+    assert "s3:GetObject" in explained("403")[1]
+    assert "doctor --probe-store" in explained("Odd", 400, "what is this")[1]
+    assert explained("Odd", 400, "what is this")[0].endswith(
+        "refuses to put a/b: Odd: what is this"
+    )
+
+
+def test_a_wrong_clock_is_told_with_its_difference() -> None:
+    from email.utils import formatdate
+
+    late = formatdate(time.time() + 16 * 60, usegmt=True)
+    assert "clock is 16 min behind the store's" in explained("RequestTimeTooSkewed", date=late)[0]
+    early = formatdate(time.time() - 3600, usegmt=True)
+    assert "clock is 60 min ahead of" in explained("RequestTimeTooSkewed", date=early)[0]
+
+
+def test_a_bucket_elsewhere_is_told_with_its_region() -> None:
+    header = {"x-amz-bucket-region": "eu-west-1"}
+    error = explain(Refused("301", status=301, headers=header), where=WHERE, what="look at a")
+    assert "AWS_REGION=eu-west-1" in (error.hint or "")
+    said = "the region 'us-east-1' is wrong; expecting 'eu-central-1'"
+    assert "AWS_REGION=eu-central-1" in explained("AuthorizationHeaderMalformed", 400, said)[1]
+
+
+def test_why_nobody_answered_is_told_in_a_few_words() -> None:
+    text = "<Connection object at 0x7f>: Failed: [Errno 111] Connection refused"
+    assert describe_loss("EndpointConnectionError", text) == "connection refused"
+    text = "Failed to resolve 'nowhere' ([Errno -2] Name or service not known)"
+    assert describe_loss("EndpointConnectionError", text) == "name or service not known"
+    assert describe_loss("ReadTimeoutError", "Read timeout on endpoint") == "no answer in time"
+
+
+def test_a_range_that_cannot_be_read_is_as_good_as_no_answer() -> None:
+    assert parse_range("bytes 0-9/100") == (0, 9, 100)
+    for told in ("", "bytes */100", "bytes 0-9/*", "0-9/100"):
+        with pytest.raises(Lost):
+            parse_range(told)

@@ -1,0 +1,285 @@
+"""What a store in a bucket asks of its server, how often, and what it makes of bad answers."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.storage import s3
+from infra.storage.answers import Patience
+from infra.storage.base import Missing
+from infra.storage.open import open_store
+from infra.storage.s3_store import S3Store
+from nanochat_core.errors import StoreError
+from tests.infra.storage.conftest import IMPATIENT, MakeFake, store_on
+from tests.infra.storage.fake_s3 import FakeS3, Object
+from tests.infra.storage.misbehaviour import Fault, Kind, Quirk
+
+DOWN = Fault(kind=Kind.REFUSE, verb="*")
+
+
+def test_opening_a_store_asks_nothing(fake: FakeS3) -> None:
+    assert open_store("s3://fake/some/prefix").url == "s3://fake/some/prefix"
+    assert fake.requests == []
+
+
+def test_a_store_in_a_directory_loads_no_boto3(tmp_path: Path) -> None:
+    code = (
+        "import sys; from infra.storage.open import open_store;"
+        f"store = open_store({tmp_path.as_uri()!r}); store.put('a', b'x'); store.weaknesses();"
+        "sys.exit(any(name.startswith('boto') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("s3://", "s3:///prefix", "s3://UPPER/x", "s3://ab", "s3://bucket/a/../b"),
+        *("s3://bucket/.hidden", "s3://bucket/a b", "s3://bucket/a?region=x", "s3://bucket/a#b"),
+    ],
+)
+def test_a_url_that_is_no_bucket_says_what_one_looks_like(url: str) -> None:
+    with pytest.raises(StoreError, match=r"unsupported store URL|cannot be a key"):
+        open_store(url)
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(StoreError, match="cannot hold credentials") as caught:
+        open_store("s3://AKIAEXAMPLE:geheim@bucket/prefix")
+    assert "geheim" not in f"{caught.value} {caught.value.hint}"
+    assert "AWS_SECRET_ACCESS_KEY" in (caught.value.hint or "")
+
+
+def test_urls_have_one_form(fake: FakeS3) -> None:
+    assert open_store("s3://fake").url == open_store("s3://fake/").url == "s3://fake"
+    assert open_store("s3://fake/a/b/").url == "s3://fake/a/b"
+
+
+def test_stores_in_one_bucket_do_not_see_each_other(fake: FakeS3) -> None:
+    one, other = S3Store("s3://fake/team"), S3Store("s3://fake/team2")
+    one.put("a", b"one")
+    with pytest.raises(Missing):
+        other.get("a")
+    assert list(other.list("")) == []
+    assert [entry.key for entry in S3Store("s3://fake").list("")] == ["team/a"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "uses"),
+    [
+        ("PUT", lambda store: store.put("a", b"x")),
+        ("GET", lambda store: store.get("a")),
+        ("HEAD", lambda store: store.head("a")),
+        ("GET list-type", lambda store: list(store.list(""))),
+        ("DELETE", lambda store: store.delete("a")),
+    ],
+)
+def test_a_store_that_is_down_is_asked_eight_times_and_not_more(
+    fake: FakeS3, verb: str, uses: Callable[[S3Store], object]
+) -> None:
+    store = store_on(fake)
+    store.put("here", b"x")  # it has answered once
+    fake.faults.append(DOWN)
+    fake.requests.clear()
+    with pytest.raises(StoreError, match=r"(SlowDown|503).*\(8 tries in 0 s\)") as caught:
+        uses(store)
+    assert fake.count(verb) == len(fake.requests) == 8
+    assert caught.value.hint
+
+
+def test_a_store_that_was_never_reached_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    started = time.monotonic()
+    with pytest.raises(StoreError, match=r"http://127.0.0.1:9: connection refused \(3 tries") as e:
+        S3Store("s3://bucket/x").get("a")
+    assert time.monotonic() - started < 5
+    assert "AWS_ENDPOINT_URL_S3" in (e.value.hint or "")
+
+
+def test_a_store_that_comes_back_in_time_is_not_noticed(fake: FakeS3) -> None:
+    store = store_on(fake)
+    store.put("a", b"1")
+    fake.faults.append(Fault(kind=Kind.REFUSE, verb="*", times=7))
+    assert store.get("a") == b"1"
+    assert fake.count("GET") == 8
+
+
+def test_an_answer_that_never_comes_is_asked_for_again(
+    fake: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = s3.make_client
+    monkeypatch.setattr(
+        s3, "make_client", lambda session, settings, seconds: make(session, settings, seconds=0.3)
+    )
+    fake.faults.append(Fault(kind=Kind.HANG, verb="PUT", times=1, seconds=1.0))
+    store = store_on(fake)
+    store.put("a", b"1")
+    assert store.get("a") == b"1"
+    assert fake.count("PUT") == 2
+
+
+def test_no_try_begins_after_the_deadline(fake: FakeS3) -> None:
+    store = store_on(fake, patience=Patience(first_wait=0.05, longest_wait=0.05, deadline=0.1))
+    store.put("a", b"x")
+    fake.faults.append(DOWN)
+    with pytest.raises(StoreError, match=r"\([23] tries"):
+        store.get("a")
+
+
+def test_a_body_damaged_on_its_way_in_is_refused_and_sent_again(fake: FakeS3) -> None:
+    fake.faults.append(Fault(kind=Kind.FLIP_REQUEST, verb="PUT", times=2))
+    store = store_on(fake)
+    store.put("a", b"whole")
+    assert store.get("a") == b"whole"
+    assert fake.count("PUT") == 3
+
+
+def test_control_without_a_checksum_the_damage_is_stored(
+    fake: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3.Bucket, "_checksum", lambda *_: {})
+    fake.faults.append(Fault(kind=Kind.FLIP_REQUEST, verb="PUT", times=2))
+    store = store_on(fake)
+    store.put("a", b"whole")
+    assert store.get("a") != b"whole"
+
+
+@pytest.mark.parametrize(
+    ("checksum", "header"), [("md5", "content-md5"), ("sha256", "x-amz-checksum-sha256")]
+)
+def test_the_checksum_is_the_one_asked_for(
+    fake: FakeS3, monkeypatch: pytest.MonkeyPatch, small_parts: int, tmp_path: Path,
+    checksum: str, header: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("NANOCHAT_S3_CHECKSUM", checksum)
+    (tmp_path / "f").write_bytes(bytes(3 * small_parts))
+    store = store_on(fake)
+    store.put("a", b"whole")
+    store.upload("large", tmp_path / "f")
+    bodies = [r for r in fake.requests if r.verb in ("PUT", "PUT partNumber")]
+    assert len(bodies) == 4
+    for request in bodies:
+        kinds = {"content-md5", "x-amz-checksum-sha256", "x-amz-checksum-crc32"}
+        assert kinds & set(request.headers) == {header}
+
+
+def test_an_answer_that_was_cut_off_is_asked_for_again(fake: FakeS3) -> None:
+    store = store_on(fake)
+    store.put("a", b"0123456789")
+    fake.faults.append(Fault(kind=Kind.CUT, verb="GET", times=3))
+    assert store.get("a") == b"0123456789"
+    assert fake.count("GET") == 4
+
+
+def test_a_piece_that_is_shorter_than_it_says_is_asked_for_again(fake: FakeS3) -> None:
+    store = store_on(fake)
+    store.put("a", b"0123456789")
+    fake.faults.append(Fault(kind=Kind.SHORTEN, verb="GET", times=3))
+    assert store.get_range("a", start=2, length=5) == b"23456"
+    assert fake.count("GET") == 4
+
+
+def test_a_lost_answer_to_a_put_that_decided_is_not_a_defeat(fake: FakeS3) -> None:
+    store = store_on(fake)
+    store.semantics()
+    for kind in (Kind.LOSE, Kind.REFUSE_AFTER):
+        fake.faults[:] = [Fault(kind=kind, verb="PUT", times=1)]
+        assert store.put_if_absent(f"won-{kind.name}", b"ours")
+        version = store.get_stored(f"won-{kind.name}").version
+        fake.faults[:] = [Fault(kind=kind, verb="PUT", times=1)]
+        assert store.put_if_same(f"won-{kind.name}", b"ours too", version=version)
+
+
+def test_an_object_that_vanished_between_a_conflict_and_the_look_is_put_again(
+    fake: FakeS3,
+) -> None:
+    store = store_on(fake)
+    store.semantics()
+    fake.faults.append(Fault(kind=Kind.REFUSE, verb="PUT", times=1, status=412, code="Precondit"))
+    assert store.put_if_absent("a", b"ours")
+    assert store.get("a") == b"ours"
+
+
+def test_what_is_missing_in_a_bucket_that_is_missing_is_an_error(fake: FakeS3) -> None:
+    store = S3Store("s3://nowhere/x", patience=IMPATIENT)
+    for ask in (store.get, store.head, store.get_stored, lambda key: store.fetch(key, Path("x"))):
+        with pytest.raises(StoreError, match="there is no bucket 'nowhere'") as caught:
+            ask("a")
+        assert "s3 mb s3://nowhere" in (caught.value.hint or "")
+
+
+def test_an_answer_of_a_server_that_is_no_store_is_not_missing(fake: FakeS3) -> None:
+    store = store_on(fake)
+    page = Fault(kind=Kind.REFUSE, verb="GET", status=404, code="")
+    fake.faults += [page, Fault(kind=Kind.REFUSE, verb="HEAD", status=404, code="")]
+    for ask in (store.get, store.head):
+        with pytest.raises(StoreError):
+            ask("a")
+
+
+def test_more_keys_than_a_page_are_listed_even_if_the_store_hides_them(
+    make_fake: MakeFake,
+) -> None:
+    for quirks in ((), (Quirk.LISTS_1000_SILENTLY,)):
+        fake = make_fake(*quirks)
+        store = store_on(fake)
+        keys = [f"k/{n:04}" for n in range(2500)]
+        for key in keys:
+            fake.objects[f"{store.bucket.prefix}{key}"] = stored(b"x")
+        assert [entry.key for entry in store.list("k/")] == keys
+
+
+def test_keys_out_of_order_are_an_error_and_not_an_endless_list(make_fake: MakeFake) -> None:
+    store = store_on(make_fake(Quirk.LISTS_UNSORTED))
+    store.put("a", b"")
+    store.put("b", b"")
+    with pytest.raises(StoreError, match="lists 'a' after 'b'"):
+        list(store.list(""))
+
+
+def test_what_consoles_make_for_an_empty_folder_is_no_object(fake: FakeS3) -> None:
+    store = store_on(fake)
+    fake.objects[f"{store.bucket.prefix}"] = stored(b"")
+    fake.objects[f"{store.bucket.prefix}runs/"] = stored(b"")
+    store.put("runs/a", b"")
+    assert [entry.key for entry in store.list("")] == ["runs/a"]
+
+
+def test_ages_are_by_the_stores_clock(fake: FakeS3) -> None:
+    fake.now = lambda: time.time() - 7200  # two hours behind ours
+    store = store_on(fake)
+    store.put("a", b"x")
+    assert store.get_stored("a").age < 60
+    fake.now = lambda: time.time() - 7200 + 500
+    assert 490 < store.get_stored("a").age < 560
+    fake.now = lambda: time.time() - 9000  # its clock went back
+    assert store.get_stored("a").age == 0
+
+
+def test_a_store_that_tells_no_time_is_refused_where_time_matters(make_fake: MakeFake) -> None:
+    store = store_on(make_fake(Quirk.SENDS_NO_DATE))
+    store.put("a", b"x")
+    assert store.get("a") == b"x"
+    with pytest.raises(StoreError, match="no Date header"):
+        store.get_stored("a")
+
+
+@pytest.mark.parametrize("name", ["ADDRESSING", "ETAG", "CHECKSUM"])
+def test_a_setting_that_is_none_is_told_with_those_that_are(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"NANOCHAT_S3_{name}", "odd")
+    with pytest.raises(StoreError, match=f"NANOCHAT_S3_{name} is 'odd'") as caught:
+        open_store("s3://bucket/x")
+    assert " or " in (caught.value.hint or "")
+
+
+def stored(data: bytes) -> Object:
+    """An object as the server has it."""
+    return Object(data=data, etag="e", written=time.time())
