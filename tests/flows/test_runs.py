@@ -204,6 +204,7 @@ def test_a_tag_says_what_it_pointed_at_before(store: LocalStore):
     [
         *(b"", b"{", b'{"format": 2, "run": "tiny-1-a"}', seal({}, format=FORMAT)),
         *(seal({"run": 3}, format=FORMAT), seal({"run": "tiny-1-a"}, format=99)),
+        seal({"tag": "other", "run": "tiny-1-a"}, format=FORMAT),  # it was moved here
     ],
 )
 def test_a_damaged_tag_is_named_and_can_be_set_again(store: LocalStore, data: bytes):
@@ -225,7 +226,7 @@ def test_a_tag_whose_run_is_gone_is_an_error_and_no_other_run(store: LocalStore)
 
 
 def test_a_tag_cannot_lead_out_of_the_runs(store: LocalStore):
-    store.put("refs/main.json", seal({"run": "../../secret"}, format=FORMAT))
+    store.put("refs/main.json", seal({"tag": "main", "run": "../../secret"}, format=FORMAT))
     with pytest.raises(StoreError, match="cannot be a key"):
         list(runs_called(store, "main"))
 
