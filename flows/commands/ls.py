@@ -122,7 +122,8 @@ def _describe(manifest: Manifest, listed: Listed, url: str) -> Iterator[str]:
     yield f"{manifest.name}: made {manifest.provenance.created} by run {manifest.provenance.run}"
     yield from columns(list(_facts(manifest, listed, url)))
     yield ""
-    yield f"{len(manifest.files)} files, {listed.size:,} bytes:"
+    count = len(manifest.files)
+    yield f"{count} file{'s' if count > 1 else ''}, {listed.size:,} bytes:"
     yield from _files(manifest.files)
     if manifest.inputs:
         yield ""

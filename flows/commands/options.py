@@ -30,7 +30,8 @@ ProfileName: TypeAlias = Annotated[
 ModelName: TypeAlias = Annotated[
     str,
     Parameter(
-        help="A profile (its newest chat model), a stage of one (sft@tiny) or a model directory."
+        help="A profile or a tag (its newest chat model), a stage of one (sft@tiny), a fingerprint "
+        "(sft/1a2b3c) or a model directory."
     ),
 ]
 AsJson: TypeAlias = Annotated[

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.cache import Cache
+from flows.listing import list_newest
 from flows.manifest import Manifest
 from flows.references import (
     find_directory,
@@ -16,7 +17,8 @@ from flows.references import (
     suggest,
 )
 from flows.revocation import revoke
-from flows.runs import point
+from flows.runs import known_names, point, remove_tag, tag_names
+from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, ModelError, NanochatError
 from tests.flows.shelf import Counting, make_manifest, put_artifact, put_run, two_alike
@@ -291,3 +293,25 @@ def test_a_hint_stays_short_however_many_names_there_are():
     assert suggest("tnyi", ["tiny", "d12"]) == "did you mean 'tiny'?"
     assert suggest("xyz", ["tiny", "d12"]) == "one of: tiny, d12"
     assert suggest("xyz", [f"run{n}" for n in range(500)]).endswith("run19 and 480 more")
+
+
+def test_names_mean_the_same_in_s3(s3_store: Store):
+    old, new = two_alike("sft")
+    for manifest in (old, new):
+        put_artifact(s3_store, manifest)
+    put_run(s3_store, "tiny-20260101t000000z-0a1b", old)
+    put_run(s3_store, "tiny-20260102t000000z-0a1b", new)
+    assert point(s3_store, "main", "tiny-20260102t000000z-0a1b") is None
+    assert point(s3_store, "main", "tiny-20260101t000000z-0a1b") == "tiny-20260102t000000z-0a1b"
+    assert open_artifact(s3_store, "sft@main") == old
+    assert open_artifact(s3_store, "sft@tiny") == new
+    assert open_artifact(s3_store, old.name) == old
+    assert "is ambiguous" in refusal(lambda: open_artifact(s3_store, old.name[:8]))[0]
+    assert known_names(s3_store) == ["main", "tiny"]
+    listing = list_newest(s3_store, count=3)
+    assert {listed.fingerprint: listed.names for listed in listing.artifacts} == {
+        old.fingerprint: ("main",),
+        new.fingerprint: ("tiny",),
+    }
+    remove_tag(s3_store, "main")
+    assert tag_names(s3_store) == []
