@@ -10,8 +10,10 @@ Fetching is in flows/cache.py. The keys:
 index/{stage}/{created}-{fingerprint}       empty; lists artifacts for people, decides nothing
 """
 
+import contextlib
+import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -67,13 +69,14 @@ def publish(
     `fence` is called last, right before the manifest is written, and raises if this attempt has
     lost its right to (see flows/lease.py). Whoever finds that another attempt was first adopts its
     artifact. Raises ArtifactError when `output` holds nothing, or something that no artifact can
-    hold, and StoreError.
+    hold, or cannot be read, and StoreError.
     """
     attempt = uuid.uuid4().hex[:12]
     place = f"{identity.stage}/{identity.fingerprint}"
-    found = _files_of(identity.stage, output)
-    files = _upload(store, f"{place}/files/{attempt}", output, found, on_bytes)
-    kept = [_upload(store, f"{place}/logs/{attempt}", log.parent, [log], on_bytes) for log in logs]
+    with _reading_output(identity.stage):
+        found = _files_of(identity.stage, output)
+        files = _upload(store, f"{place}/files/{attempt}", output, found, on_bytes)
+        kept = [_upload(store, f"{place}/logs/{attempt}", x.parent, [x], on_bytes) for x in logs]
     digest = digest_of(files)
     manifest = Manifest(
         stage=identity.stage,
@@ -153,7 +156,7 @@ def _find_whole(store: Store, stage: str, fingerprint: str) -> Manifest | None:
 
 
 def _files_of(stage: str, output: Path) -> list[Path]:
-    found = [path for path in output.rglob("*") if path.is_symlink() or not path.is_dir()]
+    found = list(_walk(output)) if output.is_dir() else []
     if not found:
         raise ArtifactError(
             f"{stage} left no files in {output}", hint="its job did not do its work"
@@ -164,6 +167,30 @@ def _files_of(stage: str, output: Path) -> list[Path]:
                 f"{stage} left {path}, which is not a plain file", hint="artifacts hold files only"
             )
     return sorted(found, key=lambda path: path.relative_to(output).as_posix())
+
+
+def _walk(directory: Path) -> Iterator[Path]:
+    """All that is no directory. Not rglob, which passes over a directory that it may not read."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            path = directory / entry.name
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(path)
+            else:
+                yield path
+
+
+@contextlib.contextmanager
+def _reading_output(stage: str) -> Generator[None]:
+    """What the operating system refuses is an ArtifactError: the store's refusals are its own."""
+    try:
+        yield
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        raise ArtifactError(
+            f"what {stage} made cannot be read: {(error.strerror or str(error)).lower()}{where}",
+            hint="check the disk that NANOCHAT_HOME is on, then run the same command again",
+        ) from error
 
 
 def _upload(
