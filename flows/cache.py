@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from nanochat_core.errors import ArtifactError
 _NAME = re.compile(r"\.?(?P<name>[0-9a-f]{12}-[0-9a-f]{12})(\.new|\.used|\.lock)?")
 _LEAVING = re.compile(r"\.[0-9a-f]{12}-[0-9a-f]{12}\.[0-9a-f]{32}\.old")
 _BLOCK = 512  # bytes; st_blocks counts in these on every file system
+_SECONDS_BETWEEN_TRIES = 0.1
+_PATIENCE = 10.0  # seconds
 _HINT = "check that NANOCHAT_HOME is a directory of yours on a disk with free space"
 
 
@@ -124,7 +127,7 @@ class Cache:
 
         Also what processes that were killed left behind. Raises ArtifactError when it cannot.
         """
-        with _writing(self.directory), _locked(self.directory / ".lock"):
+        with _writing(self.directory), _alone(self.directory / ".lock"):
             entries = sorted(self._entries(), key=_last_use)
             sizes = [_disk_use(e.directory) + _disk_use(e.unfinished) for e in entries]
             total = sum(sizes)
@@ -171,7 +174,7 @@ def fetch(
     directory = cache.use(manifest)
     entry = _Entry(directory=directory)
     if not _is_whole(manifest, directory):
-        with lock.hold(entry.lock, lambda owner: None), _writing(directory):
+        with _fetching(entry.lock, on_bytes), _writing(directory):
             _complete(store, manifest, entry, on_bytes)
         cache.make_room()
     return directory
@@ -307,10 +310,34 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Generator[None]:
+def _alone(path: Path) -> Generator[None]:
+    """One process at a time makes room: two would each drop what one of them had to.
+
+    Another one that takes very long, or hangs, is not waited for: too much room is no harm.
+    """
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        for _ in range(round(_PATIENCE / _SECONDS_BETWEEN_TRIES)):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_SECONDS_BETWEEN_TRIES)
         yield
+
+
+@contextlib.contextmanager
+def _fetching(path: Path, on_bytes: OnBytes) -> Generator[None]:
+    """Hold the lock at `path`; while another process fetches the same artifact, wait.
+
+    `on_bytes` is told of no bytes meanwhile: whoever may have to stop does it there.
+    """
+    while True:
+        with lock.try_hold(path) as is_held:
+            if is_held:
+                yield
+                return
+        on_bytes(0)
+        time.sleep(_SECONDS_BETWEEN_TRIES)
 
 
 @contextlib.contextmanager

@@ -66,7 +66,19 @@ def test_the_digest_is_about_contents_and_not_about_places():
 
 @pytest.mark.parametrize(
     "path",
-    ["../evil", "/etc/passwd", "a/../../b", "", ".", "a//b", "a\\..\\b", "a\0", ".ssh/keys"],
+    [
+        "../evil",
+        "/etc/passwd",
+        "a/../../b",
+        "",
+        ".",
+        "a//b",
+        "a\\..\\b",
+        "a\0",
+        ".ssh/keys",
+        "C:/evil",
+        "c:evil",
+    ],
 )
 @pytest.mark.parametrize("field", ["path", "key"])
 @pytest.mark.parametrize("group", ["files", "logs"])
