@@ -1,0 +1,260 @@
+"""Who takes part in a simulated history: builders, which run flows.build, and readers.
+
+Of the product's own code a builder leaves out what has nothing to do with the store: fingerprinting
+(there is one fingerprint), the job (a sleep under the lease) and the facts recorded about it. A
+rude builder knows no leases, as somebody with another tool: put-if-absent alone protects from it.
+"""
+
+import contextlib
+import hashlib
+import tempfile
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import flows.build
+import flows.heartbeat
+import flows.lock
+import flows.turn
+from flows.artifacts import find_manifest, publish
+from flows.build import Built, Site, build
+from flows.fingerprint import Identity, fingerprint_of
+from flows.heartbeat import Lease, Terms
+from flows.manifest import File, Manifest, Provenance
+from flows.profiles import open_profile
+from flows.stages import Stage
+from infra.placement import Placement
+from infra.storage.base import Missing
+from nanochat_core.config import Tree
+from nanochat_core.errors import ArtifactError, NanochatError
+from tests.reliability.sim_invariants import Judge
+from tests.reliability.sim_store import SimStore
+from tests.reliability.sim_threading import SimThreading, SimTime
+from tests.reliability.sim_world import Process, World
+
+TERMS = Terms(ttl=120.0, beat=25.0, look=8.0, longest_look=60.0)  # virtual seconds
+_PREIMAGE: dict[str, Tree] = {"stage": "rows", "format": 1, "config": {}, "inputs": {}, "code": {}}
+IDENTITY = Identity(stage="rows", fingerprint=fingerprint_of(_PREIMAGE), preimage=_PREIMAGE)
+PLACE = f"{IDENTITY.stage}/{IDENTITY.fingerprint}"
+_STAGE = Stage(name="rows", makes="a toy", inputs=(), config=(), entry="tasks.toy", compute="cpu")
+
+
+@lru_cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    in_memory = Path("/dev/shm")
+    where = in_memory if in_memory.is_dir() else None
+    return tempfile.TemporaryDirectory(prefix="nanochat-simulation-", dir=where)
+
+
+@lru_cache
+def output_of(content: bytes) -> Path:
+    """A finished job's output: one file. Shared by all histories of this process."""
+    output = Path(_scratch().name) / content.hex()
+    output.mkdir()
+    (output / "value").write_bytes(content)
+    return output
+
+
+@lru_cache
+def _placement(home: str) -> Placement:
+    return Placement(
+        home=Path(_scratch().name) / home,
+        store="sim://store",
+        gpus=0,
+        threads=1,
+        device_batch_size=1,
+        save_every_seconds=60.0,
+        eval_every_steps=0,
+        dollars_per_hour=0.0,
+    )
+
+
+_RUN = open_profile("tiny").run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What all actors of a history share."""
+
+    world: World
+    judge: Judge
+    store: type[SimStore] = SimStore
+
+
+class Actor:
+    """A process's program."""
+
+    def __init__(self, scene: Scene, process: Process) -> None:
+        self.world = scene.world
+        self.judge = scene.judge
+        self.process = process
+        self.store = scene.store(scene.judge.objects, process)
+        self.process.program = self
+
+    def find(self) -> Manifest | None:
+        """The artifact."""
+        return find_manifest(self.store, IDENTITY.stage, IDENTITY.fingerprint)
+
+
+class Builder(Actor):
+    """A run that wants the artifact, and tries again after any error."""
+
+    def __init__(
+        self,
+        scene: Scene,
+        process: Process,
+        *,
+        run: str,
+        content: bytes,
+        force: bool = False,
+        rude: bool = False,
+    ) -> None:
+        super().__init__(scene, process)
+        self.run = run
+        self.content = content
+        self.force = force
+        self.rude = rude
+        self.attempts = 0
+
+    def main(self) -> None:
+        """Until the artifact is there."""
+        while True:
+            try:
+                self.build_rudely() if self.rude else self.build()
+                return
+            except NanochatError as error:
+                self.world.met[type(error).__name__] += 1
+                self.world.note(self.process, f"failed: {error}")
+                self.world.sleep(self.process, 5.0 + 10.0 * self.world.rng.random())
+
+    def build(self) -> None:
+        """One attempt of a run."""
+        site = Site(
+            run=_RUN,
+            run_id=self.run,
+            placement=_placement(self.process.home),
+            store=self.store,
+            watch=lambda stage, event: self.world.note(self.process, str(event)),
+            strict=True,
+            terms=TERMS,
+            stop=SimThreading(self.world).Event(),  # type: ignore[arg-type]
+        )
+        build(_STAGE, site, {}, force=self.force)
+
+    def build_under(self, lease: Lease) -> Built:
+        """What flows.build does when it is its turn: a job, then publishing."""
+        if lease.ending.wait(self.seconds_of_job()):
+            lease.raise_if_lost()
+        self.judge.owners[self.process] = lease.owner
+        manifest = self.publish(fence=lease.check, owner=lease.owner, epoch=lease.epoch)
+        return Built(manifest=manifest, uri="", cached=False)
+
+    def build_rudely(self) -> None:
+        """Without a lease."""
+        if self.find() is None:
+            self.world.sleep(self.process, self.seconds_of_job())
+            self.publish(fence=lambda: None, owner="nobody", epoch=0)
+
+    def seconds_of_job(self) -> float:
+        """Some take longer than a lease lasts without renewals."""
+        return self.world.rng.choice((10.0, 60.0, 200.0)) * self.world.rng.random()
+
+    def publish(self, *, fence: Callable[[], None], owner: str, epoch: int) -> Manifest:
+        """Under a name of this attempt, so that the judge can tell who won."""
+        self.attempts += 1
+        published = publish(
+            self.store,
+            IDENTITY,
+            output_of(self.content),
+            logs=[],
+            inputs={},
+            provenance=Provenance(
+                run=self.run,
+                owner=owner,
+                epoch=epoch,
+                created="2026-11-21T05:53:38Z",
+                git_commit=None,
+                metrics={"process": self.process.name, "attempt": self.attempts},
+                segments=(),
+            ),
+            fence=fence,
+        )
+        self.judge.on_published(published, self.process, self.attempts)
+        return published.manifest
+
+
+class Reader(Actor):
+    """Somebody who fetches the artifact as soon as it is there, byte for byte."""
+
+    reads = 2
+
+    def main(self) -> None:
+        """Read it a few times, whatever happens meanwhile."""
+        while self.reads:
+            try:
+                self.reads -= self.read()
+            except NanochatError as error:
+                self.world.note(self.process, f"failed: {error}")
+            self.world.sleep(self.process, 1.0 + 60.0 * self.world.rng.random())
+
+    def read(self) -> bool:
+        """As flows.cache.fetch does it, without a disk. Whether there was an artifact."""
+        manifest = self.find()
+        if manifest is None:
+            return False
+        for file in manifest.files:
+            try:
+                data = self.store.get(file.key)
+            except Missing:
+                self.judge.on_gone(file.key)
+                raise
+            if not self.is_whole(data, file):
+                raise ArtifactError(f"{file.key} is damaged")
+            self.judge.on_read(data)
+        return True
+
+    @staticmethod
+    def is_whole(data: bytes, file: File) -> bool:
+        """Whether these are the bytes that the manifest speaks of."""
+        return len(data) == file.size and hashlib.sha256(data).hexdigest() == file.sha256
+
+
+def _build_simulated(
+    stage: Stage, site: Site, identity: Identity, inputs: Mapping[str, Manifest], *, lease: Lease
+) -> Built:
+    """In place of flows.build._build, in the process that calls it."""
+    assert isinstance(site.store, SimStore)
+    builder = site.store.process.program
+    assert isinstance(builder, Builder)
+    return builder.build_under(lease)
+
+
+@contextlib.contextmanager
+def simulated(world: World) -> Generator[None]:
+    """The product's modules get the world's clock, threads and names while the block runs."""
+    time, threading = SimTime(world), SimThreading(world)
+    patches: tuple[tuple[Any, str, Any], ...] = (
+        (flows.heartbeat, "time", time),
+        (flows.heartbeat, "threading", threading),
+        (flows.heartbeat, "_SECONDS_BETWEEN_LOOKS", 10.0),
+        (flows.turn, "time", time),
+        (flows.turn, "_SECONDS_BETWEEN_TRIES", 10.0),
+        (flows.lock, "time", time),
+        (flows.lock, "home_id", str),
+        (flows.build, "time", time),
+        (flows.build, "Code", lambda root, cache: None),
+        (flows.build, "identify", lambda *a, **k: IDENTITY),
+        (flows.build, "_build", _build_simulated),
+        (uuid, "uuid4", world.uuid4),
+    )
+    before = [(module, name, getattr(module, name)) for module, name, _ in patches]
+    try:
+        for module, name, value in patches:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)

@@ -1,0 +1,320 @@
+"""Simulated time, processes and faults: one seed is one history, the same each time.
+
+Processes are greenlets that run the product's own code. Each operation on the store is a point
+where the world goes on with somebody else, in virtual time: a request travels, takes effect at one
+moment, its answer travels back. What goes wrong with it is drawn from the seed. What is simulated
+and what is not stands in sim_store.py.
+"""
+
+import contextlib
+import heapq
+import random
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from greenlet import getcurrent, greenlet
+
+from nanochat_core.errors import StoreError
+
+TIMEOUT = 20.0  # virtual seconds after which a caller gives up an answer
+_REPEATED = ("duplicate", "late", "retried")
+
+
+class Crashed(BaseException):
+    """This process is dead: whatever still runs of it reaches nothing outside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """How often each thing goes wrong, per operation."""
+
+    lost_request: float = 0.0
+    lost_answer: float = 0.0  # it happened, and the caller is not told
+    retried: float = 0.0  # the store's own client asks twice and answers what the second time gave
+    duplicate: float = 0.0  # it arrives twice
+    late: float = 0.0  # the second time minutes later
+    slow: float = 0.0
+    crash: float = 0.0
+    pause: float = 0.0
+    stale: float = 0.0  # of lists
+    damaged: float = 0.0  # of reads
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> "Faults":
+        """A mixture: each kind is off, rare or frequent, so that kinds meet in all combinations."""
+        return cls(**{k: most * rng.choice((0, 0, 0.3, 1)) for k, most in asdict(HEAVY).items()})
+
+
+HEAVY = Faults(
+    lost_request=0.08,
+    lost_answer=0.12,
+    retried=0.12,
+    duplicate=0.12,
+    late=0.1,
+    slow=0.15,
+    crash=0.04,
+    pause=0.06,
+    stale=0.5,
+    damaged=0.1,
+)
+
+
+class Process:
+    """A process on some machine: its greenlets live, stop and die together."""
+
+    __slots__ = ("alive", "greenlets", "home", "name", "paused_until", "program", "skew")
+
+    def __init__(self, name: str, *, home: str, skew: float) -> None:
+        self.name = name
+        self.home = home
+        self.skew = skew  # seconds by which its own clock is ahead
+        self.program: object = None  # what it runs, for whoever needs to know
+        self.alive = True
+        self.paused_until = 0.0
+        self.greenlets: list[greenlet] = []
+
+
+class _Greenlet(greenlet):
+    process: Process
+
+
+class Request:
+    """One operation on its way."""
+
+    __slots__ = ("caller", "data", "fault", "key", "process", "verb", "version")
+
+    def __init__(self, process: Process, verb: str, key: str, data: bytes, version: str) -> None:
+        self.caller = getcurrent()
+        self.process = process
+        self.verb = verb
+        self.key = key
+        self.data = data
+        self.version = version
+        self.fault = ""
+
+
+class World:
+    """Virtual time, and the order in which things happen."""
+
+    def __init__(self, seed: int, *, faults: Faults, trace: list[str] | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.operations = 0
+        self.on_death: Callable[[Process], None] = lambda process: None
+        self.met: Counter[str] = Counter()  # what happened how often
+        self.trace = trace
+        self.faulty = True  # until somebody says that it is enough
+        self._faults = faults
+        self._table = _table(faults)
+        self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._count = 0
+        self._hub = getcurrent()
+        self._names = random.Random(~seed)
+        self._processes: list[Process] = []
+
+    def at(self, when: float, call: Callable[[Any], None], argument: Any) -> None:
+        """Have `call(argument)` happen at `when`."""
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, call, argument))
+
+    def spawn(self, process: Process, body: Callable[[], None], *, after: float = 0.0) -> None:
+        """Start a greenlet of a process. Whatever it raises, but a crash, ends the simulation."""
+
+        def run(_: None) -> None:
+            with contextlib.suppress(Crashed):
+                body()
+
+        thread = _Greenlet(run, parent=self._hub)
+        thread.process = process
+        process.greenlets.append(thread)
+        if process not in self._processes:
+            self._processes.append(process)
+        self.at(self.now + after, self.wake, (process, thread, None))
+
+    def run(self, until: Callable[[], bool], *, before: float) -> bool:
+        """Let time pass until `until` holds; whether it did `before` that moment."""
+        events = self._events
+        while not until():
+            if not events or events[0][0] >= before:
+                return False
+            self.now, _, call, argument = heapq.heappop(events)
+            call(argument)
+        return True
+
+    def sleep(self, process: Process, seconds: float) -> None:
+        """The calling greenlet goes on after that time, or dies."""
+        self._check_alive(process)
+        self.at(self.now + seconds, self.wake, (process, getcurrent(), None))
+        self.wait(process)
+
+    def wait(self, process: Process) -> Any:
+        """The calling greenlet stands still until it is woken; returns what with."""
+        self._check_alive(process)
+        value = self._hub.switch()
+        self._check_alive(process)
+        return value
+
+    def current(self) -> Process:
+        """Whose code is running."""
+        return getcurrent().process
+
+    def kill(self, process: Process) -> None:
+        """SIGKILL: from this moment on nothing that the process does has an effect."""
+        if not process.alive:
+            return
+        process.alive = False
+        self.note(process, "is killed")
+        for thread in process.greenlets:
+            if thread:  # one that has begun has something to unwind
+                thread.throw(Crashed)
+        self.on_death(process)
+
+    def pause(self, process: Process) -> None:
+        """SIGSTOP, and SIGCONT after a while: perhaps much longer than a lease lasts."""
+        process.paused_until = self.now + self.rng.choice((10.0, 130.0, 400.0)) * self.rng.random()
+        self.note(process, f"is stopped until {process.paused_until:.2f}")
+
+    def close(self) -> None:
+        """Unwind whatever still runs. Nothing of it is part of the history."""
+        self.trace = None
+        self.on_death = lambda process: None
+        for process in self._processes:
+            self.kill(process)
+        self._events.clear()
+
+    def uuid4(self) -> uuid.UUID:
+        """In place of uuid.uuid4, so that one seed gives the same names each time."""
+        return uuid.UUID(int=self._names.getrandbits(128), version=4)
+
+    def note(self, process: Process, what: str) -> None:
+        """A line of the trace."""
+        if self.trace is not None:
+            self.trace.append(f"{self.now:9.2f} {process.name:<12} {what}")
+
+    def ask(self, request: Request, take_effect: Callable[[Request], Any]) -> Any:
+        """Send a request and wait for its answer. Called by a process, which may die of it."""
+        process = request.process
+        self._check_alive(process)
+        self.operations += 1
+        request.fault = fault = self._draw(request.verb)
+        if fault == "crash before":
+            self.at(self.now, self.kill, process)
+        elif fault == "lost request":
+            self.note(process, f"{request.verb} {request.key} [{fault}]")
+            self.at(self.now + TIMEOUT, self.wake, (process, request.caller, _no_answer()))
+        else:
+            if fault == "pause before":
+                self.pause(process)
+            sent = max(self.now, process.paused_until)
+            self.at(sent + self._delay(fault), self._arrive, (request, take_effect))
+        answer = self.wait(process)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _draw(self, verb: str) -> str:
+        """What goes wrong with an operation; empty: nothing."""
+        if not self.faulty:
+            return ""
+        r = self.rng.random()
+        for threshold, fault in self._table:
+            if r < threshold:
+                if fault in _REPEATED and verb in ("get", "list"):
+                    return ""
+                self.met[fault] += 1
+                return fault
+        r = self.rng.random()
+        fault = ""
+        if verb == "list" and r < self._faults.stale:
+            fault = "stale"
+        elif verb == "get" and r < self._faults.damaged:
+            fault = "damaged"
+        if fault:
+            self.met[fault] += 1
+        return fault
+
+    def _delay(self, fault: str) -> float:
+        if fault == "slow":
+            return self.rng.uniform(1.0, 0.4 * TIMEOUT)
+        return 0.02 + 0.2 * self.rng.random()
+
+    def _arrive(self, item: tuple[Request, Callable[[Request], Any]]) -> None:
+        """A request reaches the store: its effect, then its answer."""
+        request, take_effect = item
+        fault, process = request.fault, request.process
+        answer = self._effect(request, take_effect)
+        if fault == "crash after":
+            self.kill(process)
+            return
+        if fault == "retried":
+            self.at(self.now + self._delay("slow"), self._answer_again, item)
+            return
+        if fault == "lost answer":
+            answer = _no_answer()
+            self.at(self.now + TIMEOUT, self.wake, (process, request.caller, answer))
+            return
+        if fault == "duplicate":
+            self.at(self.now + self._delay(""), self._arrive_again, item)
+        elif fault == "late":
+            self.at(self.now + self.rng.uniform(1.0, 400.0), self._arrive_again, item)
+        elif fault == "pause after":
+            self.pause(process)
+        self.at(self.now + self._delay(fault), self.wake, (process, request.caller, answer))
+
+    def _arrive_again(self, item: tuple[Request, Callable[[Request], Any]]) -> None:
+        self._effect(*item)
+
+    def _answer_again(self, item: tuple[Request, Callable[[Request], Any]]) -> None:
+        request, _ = item
+        if request.process.alive:
+            self.wake((request.process, request.caller, self._effect(*item)))
+
+    def _effect(self, request: Request, take_effect: Callable[[Request], Any]) -> Any:
+        answer = take_effect(request)
+        if self.trace is not None:
+            fault = f" [{request.fault}]" if request.fault else ""
+            said = repr(answer) if isinstance(answer, bool | Exception) else "done"
+            self.note(request.process, f"{request.verb} {request.key} -> {said}{fault}")
+        return answer
+
+    def wake(self, item: tuple[Process, greenlet, Any]) -> None:
+        """An answer, or the end of a sleep, reaches a process that is neither dead nor stopped."""
+        process, thread, value = item
+        if process.paused_until > self.now:
+            self.at(process.paused_until, self.wake, item)
+        elif process.alive:
+            thread.switch(value)
+
+    def _check_alive(self, process: Process) -> None:
+        if not process.alive:
+            raise Crashed
+
+
+def _table(faults: Faults) -> list[tuple[float, str]]:
+    """(threshold, fault) for one random number, the most likely nothing first to be excluded."""
+    table: list[tuple[float, str]] = []
+    upto = 0.0
+    for fault, chance in (
+        ("lost request", faults.lost_request),
+        ("lost answer", faults.lost_answer),
+        ("retried", faults.retried),
+        ("duplicate", faults.duplicate),
+        ("late", faults.late),
+        ("slow", faults.slow),
+        ("crash before", faults.crash / 2),
+        ("crash after", faults.crash / 2),
+        ("pause before", faults.pause / 2),
+        ("pause after", faults.pause / 2),
+    ):
+        if chance:
+            upto += chance
+            table.append((upto, fault))
+    assert upto < 1.0, faults
+    return table
+
+
+def _no_answer() -> StoreError:
+    return StoreError("the store did not answer")

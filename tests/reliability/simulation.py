@@ -1,0 +1,239 @@
+"""Histories of the commit protocol, drawn from seeds, and campaigns of many of them.
+
+    .venv/bin/python -m tests.reliability.simulation --seed 4711
+    .venv/bin/python -m tests.reliability.simulation --seeds 100000 --processes 2
+
+The first shows every operation of one history. For some virtual minutes things go wrong; then
+nothing does any more, and everybody who still runs, and somebody new, must come to an end.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+from tests.reliability.sim_actors import PLACE, TERMS, Actor, Builder, Reader, Scene, simulated
+from tests.reliability.sim_invariants import Broken, Judge
+from tests.reliability.sim_mutations import MUTATIONS, Mutation
+from tests.reliability.sim_store import Objects
+from tests.reliability.sim_world import Faults, Process, World
+
+FAULTY_SECONDS = 900.0  # virtual; then nothing goes wrong any more
+SECONDS_TO_RECOVER = 1500.0  # virtual: the longest pause, a lease's time, a few jobs
+MOST_SHOWN = 10
+_SAME, _OTHER = b"what the stage makes", b"what it makes on another machine"
+_CHUNK = 500
+_UNCHANGED = Mutation()
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What one seed came to."""
+
+    seed: int
+    broken: str | None  # what did not hold
+    operations: int
+    seconds: float  # virtual
+    met: Counter[str]  # what happened how often
+    trace: list[str]
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """What many seeds came to."""
+
+    histories: int = 0
+    operations: int = 0
+    cpu_seconds: float = 0.0
+    met: Counter[str] = field(default_factory=Counter)
+    broken: dict[int, str] = field(default_factory=dict)  # seed -> what did not hold
+
+    def add(self, other: "Tally") -> None:
+        """Count those of another process too."""
+        self.histories += other.histories
+        self.operations += other.operations
+        self.cpu_seconds += other.cpu_seconds
+        self.met += other.met
+        self.broken |= other.broken
+
+    def report(self, options: str = "") -> str:
+        """One line for each history that broke, with the command that shows it."""
+        shown = list(self.broken.items())[:MOST_SHOWN]
+        lines = [f"{what}\n    {command_for(seed, options)}" for seed, what in shown]
+        return "\n".join([f"{len(self.broken)} of {self.histories} histories broke", *lines])
+
+
+class _Simulation:
+    def __init__(
+        self, seed: int, *, mutation: Mutation, forced: bool, trace: list[str] | None
+    ) -> None:
+        self.rng = rng = random.Random(seed)
+        self.world = World(seed, faults=Faults.draw(rng), trace=trace)
+        judge = Judge(
+            Objects(self.world),
+            PLACE,
+            ttl=TERMS.ttl,
+            contents={_SAME, _OTHER},
+            forced=set() if forced else None,
+        )
+        self.scene = Scene(world=self.world, judge=judge, store=mutation.store)
+        self.running: set[Process] = set()
+        self.programs: dict[Process, Callable[[Process], Actor]] = {}
+        self.homes: list[str] = []
+        self.world.on_death = self.on_death
+        for number in range(rng.choice((1, 2, 2, 3))):
+            self.start(f"run-{number}", self.draw_builder(f"run-{number}"))
+        if rng.random() < 0.5:
+            self.start("reader", partial(Reader, self.scene))
+
+    def draw_builder(self, run: str) -> Callable[[Process], Builder]:
+        rng = self.rng
+        force, rude = rng.random() < 0.2, rng.random() < 0.2
+        if force and (forced := self.scene.judge.forced) is not None:
+            forced.add(run)
+        return partial(
+            Builder,
+            self.scene,
+            run=run,
+            content=rng.choice((_SAME, _SAME, _OTHER)),
+            force=force and self.scene.judge.forced is not None,
+            rude=rude,
+        )
+
+    def start(self, name: str, program: Callable[[Process], Actor]) -> None:
+        """On a machine of its own, or where an earlier one runs."""
+        home = self.rng.choice(self.homes) if self.homes and self.rng.random() < 0.2 else name
+        self.homes.append(home)
+        process = Process(name, home=home, skew=self.rng.uniform(-300.0, 300.0))
+        self.begin(process, program, after=self.rng.choice((1.0, 100.0)) * self.rng.random())
+
+    def begin(self, process: Process, program: Callable[[Process], Actor], *, after: float) -> None:
+        actor = program(process)
+
+        def run() -> None:
+            actor.main()
+            self.world.note(process, "is done")
+            self.running.discard(process)
+
+        self.running.add(process)
+        self.programs[process] = program
+        self.world.spawn(process, run, after=after)
+
+    def on_death(self, process: Process) -> None:
+        """Perhaps somebody starts it again, in the same home."""
+        self.running.discard(process)
+        if self.rng.random() < 0.6:
+            self.world.met["started again"] += 1
+            again = Process(f"{process.name}'", home=process.home, skew=process.skew)
+            self.begin(again, self.programs[process], after=30.0 * self.rng.random())
+
+    def run(self) -> None:
+        """Raises Broken."""
+        self.world.run(lambda: not self.running, before=FAULTY_SECONDS)
+        self.world.faulty = False
+        self.start("last", partial(Builder, self.scene, run="last", content=_SAME))
+        self.start("last-reader", partial(Reader, self.scene))
+        until = self.world.now + SECONDS_TO_RECOVER
+        if not self.world.run(lambda: not self.running, before=until):
+            raise Broken(f"{sorted(p.name for p in self.running)} do not come to an end")
+        self.scene.judge.at_end()
+
+
+def simulate(
+    seed: int, *, mutation: Mutation = _UNCHANGED, forced: bool = False, trace: bool = False
+) -> History:
+    """One history. With `forced` some runs put the artifact aside and build it again."""
+    lines: list[str] = []
+    simulation = _Simulation(seed, mutation=mutation, forced=forced, trace=lines if trace else None)
+    world, broken = simulation.world, None
+    with simulated(world), mutation.applied():
+        try:
+            simulation.run()
+        except Broken as error:
+            broken = str(error)
+            lines.append(broken)
+        finally:
+            world.close()
+    return History(
+        seed=seed,
+        broken=broken,
+        operations=world.operations,
+        seconds=world.now,
+        met=world.met,
+        trace=lines,
+    )
+
+
+def simulate_many(
+    seeds: range, *, mutation: str = "", forced: bool = False, most_broken: int = MOST_SHOWN
+) -> Tally:
+    """Many histories, in this process, until `most_broken` of them broke."""
+    tally = Tally()
+    began = time.process_time()
+    for seed in seeds:
+        history = simulate(seed, mutation=MUTATIONS.get(mutation, _UNCHANGED), forced=forced)
+        tally.histories += 1
+        tally.operations += history.operations
+        tally.met += history.met
+        if history.broken is not None:
+            tally.broken[seed] = history.broken
+            if len(tally.broken) == most_broken:
+                break
+    tally.cpu_seconds = time.process_time() - began
+    return tally
+
+
+def campaign(seeds: range, *, processes: int, mutation: str = "", forced: bool = False) -> Tally:
+    """Many histories, in several processes."""
+    chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
+    tally = Tally()
+    with ProcessPoolExecutor(processes) as pool:
+        for part in pool.map(partial(simulate_many, mutation=mutation, forced=forced), chunks):
+            tally.add(part)
+    return tally
+
+
+def command_for(seed: int, options: str = "") -> str:
+    """The command that shows a history."""
+    return f".venv/bin/python -m tests.reliability.simulation --seed {seed}{options}"
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, help="show this one history")
+    parser.add_argument("--seeds", type=int, default=2000, help="how many histories")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--mutation", default="", choices=("", *MUTATIONS), help="take this out")
+    parser.add_argument("--forced", action="store_true", help="some runs build it again")
+    given = parser.parse_args()
+    options = (f" --mutation {given.mutation}" if given.mutation else "") + (
+        " --forced" if given.forced else ""
+    )
+    if given.seed is not None:
+        mutation = MUTATIONS.get(given.mutation, _UNCHANGED)
+        history = simulate(given.seed, mutation=mutation, forced=given.forced, trace=True)
+        lines = [line.replace(PLACE, "PLACE") for line in history.trace]
+        print("\n".join(lines), *([] if history.broken else ["all holds"]), sep="\n")  # noqa: T201
+        return int(history.broken is not None)
+    began = time.monotonic()
+    seeds = range(given.first, given.first + given.seeds)
+    tally = campaign(seeds, processes=given.processes, mutation=given.mutation, forced=given.forced)
+    seconds = time.monotonic() - began
+    print(  # noqa: T201
+        tally.report(options),
+        f"{tally.operations} operations in {seconds:.0f} s; "
+        f"{tally.histories / tally.cpu_seconds:.0f} histories per second of CPU time",
+        ", ".join(f"{what} {count}" for what, count in tally.met.most_common()),
+        sep="\n",
+    )
+    return int(bool(tally.broken))
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
