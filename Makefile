@@ -8,7 +8,10 @@ STAMP := $(VENV)/.installed
 # Threads of numerical libraries inside tests: tests run side by side.
 TEST_ENV := OMP_NUM_THREADS=1 NO_COLOR=1
 
-.PHONY: help setup demo check fix test fast slow docs clean
+# Where `make s3` listens.
+PORT ?= 4566
+
+.PHONY: help setup demo check fix test fast slow s3 s3-docker clean
 
 help:
 	@echo "make demo    train, evaluate and keep a tiny chat model: the whole pipeline, CPU, minutes"
@@ -17,6 +20,8 @@ help:
 	@echo "make test    all tests but the slow campaigns"
 	@echo "make fast    tests that need neither torch nor Prefect"
 	@echo "make slow    the expensive campaigns (kill tests); hours on a laptop"
+	@echo "make s3      an S3-compatible server on this machine, to try object storage with"
+	@echo "make s3-docker   the same in docker"
 	@echo "make fix     format, fix lint, regenerate docs/reference"
 	@echo "make clean   remove the .venv and caches (artifacts stay where they are)"
 
@@ -51,6 +56,12 @@ test: setup
 
 slow: setup
 	$(TEST_ENV) $(BIN)/pytest -q -m slow
+
+s3: setup
+	@$(BIN)/python -m infra.containers.local_s3 --port $(PORT)
+
+s3-docker: setup
+	@$(BIN)/python -m infra.containers.local_s3 --port $(PORT) --docker
 
 fix: setup
 	$(BIN)/ruff format .

@@ -79,6 +79,10 @@ class Bucket:
             is_aws=self._is_aws,
         )
 
+    def create(self) -> None:
+        """Make the bucket itself."""
+        self._ask("create_bucket")
+
     def put(
         self,
         key: str,
@@ -204,7 +208,7 @@ class Bucket:
 
     def copy_part(self, key: str, upload: str, part: Part, source: str) -> Mapping[str, Any]:
         """Copy a part of another object."""
-        origin = {"CopySource": self._source(source), "CopySourceRange": _span(part)}
+        origin = {"CopySource": self._source(source), "CopySourceRange": part.span}
         return self._part("upload_part_copy", key, upload, part, origin, slow=True)
 
     def _part(
@@ -265,7 +269,7 @@ class Bucket:
     @contextlib.contextmanager
     def _reading(self, key: str, part: Part | None = None) -> Generator[Any]:
         """A GET whose body is read in the block. What is not read closes the connection."""
-        answer = self._ask("get_object", key, {"Range": _span(part)} if part else {})
+        answer = self._ask("get_object", key, {"Range": part.span} if part else {})
         with contextlib.closing(answer["Body"]), _translating():
             yield answer
 
@@ -376,10 +380,6 @@ def _version(answer: Any) -> str:
 
 def _is_whole(answer: Any) -> bool:
     return answer["ResponseMetadata"]["HTTPStatusCode"] == 200
-
-
-def _span(part: Part) -> str:
-    return f"bytes={part.start}-{part.start + part.length - 1}"
 
 
 def _check_version(answer: Any, found: Head) -> None:

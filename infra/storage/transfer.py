@@ -33,6 +33,11 @@ class Part:
     start: int
     length: int
 
+    @property
+    def span(self) -> str:
+        """As a range of HTTP."""
+        return f"bytes={self.start}-{self.start + self.length - 1}"
+
 
 def plan_parts(size: int, *, length: int) -> Sequence[Part]:
     """The parts of an object of `size` bytes; only the last may be shorter than `length`."""

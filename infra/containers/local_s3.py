@@ -1,0 +1,185 @@
+"""A local S3-compatible server to try object storage with: `make s3`.
+
+Without docker it is MiniStack from the development packages, run here; with docker (`--docker`) the
+same server from s3.compose.yaml. Either way a bucket is made and the lines are printed that point a
+shell at it. It is for trying and for tests: one process, known keys, reached from this machine
+only.
+"""
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanochat_core.errors import NanochatError, StoreError
+
+BUCKET = "nanochat"
+PORT = 4566
+_COMPOSE = Path(__file__).with_name("s3.compose.yaml")
+_SECONDS_TO_START = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalS3:
+    """A server that answers."""
+
+    endpoint: str  # http://127.0.0.1:4566
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to use it."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    @property
+    def exports(self) -> str:
+        """Lines for a shell."""
+        return "\n".join(f"export {name}={value}" for name, value in self.environment.items())
+
+
+@contextlib.contextmanager
+def start_local_s3(data: Path, *, port: int) -> Generator[LocalS3]:
+    """The server with its objects and its log under `data`, until the block ends. Port 0: any.
+
+    Raises StoreError when it does not come up.
+    """
+    port = port or free_port()
+    data.mkdir(parents=True, exist_ok=True)
+    command = [str(Path(sys.executable).parent / "ministack")]
+    if not Path(command[0]).exists():
+        raise StoreError("ministack is not installed", hint="run `make setup`, or use --docker")
+    with (data / "server.log").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            env=server_environment(data, port),
+            cwd=data,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for us, who then stop it
+        )
+    server = LocalS3(endpoint=f"http://127.0.0.1:{port}")
+    try:
+        _wait_for(server, process)
+        yield server
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        process.wait()
+
+
+def server_environment(data: Path, port: int) -> dict[str, str]:
+    """The server's settings, and nothing of the person's own."""
+    ours = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+    return ours | {
+        "HOME": str(data),
+        "GATEWAY_PORT": str(port),
+        "BIND_HOST": "127.0.0.1",
+        "AUTH": "true",  # an unknown key is refused, as by a real store
+        "S3_PERSIST": "1",
+        "S3_DATA_DIR": str(data / "objects"),
+        "SERVICES": "s3,iam",
+        "IOT_MTLS_ENABLED": "0",  # else it listens on all addresses of the machine
+        "SFTP_ENABLED": "0",
+        "LOG_LEVEL": "WARNING",
+    }
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def make_bucket(server: LocalS3) -> None:
+    """Make the bucket; on this server making it again does nothing."""
+    from infra.storage.s3 import Bucket  # loads boto3
+    from infra.storage.settings import read_settings
+
+    os.environ.update(server.environment)
+    Bucket(BUCKET, prefix="", settings=read_settings({})).create()
+
+
+def _wait_for(server: LocalS3, process: subprocess.Popen[bytes] | None) -> None:
+    deadline = time.monotonic() + _SECONDS_TO_START
+    while time.monotonic() < deadline:
+        if process is not None and process.poll() is not None:
+            raise StoreError(
+                f"the server at {server.endpoint} ended with exit code {process.returncode}",
+                hint="perhaps its port is taken: make s3 PORT=4567",
+            )
+        try:
+            urllib.request.urlopen(server.endpoint, timeout=1)
+        except urllib.error.HTTPError:
+            return  # it answers
+        except OSError:
+            time.sleep(0.1)
+            continue
+        return
+    raise StoreError(f"no answer from {server.endpoint} within {_SECONDS_TO_START:.0f} s")
+
+
+def main() -> int:
+    """Start the server, make the bucket, say how to use it, stay until Ctrl-C."""
+    parser = argparse.ArgumentParser(description="A local S3-compatible server, until Ctrl-C.")
+    parser.add_argument("--data", type=Path, default=Path.home() / ".nanochat-flows" / "s3")
+    parser.add_argument("--port", type=int, default=PORT)
+    parser.add_argument("--docker", action="store_true", help="run it in docker instead")
+    options = parser.parse_args()
+    try:
+        with _started(options) as server:
+            make_bucket(server)
+            print(f"S3-compatible server at {server.endpoint}, objects in {options.data}")
+            print("Ctrl-C stops it; what was stored stays. In another terminal:\n")
+            print(server.exports)
+            print(f"export NANOCHAT_STORE=s3://{BUCKET}/demo\n", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
+    except NanochatError as error:
+        print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
+        return 1
+    return 0
+
+
+@contextlib.contextmanager
+def _started(options: argparse.Namespace) -> Generator[LocalS3]:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    if not options.docker:
+        with start_local_s3(options.data, port=options.port) as server:
+            yield server
+        return
+    command = ["docker", "compose", "-f", str(_COMPOSE)]
+    environment = {**os.environ, "S3_DATA": str(options.data), "S3_PORT": str(options.port)}
+    try:
+        subprocess.run([*command, "up", "--detach", "--build"], env=environment, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise StoreError(
+            f"`{shlex.join(command)}` does not work here", hint="without docker: make s3"
+        ) from error
+    try:
+        server = LocalS3(endpoint=f"http://127.0.0.1:{options.port}")
+        _wait_for(server, None)
+        yield server
+    finally:
+        subprocess.run([*command, "down"], env=environment, check=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
