@@ -1,0 +1,388 @@
+"""Large objects: in parts, several at once, resumed after a kill, never half."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.storage import s3, s3_store
+from infra.storage.base import Store
+from infra.storage.local import LocalStore
+from infra.storage.transfer import PART
+from nanochat_core.errors import StoreError
+from tests.infra.storage.conftest import MakeFake, store_on
+from tests.infra.storage.fake_s3 import FakeS3, Object
+from tests.infra.storage.misbehaviour import Answer, Fault, Kind, Quirk, Request
+
+PARTS = 12
+
+
+@pytest.fixture
+def large(tmp_path: Path, small_parts: int) -> Path:
+    """A file of twelve parts, the last one short."""
+    path = tmp_path / "large"
+    path.write_bytes(os.urandom(PARTS * small_parts - 5))
+    return path
+
+
+# Fetches; is killed without warning after some bytes came.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from infra.storage import s3_store, transfer
+from infra.storage.open import open_store
+
+url, key, target, part, limit = sys.argv[1:]
+transfer.PART = s3_store.PART = int(part)
+told = []
+def on_bytes(count):
+    told.append(count)
+    if sum(told) >= int(limit):
+        os.kill(os.getpid(), signal.SIGKILL)
+open_store(url).fetch(key, Path(target), on_bytes=on_bytes)
+"""
+
+
+def fetch_and_be_killed(store: Store, target: Path, *, part: int, parts: int) -> None:
+    words = [store.url, "large", str(target), str(part), str(part * parts)]
+    done = subprocess.run([sys.executable, "-c", KILLED, *words], check=False)
+    assert done.returncode == -9
+    assert not target.exists()
+
+
+@pytest.fixture(params=["fake", "ministack", "local"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A store that keeps its promises."""
+    if request.param == "fake":
+        return store_on(request.getfixturevalue("fake"))
+    if request.param == "ministack":
+        return request.getfixturevalue("s3_store")
+    return LocalStore(tmp_path / "store")
+
+
+def test_a_killed_fetch_is_gone_on_with(
+    store: Store, large: Path, small_parts: int, tmp_path: Path
+) -> None:
+    store.upload("large", large)
+    target = tmp_path / "target"
+    fetch_and_be_killed(store, target, part=small_parts, parts=5)
+    told: list[int] = []
+    store.fetch("large", target, on_bytes=told.append)
+    assert target.read_bytes() == large.read_bytes()
+    assert told[0] >= 4 * small_parts, "what was there is told at once"
+    assert sum(told) == large.stat().st_size
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
+
+
+def test_a_resumed_fetch_asks_for_the_missing_parts_only(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
+) -> None:
+    store = store_on(fake)
+    store.upload("large", large)
+    fetch_and_be_killed(store, tmp_path / "target", part=small_parts, parts=5)
+    fake.requests.clear()
+    store.fetch("large", tmp_path / "target")
+    assert (tmp_path / "target").read_bytes() == large.read_bytes()
+    assert 1 <= fake.count("GET") <= PARTS - 5
+    fake.requests.clear()
+    store.fetch("large", tmp_path / "again")
+    assert fake.count("GET") == PARTS, "control: without a start all parts are asked for"
+
+
+def test_a_fetch_that_failed_is_gone_on_with_too(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
+) -> None:
+    store = store_on(fake)
+    store.upload("large", large)
+    fake.faults.append(Fault(kind=Kind.REFUSE, verb="GET", skip=6))
+    with pytest.raises(StoreError, match="SlowDown"):
+        store.fetch("large", tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+    fake.faults.clear()
+    fake.requests.clear()
+    store.fetch("large", tmp_path / "target")
+    assert (tmp_path / "target").read_bytes() == large.read_bytes()
+    assert fake.count("GET") == PARTS - 6
+
+
+def test_an_object_that_is_replaced_under_a_fetch_comes_whole_and_new(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
+) -> None:
+    store = store_on(fake)
+    store.upload("large", large)
+    newer = os.urandom(large.stat().st_size)
+    answer, count = fake.answer, iter(range(1000))
+
+    def replacing(request: Request) -> Answer:
+        if request.verb == "GET" and next(count) == 4:
+            fake.objects[request.key] = Object(data=newer, etag="newer", written=time.time())
+        return answer(request)
+
+    fake.answer = replacing
+    fake.requests.clear()
+    store.fetch("large", tmp_path / "target")
+    assert (tmp_path / "target").read_bytes() == newer
+    assert fake.count("HEAD") == 2, "it was begun again, once"
+
+
+def test_an_object_that_never_stays_the_same_is_given_up(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
+) -> None:
+    store = store_on(fake)
+    store.upload("large", large)
+    answer, count = fake.answer, iter(range(10_000))
+
+    def changing(request: Request) -> Answer:
+        found = fake.objects[request.key]
+        fake.objects[request.key] = replace(found, etag=f"version{next(count)}")
+        return answer(request)
+
+    fake.answer = changing
+    with pytest.raises(StoreError, match="was replaced 3 times while it was fetched"):
+        store.fetch("large", tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_store_without_ranges_sends_each_object_once(
+    make_fake: MakeFake, large: Path, small_parts: int, tmp_path: Path
+) -> None:
+    fake = make_fake(Quirk.IGNORES_RANGES)
+    store = store_on(fake)
+    store.upload("large", large)
+    told: list[int] = []
+    store.fetch("large", tmp_path / "target", on_bytes=told.append)
+    assert (tmp_path / "target").read_bytes() == large.read_bytes()
+    assert sum(told) == large.stat().st_size
+    assert fake.count("GET") <= s3_store.THREADS + 1, "each thread may have asked, none has read"
+    fake.requests.clear()
+    store.fetch("large", tmp_path / "again")
+    assert fake.count("GET") == 1, "it is remembered"
+
+
+@pytest.mark.parametrize("kind", [Kind.CUT, Kind.SHORTEN, Kind.RESET])
+def test_a_part_that_comes_short_is_fetched_again(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, kind: Kind
+) -> None:
+    store = store_on(fake)
+    store.upload("large", large)
+    fake.faults.append(Fault(kind=kind, verb="GET", times=7))
+    store.fetch("large", tmp_path / "target")
+    assert (tmp_path / "target").read_bytes() == large.read_bytes()
+    assert fake.count("GET") == PARTS + 7
+
+
+def test_control_unless_lengths_are_compared_a_short_part_is_taken(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trusting(answer, start, length, write) -> None:
+        write(start, answer["Body"].read())
+
+    store = store_on(fake)
+    store.upload("large", large)
+    fake.faults.append(Fault(kind=Kind.SHORTEN, verb="GET", times=1))
+    monkeypatch.setattr(s3, "_pass_on", trusting)
+    store.fetch("large", tmp_path / "target")
+    assert (tmp_path / "target").read_bytes() != large.read_bytes()
+
+
+def test_an_upload_that_the_store_forgets_starts_over(
+    fake: FakeS3, large: Path, small_parts: int
+) -> None:
+    store = store_on(fake)
+    parts = iter(range(1000))
+    answer = fake.answer
+
+    def forgetful(request: Request) -> Answer:
+        if request.verb == "PUT partNumber" and next(parts) == 5:
+            fake.uploads.clear()
+        return answer(request)
+
+    fake.answer = forgetful
+    store.upload("large", large)
+    assert fake.objects[f"{store.bucket.prefix}large"].data == large.read_bytes()
+    assert fake.count("POST uploads") == 2
+
+
+def test_an_upload_that_the_store_forgets_every_time_is_given_up_and_leaves_nothing(
+    fake: FakeS3, large: Path, small_parts: int
+) -> None:
+    store = store_on(fake)
+    fake.faults.append(
+        Fault(kind=Kind.REFUSE, verb="PUT partNumber", status=404, code="NoSuchUpload")
+    )
+    with pytest.raises(StoreError, match="cannot put large together: NoSuchUpload"):
+        store.upload("large", large)
+    assert fake.count("POST uploads") == 3
+    assert fake.uploads == fake.objects == {}
+
+
+def test_an_upload_that_fails_is_aborted(fake: FakeS3, large: Path, small_parts: int) -> None:
+    store = store_on(fake)
+    store.put("a", b"x")
+    fake.faults.append(Fault(kind=Kind.REFUSE, verb="PUT partNumber", skip=3))
+    with pytest.raises(StoreError, match="SlowDown"):
+        store.upload("large", large)
+    assert fake.uploads == {}
+    assert fake.count("DELETE uploadId") == 1
+
+
+@pytest.mark.parametrize("kind", [Kind.LOSE, Kind.REFUSE_AFTER])
+def test_a_lost_answer_to_the_last_request_of_an_upload_is_no_failure(
+    fake: FakeS3, large: Path, small_parts: int, kind: Kind
+) -> None:
+    store = store_on(fake)
+    fake.faults.append(Fault(kind=kind, verb="POST uploadId", times=1))
+    store.upload("large", large)
+    assert fake.count("POST uploads") == fake.count("POST uploadId") == 1
+    assert fake.objects[f"{store.bucket.prefix}large"].data == large.read_bytes()
+
+
+def test_an_older_object_of_the_same_size_is_not_taken_for_the_upload(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
+) -> None:
+    store = store_on(fake)
+    older = tmp_path / "older"
+    older.write_bytes(os.urandom(large.stat().st_size))
+    store.upload("large", older)
+    fake.faults.append(Fault(kind=Kind.REFUSE, verb="POST uploadId", times=2))
+    store.upload("large", large)
+    assert fake.objects[f"{store.bucket.prefix}large"].data == large.read_bytes()
+
+
+def test_an_object_that_comes_out_shorter_than_its_parts_is_an_error(
+    fake: FakeS3, large: Path, small_parts: int
+) -> None:
+    store = store_on(fake)
+    answer = fake.answer
+
+    def losing(request: Request) -> Answer:
+        if request.verb == "POST uploadId":
+            fake.uploads[request.query["uploadId"]][2].pop(PARTS)
+            request.body = request.body.replace(
+                request.body[request.body.rindex(b"<Part>") : request.body.rindex(b"</Complete")],
+                b"",
+            )
+        return answer(request)
+
+    fake.answer = losing
+    with pytest.raises(StoreError, match="cannot put large together"):
+        store.upload("large", large)
+
+
+def test_a_copy_that_is_too_large_for_one_request_goes_in_parts(
+    fake: FakeS3, large: Path, small_parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_store, "COPY_LIMIT", 2 * small_parts)
+    store = store_on(fake)
+    store.upload("large", large)
+    fake.requests.clear()
+    store.copy("large", "copy")
+    assert fake.objects[f"{store.bucket.prefix}copy"].data == large.read_bytes()
+    parts = [request for request in fake.requests if request.verb == "PUT partNumber"]
+    assert len(parts) == PARTS
+    assert all(request.body == b"" for request in parts)
+
+
+def test_unfinished_uploads_are_dropped_by_the_stores_clock_and_only_our_own(
+    fake: FakeS3,
+) -> None:
+    fake.now = lambda: time.time() - 50_000
+    store = store_on(fake)
+    old = store.bucket.begin_upload("old")
+    store.put("_trials/old", b"")
+    other = store_on(fake).bucket.begin_upload("old")
+    fake.now = lambda: time.time() - 40_000
+    new = store.bucket.begin_upload("new")
+    assert store.remove_unfinished(older_than=20_000) == 0
+    assert store.remove_unfinished(older_than=5_000) == 2
+    assert set(fake.uploads) == {new, other}
+    assert old not in fake.uploads
+    assert list(store.list("")) == []
+
+
+def test_a_disk_that_is_full_ends_a_fetch_at_once_and_is_told(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_on(fake)
+    store.upload("large", large)
+    fake.requests.clear()
+    write = os.pwrite
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        if offset > 3 * small_parts:
+            raise OSError(28, os.strerror(28))
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
+    with pytest.raises(StoreError, match="no space left on device") as caught:
+        store.fetch("large", tmp_path / "target")
+    assert "free some space" in (caught.value.hint or "")
+    assert fake.count("GET") <= PARTS
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_directory_that_is_not_there_is_told_as_that(fake: FakeS3, tmp_path: Path) -> None:
+    store = store_on(fake)
+    store.put("a", b"x")
+    with pytest.raises(StoreError, match="cannot be written: no such file or directory"):
+        store.fetch("a", tmp_path / "none" / "target")
+
+
+def test_several_transfers_share_the_threads(fake: FakeS3, large: Path, small_parts: int) -> None:
+    store = store_on(fake)
+    before = threading.active_count()
+    uploads = [threading.Thread(target=store.upload, args=(f"large{n}", large)) for n in range(4)]
+    for upload in uploads:
+        upload.start()
+    while any(upload.is_alive() for upload in uploads):
+        ours = [t for t in threading.enumerate() if t.name.startswith("s3")]
+        assert len(ours) <= s3_store.THREADS + before
+        time.sleep(0.01)
+    assert len([key for key in fake.objects if "large" in key]) == 4
+
+
+# Uploads and fetches a file; prints the most memory that it ever had, in MiB.
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from infra.storage import s3_store, transfer
+from infra.storage.open import open_store
+
+url, source, target, part = sys.argv[1:]
+transfer.PART = s3_store.PART = int(part)
+store = open_store(url)
+store.put("warm", b"")
+store.get("warm")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+store.upload("large", Path(source))
+store.fetch("large", Path(target))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "part", "most"),
+    [(50, 1 << 19, 25), pytest.param(1000, PART, 250, marks=pytest.mark.slow)],
+)
+def test_memory_does_not_grow_with_the_object(
+    s3_store: Store, tmp_path: Path, megabytes: int, part: int, most: int
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    block = os.urandom(1_000_000)
+    with source.open("wb") as file:
+        for number in range(megabytes):
+            file.write(number.to_bytes(8, "big") + block[8:])
+    words = [sys.executable, "-c", MEASURED, s3_store.url, str(source), str(target), str(part)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert _same(source, target)
+    assert float(done.stdout) < most
+
+
+def _same(one: Path, other: Path) -> bool:
+    return subprocess.run(["cmp", one, other], check=False).returncode == 0
