@@ -46,7 +46,7 @@ RESOURCES = Resources(
 
 def main() -> None:
     """Measure, print a table and a line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="What data costs, beside nanochat's loader.")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each measurement")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-data-") as directory:
