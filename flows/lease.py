@@ -183,7 +183,7 @@ def find_holder(
 
 def _may_take(holder: Holder, me: Claim, *, ttl: float) -> bool:
     record = holder.record
-    return record.released or record.owner == me.owner or record.home == me.home or holder.age > ttl
+    return record.released or record.home == me.home or holder.age > ttl
 
 
 def _first(me: Claim) -> Record:

@@ -184,7 +184,7 @@ def test_an_artifact_that_appears_ends_the_waiting(
 
 
 def test_stopping_the_run_ends_the_waiting(wait: Callable[..., Waiter], tmp_path: Path) -> None:
-    slow = replace(TERMS, look=20.0, longest_look=20.0)
+    slow = replace(TERMS, look=60.0, longest_look=60.0)
     with built_elsewhere(tmp_path):
         waiter = wait(terms=slow)
         wait_until(waiter.is_waiting)
@@ -195,7 +195,7 @@ def test_stopping_the_run_ends_the_waiting(wait: Callable[..., Waiter], tmp_path
 def test_a_process_of_this_machine_is_waited_for_and_its_end_is_seen_at_once(
     wait: Callable[..., Waiter], tmp_path: Path
 ) -> None:
-    slow = replace(TERMS, look=20.0, longest_look=20.0)
+    slow = replace(TERMS, look=60.0, longest_look=60.0)
     path = lock.lock_path(tmp_path / "home-a", "sft", FINGERPRINT)
     with lock.try_hold(path):
         waiter = wait(terms=slow)
