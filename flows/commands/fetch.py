@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.commands.options import Place
-from flows.commands.progress import describe_transfer, show_bytes
+from flows.commands.progress import count_of, describe_transfer, show_bytes
 from flows.commands.terminal import print_warning, screen
 from flows.fingerprint import short
 from flows.manifest import Manifest
@@ -63,8 +63,7 @@ def fetch(
         sys.stderr.write("interrupted; the same command goes on from here\n")
         raise
     size = sum(file.size for file in files)
-    count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
-    text = f"{count}, {size:,} bytes, of {manifest.name}"
+    text = f"{count_of(len(files), 'file')}, {size:,} bytes, of {manifest.name}"
     if not copied.fetched:
         screen().print(f"{target}: already there, verified: {text}")
         return 0

@@ -46,6 +46,11 @@ def show_bytes(total: int, *, what: str) -> Generator[OnBytes]:
         yield lambda count: bars.advance(bar, count)
 
 
+def count_of(number: int, what: str) -> str:
+    """A number of things: 1 file, 2 files."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def describe_transfer(count: int, seconds: float) -> str:
     """How long a transfer took and how fast it was; empty for one too small to tell."""
     if count < QUIET_BYTES or seconds <= 0:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from flows import lock
 from flows.commands.options import Place
-from flows.commands.progress import describe_transfer, show_bytes
+from flows.commands.progress import count_of, describe_transfer, show_bytes
 from flows.commands.terminal import print_warning, screen
 from flows.transfer import Chosen, Lacking, Pushed, choose
 from flows.transfer import push as push_artifacts
@@ -106,9 +106,8 @@ def _lines(chosen: Chosen, pushed: Pushed, to: str, seconds: float) -> Sequence[
     lines += [f"tag {name} there: it was {run}" for name, run in pushed.moved.items()]
     lacking = pushed.lacking
     sent = len(chosen.manifests) - len(pushed.adopted)
-    there = f"; {lacking.there} files were there" if lacking.there else ""
+    what = f"{count_of(sent, 'artifact')}, {count_of(len(lacking.items), 'file')}"
     took = describe_transfer(lacking.size, seconds)
-    lines.append(
-        f"{to}: {sent} artifacts, {len(lacking.items)} files, {lacking.size:,} bytes{took}{there}"
-    )
+    there = f"; {count_of(lacking.there, 'file')} there already" if lacking.there else ""
+    lines.append(f"{to}: {what}, {lacking.size:,} bytes{took}{there}")
     return lines

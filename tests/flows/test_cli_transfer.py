@@ -122,7 +122,7 @@ def test_push_sends_a_run_and_says_what_it_was(store: Store, tmp_path: Path, ter
         f"{to}: 2 artifacts, 5 files, {size} bytes"
     ]
     assert terminal.said("push", "tiny", "--to", to) == [
-        f"{to}: 2 artifacts, 0 files, 0 bytes; 5 files were there"
+        f"{to}: 2 artifacts, 0 files, 0 bytes; 5 files there already"
     ]
     target = tmp_path / "mine"
     assert terminal.said("fetch", "sft@tiny", "--store", to, "--to", str(target))
