@@ -210,6 +210,19 @@ def test_damage_at_the_source_is_found_before_it_is_sent(
         target.head(file.key)
 
 
+def test_without_the_comparison_damaged_bytes_would_be_sent(
+    source: LocalStore,
+    target: Sink,
+    artifacts: tuple[Manifest, Manifest],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    file = artifacts[1].files[1]
+    source.put(file.key, b"\1" * 5000)
+    monkeypatch.setattr("flows.transfer.find_fault", lambda file, path: None)
+    send(source, target, "tiny")
+    assert target.get(file.key) == b"\1" * 5000
+
+
 def test_from_a_store_elsewhere_files_pass_through_this_machine_and_do_not_stay(
     source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
 ):
