@@ -1,9 +1,9 @@
 """Whether old and new code compute the same: both run one job, and what they tell is compared.
 
-A stage that trains is stopped after a few steps: every loss depends on every weight, so losses that
-are equal to the last bit say that the arithmetic is. Any other stage runs to its end, and the files
-it makes are compared: an accuracy over a few examples may be equal by chance. So are the files of a
-stage that trains but ends before it is stopped.
+A stage that trains is stopped after a few steps. All it told by then is compared to the last bit,
+and then the state it saved: a difference in one weight may be too small for the next loss to show.
+Any other stage runs to its end, and the files it makes are compared: an accuracy over a few
+examples may be equal by chance. So are the files of a stage that trains but ends before.
 
 The old code is the commit that the artifact was built from, taken out of git into a directory of
 its own. It runs with today's packages, on this machine, as the new code does.
@@ -39,6 +39,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SECONDS_BETWEEN_LINES = 2.0
 _SHOWN_CHANGES = 3
 _SHOWN_TEXT = 24  # characters: all of a number, the beginning of a digest
+_STATE = "state after the last step: "
 _INSTEAD = "run the stage again, or accept it without --prove"
 
 Tell: TypeAlias = Callable[[str], None]
@@ -52,6 +53,7 @@ class Proof:
     kind: Literal["steps", "files"]
     steps: int  # done by both; 0: the stage knows no steps
     compared: int  # values, or files
+    with_state: bool  # whether all weights and the optimizer's state after the last step were too
     digest: str  # of all that was compared
     old_commit: str
     new_commit: str | None  # None: today's code is not what a commit holds
@@ -67,6 +69,7 @@ class Trace:
     steps: int
     values: Values
     files: dict[str, str] | None  # path -> sha256; None when the job was stopped
+    state: dict[str, str]  # of a stopped job: what it saved after its last step, as `files`
 
 
 def prove(
@@ -119,6 +122,7 @@ def prove(
     kind, compared = _compare(old, new)
     return Proof(
         kind=kind,
+        with_state=any(name.startswith(_STATE) for name in compared),
         steps=min(old.steps, new.steps),
         compared=len(compared),
         digest=fingerprint_of(compared),
@@ -141,34 +145,39 @@ def _trace(
     """Run a job with the code in `root`, and stop it after so many steps (None: never)."""
     watch = _Watch(steps, tell)
     try:
-        run_job(job, processes=processes, on_event=watch, stop=watch.stop, root=root)
+        run_job(job, processes=processes, on_event=watch, stop=watch.stop, root=root, steps=steps)
     except StageInterrupted:
         if not watch.stop.is_set():
             raise
-        return Trace(steps=watch.steps, values=watch.values, files=None)
+        state = _saved_after(job, watch.last_step)
+        return Trace(steps=watch.steps, values=watch.values, files=None, state=state)
     except StageError as error:
         tail = error.log_tail.splitlines()[-1:] if isinstance(error, JobFailed) else []
         raise ArtifactError(
             f"the {name} code cannot run the job: {error}",
             hint="; ".join([*tail, _INSTEAD]),
         ) from error
-    return Trace(steps=watch.steps, values=watch.values, files=_files_in(job.output))
+    return Trace(steps=watch.steps, values=watch.values, files=_files_in(job.output), state={})
 
 
 class _Watch:
-    """Collects what a job tells, up to the last step that counts."""
+    """Collects what a job tells, up to the last step that counts.
+
+    Code that does not yet stop by itself after that one is stopped from here, a little late.
+    """
 
     def __init__(self, limit: int | None, tell: Tell) -> None:
         self.stop = threading.Event()
         self.values: Values = {}
         self.steps = 0
+        self.last_step = 0
         self._limit = limit
         self._tell = tell
         self._told = float("-inf")
 
     def __call__(self, event: dict[str, Any]) -> None:
         if self.stop.is_set():
-            return  # it was stopped a little late
+            return
         kind = event["kind"]
         if kind not in ("start", "step", "eval"):
             return
@@ -178,7 +187,7 @@ class _Watch:
             if name not in _SPEEDS:
                 self.values[kind, event["step"], name] = json.dumps(value)
         if kind == "step":
-            self.steps += 1
+            self.steps, self.last_step = self.steps + 1, event["step"]
             self._say(event, found)
             if self.steps == self._limit:
                 self.stop.set()
@@ -198,7 +207,11 @@ def _compare(old: Trace, new: Trace) -> tuple[Literal["steps", "files"], dict[st
         _check_equal(old.files, new.files, lambda path: f"file {path}")
         return "files", dict(new.files)
     _check_equal(old.values, new.values, lambda key: f"{key[0]} {key[1]}: {key[2]}")
-    return "steps", {f"{kind} {step} {name}": v for (kind, step, name), v in new.values.items()}
+    found = {f"{kind} {step} {name}": v for (kind, step, name), v in new.values.items()}
+    if old.state and new.state:  # the losses may hide what is too small for them
+        _check_equal(old.state, new.state, lambda path: f"{_STATE}{path}")
+        found |= {f"{_STATE}{path}": digest for path, digest in new.state.items()}
+    return "steps", dict(found)
 
 
 def _check_equal(
@@ -218,6 +231,14 @@ def _check_equal(
 
 def _shown(text: str | None) -> str:
     return "not there" if text is None else text[:_SHOWN_TEXT]
+
+
+def _saved_after(job: Job, step: int) -> dict[str, str]:
+    """The digests of what a stopped job saved, if that was after exactly this step."""
+    directory = job.checkpoints / f"step-{step:07d}"
+    if not (directory / "COMMIT.json").exists():
+        return {}
+    return {p: d for p, d in _files_in(directory).items() if p != "COMMIT.json"}
 
 
 def _files_in(directory: Path) -> dict[str, str]:

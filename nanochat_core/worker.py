@@ -22,12 +22,15 @@ from nanochat_core.runtime import interrupt
 _PACKAGES = ("nanochat_core", "tasks", "flows", "infra")
 _PR_SET_PDEATHSIG = 1
 LAUNCHER_VARIABLE = "NANOCHAT_LAUNCHER"  # process id of who started this process
+STEPS_VARIABLE = "NANOCHAT_STEPS"  # the job is interrupted after so many, its state saved
 
 
 def main(arguments: list[str]) -> int:
     """Run the job file named in `arguments`; returns the exit code."""
     die_with_parent()
     interrupt.install()
+    if steps := os.environ.get(STEPS_VARIABLE):
+        interrupt.STOP.steps_left = int(steps)
     job = Job.read(Path(arguments[0]))
     rank = int(os.environ.get("RANK", "0"))
     with _only_worker(job, rank):

@@ -105,8 +105,10 @@ def _describe(offer: Offer, accepted: Acceptance, proof: Proof | None) -> list[s
         return [f"{name} appeared meanwhile and is used{other}"]
     if proof is None:
         return [f"accepted as {name}; nothing was compared"]
-    what = f"{proof.steps} steps, {proof.compared} values" if proof.kind == "steps" else ""
-    what = what or f"{proof.compared} files"
+    what = f"{proof.compared} files"
+    if proof.kind == "steps":
+        state = ", weights and optimizer too" if proof.with_state else ""
+        what = f"{proof.steps} steps, {proof.compared} values{state}"
     return [
         f"accepted as {name}",
         f"proven: {what}, equal to the bit with commit {short(proof.old_commit)} and today's code "

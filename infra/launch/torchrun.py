@@ -20,7 +20,7 @@ from typing import IO, Any, TypeAlias, cast
 
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job, Result
-from nanochat_core.worker import LAUNCHER_VARIABLE
+from nanochat_core.worker import LAUNCHER_VARIABLE, STEPS_VARIABLE
 
 OnEvent: TypeAlias = Callable[[dict[str, Any]], None]
 
@@ -50,13 +50,15 @@ def run_job(
     on_event: OnEvent,
     stop: threading.Event | None = None,
     root: Path | None = None,
+    steps: int | None = None,
 ) -> Result:
     """Run `job` in `processes` workers until it ends; each progress event is passed to `on_event`.
 
     What an unfinished attempt left in the job's directory stays: the job goes on from there.
     Setting `stop`, in `on_event` or from another thread, ends the job as SIGTERM would. Whatever is
     raised here while the workers run (Ctrl-C, a cancelled flow run, an error of `on_event`) stops
-    them first. With `root` the workers run the code of the repository that lies there.
+    them first. With `root` the workers run the code of the repository that lies there; with `steps`
+    they are interrupted after so many, their state saved, unless they come to their end before.
 
     Raises StageInterrupted when the job saved and stopped, JobFailed when it broke, and StageError
     with the worker's own message and hint when the worker met a mistake that a person can mend.
@@ -72,7 +74,7 @@ def run_job(
     with (job.directory / "worker.log").open("wb") as log:
         returncode = _supervise(
             _command(path, processes),
-            _environment(job, processes, root),
+            _environment(job, processes, root=root, steps=steps),
             log,
             lambda: events.pass_to(on_event),
             stop,
@@ -103,7 +105,9 @@ def _command(path: Path, processes: int) -> list[str]:
     ]
 
 
-def _environment(job: Job, processes: int, root: Path | None) -> dict[str, str]:
+def _environment(
+    job: Job, processes: int, *, root: Path | None, steps: int | None
+) -> dict[str, str]:
     """The worker's environment: ours, and what makes it repeatable and its log complete."""
     threads = str(job.resources.threads)
     environment = {
@@ -119,6 +123,7 @@ def _environment(job: Job, processes: int, root: Path | None) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         LAUNCHER_VARIABLE: str(os.getpid()),
+        STEPS_VARIABLE: str(steps or ""),
     }
     if root is not None:  # comes before what is installed
         paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]

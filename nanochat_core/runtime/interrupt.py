@@ -24,6 +24,7 @@ class Stop:
     """Whether the job was asked to stop."""
 
     requested = False
+    steps_left: int | None = None  # until it stops by itself; None: it does not
     _deferred = False
 
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
@@ -33,6 +34,13 @@ class Stop:
             raise Interrupted(signal.Signals(signum).name)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(SECONDS_TO_SAVE)
+
+    def after_step(self) -> None:
+        """One step is done. The last one that was asked for ends the job as a signal would."""
+        if self.steps_left is not None:
+            self.steps_left -= 1
+            if self.steps_left == 0:
+                self.on_signal(signal.SIGTERM, None)
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator["Stop"]:

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nanochat_core.runtime.interrupt import STOP
+
 
 class Progress:
     """Appends events to `path`. On ranks other than 0 (`active=False`) it writes nothing."""
@@ -36,6 +38,7 @@ class Progress:
     def step(self, step: int, **values: float) -> None:
         """`step` units are done."""
         self._write("step", step=step, total=self._total, values=values)
+        STOP.after_step()
 
     def eval(self, step: int, **values: float) -> None:
         """Scores of the state after `step` units."""

@@ -7,6 +7,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,11 @@ from flows.manifest import Manifest, Provenance
 from flows.profiles import open_profile
 from flows.prove import Proof, prove
 from flows.stages import Stage
-from infra.launch.torchrun import StageInterrupted
+from infra.launch.torchrun import StageInterrupted, run_job
 from infra.storage.open import open_store
 from nanochat_core.errors import ArtifactError
-from nanochat_core.job import Job
+from nanochat_core.job import Job, Result
+from nanochat_core.runtime.progress import last_by_step, read_events
 from tests.flows.conftest import Toys
 from tests.flows.repository import commit_all, git
 
@@ -169,6 +171,9 @@ def test_a_refactor_that_computes_the_same_is_proven_by_its_losses(toys: Toys):
     assert proof.new_commit is None  # not committed yet
     assert proof.device == "cpu"
     assert len(proof.digest) == 64
+    assert not proof.with_state  # these toys save none
+    events = bench.toys.home / "prove-0" / "old" / "events.jsonl"
+    assert len(last_by_step(read_events(events), "step")) == 4  # it did not go on until it was told
     assert "old code: step 4/1000 loss 10.5776" in " | ".join(bench.said)
     assert [line for line in bench.said if line.startswith("new code: step 5")] == []
 
@@ -206,6 +211,59 @@ def test_a_value_that_is_told_no_more_refuses_the_proof(toys: Toys):
         ArtifactError, match=r"eval 0: val_loss is 1.0 with the old code, not there"
     ):
         bench.prove(steps=2)
+
+
+SAVES = """
+import json
+
+from nanochat_core.runtime.interrupt import STOP
+from nanochat_core.runtime.progress import Progress
+
+WEIGHT = 1.0
+
+
+def run(job):
+    progress = Progress(job.events)
+    progress.start(1000)
+    with STOP.deferred() as stop:
+        for step in range(1, 1001):
+            progress.step(step, loss=0.5)
+            if stop.requested:
+                directory = job.checkpoints / f"step-{step:07d}"
+                directory.mkdir()
+                (directory / "tensors").write_text(str(WEIGHT))
+                (directory / "COMMIT.json").write_text(json.dumps({"step": step}))
+                break
+    return {}
+"""
+
+
+def test_a_weight_that_no_loss_shows_refuses_the_proof(toys: Toys):
+    bench = make_bench(toys, SAVES, trains=True)
+    bench.source.write_text(SAVES + "\nUNUSED = 1\n")
+    proof = bench.prove(steps=3)
+    assert proof.with_state
+    assert proof.compared == 3 * 2 + 1 + 1
+    bench.source.write_text(SAVES.replace("1.0", "1.0000000000000002"))
+    with pytest.raises(ArtifactError, match=r"^state after the last step: tensors is "):
+        bench.prove(steps=3)
+
+
+def test_old_code_that_cannot_stop_by_itself_is_stopped(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch
+):
+    """It stops a little late: what it told by then counts, what it saved does not."""
+    bench = make_bench(toys, TRAINS, trains=True)
+    bench.source.write_text(REFACTORED)
+
+    def without_steps(job: Job, **options: Any) -> Result:
+        return run_job(job, **(options | {"steps": None}))
+
+    monkeypatch.setattr("flows.prove.run_job", without_steps)
+    proof = bench.prove(steps=3)
+    assert proof.steps == 3
+    events = bench.toys.home / "prove-0" / "old" / "events.jsonl"
+    assert 3 < len(last_by_step(read_events(events), "step")) < 200
 
 
 def test_training_that_ends_by_itself_is_proven_by_its_files(toys: Toys):
