@@ -64,8 +64,8 @@ class Bucket:
         self.has_answered = False
         self._settings = settings
         self._lock = threading.Lock()
-        self._session: Any = boto3.session.Session()
-        self._clients: dict[int, Any] = {}  # by seconds to wait for an answer
+        self._session: Any = None  # until connected
+        self._clients: dict[float, Any] = {}  # by seconds to wait for an answer
         self._is_aws = False
 
     @property
@@ -310,10 +310,11 @@ class Bucket:
                 raise
         return True
 
-    def _client(self, seconds: int = READ_SECONDS) -> Any:
+    def _client(self, seconds: float = READ_SECONDS) -> Any:
         with self._lock:
             if seconds not in self._clients:
                 try:
+                    self._session = self._session or boto3.session.Session()
                     made = make_client(self._session, self._settings, seconds=seconds)
                 except (boto.BotoCoreError, ValueError) as error:
                     raise StoreError(
@@ -324,7 +325,7 @@ class Bucket:
             return self._clients[seconds]
 
 
-def make_client(session: Any, settings: Settings, *, seconds: int) -> tuple[Any, bool]:
+def make_client(session: Any, settings: Settings, *, seconds: float) -> tuple[Any, bool]:
     """A client by AWS's ordinary environment and files, and whether it speaks to AWS itself."""
     client = _make_client(session, settings, seconds=seconds, is_aws=False)
     host = re.sub(r"^https?://|[:/].*$", "", client.meta.endpoint_url)
@@ -334,7 +335,7 @@ def make_client(session: Any, settings: Settings, *, seconds: int) -> tuple[Any,
     return _make_client(session, settings, seconds=seconds, is_aws=True), True
 
 
-def _make_client(session: Any, settings: Settings, *, seconds: int, is_aws: bool) -> Any:
+def _make_client(session: Any, settings: Settings, *, seconds: float, is_aws: bool) -> Any:
     # Other servers refuse or ignore the checksums that boto3 sends and asks for by itself.
     checksums = "when_supported" if is_aws else "when_required"
     config = Config(

@@ -1,0 +1,162 @@
+"""Stores that do not decide are found out, and decisions are made all the same."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from infra.storage import conditional
+from infra.storage.base import Store
+from infra.storage.conditional import ATOMIC, Semantics, Support
+from infra.storage.s3_store import S3Store
+from nanochat_core.errors import StoreError
+from tests.infra.storage.conftest import IMPATIENT, MakeFake, store_on
+from tests.infra.storage.fake_s3 import FakeS3
+from tests.infra.storage.misbehaviour import Fault, Kind, Quirk
+
+WEAK_CREATES: dict[Quirk, Support] = {
+    Quirk.IGNORES_IF_NONE_MATCH: "ignored",
+    Quirk.RACY_IF_NONE_MATCH: "racy",
+    Quirk.REFUSES_IF_NONE_MATCH: "refused",
+}
+WEAK_SWAPS: dict[Quirk, Support] = {
+    Quirk.IGNORES_IF_MATCH: "ignored",
+    Quirk.RACY_IF_MATCH: "racy",
+    Quirk.REFUSES_IF_MATCH: "refused",
+    Quirk.REFUSES_QUOTED_VERSIONS: "unquoted",
+}
+
+
+@pytest.mark.parametrize("quirk", [*WEAK_CREATES, *WEAK_SWAPS], ids=lambda quirk: quirk.name)
+def test_what_a_store_makes_of_conditions_is_found_out_and_leaves_nothing(
+    make_fake: MakeFake, quirk: Quirk
+) -> None:
+    fake = make_fake(quirk)
+    assert store_on(fake).semantics() == Semantics(
+        creates=WEAK_CREATES.get(quirk, "atomic"),
+        swaps=WEAK_SWAPS.get(quirk, "atomic"),
+    )
+    assert fake.objects == {}
+
+
+def test_a_real_server_decides(s3_store: Store) -> None:
+    assert isinstance(s3_store, S3Store)
+    assert s3_store.try_conditions(rounds=20) == ATOMIC
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(kind=Kind.LOSE, verb="PUT", every=2),
+        Fault(kind=Kind.FLIP_REQUEST, verb="PUT", every=2),
+        Fault(kind=Kind.REFUSE, verb="*", every=3),
+        Fault(kind=Kind.REFUSE, verb="PUT", every=2, status=409, code="OperationAborted"),
+    ],
+    ids=lambda fault: fault.kind.name,
+)
+def test_a_bad_day_is_not_taken_for_a_bad_store(make_fake: MakeFake, fault: Fault) -> None:
+    assert store_on(make_fake(fault)).semantics() == ATOMIC
+
+
+def test_a_store_is_tried_once_and_not_before_it_must_decide(fake: FakeS3) -> None:
+    store = store_on(fake)
+    store.put("a", b"x")
+    store.get("a")
+    assert fake.count("PUT") == 1
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(lambda n: store.put_if_absent("b", b"%d" % n), range(4))) == 1
+    asked = fake.count("PUT", conditional.TRIALS)
+    assert 20 < asked < 60
+    store.put_if_absent("c", b"x")
+    assert store.weaknesses() == ()
+    assert fake.count("PUT", conditional.TRIALS) == asked
+
+
+def test_aws_itself_is_not_tried(fake: FakeS3) -> None:
+    store = store_on(fake)
+    store.bucket.list_page("", after=None, token=None)  # connects
+    store.bucket._is_aws = True
+    assert store.weaknesses() == ()
+    assert fake.count("PUT") == 0
+
+
+def test_a_store_that_may_not_be_written_is_an_error_and_not_a_weakness(fake: FakeS3) -> None:
+    fake.faults.append(Fault(kind=Kind.REFUSE, verb="PUT", status=403, code="AccessDenied"))
+    with pytest.raises(StoreError, match="access denied"):
+        store_on(fake).weaknesses()
+
+
+def winners(store: S3Store, write: Callable[[int], bool]) -> int:
+    """How many of eight who begin together are told that they won."""
+    together = threading.Barrier(8)
+
+    def run(number: int) -> bool:
+        together.wait()
+        return write(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        return sum(pool.map(run, range(8)))
+
+
+@pytest.mark.parametrize("quirk", WEAK_CREATES, ids=lambda quirk: quirk.name)
+def test_reading_back_leaves_one_winner_where_the_store_would_leave_many(
+    make_fake: MakeFake, quirk: Quirk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = make_fake(quirk)
+    monkeypatch.setattr("tests.infra.storage.fake_s3.RACE", 0.05)
+    store = store_on(fake)
+    store.semantics()
+    assert winners(store, lambda n: store.put_if_absent("a", b"%d" % n)) == 1
+    trusting = S3Store(store.url, patience=IMPATIENT)
+    trusting._semantics = ATOMIC
+    if quirk is Quirk.REFUSES_IF_NONE_MATCH:
+        with pytest.raises(StoreError, match="NotImplemented"):
+            trusting.put_if_absent("b", b"x")
+        return
+    won = winners(trusting, lambda n: trusting.put_if_absent("b", b"%d" % n))
+    assert won > 1, "control: who believes the store has company"
+
+
+@pytest.mark.parametrize("quirk", WEAK_SWAPS, ids=lambda quirk: quirk.name)
+def test_a_swap_has_one_winner_where_the_store_would_leave_many_or_none(
+    make_fake: MakeFake, quirk: Quirk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = make_fake(quirk)
+    monkeypatch.setattr("tests.infra.storage.fake_s3.RACE", 0.05)
+    store = store_on(fake)
+    store.put("a", b"before")
+    version = store.get_stored("a").version
+    assert winners(store, lambda n: store.put_if_same("a", b"%d" % n, version=version)) == 1
+    trusting = S3Store(store.url, patience=IMPATIENT)
+    trusting._semantics = ATOMIC
+    version = store.get_stored("a").version
+    if quirk is Quirk.REFUSES_IF_MATCH:
+        with pytest.raises(StoreError, match="InvalidArgument"):
+            trusting.put_if_same("a", b"x", version=version)
+        return
+    won = winners(trusting, lambda n: trusting.put_if_same("a", b"new%d" % n, version=version))
+    assert won != 1, "control: who believes the store has company, or nobody wins"
+
+
+def test_versions_go_without_quotes_to_a_store_that_wants_them_so(
+    make_fake: MakeFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = make_fake(Quirk.REFUSES_QUOTED_VERSIONS)
+    (words,) = store_on(fake).weaknesses()
+    assert "NANOCHAT_S3_ETAG=plain" in words
+    monkeypatch.setenv("NANOCHAT_S3_ETAG", "plain")
+    store = store_on(fake)
+    assert store.weaknesses() == ()
+    store.put("a", b"1")
+    assert store.put_if_same("a", b"2", version=store.get_stored("a").version)
+
+
+def test_what_a_weak_store_is_asked_to_decide_costs_few_requests(make_fake: MakeFake) -> None:
+    fake = make_fake(Quirk.IGNORES_IF_NONE_MATCH, Quirk.IGNORES_IF_MATCH)
+    store = store_on(fake)
+    store.semantics()
+    fake.requests.clear()
+    assert store.put_if_absent("a", b"1")
+    assert store.put_if_same("a", b"2", version=store.get_stored("a").version)
+    assert len(fake.requests) == 3 + 1 + 3
