@@ -39,8 +39,9 @@ def main(arguments: list[str]) -> int:
 
 def _run(job: Job, rank: int) -> int:
     if rank == 0:
-        for name in ("result.json", "error.json"):  # of an attempt replayed by hand
-            (job.directory / name).unlink(missing_ok=True)
+        if LAUNCHER_VARIABLE not in os.environ:  # replayed by hand; a launcher does it before us:
+            for name in ("result.json", "error.json"):  # by now another rank may have failed
+                (job.directory / name).unlink(missing_ok=True)
         job.output.mkdir(exist_ok=True)
         job.checkpoints.mkdir(exist_ok=True)
         _remove_half_files(job.output)

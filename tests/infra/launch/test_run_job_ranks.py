@@ -112,3 +112,23 @@ def _until(is_true: Any, *, seconds: float) -> None:
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_rank_that_starts_late_leaves_the_error_of_one_that_failed(
+    make_job: Any, launched: bool
+) -> None:
+    """Only a job that is replayed by hand finds what an attempt before it left behind."""
+    job = make_job("def run(job):\n    return {}\n")
+    job.directory.mkdir()
+    path = job.write()
+    (job.directory / "error.json").write_text('{"rank": 1}')
+    environment = {k: v for k, v in os.environ.items() if k != "NANOCHAT_LAUNCHER"}
+    if launched:
+        environment["NANOCHAT_LAUNCHER"] = str(os.getpid())
+
+    command = [sys.executable, "-m", "nanochat_core.worker", str(path)]
+    subprocess.run(command, env=environment | {"RANK": "0"}, check=True)
+
+    assert (job.directory / "error.json").exists() == launched
+    assert (job.directory / "result.json").exists()
