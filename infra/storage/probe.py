@@ -247,7 +247,10 @@ class _Trial:
             try:
                 return attempt()
             except StoreError as error:
-                return _fail(attempt.__name__, str(error), error.hint)
+                remedy = error.hint or ""
+                if "--probe-store" in remedy:  # that is what is going on
+                    remedy = "nanochat needs this of a store: use another one"
+                return _fail(attempt.__name__, str(error), remedy)
             except Missing as error:
                 return _fail(attempt.__name__, f"{error} that was just put", "use another store")
 

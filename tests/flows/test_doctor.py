@@ -12,6 +12,7 @@ import pytest
 from flows import doctor
 from flows.cli import main
 from flows.doctor import GIB
+from infra.storage.base import Store
 
 TORCH = {
     "version": "2.13.0",
@@ -161,3 +162,32 @@ def test_the_command_checks_everything_and_says_by_its_exit_code_whether_a_run_c
     said = capsys.readouterr().out
     assert "fail store      store file:///not/mounted/store cannot be reached" in said
     assert "hint: create that directory, or mount the disk it is on" in said
+
+
+def test_the_store_alone_is_probed_when_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["doctor", "--probe-store", "--home", str(tmp_path / "home")]
+    url = (tmp_path / "store").as_uri()
+    assert main([*words, "--store", url, "--json"]) == 0
+    found = [check["name"] for check in json.loads(capsys.readouterr().out)]
+    assert (found[0], found[-1]) == ("put", "delete")
+    assert not {"python", "torch", "server"} & set(found)
+
+    assert main([*words, "--store", "file:///not/mounted/store"]) == 1
+    said = capsys.readouterr().out
+    assert "fail put        store file:///not/mounted/store cannot be reached" in said
+    assert "hint: create that directory, or mount the disk it is on" in said
+
+    assert main([*words, "--store", "gs://bucket/x"]) == 1
+    said = capsys.readouterr().out
+    assert "fail store      unsupported store URL 'gs://bucket/x'" in said
+
+
+def test_a_bucket_is_checked_like_a_directory(s3_store: Store) -> None:
+    assert doctor.check_store(s3_store.url).state == "ok"
+    assert list(s3_store.list("")) == []
+    check = doctor.check_store("s3://nowhere-at-all/x")
+    assert check.state == "fail"
+    assert "there is no bucket 'nowhere-at-all'" in check.found
+    assert "s3 mb s3://nowhere-at-all" in (check.remedy or "")
