@@ -3,8 +3,8 @@
 Its owner renews it while it builds, and others wait. It changes hands when it was given back, when
 it was not renewed for `ttl` seconds, or at once when its owner is known to be dead. Each owner has
 an epoch, one more than the one before: whoever goes on after having lost the lease (its machine
-slept, its network was away) finds another epoch and stops. The record is never deleted, so epochs
-only grow.
+slept, its network was away) finds another epoch and stops. The record stays as long as anything of
+the fingerprint does, so epochs only grow.
 
 Leases save money. That there is one artifact in the end comes from put-if-absent of its manifest;
 `check` right before it keeps an owner that lost its lease from publishing.
