@@ -124,7 +124,7 @@ def _reuse_or_build(
                 return _reuse(site, kept)  # built by whoever had the lease before
             if isinstance(turn, Manifest):  # collected while we waited for the collection's end
                 continue
-            _put_aside(site, identity, redo=redo)
+            _put_aside(site, identity, redo=redo, fence=turn.check)
             return _build(stage, site, identity, inputs, lease=turn)
 
 
@@ -176,11 +176,12 @@ def _turn(stage: Stage, site: Site, identity: Identity, *, redo: bool) -> Turn:
     )
 
 
-def _put_aside(site: Site, identity: Identity, *, redo: bool) -> None:
+def _put_aside(site: Site, identity: Identity, *, redo: bool, fence: Callable[[], None]) -> None:
     """Make room for another artifact when there is one that is not wanted. Safe to repeat."""
     stage, fingerprint = identity.stage, identity.fingerprint
     is_there = find_manifest(site.store, stage, fingerprint) is not None
     if is_there:
+        fence()  # else it may be the artifact of whoever has the lease by now
         supersede(site.store, stage, fingerprint)
     forget_revocation(site.store, stage, fingerprint)  # else it would be that of the next one
     if redo or is_there:

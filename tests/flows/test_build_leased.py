@@ -158,6 +158,27 @@ def test_without_the_fence_it_would_exist(toys: Any, monkeypatch: pytest.MonkeyP
     assert find_manifest(site.store, "first", fingerprint_of(site, stage)) is not None
 
 
+def test_a_lease_that_is_lost_at_once_keeps_the_artifact_of_the_next_owner(toys: Any) -> None:
+    stage = toys.stage("first")
+    site = toys.site("run-1")
+    made = build(stage, site, {}, force=False).manifest
+
+    class Taken(TakenAway):
+        """Another machine takes the lease as soon as this one has it."""
+
+        def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
+            swapped = site.store.put_if_same(key, data, version=version)
+            if key.endswith("lease.json"):
+                take_over(site, stage)
+            return swapped
+
+    late = toys.site("run-2")
+    with pytest.raises(LeaseLost, match="to run run-b"):
+        build(stage, replace(late, store=Taken(site, stage)), {}, force=True)
+
+    assert find_manifest(site.store, "first", made.fingerprint) == made
+
+
 def test_an_artifact_that_appears_while_one_waits_is_used(toys: Any, tmp_path: Path) -> None:
     stage = toys.stage("first")
     away = replace(toys.site("run-9"), store=open_store((tmp_path / "away").as_uri()))
