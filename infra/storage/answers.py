@@ -101,10 +101,11 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A piece of a listing; `token` asks for the next one, if the store says there is one."""
+    """A piece of a listing."""
 
     entries: Sequence[Entry]
-    token: str | None
+    has_more: bool  # says the store
+    token: str | None  # asks for the next one; not every store gives one
 
 
 class NoRanges(Exception):

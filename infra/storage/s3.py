@@ -179,10 +179,9 @@ class Bucket:
             )
             for item in answer.get("Contents", ())
         ]
-        return Page(
-            entries=entries,
-            token=answer.get("NextContinuationToken") if answer.get("IsTruncated") else None,
-        )
+        more = answer.get("IsTruncated", False)
+        token = answer.get("NextContinuationToken") if more else None
+        return Page(entries=entries, has_more=more, token=token)
 
     def delete(self, key: str) -> None:
         """Remove an object."""

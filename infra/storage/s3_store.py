@@ -147,8 +147,13 @@ class S3Store:
                 if entry.key and not entry.key.endswith("/"):  # a console's empty "folder"
                     yield entry
             token = page.token
-            if token is None and (not page.entries or len(page.entries) % 50):
+            if not page.has_more and (not page.entries or len(page.entries) % 50):
                 return
+            if token is None and not page.entries:
+                raise StoreError(
+                    f"store {self.url} says that there is more after '{last}' and does not send it",
+                    hint="use a store that lists keys in order",
+                )
 
     def delete(self, key: str) -> None:
         """See Store."""

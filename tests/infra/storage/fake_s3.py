@@ -147,12 +147,15 @@ class FakeS3:
         page, more = keys[:1000], len(keys) > 1000
         if Quirk.LISTS_1000_SILENTLY in self.quirks:
             more = False
+        if Quirk.LISTS_MORE_AND_MORE in self.quirks:
+            page, more = page if not after else [], True
         items = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>{len(self.objects[key].data)}</Size>"
             f"<LastModified>{_iso(self.objects[key].written)}</LastModified></Contents>"
             for key in page
         )
-        token = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if more else ""
+        tells = more and not {Quirk.LISTS_WITHOUT_TOKENS, Quirk.LISTS_MORE_AND_MORE} & self.quirks
+        token = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if tells else ""
         return _xml(
             "ListBucketResult",
             f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{items}",

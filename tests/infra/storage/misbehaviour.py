@@ -26,6 +26,8 @@ class Quirk(Enum):
     REFUSES_SHA256 = auto()
     COPIES_NOTHING = auto()
     LISTS_NO_UPLOADS = auto()
+    LISTS_WITHOUT_TOKENS = auto()
+    LISTS_MORE_AND_MORE = auto()
     LISTS_UNSORTED = auto()
     FORGETS_IN_LISTS = auto()
     SENDS_NO_DATE = auto()

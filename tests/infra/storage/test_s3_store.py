@@ -59,6 +59,15 @@ def test_urls_have_one_form(fake: FakeS3) -> None:
     assert open_store("s3://fake/a/b/").url == "s3://fake/a/b"
 
 
+def test_the_endpoint_of_all_services_is_honoured_too(
+    fake: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", fake.endpoint)
+    store_on(fake).put("a", b"x")
+    assert [request.bucket for request in fake.requests] == ["fake"], "the bucket is in the path"
+
+
 def test_stores_in_one_bucket_do_not_see_each_other(fake: FakeS3) -> None:
     one, other = S3Store("s3://fake/team"), S3Store("s3://fake/team2")
     one.put("a", b"one")
@@ -226,7 +235,7 @@ def test_an_answer_of_a_server_that_is_no_store_is_not_missing(fake: FakeS3) -> 
 def test_more_keys_than_a_page_are_listed_even_if_the_store_hides_them(
     make_fake: MakeFake,
 ) -> None:
-    for quirks in ((), (Quirk.LISTS_1000_SILENTLY,)):
+    for quirks in ((), (Quirk.LISTS_1000_SILENTLY,), (Quirk.LISTS_WITHOUT_TOKENS,)):
         fake = make_fake(*quirks)
         store = store_on(fake)
         keys = [f"k/{n:04}" for n in range(2500)]
@@ -240,6 +249,13 @@ def test_keys_out_of_order_are_an_error_and_not_an_endless_list(make_fake: MakeF
     store.put("a", b"")
     store.put("b", b"")
     with pytest.raises(StoreError, match="lists 'a' after 'b'"):
+        list(store.list(""))
+
+
+def test_a_store_that_promises_more_and_never_sends_it_is_an_error(make_fake: MakeFake) -> None:
+    store = store_on(make_fake(Quirk.LISTS_MORE_AND_MORE))
+    store.put("a", b"")
+    with pytest.raises(StoreError, match="more after 'a' and does not send it"):
         list(store.list(""))
 
 
