@@ -1,7 +1,9 @@
 """Fake S3 servers, and stores on them."""
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from tests.infra.storage.fake_s3 import FakeS3
 from tests.infra.storage.misbehaviour import Fault, Quirk
 from tests.infra.storage.s3_server import client_environment
 
+PARTS = 12  # of a large file
 IMPATIENT = Patience(first_wait=0.005, longest_wait=0.05)
 MakeFake = Callable[..., FakeS3]
 
@@ -53,3 +56,11 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr("infra.storage.transfer.PART", part)
     monkeypatch.setattr("infra.storage.s3_store.PART", part)
     return part
+
+
+@pytest.fixture
+def large(tmp_path: Path, small_parts: int) -> Path:
+    """A file of twelve parts, the last one short."""
+    path = tmp_path / "large"
+    path.write_bytes(os.urandom(PARTS * small_parts - 5))
+    return path

@@ -1,9 +1,8 @@
-"""Large objects: in parts, several at once, resumed after a kill, never half."""
+"""Objects come whole or not at all, several parts at once, and go on after a kill."""
 
 import os
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,20 +14,9 @@ from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from infra.storage.transfer import PART
 from nanochat_core.errors import StoreError
-from tests.infra.storage.conftest import MakeFake, store_on
+from tests.infra.storage.conftest import PARTS, MakeFake, store_on
 from tests.infra.storage.fake_s3 import FakeS3, Object
 from tests.infra.storage.misbehaviour import Answer, Fault, Kind, Quirk, Request
-
-PARTS = 12
-
-
-@pytest.fixture
-def large(tmp_path: Path, small_parts: int) -> Path:
-    """A file of twelve parts, the last one short."""
-    path = tmp_path / "large"
-    path.write_bytes(os.urandom(PARTS * small_parts - 5))
-    return path
-
 
 # Fetches; is killed without warning after some bytes came.
 KILLED = """
@@ -190,121 +178,6 @@ def test_control_unless_lengths_are_compared_a_short_part_is_taken(
     assert (tmp_path / "target").read_bytes() != large.read_bytes()
 
 
-def test_an_upload_that_the_store_forgets_starts_over(
-    fake: FakeS3, large: Path, small_parts: int
-) -> None:
-    store = store_on(fake)
-    parts = iter(range(1000))
-    answer = fake.answer
-
-    def forgetful(request: Request) -> Answer:
-        if request.verb == "PUT partNumber" and next(parts) == 5:
-            fake.uploads.clear()
-        return answer(request)
-
-    fake.answer = forgetful
-    store.upload("large", large)
-    assert fake.objects[f"{store.bucket.prefix}large"].data == large.read_bytes()
-    assert fake.count("POST uploads") == 2
-
-
-def test_an_upload_that_the_store_forgets_every_time_is_given_up_and_leaves_nothing(
-    fake: FakeS3, large: Path, small_parts: int
-) -> None:
-    store = store_on(fake)
-    fake.faults.append(
-        Fault(kind=Kind.REFUSE, verb="PUT partNumber", status=404, code="NoSuchUpload")
-    )
-    with pytest.raises(StoreError, match="cannot put large together: NoSuchUpload"):
-        store.upload("large", large)
-    assert fake.count("POST uploads") == 3
-    assert fake.uploads == fake.objects == {}
-
-
-def test_an_upload_that_fails_is_aborted(fake: FakeS3, large: Path, small_parts: int) -> None:
-    store = store_on(fake)
-    store.put("a", b"x")
-    fake.faults.append(Fault(kind=Kind.REFUSE, verb="PUT partNumber", skip=3))
-    with pytest.raises(StoreError, match="SlowDown"):
-        store.upload("large", large)
-    assert fake.uploads == {}
-    assert fake.count("DELETE uploadId") == 1
-
-
-@pytest.mark.parametrize("kind", [Kind.LOSE, Kind.REFUSE_AFTER])
-def test_a_lost_answer_to_the_last_request_of_an_upload_is_no_failure(
-    fake: FakeS3, large: Path, small_parts: int, kind: Kind
-) -> None:
-    store = store_on(fake)
-    fake.faults.append(Fault(kind=kind, verb="POST uploadId", times=1))
-    store.upload("large", large)
-    assert fake.count("POST uploads") == fake.count("POST uploadId") == 1
-    assert fake.objects[f"{store.bucket.prefix}large"].data == large.read_bytes()
-
-
-def test_an_older_object_of_the_same_size_is_not_taken_for_the_upload(
-    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
-) -> None:
-    store = store_on(fake)
-    older = tmp_path / "older"
-    older.write_bytes(os.urandom(large.stat().st_size))
-    store.upload("large", older)
-    fake.faults.append(Fault(kind=Kind.REFUSE, verb="POST uploadId", times=2))
-    store.upload("large", large)
-    assert fake.objects[f"{store.bucket.prefix}large"].data == large.read_bytes()
-
-
-def test_an_object_that_comes_out_shorter_than_its_parts_is_an_error(
-    fake: FakeS3, large: Path, small_parts: int
-) -> None:
-    store = store_on(fake)
-    answer = fake.answer
-
-    def losing(request: Request) -> Answer:
-        if request.verb == "POST uploadId":
-            fake.uploads[request.query["uploadId"]][2].pop(PARTS)
-            request.body = request.body.replace(
-                request.body[request.body.rindex(b"<Part>") : request.body.rindex(b"</Complete")],
-                b"",
-            )
-        return answer(request)
-
-    fake.answer = losing
-    with pytest.raises(StoreError, match="cannot put large together"):
-        store.upload("large", large)
-
-
-def test_a_copy_that_is_too_large_for_one_request_goes_in_parts(
-    fake: FakeS3, large: Path, small_parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(s3_store, "COPY_LIMIT", 2 * small_parts)
-    store = store_on(fake)
-    store.upload("large", large)
-    fake.requests.clear()
-    store.copy("large", "copy")
-    assert fake.objects[f"{store.bucket.prefix}copy"].data == large.read_bytes()
-    parts = [request for request in fake.requests if request.verb == "PUT partNumber"]
-    assert len(parts) == PARTS
-    assert all(request.body == b"" for request in parts)
-
-
-def test_unfinished_uploads_are_dropped_by_the_stores_clock_and_only_our_own(
-    fake: FakeS3,
-) -> None:
-    fake.now = lambda: time.time() - 50_000
-    store = store_on(fake)
-    old = store.bucket.begin_upload("old")
-    store.put("_trials/old", b"")
-    other = store_on(fake).bucket.begin_upload("old")
-    fake.now = lambda: time.time() - 40_000
-    new = store.bucket.begin_upload("new")
-    assert store.remove_unfinished(older_than=20_000) == 0
-    assert store.remove_unfinished(older_than=5_000) == 2
-    assert set(fake.uploads) == {new, other}
-    assert old not in fake.uploads
-    assert list(store.list("")) == []
-
-
 def test_a_disk_that_is_full_ends_a_fetch_at_once_and_is_told(
     fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,19 +205,6 @@ def test_a_directory_that_is_not_there_is_told_as_that(fake: FakeS3, tmp_path: P
     store.put("a", b"x")
     with pytest.raises(StoreError, match="cannot be written: no such file or directory"):
         store.fetch("a", tmp_path / "none" / "target")
-
-
-def test_several_transfers_share_the_threads(fake: FakeS3, large: Path, small_parts: int) -> None:
-    store = store_on(fake)
-    before = threading.active_count()
-    uploads = [threading.Thread(target=store.upload, args=(f"large{n}", large)) for n in range(4)]
-    for upload in uploads:
-        upload.start()
-    while any(upload.is_alive() for upload in uploads):
-        ours = [t for t in threading.enumerate() if t.name.startswith("s3")]
-        assert len(ours) <= s3_store.THREADS + before
-        time.sleep(0.01)
-    assert len([key for key in fake.objects if "large" in key]) == 4
 
 
 # Uploads and fetches a file; prints the most memory that it ever had, in MiB.
