@@ -7,16 +7,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flows.accept import Acceptance, Offer, accept
 from flows.artifacts import find_manifest
 from flows.cli import main
 from flows.documents import seal
 from flows.fingerprint import REPOSITORY, Code, fingerprint_of, short
 from flows.manifest import Manifest
 from flows.profiles import open_profile
-from flows.reservations import PINS
+from flows.reservations import PINS, find_pin
 from flows.stages import STAGES
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
@@ -171,6 +173,32 @@ def test_what_is_accepted_is_up_to_date(
     assert list(store.list(PINS)) == []
     again = terminal.said("accept", "tiny", "sft", "--why", "a new name")
     assert again == ["sft is up to date: there is nothing to accept"]
+
+
+def test_while_it_is_accepted_an_artifact_cannot_be_collected(
+    terminal: Terminal,
+    store: Store,
+    made: dict[str, Manifest],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    old = age(store, made["sft"])
+    kept: set[tuple[str, str]] = set()
+
+    def look(store: Store, offer: Offer, **options: Any) -> Acceptance:
+        (entry,) = store.list(PINS)
+        pinned = find_pin(store, entry.key)
+        assert pinned is not None
+        kept.update(pinned.artifacts)
+        return accept(store, offer, **options)
+
+    monkeypatch.setattr("flows.commands.accept.accept_offer", look)
+    terminal.said("accept", "tiny", "sft", "--why", "a new name")
+    assert kept == {
+        ("sft", old.fingerprint),
+        ("sft", made["sft"].fingerprint),
+        ("midtrain", made["midtrain"].fingerprint),
+        ("task_data", made["task_data"].fingerprint),
+    }
 
 
 def test_the_artifact_to_accept_may_be_named(

@@ -276,6 +276,14 @@ def test_every_carrier_is_a_module():
         assert (REPOSITORY / f"{name.replace('.', '/')}.py").is_file()
 
 
+def test_a_carrier_computes_nothing():
+    """Whatever touches numbers decides. The checkpoint module moves tensors, and no more."""
+    for name in CARRIERS - {"nanochat_core.model.checkpoint"}:
+        source = (REPOSITORY / f"{name.replace('.', '/')}.py").read_bytes()
+        imported = scan(source, package=name.rpartition(".")[0]).imports
+        assert not {n.partition(".")[0] for n in imported} & {"torch", "numpy", "random"}, name
+
+
 def _sources(entry: str) -> Iterator[tuple[str, str]]:
     for name in Code(REPOSITORY).closure(entry):
         path = REPOSITORY / f"{name.replace('.', '/')}.py"
