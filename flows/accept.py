@@ -8,13 +8,13 @@ new manifest names the older artifact's files, and says in `accepted` where they
 import tempfile
 import uuid
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from flows.artifacts import commit, newest_manifests
 from flows.fingerprint import Identity
 from flows.manifest import File, Input, Manifest
+from flows.parallel import in_parallel
 from flows.plan import Plan, StagePlan
 from flows.prove import Proof, Tell, code_that_made, prove
 from flows.reasons import Change, compare, nearest
@@ -233,8 +233,8 @@ def _check_there(store: Store, manifest: Manifest) -> None:
             return f"{file.path} is gone"
         return None if size == file.size else f"{file.path} has {size} bytes, not {file.size}"
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        found = list(filter(None, pool.map(fault, (*manifest.files, *manifest.logs))))
+    files = (*manifest.files, *manifest.logs)
+    found = list(filter(None, in_parallel(fault, files, threads=_THREADS)))
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise ArtifactError(

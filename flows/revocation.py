@@ -9,23 +9,20 @@ the artifact they came from. What was made from revoked artifacts can be used, w
 import getpass
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TypeVar
 
 from flows.artifacts import find_manifest
 from flows.documents import find_document, seal
 from flows.fingerprint import short
 from flows.manifest import Manifest
+from flows.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
 FORMAT = 1
 _MAX_WHY = 500  # characters
 _THREADS = 8
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +129,7 @@ def ancestors_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
     seen: set[tuple[str, str]] = set()
     level = _inputs_of([manifest], seen)
     while level:
-        looked = _in_parallel(lambda item: _look_at(store, *item), level)
+        looked = list(in_parallel(lambda item: _look_at(store, *item), level, threads=_THREADS))
         for revoked, _ in looked:
             if revoked is not None:
                 found[revoked.stage, revoked.fingerprint] = revoked
@@ -200,8 +197,3 @@ def _inputs_of(manifests: Iterable[Manifest], seen: set[tuple[str, str]]) -> lis
                     yield item
 
     return list(fresh())
-
-
-def _in_parallel(function: Callable[[_Item], _Result], items: list[_Item]) -> list[_Result]:
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(function, items))
