@@ -1,6 +1,6 @@
 """Jobs of the data stages on text small enough for a test."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 from nanochat_core.data.shard_files import ShardSet, shard_name, write_shard
 from nanochat_core.job import Job, Resources
 from nanochat_core.tokenizer.bpe import Tokenizer
+from tests.nanochat_core.data.hub_server import HubServer, talking_to_hub
 
 MakeJob = Callable[..., Job]
 ENTRIES = {"tokens": "tokenize"}  # where the module is not named like its stage
@@ -68,3 +69,10 @@ def write_shards(tmp_path: Path) -> Callable[[list[list[str]]], Path]:
         return directory
 
     return write
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[HubServer]:
+    """A Hub without datasets; huggingface_hub talks to it and has an empty cache."""
+    with talking_to_hub(tmp_path / "hf-home", monkeypatch) as server:
+        yield server
