@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from infra.storage.base import Entry
 from nanochat_core.errors import StoreError
@@ -281,6 +281,13 @@ _KNOWN: dict[str, Callable[[Refused, Where], _Words]] = {
     "AccessDenied": _denied,
     "403": _denied,
 }
+
+
+def field_of(answer: Mapping[str, Any], name: str) -> Any:
+    """What every answer of this kind says. Raises Lost: one that does not is not the store's."""
+    if name not in answer:
+        raise Lost(f"the store's answer has no {name}")
+    return answer[name]
 
 
 def find_date(headers: Mapping[str, str]) -> float | None:

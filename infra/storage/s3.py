@@ -29,6 +29,7 @@ from infra.storage.answers import (
     Refused,
     Where,
     describe_loss,
+    field_of,
     find_date,
     parse_range,
 )
@@ -107,7 +108,7 @@ class Bucket:
             now = find_date(answer["ResponseMetadata"]["HTTPHeaders"])
             if now is None:
                 raise Refused("NoDate", message="its answers have no Date header")
-            age = max(0.0, now - answer["LastModified"].timestamp())
+            age = max(0.0, now - field_of(answer, "LastModified").timestamp())
             return Stored(data=data, version=_version(answer), age=age)
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
@@ -158,9 +159,9 @@ class Bucket:
             with self._reading(key) as answer:  # its refusal has words, and a HEAD's has not
                 pass
         return Head(
-            size=answer["ContentLength"],
+            size=field_of(answer, "ContentLength"),
             version=_version(answer),
-            modified=answer["LastModified"].timestamp(),
+            modified=field_of(answer, "LastModified").timestamp(),
         )
 
     def list_page(self, prefix: str, *, after: str | None, token: str | None) -> Page:
@@ -173,9 +174,9 @@ class Bucket:
         answer = self._ask("list_objects_v2", None, arguments)
         entries = [
             Entry(
-                key=item["Key"].removeprefix(self.prefix),
-                size=item["Size"],
-                modified=item["LastModified"].timestamp(),
+                key=field_of(item, "Key").removeprefix(self.prefix),
+                size=field_of(item, "Size"),
+                modified=field_of(item, "LastModified").timestamp(),
             )
             for item in answer.get("Contents", ())
         ]
@@ -199,7 +200,7 @@ class Bucket:
         """Begin to write an object in parts; its id."""
         told = self._checksum(b"")
         checksum = {name: told[name] for name in told if name == "ChecksumAlgorithm"}
-        return self._ask("create_multipart_upload", key, checksum)["UploadId"]
+        return field_of(self._ask("create_multipart_upload", key, checksum), "UploadId")
 
     def put_part(self, key: str, upload: str, part: Part, data: bytes) -> Mapping[str, Any]:
         """Write a part; what `complete_upload` must be told of it."""
@@ -236,12 +237,12 @@ class Bucket:
         now = find_date(answer["ResponseMetadata"]["HTTPHeaders"]) or 0.0
         return [
             (
-                item["Key"].removeprefix(self.prefix),
-                item["UploadId"],
-                now - item["Initiated"].timestamp(),
+                field_of(item, "Key").removeprefix(self.prefix),
+                field_of(item, "UploadId"),
+                now - field_of(item, "Initiated").timestamp(),
             )
             for item in answer.get("Uploads", ())
-            if item["Key"].startswith(self.prefix)
+            if field_of(item, "Key").startswith(self.prefix)
         ]
 
     def matching(self, version: str, *, other: bool = False) -> dict[str, str]:
