@@ -12,6 +12,7 @@ commits. Every system call from then on is the commit's own.
 import contextlib
 import ctypes
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -32,14 +33,16 @@ from flows.fingerprint import Identity, fingerprint_of
 from flows.lease import Claim, Held, check, release, try_acquire
 from flows.manifest import File, Manifest, Provenance, digest_of
 from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
+from infra.storage.conditional import ATOMIC
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
-from nanochat_core.errors import NanochatError
+from nanochat_core.errors import NanochatError, StoreError
 
 ROOT = Path(__file__).parents[2]
 STAGE = "toy"
 SIZES = {"empty.json": 0, "tokenizer/small.bin": 700, "weights.bin": 20_000}  # bytes
 Fsync: TypeAlias = Literal["all", "directories", "none"]
+Kind: TypeAlias = Literal["as it is", "in place"]  # of store
 _CREATED = "2026-11-21T05:53:38Z"
 _DIE_WITH_PARENT, _MAY_BE_TRACED_BY = 1, 0x59616D61  # PR_SET_PDEATHSIG, PR_SET_PTRACER
 _ANYBODY = ctypes.c_ulong(-1)
@@ -54,7 +57,7 @@ class Order:
     scratch: str  # a directory of its own, outside the store
     first: int  # number of the first artifact to commit
     last: int | None  # None: until it is killed
-    store: Literal["as it is", "in place"] = "as it is"  # "in place" writes without a temporary
+    store: Kind = "as it is"  # "in place" writes without a temporary
     fsync: Fsync = "all"  # what is flushed to the disk
     serial: bool = False  # one file at a time: the nth system call is always the same one
 
@@ -154,6 +157,19 @@ def read_acknowledged(order: Order) -> dict[int, str]:
     return {int(number): digest for number, digest in pairs}
 
 
+def open_warm(url: str) -> Store:
+    """A store that is connected, and whose conditions were tried before."""
+    store = open_store(url)
+    if url.startswith("s3:"):
+        from infra.storage.s3_store import S3Store
+
+        assert isinstance(store, S3Store)
+        store._semantics = ATOMIC
+    with contextlib.suppress(Missing):
+        store.head(f"{STAGE}/warm")
+    return store
+
+
 class InPlaceStore(LocalStore):
     """What LocalStore protects from: objects get their name before they have their bytes."""
 
@@ -196,6 +212,7 @@ class Nursery:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._process.kill()  # a writer dies with it
         self._process.communicate()
 
     def start(self, order: Order) -> int:
@@ -220,6 +237,8 @@ class Nursery:
 def main() -> None:
     """Fork a writer for each order on stdin."""
     _prctl(_DIE_WITH_PARENT, ctypes.c_ulong(signal.SIGKILL))
+    if "AWS_ENDPOINT_URL_S3" in os.environ:
+        importlib.import_module("infra.storage.s3_store")
     for line in sys.stdin:
         order = Order(**json.loads(line))
         ready, tell = os.pipe()
@@ -256,15 +275,13 @@ def _be_writer(order: Order, tell: int) -> None:
 
 
 def _write(order: Order, tell: Callable[[], object]) -> None:
-    store: Store = open_store(order.url)
+    store = open_warm(order.url)
     if order.store == "in place":
         store = InPlaceStore(Path(order.url.removeprefix("file://")))
     if order.fsync != "all":
         os.fsync = _fsync_of_directories if order.fsync == "directories" else lambda _: None
     if order.serial:
         artifacts.transfer_each = _one_by_one
-    with contextlib.suppress(Missing):
-        store.head(f"{STAGE}/warm")  # connect
     numbers = count(order.first) if order.last is None else range(order.first, order.last + 1)
     ready = {order.first: make_toy(order.first, Path(order.scratch))}
     told = os.open(order.acknowledgements, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -274,8 +291,15 @@ def _write(order: Order, tell: Callable[[], object]) -> None:
     for number in numbers:
         toy = ready.pop(number, None) or make_toy(number, Path(order.scratch))
         manifest = commit(store, toy)
-        os.write(told, f"{number} {manifest.digest}\n".encode())
+        _acknowledge(told, f"{number} {manifest.digest}\n".encode())
+
+
+def _acknowledge(told: int, line: bytes) -> None:
+    try:
+        os.write(told, line)
         _fsync(told)
+    except OSError as error:  # a disturbance that came after the commit
+        raise StoreError(f"cannot acknowledge: {error.strerror}") from error
 
 
 def _fsync_of_directories(descriptor: int) -> None:

@@ -12,6 +12,7 @@ import json
 import random
 import re
 import threading
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,6 +72,7 @@ class FaultProxy:
 
     def __init__(self, upstream: tuple[str, int], *, slow: float = 0.3) -> None:
         self.requests = 0
+        self.methods: Counter[str] = Counter()  # of these requests
         self.fired: list[Fired] = []
         self._upstream, self._slow = upstream, slow
         self._faults: tuple[Fault, ...] = ()
@@ -108,7 +110,7 @@ class FaultProxy:
 
         async def change() -> None:
             await self._disconnect()
-            self.requests, self.fired = 0, []
+            self.requests, self.methods, self.fired = 0, Counter(), []
             self._faults, self._storm, self._seed = faults, storm, seed
             self._counts = [0] * len(faults)
             self._answers, self._replays = {}, []
@@ -166,6 +168,7 @@ class FaultProxy:
         self, head: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Outcome:
         self.requests += 1
+        self.methods[head.method] += 1
         number = self.requests
         kind = self._choose(number, head)
         if kind != "reset_before":

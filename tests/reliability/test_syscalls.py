@@ -1,0 +1,290 @@
+"""A commit is stopped at each of its system calls: by SIGKILL, by EIO, by a full disk.
+
+strace attaches to a writer of commit_step.py that is ready to commit, and disturbs its nth call of
+one kind. Whatever happens, a reader finds the artifact whole or none; what was acknowledged is
+there; the writer ends in one clear line; and a second attempt finishes with the same digest.
+
+`make test` tries a sample of the points, `make slow` all of them. By hand:
+
+    .venv/bin/python -m tests.reliability.test_syscalls --store s3 --points 60
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from nanochat_core.errors import NanochatError
+from tests.infra.storage.s3_server import S3Server, start_s3
+from tests.reliability.commit_step import (
+    STAGE,
+    Kind,
+    Nursery,
+    Order,
+    commit,
+    digest_of_toy,
+    identity_of,
+    make_toy,
+    open_warm,
+    read_acknowledged,
+)
+from tests.reliability.verdict import Verdict, judge
+
+DISTURBANCES = {"killed": "signal=SIGKILL", "EIO": "error=EIO", "ENOSPC": "error=ENOSPC"}
+BUCKET = "syscalls"
+FEW = 30  # points
+_ALL = "%file,%desc,%network"  # whatever touches a file or the network
+_MEMORY = {"mmap"}  # strace counts it among them
+_CALL = re.compile(r"^\d+ +(\w+)\(.*")
+_CLEAR = re.compile(r"error: [^\n]+\nhint: [^\n]+\n")
+
+
+def why_not() -> str | None:
+    """Why system calls cannot be disturbed on this machine."""
+    if shutil.which("strace") is None:
+        return "there is no strace here"
+    command = ["strace", "-e", "inject=openat:error=EIO", "-o", os.devnull, "cat", os.devnull]
+    if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+        return "strace cannot disturb system calls here"
+    return None
+
+
+needs_strace = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+
+
+@needs_strace
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_a_commit_stopped_at_a_system_call_is_whole_or_not_there(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue("s3_server") if kind == "s3" else None
+    with open_bench(tmp_path, server) as bench:
+        found = campaign(bench, count=FEW, seed=1)
+    assert broken(found) == []
+    assert sum(outcome.fired for outcome in found) > 0.8 * len(found)
+
+
+@needs_strace
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_a_commit_may_be_stopped_at_every_system_call(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue("s3_server") if kind == "s3" else None
+    with open_bench(tmp_path, server) as bench:
+        found = campaign(bench, count=None, seed=1)
+    assert broken(found) == []
+    assert sum(outcome.fired for outcome in found) > 0.8 * len(found)
+
+
+@needs_strace
+def test_a_store_that_writes_in_place_is_caught(tmp_path: Path) -> None:
+    with open_bench(tmp_path, None, store="in place") as bench:
+        last = bench.dry_run()["write"]
+        points = [Point(call="write", nth=n, how="killed") for n in range(last - 8, last)]
+        found = [bench.disturb(point) for point in points]
+    assert any(outcome.verdict.state == "torn" for outcome in found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One disturbance of a commit."""
+
+    call: str
+    nth: int  # of the calls with this name, from 1
+    how: str  # a key of DISTURBANCES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of it."""
+
+    point: Point
+    fired: bool
+    code: int  # exit code of the writer, or minus its signal
+    said: str  # what it printed
+    verdict: Verdict  # what a reader found afterwards
+    acknowledged: bool
+    again: str | None  # why a second attempt failed; None: it ended well
+
+    @property
+    def faults(self) -> Sequence[str]:
+        """Promises that were broken."""
+        found = {
+            "torn": self.verdict.state == "torn",
+            "different": self.verdict.digest not in (None, digest_of_toy(0)),
+            "lost": self.acknowledged and self.verdict.state != "whole",
+            "unclear": self.code > 0 and not _CLEAR.fullmatch(self.said),
+            "silent": self.code == 0 and not self.acknowledged,
+            "stuck": self.again is not None,
+        }
+        return [name for name, is_so in found.items() if is_so]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Where commits are disturbed. Each one goes to a store of its own."""
+
+    directory: Path
+    nursery: Nursery
+    make_url: Callable[[Path], str]  # from an empty directory
+    store: Kind = "as it is"
+
+    def dry_run(self) -> dict[str, int]:
+        """How often an undisturbed commit makes each call."""
+        order = self._order()
+        with _traced(self.nursery.start(order), order, f"trace={_ALL}") as log:
+            assert self.nursery.wait() == 0, order.errors.read_text()
+        names = [found.group(1) for line in log() if (found := _CALL.match(line))]
+        return {call: names.count(call) for call in sorted({*names} - _MEMORY)}
+
+    def disturb(self, point: Point) -> Outcome:
+        """Commit once, disturbed at a point; look; commit again."""
+        order = self._order()
+        inject = f"inject={point.call}:{DISTURBANCES[point.how]}:when={point.nth}"
+        pid = self.nursery.start(order)
+        with _traced(pid, order, f"trace={point.call}", inject) as log:
+            code = self.nursery.wait()
+        store = open_warm(order.url)
+        found = judge(store, STAGE, identity_of(0).fingerprint)
+        again = None
+        try:
+            manifest = commit(store, make_toy(0, Path(order.scratch)))
+            after = judge(store, STAGE, manifest.fingerprint)
+            if (after.state, after.digest) != ("whole", digest_of_toy(0)):
+                again = f"{after}"
+        except NanochatError as error:
+            again = str(error)
+        outcome = Outcome(
+            point=point,
+            fired=any("INJECTED" in line or "SIGKILL" in line for line in log()),
+            code=code,
+            said=order.errors.read_text(),
+            verdict=found,
+            acknowledged=0 in read_acknowledged(order),
+            again=again,
+        )
+        shutil.rmtree(Path(order.scratch).parent)
+        return outcome
+
+    def _order(self) -> Order:
+        place = Path(tempfile.mkdtemp(dir=self.directory))
+        url = self.make_url(place)
+        scratch = str(place / "scratch")
+        return Order(url=url, scratch=scratch, first=0, last=0, store=self.store, serial=True)
+
+
+@contextmanager
+def _traced(pid: int, order: Order, *expressions: str) -> Generator[Callable[[], list[str]]]:
+    """strace on a writer that begins now; gives a way to read its log, once it has ended."""
+    log = Path(order.scratch) / "strace"
+    options = [word for expression in expressions for word in ("-e", expression)]
+    command = ["strace", "-f", "-qq", "-o", str(log), "-p", str(pid), *options]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as strace:
+        try:
+            status = Path(f"/proc/{pid}/status")
+            while "TracerPid:\t0\n" in status.read_text():
+                assert strace.poll() is None, strace.stderr and strace.stderr.read()
+                time.sleep(0.001)
+            os.kill(pid, signal.SIGUSR1)
+            yield lambda: log.read_text(errors="replace").splitlines()
+            strace.wait(10)
+        finally:
+            strace.kill()
+
+
+def campaign(bench: Bench, *, count: int | None, seed: int) -> list[Outcome]:
+    """Disturb a commit at `count` points, or at all of them."""
+    chosen = [
+        Point(call=call, nth=nth, how=how)
+        for call, times in bench.dry_run().items()
+        for nth in range(1, times + 1)
+        for how in DISTURBANCES
+    ]
+    if count is not None:
+        chosen = random.Random(seed).sample(chosen, count)
+    return [bench.disturb(point) for point in chosen]
+
+
+def broken(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Those in which a promise was."""
+    return [outcome for outcome in outcomes if outcome.faults]
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What a campaign found, by disturbance."""
+    return {
+        how: {
+            "points": len(those := [o for o in outcomes if o.point.how == how]),
+            "fired": sum(o.fired for o in those),
+            "none": sum(o.verdict.state == "none" for o in those),
+            "whole": sum(o.verdict.state == "whole" for o in those),
+            "acknowledged": sum(o.acknowledged for o in those),
+            **Counter(fault for o in those for fault in o.faults),
+        }
+        for how in DISTURBANCES
+    }
+
+
+@contextmanager
+def open_bench(
+    directory: Path, server: S3Server | None, *, store: Kind = "as it is"
+) -> Iterator[Bench]:
+    """Commits to a bucket of the server, or else to directories."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if server is not None:
+        server.make_bucket(BUCKET)
+
+    def make_url(place: Path) -> str:
+        return f"s3://{BUCKET}/{place.name}" if server else (place / "store").as_uri()
+
+    environment = server.environment if server else {}
+    with mock.patch.dict(os.environ, environment), Nursery() as nursery:
+        yield Bench(directory=directory, nursery=nursery, make_url=make_url, store=store)
+
+
+def main() -> None:
+    """The campaign by hand."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", choices=("file", "s3"), default="file")
+    parser.add_argument("--points", type=int, help="how many; default: all")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        server = start_s3(Path(folder) / "s3") if given.store == "s3" else None
+        try:
+            with open_bench(Path(folder) / "bench", server) as bench:
+                found = campaign(bench, count=given.points, seed=given.seed)
+        finally:
+            if server:
+                server.stop()
+    _say(json.dumps(summary(found), indent=1))
+    for bad in broken(found)[:20]:
+        lines = [line.strip() for line in bad.said.splitlines() if "site-packages" not in line]
+        _say(f"{bad.faults} {bad.point} {bad.verdict} {bad.again} {lines[-5:]}")
+    _say(f"{len(broken(found))} of {len(found)} broke a promise, {time.monotonic() - began:.0f} s")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
