@@ -13,25 +13,28 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import flows.build
 import flows.heartbeat
 import flows.lock
 import flows.turn
+import infra.storage.answers
 from flows.artifacts import find_manifest, publish
 from flows.build import Built, Site, build
 from flows.fingerprint import Identity, fingerprint_of
 from flows.heartbeat import Lease, Terms
 from flows.manifest import File, Manifest, Provenance
 from flows.profiles import open_profile
+from flows.revocation import revoke
 from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Missing
 from nanochat_core.config import Tree
 from nanochat_core.errors import ArtifactError, NanochatError
 from tests.reliability.sim_invariants import Judge
-from tests.reliability.sim_store import SimStore
+from tests.reliability.sim_s3 import SimS3Store
+from tests.reliability.sim_store import Objects, SimStore
 from tests.reliability.sim_threading import SimThreading, SimTime
 from tests.reliability.sim_world import Process, World
 
@@ -73,6 +76,7 @@ def _placement(home: str) -> Placement:
 
 
 _RUN = open_profile("tiny").run
+AnyStore: TypeAlias = SimStore | SimS3Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,7 @@ class Scene:
 
     world: World
     judge: Judge
-    store: type[SimStore] = SimStore
+    open_store: Callable[[Objects, Process], AnyStore]
 
 
 class Actor:
@@ -91,7 +95,7 @@ class Actor:
         self.world = scene.world
         self.judge = scene.judge
         self.process = process
-        self.store = scene.store(scene.judge.objects, process)
+        self.store = scene.open_store(scene.judge.objects, process)
         self.process.program = self
 
     def find(self) -> Manifest | None:
@@ -142,7 +146,9 @@ class Builder(Actor):
             terms=TERMS,
             stop=SimThreading(self.world).Event(),  # type: ignore[arg-type]
         )
-        build(_STAGE, site, {}, force=self.force)
+        revoked = set(self.judge.revoked)
+        built = build(_STAGE, site, {}, force=self.force)
+        self.judge.on_used(built.manifest, revoked)
 
     def build_under(self, lease: Lease) -> Built:
         """What flows.build does when it is its turn: a job, then publishing."""
@@ -222,12 +228,30 @@ class Reader(Actor):
         return len(data) == file.size and hashlib.sha256(data).hexdigest() == file.sha256
 
 
+class Reviser(Actor):
+    """Somebody who takes an artifact back, once."""
+
+    def main(self) -> None:
+        """As soon as there is one."""
+        while True:
+            self.world.sleep(self.process, 1.0 + 60.0 * self.world.rng.random())
+            try:
+                if manifest := self.find():
+                    when = "2026-11-21T05:53:38Z"
+                    revoke(
+                        self.store, manifest, why="it is wrong", who=self.process.name, when=when
+                    )
+                    self.judge.on_revoked(manifest)
+                    return
+            except NanochatError as error:
+                self.world.note(self.process, f"failed: {error}")
+
+
 def _build_simulated(
     stage: Stage, site: Site, identity: Identity, inputs: Mapping[str, Manifest], *, lease: Lease
 ) -> Built:
     """In place of flows.build._build, in the process that calls it."""
-    assert isinstance(site.store, SimStore)
-    builder = site.store.process.program
+    builder = cast("AnyStore", site.store).process.program
     assert isinstance(builder, Builder)
     return builder.build_under(lease)
 
@@ -241,6 +265,9 @@ def simulated(world: World) -> Generator[None]:
         (flows.heartbeat, "threading", threading),
         (flows.heartbeat, "_SECONDS_BETWEEN_LOOKS", 10.0),
         (flows.turn, "time", time),
+        (infra.storage.answers, "time", time),
+        (infra.storage.answers, "threading", threading),
+        (infra.storage.answers, "random", world.rng),
         (flows.turn, "_SECONDS_BETWEEN_TRIES", 10.0),
         (flows.lock, "time", time),
         (flows.lock, "home_id", str),

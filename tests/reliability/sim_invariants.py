@@ -11,6 +11,7 @@ from typing import Any
 
 from flows.artifacts import Published
 from flows.fingerprint import short
+from flows.manifest import Manifest
 from tests.reliability.sim_store import Object, Objects
 from tests.reliability.sim_world import Process, Request
 
@@ -33,6 +34,7 @@ class Judge:
     canonical: str | None = None  # the visible one
     acknowledged: set[str] = field(default_factory=set)  # publishing it returned to somebody
     put_aside: dict[str, str] = field(default_factory=dict)  # superseded -> where it is kept
+    revoked: set[str] = field(default_factory=set)
     _files: dict[str, bytes] = field(default_factory=dict)  # of manifests that ever were visible
     _manifest_read: dict[Process, bytes] = field(default_factory=dict)
     _lease_read: dict[Any, bytes] = field(default_factory=dict)  # by thread
@@ -84,6 +86,16 @@ class Judge:
         self.met["adopted" if published.adopted else "published"] += 1
         self.met["divergent"] += published.divergence is not None
 
+    def on_revoked(self, manifest: Manifest) -> None:
+        """Somebody was told that this artifact is taken back."""
+        self.revoked.add(manifest.files[0].key)
+        self.met["revoked"] += 1
+
+    def on_used(self, manifest: Manifest, revoked: set[str]) -> None:
+        """A run uses this artifact; these were revoked when it asked for one."""
+        if manifest.files[0].key in revoked:
+            raise Broken(f"{manifest.files[0].key} is used although it was revoked")
+
     def on_read(self, content: bytes) -> None:
         """Bytes that a reader took for the artifact's."""
         if content not in self.contents:
@@ -134,13 +146,17 @@ class Judge:
         if self.forced is not None:
             if self._manifest_read.get(process) != data:
                 raise Broken(f"{process.name} put aside a manifest that it never saw")
-            if process.name.rstrip("'") not in self.forced:
+            if process.name.rstrip("'") not in self.forced and not self._is_revoked():
                 raise Broken(f"{process.name} put aside an artifact that nobody wants built again")
         kept = f"{self.place}/superseded/{short(tree['digest'])}.json"
         if kept not in self.objects.stored:
             raise Broken(f"{process.name} removed a manifest without keeping it")
         self.put_aside[tree["files"][0]["key"]] = kept
         self.met["put aside"] += 1
+
+    def _is_revoked(self) -> bool:
+        """Whether somebody has asked, perhaps without an answer yet, for this to be taken back."""
+        return f"{self.place}/revoked.json" in self.objects.stored
 
     def _judge_fence(self, request: Request) -> None:
         """Who publishes under a lease asked for it just before, and was told that it is its own.

@@ -12,8 +12,10 @@ import flows.lease
 from flows.artifacts import Published, find_manifest
 from flows.lease import Held
 from flows.manifest import Manifest
+from infra.storage import conditional
 from infra.storage.base import OnBytes, Store, Stored, ignore_bytes
-from tests.reliability.sim_actors import Reader
+from tests.reliability.sim_actors import AnyStore, Reader
+from tests.reliability.sim_s3 import SimS3Store
 from tests.reliability.sim_store import SimStore
 from tests.reliability.sim_world import Request
 
@@ -22,7 +24,7 @@ from tests.reliability.sim_world import Request
 class Mutation:
     """One protection that is missing."""
 
-    store: type[SimStore] = SimStore
+    store: type[AnyStore] | None = None  # None: any
     patches: tuple[tuple[Any, str, Any], ...] = ()  # object, attribute, what stands there instead
 
     @contextlib.contextmanager
@@ -93,6 +95,10 @@ class _LostAnswerIsALoss(SimStore):
         return self.ask("create", key, create, data)
 
 
+def _not_ours(requests: object, key: str, data: bytes) -> bool:
+    return False
+
+
 def _adopt_anything(store: Store, ours: Manifest, attempt: str) -> Published:
     winner = find_manifest(store, ours.stage, ours.fingerprint)
     return Published(manifest=winner or ours, adopted=True, divergence=None)
@@ -109,6 +115,13 @@ MUTATIONS: dict[str, Mutation] = {
     "expiry-by-local-clock": Mutation(store=_LocalClock),
     "lost-answer-is-a-loss": Mutation(
         store=_LostAnswerIsALoss, patches=((flows.artifacts, "_adopt", _adopt_anything),)
+    ),
+    "412-is-a-loss": Mutation(
+        store=SimS3Store,
+        patches=(
+            (conditional, "_is_ours", _not_ours),
+            (flows.artifacts, "_adopt", _adopt_anything),
+        ),
     ),
     "no-fence": Mutation(patches=((flows.heartbeat, "check", _do_not_check),)),
     "lease-by-plain-put": Mutation(store=_PlainSwap),

@@ -9,8 +9,9 @@ in the same home; processes that stop for longer than a lease lasts and go on; l
 nobody set.
 
 Not simulated: half-written objects (stores write whole ones; tests/infra holds them to that), and
-objects that rot after they were written; the disk and its flushes; the wire of S3 and what S3Store
-makes of it; threads of one process between two operations; several files of one artifact (publish
+objects that rot after they were written; the disk and its flushes; boto3 and the wire of S3 (half
+of the histories run the real S3Store over a simulated bucket, see sim_s3.py); stores without atomic
+conditions; threads of one process between two operations; several files of one artifact (publish
 uploads them from a pool of threads); more than one fingerprint at a time; garbage collection.
 """
 

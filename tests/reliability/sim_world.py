@@ -34,6 +34,7 @@ class Faults:
     lost_request: float = 0.0
     lost_answer: float = 0.0  # it happened, and the caller is not told
     retried: float = 0.0  # the store's own client asks twice and answers what the second time gave
+    refused: float = 0.0  # a passing refusal, perhaps after it happened
     duplicate: float = 0.0  # it arrives twice
     late: float = 0.0  # the second time minutes later
     slow: float = 0.0
@@ -52,11 +53,12 @@ HEAVY = Faults(
     lost_request=0.08,
     lost_answer=0.12,
     retried=0.12,
+    refused=0.12,
     duplicate=0.12,
     late=0.1,
     slow=0.15,
     crash=0.04,
-    pause=0.06,
+    pause=0.08,
     stale=0.5,
     damaged=0.1,
 )
@@ -174,7 +176,7 @@ class World:
 
     def pause(self, process: Process) -> None:
         """SIGSTOP, and SIGCONT after a while: perhaps much longer than a lease lasts."""
-        process.paused_until = self.now + self.rng.choice((10.0, 130.0, 400.0)) * self.rng.random()
+        process.paused_until = self.now + self.rng.choice((10.0, 200.0, 400.0)) * self.rng.random()
         self.note(process, f"is stopped until {process.paused_until:.2f}")
 
     def close(self) -> None:
@@ -301,6 +303,7 @@ def _table(faults: Faults) -> list[tuple[float, str]]:
         ("lost request", faults.lost_request),
         ("lost answer", faults.lost_answer),
         ("retried", faults.retried),
+        ("refused", faults.refused),
         ("duplicate", faults.duplicate),
         ("late", faults.late),
         ("slow", faults.slow),

@@ -14,13 +14,23 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from tests.reliability.sim_actors import PLACE, TERMS, Actor, Builder, Reader, Scene, simulated
+from tests.reliability.sim_actors import (
+    PLACE,
+    TERMS,
+    Actor,
+    Builder,
+    Reader,
+    Reviser,
+    Scene,
+    simulated,
+)
 from tests.reliability.sim_invariants import Broken, Judge
 from tests.reliability.sim_mutations import MUTATIONS, Mutation
-from tests.reliability.sim_store import Objects
+from tests.reliability.sim_s3 import SimS3Store
+from tests.reliability.sim_store import Objects, SimStore
 from tests.reliability.sim_world import Faults, Process, World
 
 FAULTY_SECONDS = 900.0  # virtual; then nothing goes wrong any more
@@ -73,7 +83,10 @@ class _Simulation:
         self, seed: int, *, mutation: Mutation, forced: bool, trace: list[str] | None
     ) -> None:
         self.rng = rng = random.Random(seed)
-        self.world = World(seed, faults=Faults.draw(rng), trace=trace)
+        store = mutation.store or rng.choice((SimStore, SimS3Store))
+        faults = Faults.draw(rng)
+        unknown = {"retried": 0.0} if issubclass(store, SimS3Store) else {"refused": 0.0}
+        self.world = World(seed, faults=replace(faults, **unknown), trace=trace)
         judge = Judge(
             Objects(self.world),
             PLACE,
@@ -81,7 +94,7 @@ class _Simulation:
             contents={_SAME, _OTHER},
             forced=set() if forced else None,
         )
-        self.scene = Scene(world=self.world, judge=judge, store=mutation.store)
+        self.scene = Scene(world=self.world, judge=judge, open_store=store)
         self.running: set[Process] = set()
         self.programs: dict[Process, Callable[[Process], Actor]] = {}
         self.homes: list[str] = []
@@ -90,6 +103,8 @@ class _Simulation:
             self.start(f"run-{number}", self.draw_builder(f"run-{number}"))
         if rng.random() < 0.5:
             self.start("reader", partial(Reader, self.scene))
+        if forced and rng.random() < 0.3:
+            self.start("reviser", partial(Reviser, self.scene))
 
     def draw_builder(self, run: str) -> Callable[[Process], Builder]:
         rng = self.rng

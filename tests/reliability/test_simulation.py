@@ -18,7 +18,17 @@ TRIALS = int(os.environ.get("NANOCHAT_TRIALS", "100000"))
 NORMAL = 2000
 UNTIL_FOUND = 2000  # seeds within which a missing protection shows; most need five
 HAPPENS = (
-    *("lost request", "lost answer", "retried", "duplicate", "late", "slow", "stale", "damaged"),
+    *(
+        "lost request",
+        "lost answer",
+        "retried",
+        "refused",
+        "duplicate",
+        "late",
+        "slow",
+        "stale",
+        "damaged",
+    ),
     *("crash before", "crash after", "started again", "pause before", "pause after"),
     *("lease taken up", "lease taken over", "LeaseLost", "StoreError"),
     *("published", "adopted", "divergent", "read"),
