@@ -22,6 +22,8 @@ from nanochat_core.job import sync_directory
 
 _CHUNK = 1 << 20
 _TEMPORARY = ".tmp"  # no key can have a segment of this name
+_SECONDS_TO_SWAP = 10.0  # a swap takes microseconds
+_SECONDS_BETWEEN_TRIES = 0.002
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _HINTS = {
     errno.ENOSPC: "free some space, or point NANOCHAT_STORE at another disk",
@@ -73,16 +75,17 @@ class LocalStore:
     def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
         """See Store."""
         final = self._path(key)
-        with self._writing(), self._temporary() as temporary, self._swapping():
-            try:
-                found = final.read_bytes()
-            except _NOT_THERE:
-                return False
-            if _version(found) == version:
-                _write(temporary, data)
-                self._replace(temporary, final)
-                return True
-            return found == data
+        with self._writing(), self._temporary() as temporary:
+            _write(temporary, data)
+            with self._swapping(key):
+                try:
+                    found = final.read_bytes()
+                except _NOT_THERE:
+                    return False
+                if is_same := _version(found) == version:
+                    temporary.replace(final)
+            sync_directory(final.parent)
+            return is_same or found == data
 
     def get(self, key: str) -> bytes:
         """See Store."""
@@ -236,10 +239,27 @@ class LocalStore:
             return time.time()
 
     @contextlib.contextmanager
-    def _swapping(self) -> Generator[None]:
-        """One swap at a time in the whole store; they are few and small."""
-        with (self._root / _TEMPORARY / "swap.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+    def _swapping(self, key: str) -> Generator[None]:
+        """One swap of an object at a time.
+
+        A process that is stopped meanwhile (SIGSTOP, a frozen container) keeps the others out, so
+        nothing slow is done inside, and of the other keys only one in 256 shares the lock.
+        """
+        bucket = hashlib.sha256(key.encode()).hexdigest()[:2]
+        path = self._root / _TEMPORARY / f"swap-{bucket}.lock"
+        deadline = time.monotonic() + _SECONDS_TO_SWAP
+        with path.open("w") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise StoreError(
+                            f"store {self.url}: {path} was locked for {_SECONDS_TO_SWAP:g} s",
+                            hint=f"a process that was stopped may hold it: fuser {path}",
+                        ) from None
+                    time.sleep(_SECONDS_BETWEEN_TRIES)
             yield
 
     def _check_reachable(self) -> None:

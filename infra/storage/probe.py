@@ -109,12 +109,12 @@ class _Trial:
 
     def put(self) -> Finding:
         """An object is written."""
+        key = self.key()
         try:
-            self._store.put(self.key(), b"connect")
+            self._store.put(key, b"connect")
             started = time.perf_counter()
-            self._store.put(self.key(), b"put")
+            self._store.put(key, b"put")
         except StoreError as error:
-            self._keys.clear()
             remedy = find_setting(self._store.url) or error.hint
             return Finding(name="put", state="fail", found=str(error), remedy=remedy)
         milliseconds = 1000 * (time.perf_counter() - started)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.storage import transfer
 from infra.storage.base import Missing, check_key
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
@@ -85,6 +86,29 @@ def test_a_file_goes_in_and_comes_out(store: LocalStore, tmp_path: Path):
     assert target.stat().st_mode & 0o777 == 0o444
     store.fetch("pretrain/x/model.safetensors", target)  # again, over the read-only one
     assert {path.name for path in tmp_path.iterdir()} == {"source", "target", "store"}
+
+
+def test_a_fetch_goes_on_with_the_same_object_only(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "PART", 10)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)  # root gets a copy
+
+    def stop_after_twenty(count: int) -> None:
+        told.append(count)
+        if sum(told) == 20:
+            raise KeyboardInterrupt
+
+    for content in (b"a" * 35, b"b" * 35):
+        store.put("model", content)
+        told: list[int] = []
+        with pytest.raises(KeyboardInterrupt):
+            store.fetch("model", tmp_path / "target", on_bytes=stop_after_twenty)
+        assert told == [0, 10, 10], "nothing is there of this object"
+    told.clear()
+    store.fetch("model", tmp_path / "target", on_bytes=told.append)
+    assert told == [20, 10, 5]
+    assert (tmp_path / "target").read_bytes() == b"b" * 35
 
 
 def test_a_missing_object_is_missing_whatever_is_asked_of_it(store: LocalStore, tmp_path: Path):

@@ -134,11 +134,12 @@ def test_an_answer_that_never_comes_is_asked_for_again(
 
 
 def test_no_try_begins_after_the_deadline(fake: FakeS3) -> None:
-    store = store_on(fake, patience=Patience(first_wait=0.05, longest_wait=0.05, deadline=0.1))
+    store = store_on(fake, patience=Patience(first_wait=0.3, longest_wait=0.3, deadline=0.7))
     store.put("a", b"x")
     fake.faults.append(DOWN)
-    with pytest.raises(StoreError, match=r"\([23] tries"):
+    with pytest.raises(StoreError):
         store.get("a")
+    assert 2 <= fake.count("GET") <= 5, "and not eight"
 
 
 def test_a_body_damaged_on_its_way_in_is_refused_and_sent_again(fake: FakeS3) -> None:

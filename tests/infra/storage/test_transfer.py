@@ -1,5 +1,6 @@
 """Parts cover an object once; a part file is gone on with by its own object only."""
 
+import fcntl
 import os
 import threading
 import time
@@ -118,6 +119,27 @@ def test_two_at_the_same_time_do_not_share_a_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [final]
 
 
+def test_a_file_that_another_process_finished_meanwhile_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "model"
+    with open_part_file(final, source="s", version="1", size=35) as file:
+        fill(file, list(file.parts), DATA)
+    lock = fcntl.flock
+
+    def finish_first(descriptor: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        with open_part_file(final, source="s", version="1", size=35) as other:
+            other.publish(final)
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", finish_first)
+    with open_part_file(final, source="s", version="1", size=35) as file:
+        assert len(file.missing) == 4
+        file.write(0, b"not in the other's file")
+        assert final.read_bytes() == DATA
+
+
 def test_an_empty_object_is_an_empty_file(tmp_path: Path) -> None:
     with open_part_file(tmp_path / "empty", source="s", version="1", size=0) as file:
         assert file.missing == []
@@ -168,6 +190,8 @@ def test_the_first_failure_stops_the_others_and_is_raised() -> None:
             raise ValueError("of the third")
         assert stop.wait(10), "not stopped"
 
+    started = time.monotonic()
     with ThreadPoolExecutor(4) as pool, pytest.raises(ValueError, match="of the third"):
         run_all(pool, range(1000), work, at_once=4)
     assert len(begun) <= 5
+    assert time.monotonic() - started < 8, "the others were told to end"
