@@ -20,6 +20,7 @@ from flows.commands.doctor import doctor
 from flows.commands.down import down
 from flows.commands.explain import explain
 from flows.commands.fetch import fetch
+from flows.commands.gc import gc
 from flows.commands.ls import ls
 from flows.commands.plan import plan
 from flows.commands.profiles import profiles
@@ -56,6 +57,7 @@ _COMMANDS = (
     (tag, _ARTIFACTS),
     (diff, _ARTIFACTS),
     (revoke, _ARTIFACTS),
+    (gc, _ARTIFACTS),
     (doctor, _MACHINE),
     (down, _MACHINE),
 )

@@ -16,7 +16,7 @@ from typing import cast
 from flows import lease
 from flows.documents import find_document, seal
 from flows.gc_inventory import take_inventory
-from flows.gc_reach import Records, Rules
+from flows.gc_reach import Records, Rules, read_referrers
 from flows.gc_survey import Survey, make_survey
 from flows.gc_sweep import Sweeper, Swept, Watch, clock, sweep
 from flows.reservations import SWEEP
@@ -118,12 +118,13 @@ def _look(
     beat: Callable[[], None],
     watch: Watch,
 ) -> Plan:
-    inventory = take_inventory(_watched(store.list(""), beat=beat, watch=watch))
-    if now is None:
-        now = _time_by(store, inventory.small)
     records = Records(store, threads=threads, beat=beat)
     try:
-        survey = make_survey(inventory, records, rules, marks=marks, now=now)
+        referrers = read_referrers(records)
+        inventory = take_inventory(_watched(store.list(""), beat=beat, watch=watch))
+        if now is None:
+            now = _time_by(store, inventory.small)
+        survey = make_survey(inventory, referrers, records, rules, marks=marks, now=now)
     except ArtifactError as error:
         raise ArtifactError(
             f"garbage cannot be told from what is in use: {error}",

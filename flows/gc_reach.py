@@ -15,7 +15,7 @@ from flows.documents import find_document
 from flows.gc_inventory import Inventory, Piece, Place, attempt_of, run_of
 from flows.manifest import FORMAT, Manifest
 from flows.parallel import in_parallel
-from flows.reservations import find_pin
+from flows.reservations import PINS, Pin, find_pin
 from flows.revocation import accepted_from
 from flows.runs import Run, find_run, find_tag, tag_names
 from infra.storage.base import Store
@@ -42,9 +42,21 @@ class Edges:
 
     @property
     def leads_to(self) -> tuple[Place, ...]:
-        """Artifacts that have to outlive this one: its inputs, and those whose files it shares."""
+        """Artifacts that have to outlive this one.
+
+        Its inputs, those whose files it shares, and those whose revocation would be its own.
+        """
         sharing = {(parts[0], parts[1]) for parts in (name.split("/") for name in self.attempts)}
-        return (*self.inputs, *sharing)
+        return (*self.inputs, *sharing, *self.revocations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Referrers:
+    """Records that name artifacts, whether they still count or not."""
+
+    runs: Mapping[str, Run]
+    tagged: frozenset[str]  # ids of runs
+    pins: Mapping[str, tuple[float, tuple[Place, ...]]]  # when each was written, and what it names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +111,7 @@ class Records:
 
     def edges(self, places: Iterable[Place]) -> dict[Place, Edges]:
         """What the manifests of these artifacts name, as far as they exist."""
-        wanted = list(places)
+        wanted = sorted(places)
         fresh = [place for place in wanted if place not in self._edges]
         self._edges.update(dict.fromkeys(fresh))
         self._edges.update(self.read(_find_edges, fresh))
@@ -125,7 +137,34 @@ class Records:
             reached.add(edges)
 
 
-def find_roots(inventory: Inventory, records: Records, rules: Rules, *, now: float) -> Roots:
+def read_referrers(records: Records) -> Referrers:
+    """Who names artifacts, and what these name. To be called before the store is listed.
+
+    Whoever publishes an artifact removes his pin afterwards, and whoever builds one again puts the
+    old manifest aside before he removes it: what is not found here any more is found in the list.
+    Raises ArtifactError naming a record that is damaged.
+    """
+    store = records.store
+    written = {entry.key: entry.modified for entry in store.list(PINS)}
+    pins = dict(records.read(_find_pin, list(written)))
+    listed = [
+        entry.key.removeprefix("runs/").removesuffix(".json") for entry in store.list("runs/")
+    ]
+    tagged = records.read(find_tag, tag_names(store))
+    runs = {run.run: run for run in records.read(find_run, sorted({*listed, *tagged}))}
+    found = Referrers(
+        runs=runs,
+        tagged=frozenset(tagged),
+        pins={key: (written[key], pin.artifacts) for key, pin in pins.items()},
+    )
+    records.follow({place for run in runs.values() for place in run.stages.items()})
+    records.follow({place for pin in pins.values() for place in pin.artifacts})
+    return found
+
+
+def find_roots(
+    inventory: Inventory, referrers: Referrers, records: Records, rules: Rules, *, now: float
+) -> Roots:
     """What has to be kept for somebody. Raises ArtifactError naming a record that is damaged.
 
     Runs: those heard of lately, the newest finished one of each name, those that a tag points at
@@ -133,18 +172,19 @@ def find_roots(inventory: Inventory, records: Records, rules: Rules, *, now: flo
     and those that were just published.
     """
     pieces = list(inventory.pieces.values())
-    lately = {p.name for p in pieces if now - p.newest <= rules.keep}
     young = {p.name for p in pieces if now - p.newest <= rules.grace}
     leased = records.read(
         _find_lease, [p.place for p in pieces if p.kind == "lease" and p.place and p.name in young]
     )
-    pins = records.read(find_pin, [p.name for p in pieces if p.kind == "pin" and p.name in lately])
-    whole = {place for place, _ in leased} | {place for pin in pins for place in pin.artifacts}
-    listed = [run_of(p) for p in pieces if p.kind == "run record"]
-    named = {*records.read(find_tag, tag_names(records.store)), *(run for _, run in leased)}
-    runs = records.read(find_run, {*listed, *named})
-    kept = named | _newest_finished(runs)
-    kept |= {run_of(p) for p in pieces if p.kind == "run record" and p.name in lately}
+    pins = [places for written, places in referrers.pins.values() if now - written <= rules.keep]
+    whole = {place for place, _ in leased} | {place for places in pins for place in places}
+    going_on = {run for _, run in leased}
+    going_on |= {
+        run_of(p) for p in pieces if p.kind == "run record" and now - p.newest <= rules.keep
+    }
+    later = sorted(going_on - referrers.runs.keys())  # they began after the others were read
+    runs = [*referrers.runs.values(), *records.read(find_run, later)]
+    kept = going_on | referrers.tagged | _newest_finished(runs)
     artifacts = {run.run: tuple(run.stages.items()) for run in runs}
     published = {p.place for p in pieces if p.kind == "artifact" and p.place and p.name in young}
     return Roots(
@@ -155,7 +195,7 @@ def find_roots(inventory: Inventory, records: Records, rules: Rules, *, now: flo
         unfinished=frozenset(
             place
             for run in runs
-            if run.status == "running" and run.run in kept
+            if run.status == "running" and run.run in going_on
             for place in run.stages.items()
         ),
         runs=artifacts,
@@ -177,6 +217,11 @@ def _newest_finished(runs: Iterable[Run]) -> set[str]:
 def _find_lease(store: Store, place: Place) -> tuple[Place, str] | None:
     holder = lease.find_holder(store, *place)
     return None if holder is None else (place, holder.record.run)
+
+
+def _find_pin(store: Store, key: str) -> tuple[str, Pin] | None:
+    pin = find_pin(store, key)
+    return None if pin is None else (key, pin)
 
 
 def _find_edges(store: Store, place: Place) -> tuple[Place, Edges] | None:

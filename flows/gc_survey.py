@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flows.gc_inventory import Inventory, Kind, Piece, Place, run_of
-from flows.gc_reach import Edges, Reached, Records, Roots, Rules, find_roots
+from flows.gc_reach import Edges, Reached, Records, Referrers, Roots, Rules, find_roots
 
 _OLDER: tuple[Kind, ...] = ("superseded", "divergent")
 
@@ -28,6 +28,7 @@ class Survey:
 
 def make_survey(
     inventory: Inventory,
+    referrers: Referrers,
     records: Records,
     rules: Rules,
     *,
@@ -36,9 +37,10 @@ def make_survey(
 ) -> Survey:
     """Tell garbage from what is in use. `marks` are those of the last collection.
 
+    `referrers` were read with `records` before the store was listed for the inventory.
     Raises ArtifactError naming a record that is damaged: it might reach anything.
     """
-    roots = find_roots(inventory, records, rules, now=now)
+    roots = find_roots(inventory, referrers, records, rules, now=now)
     reached = records.follow(roots.places)
     pieces = inventory.pieces.values()
     older = [p for p in pieces if p.kind in _OLDER and _is_needed(p, roots, rules, now=now)]

@@ -215,12 +215,11 @@ class _Sweep:
         self._note(piece)
 
     def _delete_unchanged(self, piece: Piece) -> bool:
-        """Delete a record unless it was written again; whether it is gone."""
+        """Delete a record as it was listed; False when somebody replaced or removed it since."""
         try:
             entry = self._store.head(piece.name)
         except Missing:
-            self._note(piece)
-            return True
+            return False
         if entry.modified > piece.newest:
             return False
         self._delete(entry)

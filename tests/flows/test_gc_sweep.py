@@ -1,0 +1,219 @@
+"""Deleting garbage: in which order, and what happens when others act, or death comes, meanwhile."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flows import lease
+from flows.gc import make_claim
+from flows.manifest import Manifest
+from flows.reservations import SWEEP
+from flows.revocation import revoke
+from infra.storage.base import Missing
+from nanochat_core.errors import StageError, StoreError
+from tests.flows.rubbish import acquire, gc, look, make, make_grown, place, put_whole
+from tests.flows.shelf import put_run
+from tests.reliability.memory_store import DAY, MemoryStore
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def test_an_artifact_that_has_to_wait_keeps_what_it_was_made_from(store: MemoryStore):
+    source = make(store, "shards")
+    store.now += 2 * DAY
+    gc(store)
+    made = make(store, "rows", inputs={"shards": source})
+    store.now += 2 * DAY
+    assert look(store).survey.ripe == {}
+    gc(store)
+    store.now += DAY
+    gc(store)
+    manifests = [key for key in store.deleted if key.endswith("manifest.json")]
+    assert manifests == [f"{place(made)}/manifest.json", f"{place(source)}/manifest.json"]
+
+
+def test_a_sweep_that_is_killed_anywhere_leaves_no_manifest_without_files(store: MemoryStore):
+    source = make(store, "shards")
+    made = make(store, "rows", inputs={"shards": source})
+    revoke(store, source, why="wrong", who="me", when="now")
+    grown = make_grown(store, source)
+    put_run(store, "tiny-1", made, grown, status="failed")
+    store.now += 31 * DAY
+    gc(store)
+    store.now += DAY
+    moments = 0
+    while True:
+        copy = copy_of(store)
+        copy.deletes_left = moments
+        try:
+            gc(copy)
+            break
+        except StoreError:
+            moments += 1
+        check_whole(copy, made, grown, source)
+        copy.deletes_left = 1000
+        for _ in range(4):
+            copy.now += DAY
+            gc(copy)
+        assert copy.names() == copy.names("gc/")
+    assert moments == 12  # every deletion there is
+
+
+class Dying(MemoryStore):
+    """Refuses to delete any more at some moment."""
+
+    deletes_left = 1000
+
+    def delete(self, key: str) -> None:
+        """See Store."""
+        if self.deletes_left == 0:
+            raise StoreError("the process was killed")
+        self.deletes_left -= 1
+        super().delete(key)
+
+
+def copy_of(store: MemoryStore) -> Dying:
+    copy = Dying()
+    for entry in store.list(""):
+        copy.now = entry.modified
+        copy.put(entry.key, store.get(entry.key))
+    copy.now = store.now
+    return copy
+
+
+def check_whole(store: MemoryStore, *manifests: Manifest) -> None:
+    """Whatever manifest is there has its files and its inputs; and if it was revoked, it is."""
+    for manifest in manifests:
+        if f"{place(manifest)}/manifest.json" in store.names():
+            assert {file.key for file in manifest.files} <= store.names()
+            for stage, source in manifest.inputs.items():
+                assert f"{stage}/{source.fingerprint}/manifest.json" in store.names()
+    *_, revoked = manifests
+    if f"{place(revoked)}/manifest.json" in store.names():
+        assert f"{place(revoked)}/revoked.json" in store.names()
+
+
+def test_there_is_one_collection_at_a_time(store: MemoryStore):
+    acquired = lease.try_acquire(store, *SWEEP, make_claim(), ttl=lease.TTL)
+    assert isinstance(acquired, lease.Held)
+    with pytest.raises(StageError, match="is being collected already by run gc"):
+        gc(store)
+    store.now += lease.TTL + 1  # it was killed
+    gc(store)
+
+
+def test_a_collection_that_stood_still_deletes_nothing_more(store: MemoryStore):
+    make(store)
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+
+    def stand_still(what: str, count: int) -> None:
+        if what == "artifacts":
+            store.now += lease.TTL / 2 + 1
+
+    with pytest.raises(lease.LeaseLost, match="stood still"):
+        gc(store, watch=stand_still)
+    assert [key.rpartition("/")[2] for key in store.deleted] == ["manifest.json"]
+
+
+class Interrupting(MemoryStore):
+    """Lets somebody act right before the collection looks at a key for the last time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[str, Callable[[], Any]] = {}
+
+    def get_stored(self, key: str) -> Any:
+        """See Store."""
+        if act := self.before.pop(key, None):
+            act()
+        return super().get_stored(key)
+
+    def head(self, key: str) -> Any:
+        """See Store."""
+        if act := self.before.pop(f"head {key}", None):
+            act()
+        return super().head(key)
+
+
+def ready_to_sweep(store: MemoryStore) -> tuple[Manifest, Manifest]:
+    source = make(store, "shards")
+    made = make(store, "rows", inputs={"shards": source})
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    return source, made
+
+
+def test_where_somebody_builds_meanwhile_nothing_is_deleted_nor_what_it_is_made_from() -> None:
+    store = Interrupting()
+    source, made = ready_to_sweep(store)
+    # The first look at the lease is by the sweep: it was not there when roots were searched.
+    store.before[f"{place(made)}/lease.json"] = lambda: acquire(store, made)
+    gc(store)
+    assert [key for key in store.deleted if place(made) in key or place(source) in key] == []
+
+
+def test_what_was_published_again_meanwhile_stays() -> None:
+    store = Interrupting()
+    source, made = ready_to_sweep(store)
+    store.before[f"head {place(made)}/manifest.json"] = lambda: put_whole(store, made)
+    gc(store)
+    assert [key for key in store.deleted if place(made) in key or place(source) in key] == []
+
+
+def test_a_run_that_starts_again_meanwhile_keeps_its_record() -> None:
+    store = Interrupting()
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest, status="failed")
+    store.now += 31 * DAY
+    gc(store)
+    store.now += DAY
+    store.before["head runs/tiny-1.json"] = lambda: put_run(store, "tiny-1", manifest)
+    gc(store)
+    assert "runs/tiny-1.json" in store.names()
+
+
+def test_only_records_are_read_and_each_at_most_twice() -> None:
+    asked: list[str] = []
+
+    class Counting(MemoryStore):
+        def get_stored(self, key: str) -> Any:
+            asked.append(key)
+            return super().get_stored(key)
+
+    store = Counting()
+    for seed in range(20):
+        manifest = make(store, seed=seed)
+        for shard in range(20):
+            store.put(f"{place(manifest)}/files/a/{shard}", b"x")
+        if seed % 2:
+            put_run(store, f"tiny-{seed}", manifest)
+    store.now += 2 * DAY
+    asked.clear()
+    gc(store)
+    kinds = [key.rpartition("/")[2] for key in asked if not key.startswith("gc/")]
+    assert {kind for kind in kinds if not kind.startswith("tiny-")} == {"manifest.json"}
+    assert len(kinds) == len(set(asked) - {key for key in asked if key.startswith("gc/")}) == 30
+
+
+def test_many_threads_delete_what_one_does() -> None:
+    gone: list[set[str]] = []
+    for threads in (1, 8):
+        store = MemoryStore()
+        for seed in range(30):
+            make(store, seed=seed)
+        store.now += 2 * DAY
+        for _ in range(2):
+            gc(store, threads=threads)
+            store.now += DAY
+        gone.append(set(store.deleted))
+        with pytest.raises(Missing):
+            store.get(next(iter(gone[-1])))
+    assert gone[0] == gone[1]
+    assert len(gone[0]) == 30 * 4

@@ -1,0 +1,199 @@
+"""Histories of a store whose garbage is collected while runs use it, each drawn from a seed.
+
+.venv/bin/python -m tests.reliability.gc_histories --seed 4711           one, with all operations
+.venv/bin/python -m tests.reliability.gc_histories --seeds 1000
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flows.gc_reach import Rules
+from tests.reliability import gc_actors as actors
+from tests.reliability.gc_judge import Broken, Judge
+from tests.reliability.sim_actors import TERMS
+from tests.reliability.sim_store import Objects
+from tests.reliability.sim_world import Faults, Process, World
+
+DAY = 86400.0  # virtual seconds
+RULES = Rules(keep=30 * DAY, grace=DAY)
+FAULTS = Faults(
+    lost_request=0.01,
+    lost_answer=0.01,
+    retried=0.02,
+    duplicate=0.02,
+    slow=0.1,
+    crash=0.004,
+    damaged=0.01,
+)
+_GAPS = (0.3, 1.1, 2.0, 10.0)  # days between one crowd and the next
+_SECONDS_OF_CROWD = 25.0
+_SECONDS_TO_END = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What one seed came to."""
+
+    seed: int
+    operations: int
+    deleted: int  # objects, by collections
+    reused: int  # artifacts, by runs
+    waited: int  # times that somebody waited for a collection
+    broken: str | None
+    trace: list[str]
+
+
+class _Simulation:
+    def __init__(self, seed: int, rules: Rules, trace: list[str] | None) -> None:
+        self.rng = random.Random(seed)
+        calm = Faults(slow=FAULTS.slow)
+        self.world = World(seed, faults=self.rng.choice((FAULTS, calm)), trace=trace)
+        self.world.on_death = self.on_death
+        self.judge = Judge(Objects(self.world), rules, ttl=TERMS.ttl)
+        self.running: dict[Process, Callable[[Process], actors.Actor]] = {}
+        self.rules = rules
+
+    def run(self) -> None:
+        """Crowds of processes, with days between them; then collections until nothing is left."""
+        for number in range(self.rng.randint(2, 3)):
+            self.crowd(f"calm{number}", is_tense=False)
+            self.let_rot()
+            self.crowd(f"tense{number}", is_tense=True)
+            self.wait_until(self.world.now + self.rng.choice(_GAPS) * DAY)
+        self.world.faulty = False
+        self.wait_until(self.world.now + self.rules.grace + _SECONDS_TO_END)
+        since = self.world.now
+        self.collect_rest(2)
+        left = self.judge.leftovers(since=since)
+        left = {key for key in left if not key.endswith("/lease.json")}  # these take longer
+        if left:
+            raise Broken(f"left after the grace and two collections: {sorted(left)}")
+        self.wait_until(self.world.now + RULES.keep + DAY)
+        since = self.world.now
+        self.collect_rest(6)
+        if left := self.judge.leftovers(since=since):
+            raise Broken(f"left in the end: {sorted(left)}")
+
+    def let_rot(self) -> None:
+        """Runs are forgotten, and a collection marks what they leave: the next one deletes it."""
+        self.wait_until(self.world.now + self.rules.keep + DAY)
+        self.collect_rest(1)
+
+    def crowd(self, name: str, *, is_tense: bool) -> None:
+        """Who comes at about the same time; a tense crowd meets a collection that deletes."""
+        rng, world, judge = self.rng, self.world, self.judge
+        for _ in range(rng.choice((1, 1, 2) if is_tense else (0, 1))):
+            self.start("gc", lambda p: actors.Collector(world, judge, p))
+        for number in range(rng.choice((1, 2, 3))):
+            facts = actors.draw_run(world, f"{rng.choice(('tiny', 'd12', name))}")
+            self.start(f"run{number}", lambda p, f=facts: actors.Runner(world, judge, p, **f))
+        for calm, tense, actor in (
+            (0.6, 0.6, actors.Accepter),
+            (0.2, 0.8, actors.Tagger),
+            (0.2, 0.2, actors.Revoker),
+            (0.1, 0.1, actors.Stray),
+        ):
+            if rng.random() < (tense if is_tense else calm):
+                self.start(actor.__name__.lower(), lambda p, a=actor: a(world, judge, p))
+        if rng.random() < 0.4:
+            when = world.now + rng.random() * _SECONDS_OF_CROWD
+            world.at(when, lambda _: self.pause_one(), None)
+
+    def start(self, name: str, program: Callable[[Process], actors.Actor]) -> None:
+        """A process of its own home, in a while."""
+        number = len(self.world.trace or ()) + self.world.operations
+        process = Process(name, home=f"{name}-{number}", skew=self.rng.uniform(-300.0, 300.0))
+        self.begin(process, program, after=_SECONDS_OF_CROWD * self.rng.random())
+
+    def begin(
+        self, process: Process, program: Callable[[Process], actors.Actor], *, after: float
+    ) -> None:
+        """A process that was started, or is started again."""
+
+        def main() -> None:
+            program(process).main()
+            self.world.note(process, "is done")
+            self.running.pop(process, None)
+
+        self.running[process] = program
+        self.world.spawn(process, main, after=after)
+
+    def on_death(self, process: Process) -> None:
+        """Perhaps somebody starts it again."""
+        program = self.running.pop(process, None)
+        if program and self.rng.random() < 0.4:
+            again = Process(f"{process.name}'", home=process.home, skew=process.skew)
+            self.begin(again, program, after=30.0 * self.rng.random())
+
+    def pause_one(self) -> None:
+        """A process stops for longer than a lease lasts, perhaps."""
+        collectors = [process for process in self.running if process in self.judge.collectors]
+        if crowd := collectors or list(self.running):
+            self.world.pause(self.rng.choice(crowd))
+
+    def wait_until(self, moment: float) -> None:
+        """Let the world live until then."""
+        self.world.at(moment, lambda _: None, None)
+        self.world.run(lambda: self.world.now >= moment, before=moment + 1)
+
+    def collect_rest(self, times: int) -> None:
+        """Collections, the grace between them."""
+        for _ in range(times):
+            self.start("gc", lambda p: actors.Collector(self.world, self.judge, p))
+            self.wait_until(self.world.now + self.rules.grace + _SECONDS_TO_END)
+
+
+def simulate(seed: int, *, rules: Rules = RULES, trace: bool = False) -> History:
+    """One history."""
+    lines: list[str] = []
+    simulation = _Simulation(seed, rules, lines if trace else None)
+    world, judge, broken = simulation.world, simulation.judge, None
+    with actors.simulated_pipeline(world):
+        try:
+            simulation.run()
+        except Broken as error:
+            broken = str(error)
+        finally:
+            world.close()
+    return History(
+        seed=seed,
+        operations=world.operations,
+        deleted=judge.deleted,
+        reused=judge.reused,
+        waited=judge.waited,
+        broken=broken,
+        trace=lines,
+    )
+
+
+def main() -> int:
+    """A campaign, or one history in detail."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    if options.seed is not None:
+        history = simulate(options.seed, trace=True)
+        sys.stdout.write("\n".join(history.trace) + f"\nbroken: {history.broken}\n")
+        return history.broken is not None
+    began = time.monotonic()
+    histories = [simulate(options.first + number) for number in range(options.seeds)]
+    broken = [f"  seed {h.seed}: {h.broken}" for h in histories if h.broken]
+    sys.stdout.write(
+        f"{len(histories)} histories, {sum(h.operations for h in histories):,} operations, "
+        f"{sum(h.deleted for h in histories):,} objects deleted, "
+        f"{sum(h.reused for h in histories):,} artifacts reused, "
+        f"{sum(h.waited for h in histories):,} waits for a collection, "
+        f"{time.monotonic() - began:.0f} s\n{len(broken)} broken\n"
+    )
+    sys.stdout.write("\n".join([*broken[:20], ""]))
+    return len(broken) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
