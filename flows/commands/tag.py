@@ -1,5 +1,7 @@
 """`nanochat tag`: names of your own for runs, such as main or best."""
 
+import sys
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -10,6 +12,7 @@ from flows.commands.terminal import print_json, print_lines
 from flows.listing import Tagged, columns, list_tags
 from flows.profiles import PROFILES
 from flows.references import open_run, suggest
+from flows.reservations import reserve
 from flows.runs import Run, check_name, find_run, find_tag, newest_runs, point, remove_tag
 from flows.stages import STAGES
 from infra.storage.base import Store
@@ -58,13 +61,25 @@ def tag(
 def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
     _check_free(store, name)
     run = open_run(store, reference)
-    old = point(store, name, run.run)
+    before: list[str | None] = []  # the first is what the tag stood for
+    reserve(store, lambda: before.append(point(store, name, run.run)), tell=_tell, pause=time.sleep)
+    if find_run(store, run.run) is None:
+        raise ArtifactError(
+            f"run {run.run} was forgotten while it was tagged",
+            hint=f"point it at another one: nanochat tag {name} RUN",
+        )
+    old = before[0]
     what = f"{run.run} ({_progress(run)})"
     if old == run.run:
         line = f"{name} -> {what}, as before"
     else:
         line = f"{name}: {old} -> {what}" if old else f"{name} -> {what}"
     return {"tag": name, "run": run.run, "before": old}, [line]
+
+
+def _tell(text: str) -> None:
+    """What is waited for."""
+    sys.stderr.write(f"{text}\n")
 
 
 def _check_free(store: Store, name: str) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from flows import lease
 from flows.cli import main
 from flows.documents import find_document, seal
-from flows.gc import FORMAT, MARK
+from flows.gc import FORMAT, MARK, make_claim
 from flows.manifest import Manifest
+from flows.reservations import SWEEP
 from infra.storage.local import LocalStore
 from tests.flows.shelf import make_manifest, put_artifact, put_run
 
@@ -161,3 +163,31 @@ def test_a_record_that_cannot_be_read_ends_it_with_its_name(
     assert "garbage cannot be told from what is in use" in said
     assert "runs/tiny-1.json" in said
     assert "hint: nothing was deleted" in said
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_tag_waits_for_a_collection_and_looks_whether_the_run_is_there(
+    store: LocalStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    forgotten: bool,
+):
+    put_run(store, "tiny-1", put_old(store, 1, days=3))
+    held = lease.try_acquire(store, *SWEEP, make_claim(), ttl=lease.TTL)
+    assert isinstance(held, lease.Held)
+
+    def end_collection(seconds: float) -> None:
+        if forgotten:
+            store.delete("runs/tiny-1.json")
+        lease.release(store, held)
+
+    monkeypatch.setattr("flows.commands.tag.time.sleep", end_collection)
+    where = ["--home", str(tmp_path / "home"), "--store", store.url]
+    assert main(["tag", "main", "tiny-1", *where]) == int(forgotten)
+    said = capsys.readouterr()
+    assert "waiting: garbage is being collected by run gc" in said.err
+    if forgotten:
+        assert "error: run tiny-1 was forgotten while it was tagged" in said.err
+    else:
+        assert "main -> tiny-1" in said.out
