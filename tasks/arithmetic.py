@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tasks.base import Conversation, TaskError, check_split, distinct, final_number, parts_of
+from tasks.sources import GeneratedTask
 from tasks.stories import CLOSINGS, NAMES, OBJECTS, OPENINGS, STEPS, STORIES
 
 NAME = "arithmetic"
-GRADABLE = True
 GRADES = (1, 2, 3)
 TEST_PERCENT = 20  # of the sets of numbers
 
@@ -145,3 +145,6 @@ def _operands(rng: random.Random, split: str, sign: str, *, largest: int) -> tup
 
 def _apply(a: int, sign: str, b: int) -> int:
     return {"+": a + b, "-": a - b, "*": a * b}[sign]
+
+
+TASK = GeneratedTask(name=NAME, generate=generate, is_correct=is_correct)

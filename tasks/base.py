@@ -17,7 +17,7 @@ answers in that form.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, overload
 
 Conversation: TypeAlias = dict[str, Any]
 Part: TypeAlias = dict[str, str]
@@ -34,6 +34,27 @@ class TaskError(ValueError):
     """A dataset that cannot be used, or a task that does not exist. One line."""
 
 
+class View(Sequence[Conversation]):
+    """Some conversations of another sequence, in an order of their own; read when asked for."""
+
+    def __init__(self, examples: Sequence[Conversation], places: Sequence[int]) -> None:
+        self._examples = examples
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Conversation: ...
+    @overload
+    def __getitem__(self, index: slice) -> "View": ...
+    def __getitem__(self, index: int | slice) -> "Conversation | View":
+        """One conversation, or a view of a part."""
+        if isinstance(index, slice):
+            return View(self._examples, self._places[index])
+        return self._examples[self._places[index]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """The examples of one split of one dataset, in a fixed order."""
@@ -48,9 +69,13 @@ class Task:
     def __getitem__(self, index: int) -> Conversation:
         return self.examples[index]
 
+    def sliced(self, start: int = 0, stop: int | None = None, step: int = 1) -> Self:
+        """Every `step`-th example from `start` to before `stop`, as in a slice of a list."""
+        return replace(self, examples=View(self.examples, range(len(self))[start:stop:step]))
+
     def first(self, num_examples: int) -> Self:
         """The first `num_examples`, or all of them when there are not so many."""
-        return replace(self, examples=self.examples[:num_examples])
+        return self.sliced(stop=num_examples)
 
 
 def prompt_of(conversation: Conversation) -> Conversation:

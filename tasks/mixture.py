@@ -1,18 +1,49 @@
-"""Several tasks' examples as one list to train on, shuffled by a seed."""
+"""Several tasks' examples as one list to train on: mixed by a seed, or one task after the other."""
 
 import random
+from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import overload
 
-from tasks.base import Conversation, Task
+from tasks.base import Conversation, Task, View
 
 
-def mixture(tasks: Sequence[tuple[Task, int]], seed: int) -> list[Conversation]:
+class Joined(Sequence[Conversation]):
+    """The conversations of several sequences, one after the other; read when asked for."""
+
+    def __init__(self, parts: Sequence[Sequence[Conversation]]) -> None:
+        self._parts = parts
+        self._ends = list(accumulate(len(part) for part in parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Conversation: ...
+    @overload
+    def __getitem__(self, index: slice) -> View: ...
+    def __getitem__(self, index: int | slice) -> Conversation | View:
+        """One conversation, or a view of a part."""
+        places = range(len(self))[index]
+        if isinstance(places, range):
+            return View(self, places)
+        part = bisect_right(self._ends, places)
+        return self._parts[part][places - self._ends[part] + len(self._parts[part])]
+
+
+def mixture(tasks: Sequence[tuple[Task, int]], seed: int) -> View:
     """Every example of each (task, epochs) pair `epochs` times, in one seeded random order.
 
     The order depends on nothing but `seed` and the lengths.
     """
-    conversations = [
-        example for task, epochs in tasks for _ in range(epochs) for example in task.examples
-    ]
-    random.Random(seed).shuffle(conversations)
-    return conversations
+    joined = sequence(tasks)
+    places = array("q", range(len(joined)))  # 8 bytes an entry: there may be millions
+    random.Random(seed).shuffle(places)
+    return View(joined, places)
+
+
+def sequence(tasks: Sequence[tuple[Task, int]]) -> Joined:
+    """Every example of each (task, epochs) pair `epochs` times, task after task: a curriculum."""
+    return Joined([task.examples for task, epochs in tasks for _ in range(epochs)])

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.base import Conversation, TaskError, check_split, distinct, final_number, parts_of
+from tasks.sources import GeneratedTask
 
 NAME = "spelling"
-GRADABLE = True
 
 # grade -> longest word, share of questions that ask for a count
 GRADES = {1: (5, 0.15), 2: (7, 0.35), 3: (10, 0.5)}
@@ -92,6 +92,7 @@ def is_correct(conversation: Conversation, answer: str) -> bool:
     return letters == list(conversation["word"])
 
 
+@functools.cache
 def words_of(split: str, *, longest: int) -> tuple[str, ...]:
     """The words of a split with at most `longest` letters, sorted."""
     return tuple(w for w in _words() if len(w) <= longest and _is_test(w) == (split == "test"))
@@ -160,3 +161,6 @@ def _phrase(
     text = opening + template.format(**values)
     end = "?" if opening.startswith(("Can", "Could")) else rng.choice(("", "."))
     return text[0].upper() + text[1:] + end
+
+
+TASK = GeneratedTask(name=NAME, generate=generate, is_correct=is_correct)

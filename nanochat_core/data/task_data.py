@@ -15,7 +15,8 @@ from nanochat_core.errors import DataError
 from nanochat_core.job import Job, write_json
 from nanochat_core.runtime.seeding import seed_for
 from tasks.base import SPLITS, Conversation, TaskError, prompt_key
-from tasks.registry import generate, is_gradable, write_examples
+from tasks.files import write_examples
+from tasks.registry import generate, is_gradable
 
 FORMAT = 1
 

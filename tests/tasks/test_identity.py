@@ -1,7 +1,7 @@
 import pytest
 
 from tasks import identity
-from tasks.base import TaskError, check_conversation, prompt_key
+from tasks.base import check_conversation, prompt_key
 
 
 def examples(split, num_examples=1000, *, seed=0):
@@ -42,8 +42,3 @@ def test_asking_for_more_gives_each_conversation_once_and_for_fewer_a_prefix():
     assert examples("train", 10) == everything[:10]
     assert examples("train", 10**6) == everything
     assert examples("train", seed=1) != everything
-
-
-def test_answers_are_not_graded():
-    with pytest.raises(TaskError, match="cannot be graded"):
-        identity.is_correct(examples("test")[0], "I am a tiny model.")

@@ -1,27 +1,10 @@
-import json
-
 import pytest
 
 from tasks import registry
 from tasks.base import TaskError
+from tasks.sources import HubTask
 
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
-
-
-@pytest.mark.parametrize("name", sorted(registry.TASKS))
-def test_what_is_written_is_read_back(name, tmp_path):
-    (tmp_path / name).mkdir()
-    examples = list(registry.generate(name, "test", 10, grade=1, seed=3))
-    assert registry.write_examples(tmp_path / name / "test.jsonl", examples) == 10
-    task = registry.open_task(name, tmp_path, "test")
-    assert (task.name, task.split, list(task)) == (name, "test", examples)
-
-
-def test_letters_of_any_language_are_read_back(tmp_path):
-    (tmp_path / "spelling").mkdir()
-    odd = {"messages": [{"role": "user", "content": "\u2028 e\u0301 \U0001f600 \x85 \r\n"}]}
-    registry.write_examples(tmp_path / "spelling" / "test.jsonl", [odd, odd])
-    assert list(registry.open_task("spelling", tmp_path, "test")) == [odd, odd]
 
 
 def test_grading_goes_to_the_task():
@@ -29,52 +12,46 @@ def test_grading_goes_to_the_task():
     assert registry.reward("arithmetic", {"answer": "12"}, "#### 12") == 1.0
     assert registry.reward("arithmetic", {"answer": "12"}, "#### 13") == 0.0
     assert registry.is_correct("spelling", {"kind": "spell", "word": "cat"}, "cat: c,a,t")
-    assert {n for n in registry.TASKS if not registry.is_gradable(n)} == {"identity"}
+    ungraded = {n for n in registry.TASKS if not registry.is_gradable(n)}
+    assert ungraded == {"identity", "smoltalk"}
+
+
+@pytest.mark.parametrize("name", ["identity", "smoltalk"])
+def test_answers_without_right_or_wrong_are_not_graded(name):
+    with pytest.raises(TaskError, match=f"answers of task '{name}' cannot be graded"):
+        registry.is_correct(name, GOOD, "I am a tiny model.")
+
+
+def test_a_dataset_of_a_person_has_no_grading():
+    assert not registry.is_gradable("my-letters")
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda path: registry.generate("gsm9k", "train", 1, grade=1, seed=0),
-        lambda path: registry.is_correct("gsm9k", GOOD, ""),
-        lambda path: registry.open_task("gsm9k", path, "train"),
+        lambda: registry.generate("gsm9k", "train", 1, grade=1, seed=0),
+        lambda: registry.is_correct("gsm9k", GOOD, ""),
     ],
 )
-def test_an_unknown_task_is_refused_with_those_there_are(call, tmp_path):
-    with pytest.raises(TaskError, match=r"no task 'gsm9k' \(one of: arithmetic, identity, spell"):
-        call(tmp_path)
+def test_an_unknown_task_is_refused_with_those_there_are(call):
+    with pytest.raises(TaskError, match=r"no task 'gsm9k' \(one of: arc_challenge, arc_easy, ari"):
+        call()
 
 
-def test_an_unknown_split_is_refused(tmp_path):
+def test_an_unknown_split_is_refused():
     with pytest.raises(TaskError, match="no split 'valid'"):
         registry.generate("spelling", "valid", 1, grade=1, seed=0)
-    with pytest.raises(TaskError, match="no split 'valid'"):
-        registry.open_task("spelling", tmp_path, "valid")
+
+
+def test_a_dataset_of_the_hub_is_not_made():
+    with pytest.raises(TaskError, match="gsm8k are not made but downloaded"):
+        registry.generate("gsm8k", "train", 1, grade=1, seed=0)
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b'{"messages": [', "not JSON"),
-        (b"\xff\xfe", "not JSON"),
-        (b"[1, 2]", "a conversation needs a list of 'messages'"),
-        (b'{"messages": [{"role": "user", "content": "a"}] * 2}', "not JSON"),
-        (
-            json.dumps({"messages": [GOOD["messages"][0]] * 2}).encode(),
-            "message 1 is of role 'user', expected 'assistant'",
-        ),
-    ],
+    "task", [task for task in registry.TASKS.values() if isinstance(task, HubTask)]
 )
-def test_a_bad_line_is_named_by_file_and_number(line, message, tmp_path):
-    path = tmp_path / "spelling" / "train.jsonl"
-    path.parent.mkdir()
-    path.write_bytes(json.dumps(GOOD).encode() + b"\n\n" + line + b"\n")
-    with pytest.raises(TaskError) as error:
-        registry.open_task("spelling", tmp_path, "train")
-    assert str(error.value).startswith(f"{path}:3: {message}")
-    assert "\n" not in str(error.value)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(TaskError, match=r"spelling/train\.jsonl cannot be read: No such file"):
-        registry.open_task("spelling", tmp_path, "train")
+def test_datasets_name_splits_there_are_and_a_revision(task):
+    assert task.dataset.repository.count("/") == 1
+    assert task.dataset.files.keys() <= {"train", "test"}
+    assert task.dataset.revision == "main" or len(task.dataset.revision) == 40

@@ -11,7 +11,8 @@ from nanochat_core.engine.calculator import calculate
 from nanochat_core.errors import DataError
 from nanochat_core.job import Job, Resources
 from tasks.base import prompt_key, text_of
-from tasks.registry import is_correct, is_gradable, open_task
+from tasks.files import open_task
+from tasks.registry import is_correct, is_gradable
 
 RESOURCES = Resources(
     device="cpu",

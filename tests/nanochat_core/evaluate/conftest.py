@@ -10,7 +10,8 @@ import pytest
 from nanochat_core.data.row_files import write_index
 from nanochat_core.job import Job, Resources
 from nanochat_core.tokenizer.bpe import Tokenizer
-from tasks.registry import generate, write_examples
+from tasks.files import write_examples
+from tasks.registry import generate
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,8 @@ from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.progress import read_events
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from tasks.base import Task
-from tasks.registry import is_correct, open_task
+from tasks.files import open_task
+from tasks.registry import is_correct
 
 pytestmark = pytest.mark.torch
 

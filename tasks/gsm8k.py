@@ -1,0 +1,61 @@
+"""GSM8K: grade-school word problems whose solutions call a calculator (Cobbe et al. 2021,
+arXiv:2110.14168).
+
+A solution has calls written `<<48/2=24>>` and ends in `#### 72`.
+"""
+
+import re
+
+from tasks.base import Conversation, Part, text_of
+from tasks.sources import HubDataset, HubTask, Row, text
+
+_CALL = re.compile(r"<<([^>]+)>>")
+_ANSWER = re.compile(r"#### (-?[0-9.,]+)")
+
+
+def convert(row: Row) -> Conversation:
+    """A row (question, answer) as a conversation, its calls as parts."""
+    return {
+        "messages": [
+            {"role": "user", "content": text(row, "question")},
+            {"role": "assistant", "content": _parts(text(row, "answer"))},
+        ]
+    }
+
+
+def is_correct(conversation: Conversation, answer: str) -> bool:
+    """Whether the first `#### n` of both are the same number, written alike but for commas."""
+    expected = number(text_of(conversation["messages"][-1]["content"]))
+    return expected is not None and number(answer) == expected
+
+
+def number(answer: str) -> str | None:
+    """The n of the first `#### n`, without commas, or None: the dataset's own rule."""
+    found = _ANSWER.search(answer)
+    return found[1].strip().replace(",", "") if found else None
+
+
+def _parts(solution: str) -> list[Part]:
+    """Text, call and result in turns. A text between two calls may be empty, as nanochat has it."""
+    parts: list[Part] = []
+    end = 0
+    for call in _CALL.finditer(solution):
+        expression, equals, result = call[1].rpartition("=")
+        parts.append({"type": "text", "text": solution[end : call.start()]})
+        parts.append({"type": "python", "text": expression if equals else call[1]})
+        parts.append({"type": "python_output", "text": result if equals else ""})
+        end = call.end()
+    parts.append({"type": "text", "text": solution[end:]})
+    return parts
+
+
+TASK = HubTask(
+    name="gsm8k",
+    dataset=HubDataset(
+        repository="openai/gsm8k",
+        revision="e53f048856ff4f594e959d75785d2c2d37b678ee",
+        files={split: f"main/{split}-*.parquet" for split in ("train", "test")},
+    ),
+    convert=convert,
+    is_correct=is_correct,
+)

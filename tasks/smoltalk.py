@@ -1,0 +1,36 @@
+"""SmolTalk: general conversations, in the version for small models (Ben Allal et al. 2025,
+arXiv:2502.02737).
+"""
+
+from tasks.base import Conversation, TaskError, check_conversation
+from tasks.sources import HubDataset, HubTask, Row
+
+
+def convert(row: Row) -> Conversation:
+    """A row (messages) as a conversation, in which a question may be left without an answer."""
+    messages = row.get("messages")
+    if not isinstance(messages, list):
+        raise TaskError("column 'messages' holds no list")
+    conversation = {"messages": [_message(message) for message in messages]}
+    check_conversation(conversation)
+    if all(message["role"] != "assistant" for message in conversation["messages"]):
+        raise TaskError("the conversation has no answer")
+    return conversation
+
+
+def _message(message: object) -> dict[str, object]:
+    if not isinstance(message, dict):
+        raise TaskError(f"a message is {type(message).__name__}")
+    return {"role": message.get("role"), "content": message.get("content")}
+
+
+TASK = HubTask(
+    name="smoltalk",
+    dataset=HubDataset(
+        repository="HuggingFaceTB/smol-smoltalk",
+        revision="main",
+        files={split: f"data/{split}-*.parquet" for split in ("train", "test")},
+    ),
+    convert=convert,
+    is_correct=None,
+)

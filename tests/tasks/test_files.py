@@ -1,0 +1,88 @@
+import json
+
+import pytest
+
+from tasks import registry
+from tasks.base import TaskError
+from tasks.files import open_task, write_examples
+from tasks.sources import GeneratedTask
+
+MADE = sorted(name for name, task in registry.TASKS.items() if isinstance(task, GeneratedTask))
+GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+
+def numbered(number):
+    return {"messages": [{"role": "user", "content": str(number)}]}
+
+
+def written(directory, examples, name="spelling", split="test"):
+    path = directory / name / f"{split}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    assert write_examples(path, examples) == len(examples)
+    return open_task(name, directory, split)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_written_is_read_back(name, tmp_path):
+    examples = list(registry.generate(name, "test", 10, grade=1, seed=3))
+    task = written(tmp_path, examples, name)
+    assert (task.name, task.split, list(task.examples)) == (name, "test", examples)
+
+
+def test_letters_of_any_language_are_read_back(tmp_path):
+    odd = {"messages": [{"role": "user", "content": "\u2028 e\u0301 \U0001f600 \x85 \r\n"}]}
+    assert list(written(tmp_path, [odd, odd]).examples) == [odd, odd]
+
+
+def test_parts_are_read_at_their_places(tmp_path):
+    task = written(tmp_path, [numbered(i) for i in range(100)])
+    assert task[3] == numbered(3)
+    assert task[-1] == numbered(99)
+    assert list(task.first(2).examples) == [numbered(0), numbered(1)]
+    assert list(task.examples[10:40:7]) == [numbered(i) for i in range(10, 40, 7)]
+    assert list(task.sliced(90, None, 4).first(2).examples) == [numbered(90), numbered(94)]
+    with pytest.raises(IndexError):
+        task[100]
+
+
+def test_lines_without_anything_and_a_last_line_without_its_end_are_no_matter(tmp_path):
+    path = tmp_path / "t" / "train.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b"\n" + json.dumps(numbered(1)).encode() + b"\r\n \n\n")
+    with path.open("ab") as file:
+        file.write(json.dumps(numbered(2)).encode())
+    assert list(open_task("t", tmp_path, "train").examples) == [numbered(1), numbered(2)]
+    path.write_bytes(b"")
+    assert list(open_task("t", tmp_path, "train").examples) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"messages": [', "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[1, 2]", "a conversation needs a list of 'messages'"),
+        (b'{"messages": [{"role": "user", "content": "a"}] * 2}', "not JSON"),
+        (
+            json.dumps({"messages": [GOOD["messages"][0]] * 2}).encode(),
+            "message 1 is of role 'user', expected 'assistant'",
+        ),
+    ],
+)
+def test_a_bad_line_is_named_by_file_and_number_when_it_is_read(line, message, tmp_path):
+    path = tmp_path / "spelling" / "train.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(json.dumps(GOOD).encode() + b"\n\n" + line + b"\n")
+    task = open_task("spelling", tmp_path, "train")
+    assert (len(task), task[0]) == (2, GOOD)
+    with pytest.raises(TaskError) as error:
+        task[1]
+    assert str(error.value).startswith(f"{path}:3: {message}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_and_an_unknown_split_are_named(tmp_path):
+    with pytest.raises(TaskError, match=r"spelling/train\.jsonl cannot be read: No such file"):
+        open_task("spelling", tmp_path, "train")
+    with pytest.raises(TaskError, match="no split 'valid'"):
+        open_task("spelling", tmp_path, "valid")
