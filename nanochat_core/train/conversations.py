@@ -7,6 +7,7 @@ one loop, so that they cannot drift apart. Only the assistant's tokens carry los
 import json
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -135,7 +136,7 @@ def make_rows(
     )
 
 
-def _pack(conversations: list[Conversation], tokenizer: Tokenizer, row_len: int) -> ChatRows:
+def _pack(conversations: Sequence[Conversation], tokenizer: Tokenizer, row_len: int) -> ChatRows:
     rendered = [render_conversation(tokenizer, c, max_tokens=row_len) for c in conversations]
     if not any(any(mask) for _, mask in rendered):
         raise DataError(
