@@ -1,0 +1,116 @@
+"""A run's record says what the run uses before it is used, and after a collection once more."""
+
+import dataclasses
+import threading
+from typing import Any
+
+import pytest
+
+from flows import lease
+from flows.build import build
+from flows.gc import make_claim
+from flows.reservations import SWEEP
+from flows.run_record import RunRecord
+from flows.runs import Run, find_run
+from infra.launch.torchrun import StageInterrupted
+from infra.storage.base import Store
+from tests.reliability.memory_store import MemoryStore
+
+RUN = Run(
+    run="tiny-1",
+    name="tiny",
+    profile="tiny",
+    depth=None,
+    overrides=(),
+    status="running",
+    started="2026-01-01T00:00:00Z",
+    ended=None,
+    stages={},
+)
+
+
+def test_each_artifact_is_written_at_once_and_again_when_it_is_said_again():
+    store = MemoryStore()
+    record = RunRecord(store, RUN)
+    record.write()
+    record.add("rows", "a" * 64)
+    assert find_run(store, "tiny-1") == dataclasses.replace(RUN, stages={"rows": "a" * 64})
+    store.delete("runs/tiny-1.json")  # a collection that had not seen it
+    record.add("rows", "a" * 64)
+    record.add("sft", "b" * 64)
+    found = find_run(store, "tiny-1")
+    assert found is not None
+    assert found.stages == {"rows": "a" * 64, "sft": "b" * 64}
+
+
+def test_the_last_record_says_how_it_ended_and_what_there_is():
+    store = MemoryStore()
+    record = RunRecord(store, RUN)
+    record.add("rows", "a" * 64)
+    ended = record.end("failed")
+    assert ended == find_run(store, "tiny-1")
+    assert (ended.status, ended.stages) == ("failed", {"rows": "a" * 64})
+    assert ended.ended is not None
+    assert record.end("finished", {"sft": "c" * 64}).stages == {"sft": "c" * 64}
+
+
+class Collection:
+    """Begins when the run first says what it uses, and ends some moments later."""
+
+    def __init__(self, store: Store, *, deletes: str = "", seconds: float = 0.5) -> None:
+        self.store = store
+        self.deletes = deletes
+        self.seconds = seconds
+        self.said: list[tuple[str, str]] = []
+        self.held: lease.Held | lease.Holder | None = None
+
+    def record(self, stage: str, fingerprint: str) -> None:
+        self.said.append((stage, fingerprint))
+        if self.held is None:
+            self.held = lease.try_acquire(self.store, *SWEEP, make_claim(), ttl=lease.TTL)
+            if self.deletes:
+                self.store.delete(f"{stage}/{fingerprint}/{self.deletes}")
+            if self.seconds:
+                threading.Timer(self.seconds, self.end).start()
+
+    def end(self) -> None:
+        assert isinstance(self.held, lease.Held)
+        lease.release(self.store, self.held)
+
+
+def test_a_run_waits_for_a_collection_and_says_again_what_it_uses(toys: Any):
+    stage = toys.stage("first")
+    made = build(stage, toys.site(), {}, force=False).manifest
+    toys.told.clear()
+    collection = Collection(toys.site().store)
+    site = dataclasses.replace(toys.site("toy-2"), record=collection.record)
+    built = build(stage, site, {}, force=False)
+    assert built.cached
+    assert built.manifest == made
+    assert collection.said == [("first", made.fingerprint)] * 2
+    assert toys.kinds("first") == ["waiting", "cached"]
+
+
+def test_a_run_builds_what_was_collected_while_it_waited(toys: Any):
+    stage = toys.stage("first")
+    made = build(stage, toys.site(), {}, force=False).manifest
+    toys.told.clear()
+    collection = Collection(toys.site().store, deletes="manifest.json")
+    site = dataclasses.replace(toys.site("toy-2"), record=collection.record)
+    built = build(stage, site, {}, force=False)
+    assert not built.cached
+    assert built.manifest.provenance.run == "toy-2"
+    assert built.manifest.digest == made.digest
+    kinds = toys.kinds("first")
+    assert kinds[0] == "waiting"
+    assert kinds[-1] == "finished"
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_the_collections_end(toys: Any):
+    stage = toys.stage("first")
+    build(stage, toys.site(), {}, force=False)
+    collection = Collection(toys.site().store, seconds=0)
+    site = dataclasses.replace(toys.site("toy-2"), record=collection.record)
+    threading.Timer(0.3, site.stop.set).start()
+    with pytest.raises(StageInterrupted, match="the run is being stopped"):
+        build(stage, site, {}, force=False)
