@@ -28,7 +28,8 @@ class Judge:
     place: str  # {stage}/{fingerprint}
     ttl: float  # of its leases
     contents: set[bytes]  # what stages make, all of it right
-    forced: set[str] | None  # runs that may put an artifact aside; None: do not judge that
+    strict: bool  # whether it judges how artifacts are put aside
+    forced: set[str] = field(default_factory=set)  # runs that may put one aside
     owners: dict[Process, str] = field(default_factory=dict)  # of the lease each builds under
     # A manifest is called by the key of its first file, which no other attempt's manifest has.
     canonical: str | None = None  # the visible one
@@ -111,7 +112,7 @@ class Judge:
         for key in self.acknowledged - self.put_aside.keys():
             if key != self.canonical:
                 raise Broken(f"the acknowledged manifest of {key} is gone")
-        for key, kept in self.put_aside.items():
+        for key, kept in self.put_aside.items() if self.strict else ():
             if kept not in self.objects.stored:
                 raise Broken(f"the manifest of {key} was put aside and not kept")
 
@@ -131,7 +132,7 @@ class Judge:
         """An artifact comes into being."""
         files = json.loads(data)["files"]
         self.canonical = files[0]["key"]
-        if self.canonical in self.put_aside and self.forced is not None:
+        if self.canonical in self.put_aside and self.strict:
             raise Broken(f"{process.name} brought back a manifest that was put aside")
         for file in files:
             stored = self.objects.stored.get(file["key"])
@@ -143,14 +144,14 @@ class Judge:
 
     def _judge_supersede(self, process: Process, data: bytes) -> None:
         tree = json.loads(data)
-        if self.forced is not None:
+        kept = f"{self.place}/superseded/{short(tree['digest'])}.json"
+        if self.strict:
             if self._manifest_read.get(process) != data:
                 raise Broken(f"{process.name} put aside a manifest that it never saw")
+            if kept not in self.objects.stored:
+                raise Broken(f"{process.name} removed a manifest without keeping it")
             if process.name.rstrip("'") not in self.forced and not self._is_revoked():
                 raise Broken(f"{process.name} put aside an artifact that nobody wants built again")
-        kept = f"{self.place}/superseded/{short(tree['digest'])}.json"
-        if kept not in self.objects.stored:
-            raise Broken(f"{process.name} removed a manifest without keeping it")
         self.put_aside[tree["files"][0]["key"]] = kept
         self.met["put aside"] += 1
 

@@ -38,7 +38,24 @@ SECONDS_TO_RECOVER = 1500.0  # virtual: the longest pause, a lease's time, a few
 MOST_SHOWN = 10
 _SAME, _OTHER = b"what the stage makes", b"what it makes on another machine"
 _CHUNK = 500
-_UNCHANGED = Mutation()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What sort of histories."""
+
+    mutation: str = ""  # the protection that is missing
+    forced: bool = False  # some runs put the artifact aside and build it again
+    revised: bool = False  # somebody takes the artifact back
+
+    @property
+    def options(self) -> str:
+        """As the command line takes it."""
+        mutation = f" --mutation {self.mutation}" if self.mutation else ""
+        return mutation + self.forced * " --forced" + self.revised * " --revised"
+
+
+PLAIN = Kind()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,30 +88,30 @@ class Tally:
         self.met += other.met
         self.broken |= other.broken
 
-    def report(self, options: str = "") -> str:
+    def report(self, kind: Kind) -> str:
         """One line for each history that broke, with the command that shows it."""
         shown = list(self.broken.items())[:MOST_SHOWN]
-        lines = [f"{what}\n    {command_for(seed, options)}" for seed, what in shown]
+        lines = [f"{what}\n    {command_for(seed, kind)}" for seed, what in shown]
         return "\n".join([f"{len(self.broken)} of {self.histories} histories broke", *lines])
 
 
 class _Simulation:
-    def __init__(
-        self, seed: int, *, mutation: Mutation, forced: bool, trace: list[str] | None
-    ) -> None:
+    def __init__(self, seed: int, kind: Kind, *, trace: list[str] | None) -> None:
         self.rng = rng = random.Random(seed)
-        store = mutation.store or rng.choice((SimStore, SimS3Store))
+        self.kind = kind
+        chosen = MUTATIONS[kind.mutation].store if kind.mutation else None
+        store = chosen or rng.choice((SimStore, SimS3Store))
         faults = Faults.draw(rng)
         unknown = {"retried": 0.0} if issubclass(store, SimS3Store) else {"refused": 0.0}
         self.world = World(seed, faults=replace(faults, **unknown), trace=trace)
-        judge = Judge(
+        self.judge = Judge(
             Objects(self.world),
             PLACE,
             ttl=TERMS.ttl,
             contents={_SAME, _OTHER},
-            forced=set() if forced else None,
+            strict=kind.forced or kind.revised,
         )
-        self.scene = Scene(world=self.world, judge=judge, open_store=store)
+        self.scene = Scene(world=self.world, judge=self.judge, open_store=store)
         self.running: set[Process] = set()
         self.programs: dict[Process, Callable[[Process], Actor]] = {}
         self.homes: list[str] = []
@@ -103,20 +120,19 @@ class _Simulation:
             self.start(f"run-{number}", self.draw_builder(f"run-{number}"))
         if rng.random() < 0.5:
             self.start("reader", partial(Reader, self.scene))
-        if forced and rng.random() < 0.3:
+        if kind.revised and rng.random() < 0.5:
             self.start("reviser", partial(Reviser, self.scene))
 
     def draw_builder(self, run: str) -> Callable[[Process], Builder]:
-        rng = self.rng
-        force, rude = rng.random() < 0.2, rng.random() < 0.2
-        if force and (forced := self.scene.judge.forced) is not None:
-            forced.add(run)
+        force, rude = (self.rng.random() < 0.2 for _ in range(2))
+        if force and self.kind.forced:
+            self.judge.forced.add(run)
         return partial(
             Builder,
             self.scene,
             run=run,
-            content=rng.choice((_SAME, _SAME, _OTHER)),
-            force=force and self.scene.judge.forced is not None,
+            content=self.rng.choice((_SAME, _SAME, _OTHER)),
+            force=run in self.judge.forced,
             rude=rude,
         )
 
@@ -156,15 +172,14 @@ class _Simulation:
         until = self.world.now + SECONDS_TO_RECOVER
         if not self.world.run(lambda: not self.running, before=until):
             raise Broken(f"{sorted(p.name for p in self.running)} do not come to an end")
-        self.scene.judge.at_end()
+        self.judge.at_end()
 
 
-def simulate(
-    seed: int, *, mutation: Mutation = _UNCHANGED, forced: bool = False, trace: bool = False
-) -> History:
-    """One history. With `forced` some runs put the artifact aside and build it again."""
+def simulate(seed: int, kind: Kind = PLAIN, *, trace: bool = False) -> History:
+    """One history."""
     lines: list[str] = []
-    simulation = _Simulation(seed, mutation=mutation, forced=forced, trace=lines if trace else None)
+    mutation = MUTATIONS[kind.mutation] if kind.mutation else Mutation()
+    simulation = _Simulation(seed, kind, trace=lines if trace else None)
     world, broken = simulation.world, None
     with simulated(world), mutation.applied():
         try:
@@ -184,14 +199,12 @@ def simulate(
     )
 
 
-def simulate_many(
-    seeds: range, *, mutation: str = "", forced: bool = False, most_broken: int = MOST_SHOWN
-) -> Tally:
+def simulate_many(seeds: range, kind: Kind = PLAIN, *, most_broken: int = MOST_SHOWN) -> Tally:
     """Many histories, in this process, until `most_broken` of them broke."""
     tally = Tally()
     began = time.process_time()
     for seed in seeds:
-        history = simulate(seed, mutation=MUTATIONS.get(mutation, _UNCHANGED), forced=forced)
+        history = simulate(seed, kind)
         tally.histories += 1
         tally.operations += history.operations
         tally.met += history.met
@@ -203,19 +216,19 @@ def simulate_many(
     return tally
 
 
-def campaign(seeds: range, *, processes: int, mutation: str = "", forced: bool = False) -> Tally:
+def campaign(seeds: range, kind: Kind = PLAIN, *, processes: int) -> Tally:
     """Many histories, in several processes."""
     chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
     tally = Tally()
     with ProcessPoolExecutor(processes) as pool:
-        for part in pool.map(partial(simulate_many, mutation=mutation, forced=forced), chunks):
+        for part in pool.map(partial(simulate_many, kind=kind), chunks):
             tally.add(part)
     return tally
 
 
-def command_for(seed: int, options: str = "") -> str:
+def command_for(seed: int, kind: Kind) -> str:
     """The command that shows a history."""
-    return f".venv/bin/python -m tests.reliability.simulation --seed {seed}{options}"
+    return f".venv/bin/python -m tests.reliability.simulation --seed {seed}{kind.options}"
 
 
 def _main() -> int:
@@ -226,28 +239,29 @@ def _main() -> int:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--mutation", default="", choices=("", *MUTATIONS), help="take this out")
     parser.add_argument("--forced", action="store_true", help="some runs build it again")
+    parser.add_argument("--revised", action="store_true", help="somebody takes it back")
     given = parser.parse_args()
-    options = (f" --mutation {given.mutation}" if given.mutation else "") + (
-        " --forced" if given.forced else ""
-    )
+    kind = Kind(mutation=given.mutation, forced=given.forced, revised=given.revised)
     if given.seed is not None:
-        mutation = MUTATIONS.get(given.mutation, _UNCHANGED)
-        history = simulate(given.seed, mutation=mutation, forced=given.forced, trace=True)
-        lines = [line.replace(PLACE, "PLACE") for line in history.trace]
-        print("\n".join(lines), *([] if history.broken else ["all holds"]), sep="\n")  # noqa: T201
-        return int(history.broken is not None)
+        return _show(given.seed, kind)
     began = time.monotonic()
     seeds = range(given.first, given.first + given.seeds)
-    tally = campaign(seeds, processes=given.processes, mutation=given.mutation, forced=given.forced)
-    seconds = time.monotonic() - began
-    print(  # noqa: T201
-        tally.report(options),
-        f"{tally.operations} operations in {seconds:.0f} s; "
+    tally = campaign(seeds, kind, processes=given.processes)
+    lines = (
+        tally.report(kind),
+        f"{tally.operations} operations in {time.monotonic() - began:.0f} s; "
         f"{tally.histories / tally.cpu_seconds:.0f} histories per second of CPU time",
         ", ".join(f"{what} {count}" for what, count in tally.met.most_common()),
-        sep="\n",
     )
+    print(*lines, sep="\n")  # noqa: T201
     return int(bool(tally.broken))
+
+
+def _show(seed: int, kind: Kind) -> int:
+    history = simulate(seed, kind, trace=True)
+    lines = [line.replace(PLACE, "PLACE") for line in history.trace]
+    print(*lines, *([] if history.broken else ["all holds"]), sep="\n")  # noqa: T201
+    return int(history.broken is not None)
 
 
 if __name__ == "__main__":
