@@ -23,7 +23,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -41,7 +41,8 @@ from nanochat_core.errors import NanochatError, StoreError
 ROOT = Path(__file__).parents[2]
 STAGE = "toy"
 SIZES = {"empty.json": 0, "tokenizer/small.bin": 700, "weights.bin": 20_000}  # bytes
-Fsync: TypeAlias = Literal["all", "directories", "none"]
+Fsync: TypeAlias = Literal["all", "directories", "files", "none"]
+Writes: TypeAlias = Literal["artifacts", "objects"]  # objects: one Store.put each, no more
 Kind: TypeAlias = Literal["as it is", "in place"]  # of store
 _CREATED = "2026-11-21T05:53:38Z"
 _DIE_WITH_PARENT, _MAY_BE_TRACED_BY = 1, 0x59616D61  # PR_SET_PDEATHSIG, PR_SET_PTRACER
@@ -58,6 +59,7 @@ class Order:
     first: int  # number of the first artifact to commit
     last: int | None  # None: until it is killed
     store: Kind = "as it is"  # "in place" writes without a temporary
+    writes: Writes = "artifacts"
     fsync: Fsync = "all"  # what is flushed to the disk
     serial: bool = False  # one file at a time: the nth system call is always the same one
 
@@ -105,6 +107,11 @@ def digest_of_toy(number: int) -> str:
         File(path=name, size=len(data), sha256=hashlib.sha256(data).hexdigest(), key="a")
         for name, data in _files(number).items()
     )
+
+
+def object_key(number: int) -> str:
+    """Where a single object goes; its contents are the digest of the toy."""
+    return f"{STAGE}/objects/{number}"
 
 
 def _files(number: int) -> dict[str, bytes]:
@@ -278,20 +285,23 @@ def _write(order: Order, tell: Callable[[], object]) -> None:
     store = open_warm(order.url)
     if order.store == "in place":
         store = InPlaceStore(Path(order.url.removeprefix("file://")))
-    if order.fsync != "all":
-        os.fsync = _fsync_of_directories if order.fsync == "directories" else lambda _: None
+    os.fsync = partial(_flush, order.fsync)
     if order.serial:
         artifacts.transfer_each = _one_by_one
     numbers = count(order.first) if order.last is None else range(order.first, order.last + 1)
     ready = {order.first: make_toy(order.first, Path(order.scratch))}
-    told = os.open(order.acknowledgements, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    told = os.open(order.acknowledgements, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     tell()
     signal.sigwait({signal.SIGUSR1})
     for number in numbers:
-        toy = ready.pop(number, None) or make_toy(number, Path(order.scratch))
-        manifest = commit(store, toy)
-        _acknowledge(told, f"{number} {manifest.digest}\n".encode())
+        if order.writes == "artifacts":
+            toy = ready.pop(number, None) or make_toy(number, Path(order.scratch))
+            digest = commit(store, toy).digest
+        else:
+            digest = digest_of_toy(number)
+            store.put(object_key(number), digest.encode())
+        _acknowledge(told, f"{number} {digest}\n".encode())
 
 
 def _acknowledge(told: int, line: bytes) -> None:
@@ -302,8 +312,10 @@ def _acknowledge(told: int, line: bytes) -> None:
         raise StoreError(f"cannot acknowledge: {error.strerror}") from error
 
 
-def _fsync_of_directories(descriptor: int) -> None:
-    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+def _flush(what: Fsync, descriptor: int) -> None:
+    """os.fsync, of what is flushed at all."""
+    is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+    if what in ("all", "directories" if is_directory else "files"):
         _fsync(descriptor)
 
 

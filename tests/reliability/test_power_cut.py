@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Generator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -36,12 +36,15 @@ from tests.reliability.commit_step import (
     Fsync,
     Nursery,
     Order,
+    Writes,
     digest_of_toy,
     identity_of,
+    object_key,
     read_acknowledged,
 )
-from tests.reliability.verdict import judge
+from tests.reliability.verdict import judge, judge_object
 
+TRIALS = int(os.environ.get("NANOCHAT_TRIALS", "1000"))
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _WITHOUT_FLUSHING = 2  # EXT4_GOING_FLAGS_NOLOGFLUSH
 _IMAGE = 96 << 20  # bytes
@@ -67,14 +70,26 @@ needs_power = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_what_was_acknowledged_survives_a_power_cut() -> None:
     report = campaign(cuts=20, seed=1)
     check(report)
-    assert report.acknowledged > 20
+    assert report.acknowledged > 3, "too slow a machine to say anything"
 
 
 @needs_power
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_what_was_acknowledged_survives_a_thousand_power_cuts() -> None:
-    check(campaign(cuts=1000, seed=2))
+    check(campaign(cuts=TRIALS, seed=2))
+
+
+@needs_power
+def test_a_single_object_that_was_acknowledged_survives_a_power_cut() -> None:
+    check(campaign(cuts=10, seed=1, writes="objects"))
+
+
+@needs_power
+def test_without_flushing_directories_a_power_cut_loses_objects() -> None:
+    """A whole commit would not show it: what it flushes later takes the names along on ext4."""
+    report = campaign(cuts=12, seed=1, fsync="files", writes="objects")
+    assert report.lost > 0, report
 
 
 @needs_power
@@ -153,7 +168,7 @@ def make_disk() -> Generator[Disk]:
             _run("losetup", "--detach", device)
 
 
-def campaign(*, cuts: int, seed: int, fsync: Fsync = "all") -> Report:
+def campaign(*, cuts: int, seed: int, fsync: Fsync = "all", writes: Writes = "artifacts") -> Report:
     """Cut the power at random moments, several times a disk."""
     chance = random.Random(seed)
     began = time.monotonic()
@@ -162,7 +177,15 @@ def campaign(*, cuts: int, seed: int, fsync: Fsync = "all") -> Report:
         while tally.cuts < cuts:
             wanted = min(_CUTS_OF_AN_IMAGE, cuts - tally.cuts)
             with make_disk() as disk:
-                _wear_out(disk, nursery, tally, cuts=wanted, chance=chance, fsync=fsync)
+                order = Order(
+                    url=(disk.mounted / "store").as_uri(),
+                    scratch=str(disk.mounted.with_name("scratch")),
+                    first=0,
+                    last=None,
+                    fsync=fsync,
+                    writes=writes,
+                )
+                _wear_out(disk, nursery, order, tally, cuts=wanted, chance=chance)
     return tally.report(seconds=time.monotonic() - began)
 
 
@@ -196,25 +219,15 @@ class Tally:
 
 
 def _wear_out(
-    disk: Disk, nursery: Nursery, tally: Tally, *, cuts: int, chance: random.Random, fsync: Fsync
+    disk: Disk, nursery: Nursery, order: Order, tally: Tally, *, cuts: int, chance: random.Random
 ) -> None:
-    """Commit one artifact after the other to a disk whose power is cut again and again."""
-    there: set[int] = set()  # numbers of artifacts that must be on the disk
+    """Carry out an endless order on a disk whose power is cut again and again."""
+    there: set[int] = set()  # numbers of what must be on the disk
     spoilt: set[int] = set()  # that were told of
-
-    def order(first: int, last: int | None, fsync: Fsync) -> Order:
-        return Order(
-            url=(disk.mounted / "store").as_uri(),
-            scratch=str(disk.mounted.with_name(f"scratch-{first}")),
-            first=first,
-            last=last,
-            fsync=fsync,
-        )
-
     for _ in range(cuts):
         disk.mount()
-        endless = order(max(there | spoilt, default=-1) + 1, None, fsync)
-        pid = nursery.start(endless)
+        order = replace(order, first=max(there | spoilt, default=-1) + 1)
+        pid = nursery.start(order)
         os.kill(pid, signal.SIGUSR1)
         time.sleep(chance.uniform(0.0, _LONGEST))
         disk.cut()
@@ -223,34 +236,40 @@ def _wear_out(
         nursery.wait()
         disk.unmount()
         tally.cuts += 1
-        if "Traceback" in (said := endless.errors.read_text()):
+        if "Traceback" in (said := order.errors.read_text()):
             tally.note("unclear", said)
-        done = read_acknowledged(endless)
+        done = read_acknowledged(order)
         tally.acknowledged += len(done)
         there.update(done)
         disk.mount()
-        _check(disk, there, spoilt, tally)
+        _check(disk, order.writes, there, spoilt, tally)
         disk.unmount()
     disk.mount()
     interrupted = max(there | spoilt, default=-1) + 1
-    rest = order(interrupted, interrupted + 1, "all")
-    os.kill(nursery.start(rest), signal.SIGUSR1)
+    os.kill(
+        nursery.start(replace(order, first=interrupted, last=interrupted + 1, fsync="all")),
+        signal.SIGUSR1,
+    )
     if nursery.wait() != 0:
-        tally.note("stuck", rest.errors.read_text())
+        tally.note("stuck", order.errors.read_text())
     disk.unmount()
 
 
-def _check(disk: Disk, there: set[int], spoilt: set[int], tally: Tally) -> None:
-    """Every artifact that must be there is, and what else can be seen is whole."""
+def _check(disk: Disk, writes: Writes, there: set[int], spoilt: set[int], tally: Tally) -> None:
+    """All that must be there is, and what else can be seen is whole."""
     store = LocalStore(disk.mounted / "store")
     for number in sorted({*there, max(there | spoilt, default=-1) + 1}):
-        verdict = judge(store, STAGE, identity_of(number).fingerprint)
+        verdict = (
+            judge(store, STAGE, identity_of(number).fingerprint)
+            if writes == "artifacts"
+            else judge_object(store, object_key(number), digest_of_toy(number).encode())
+        )
         what = {"none": "lost" if number in there else None, "torn": "torn"}.get(verdict.state)
         if verdict.state == "whole":
-            what = None if verdict.digest == digest_of_toy(number) else "different"
+            what = None if verdict.digest in (None, digest_of_toy(number)) else "different"
             tally.unacknowledged += number not in there
         if what is not None:
-            tally.note(what, f"artifact {number} {verdict.why}")
+            tally.note(what, f"number {number} {verdict.why}")
             there.discard(number)
             spoilt.add(number)
 
@@ -265,7 +284,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cuts", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--fsync", choices=("all", "directories", "none"), default="all")
+    parser.add_argument("--fsync", choices=("all", "directories", "files", "none"), default="all")
+    parser.add_argument("--writes", choices=("artifacts", "objects"), default="artifacts")
     given = parser.parse_args()
-    told = campaign(cuts=given.cuts, seed=given.seed, fsync=given.fsync)
+    told = campaign(cuts=given.cuts, seed=given.seed, fsync=given.fsync, writes=given.writes)
     print(json.dumps(asdict(told), indent=1))  # noqa: T201

@@ -49,6 +49,7 @@ DISTURBANCES = {"killed": "signal=SIGKILL", "EIO": "error=EIO", "ENOSPC": "error
 BUCKET = "syscalls"
 FEW = 30  # points
 _ALL = "%file,%desc,%network"  # whatever touches a file or the network
+_DECISIVE = {"fsync", "write", "rename", "link", "mkdir"}  # must not fail without a word
 _MEMORY = {"mmap"}  # strace counts it among them
 _CALL = re.compile(r"^\d+ +(\w+)\(.*")
 _CLEAR = re.compile(r"error: [^\n]+\nhint: [^\n]+\n")
@@ -131,6 +132,7 @@ class Outcome:
             "different": self.verdict.digest not in (None, digest_of_toy(0)),
             "lost": self.acknowledged and self.verdict.state != "whole",
             "unclear": self.code > 0 and not _CLEAR.fullmatch(self.said),
+            "swallowed": self.fired and self.code == 0 and self.point.call in _DECISIVE,
             "silent": self.code == 0 and not self.acknowledged,
             "stuck": self.again is not None,
         }
