@@ -1,6 +1,7 @@
 """Text from any folder of .parquet (column `text`), .jsonl ({"text": ...}) and .txt files."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -23,7 +24,7 @@ def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
     folder = Path(config.path)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder", hint="shards.path names a folder of text")
-    paths = sorted(p for p in folder.rglob("*") if p.suffix in _READERS and p.is_file())
+    paths = sorted(path for path in _files_below(folder) if path.suffix in _READERS)
     if not paths:
         raise DataError(
             f"{folder} has no file to read", hint=f"one of these kinds: {', '.join(_READERS)}"
@@ -33,6 +34,21 @@ def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
         for text in _READERS[path.suffix](path):
             yield Document(text=text, group=text)
         progress.step(i)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Not rglob, which passes over a folder that it may not read."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(
+            f"{error.filename} cannot be read: {(error.strerror or str(error)).lower()}",
+            hint="let this account read it, or take it out of the folder",
+        ) from error
+
+    for directory, _, names in os.walk(folder, onerror=refuse):
+        for name in names:
+            if (path := Path(directory, name)).is_file():
+                yield path
 
 
 def _read_parquet(path: Path) -> Iterator[str]:
@@ -47,15 +63,22 @@ def _read_jsonl(path: Path) -> Iterator[str]:
             try:
                 text = json.loads(line.decode("utf-8"))["text"]
             except UnicodeDecodeError as error:
-                raise DataError(f"{where} is not UTF-8: {error.reason}") from error
+                raise DataError(
+                    f"{where} is not UTF-8: {error.reason}", hint="convert it: iconv -t utf-8"
+                ) from error
             except ValueError as error:
-                raise DataError(f"{where} is not JSON: {error}") from error
+                raise DataError(
+                    f"{where} is not JSON: {error}", hint="each line is one object, none is empty"
+                ) from error
             except (KeyError, TypeError) as error:
                 raise DataError(
                     f"{where} has no text", hint='each line is an object like {"text": "..."}'
                 ) from error
             if not isinstance(text, str):
-                raise DataError(f"{where} has a text that is a {type(text).__name__}")
+                raise DataError(
+                    f"{where} has a text that is a {type(text).__name__}",
+                    hint="a text is a string; leave the line out if it has none",
+                )
             yield text.encode("utf-8", "replace").decode()  # an escape can be half a character
 
 
@@ -75,7 +98,10 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        raise DataError(
+            f"{path} cannot be read: {(error.strerror or str(error)).lower()}",
+            hint="let this account read it, or take it out of the folder",
+        ) from error
 
 
 _READERS: dict[str, Callable[[Path], Iterator[str]]] = {

@@ -1,12 +1,12 @@
 """The shard format: parquet files with one column `text`, and `shards.json` beside them.
 
-Row groups hold 1024 documents: what a reader takes into memory at once. The last shard is for
-validation.
+Row groups hold 1024 documents: what a reader takes into memory at once. No document is blank. The
+last shard is for validation.
 """
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 from nanochat_core.errors import DataError
 from nanochat_core.job import sync_directory, write_json
 
-FORMAT = 1
+FORMAT = 2
 INDEX_FILE = "shards.json"
 ROW_GROUP_DOCUMENTS = 1024
+_HINT = "it is damaged: get it again from where it came, or make the shards again"
 _SCHEMA = pa.schema([("text", pa.string())])
 
 
@@ -34,11 +35,21 @@ class ShardFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The dataset on the Hub that shards came from."""
+
+    repository: str
+    revision: str  # as it was asked for: a branch may be another commit tomorrow
+    commit: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardSet:
     """The shards of one directory."""
 
     directory: Path
     shards: tuple[ShardFile, ...]  # validation last
+    origin: Origin | None = None  # None: made here, from documents
 
     @classmethod
     def open(cls, directory: Path) -> Self:
@@ -57,7 +68,8 @@ class ShardSet:
         for shard in shards:
             if not (directory / shard.name).is_file():
                 raise DataError(f"{directory / shard.name} is missing, {INDEX_FILE} lists it")
-        return cls(directory=directory, shards=shards)
+        origin = None if tree["origin"] is None else Origin(**tree["origin"])
+        return cls(directory=directory, shards=shards, origin=origin)
 
     def write(self) -> None:
         """Write shards.json."""
@@ -65,6 +77,7 @@ class ShardSet:
             "format": FORMAT,
             "num_train": len(self.shards) - 1,
             "shards": [vars(shard) for shard in self.shards],
+            "origin": None if self.origin is None else vars(self.origin),
         }
         write_json(self.directory / INDEX_FILE, tree)
 
@@ -86,15 +99,36 @@ def shard_name(number: int) -> str:
 
 def write_shard(path: Path, documents: Sequence[str], *, scratch: Path) -> ShardFile:
     """Write `documents` to `path`, whole or not at all; `scratch` is on the same file system."""
+    starts = range(0, len(documents), ROW_GROUP_DOCUMENTS)
+    groups = (pa.array(documents[i : i + ROW_GROUP_DOCUMENTS], pa.string()) for i in starts)
+    _write_groups(path, groups, scratch=scratch)
+    return ShardFile(name=path.name, documents=len(documents), characters=sum(map(len, documents)))
+
+
+def write_without_blanks(source: Path, path: Path, *, scratch: Path) -> None:
+    """Write the documents of `source` that say something, in the same row groups, to `path`."""
+    with _open(source) as file:
+        _write_groups(path, _groups_without_blanks(file, source), scratch=scratch)
+
+
+def _groups_without_blanks(file: pq.ParquetFile, source: Path) -> Iterator[pa.ChunkedArray]:
+    for group in range(file.num_row_groups):
+        column = _read_group(file, group, source)
+        said = column.filter(pc.call_function("invert", [_are_blank(column)]))
+        if len(said):
+            yield said.cast(pa.string())
+
+
+def _write_groups(
+    path: Path, groups: Iterable[pa.Array | pa.ChunkedArray], *, scratch: Path
+) -> None:
     temporary = scratch / path.name
     with pq.ParquetWriter(
         temporary, _SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
     ) as writer:
-        for i in range(0, len(documents), ROW_GROUP_DOCUMENTS):
-            group = documents[i : i + ROW_GROUP_DOCUMENTS]
-            writer.write_table(pa.table({"text": pa.array(group, pa.string())}, schema=_SCHEMA))
+        for group in groups:
+            writer.write_table(pa.table({"text": group}, schema=_SCHEMA))
     move_into_place(temporary, path)
-    return ShardFile(name=path.name, documents=len(documents), characters=sum(map(len, documents)))
 
 
 def move_into_place(temporary: Path, path: Path) -> None:
@@ -111,8 +145,8 @@ def move_into_place(temporary: Path, path: Path) -> None:
 def read_row_groups(path: Path) -> Iterator[list[str]]:
     """The documents of a shard, a row group at a time.
 
-    Raises DataError naming the file when it is no parquet file, is damaged, has no `text` column
-    of strings, or is empty; a null document is read as an empty one.
+    Raises DataError naming the file, with its row group and row, when it is no parquet file, is
+    damaged, has no `text` column of strings, or is empty. A null document is read as an empty one.
     """
     with _open(path) as file:
         for group in range(file.num_row_groups):
@@ -126,15 +160,32 @@ def row_group_sizes(path: Path) -> tuple[int, ...]:
         return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
 
 
-def inspect_shard(path: Path) -> ShardFile:
-    """Read a whole shard to count what is in it. Raises DataError as `read_row_groups` does."""
-    characters = 0
+def inspect_shard(path: Path, *, name: str) -> tuple[ShardFile, int]:
+    """Read a whole shard: what is in it, to be called `name`, and how many documents are blank.
+
+    Blank ones (null, empty or nothing but white space) count in neither of its numbers. Raises
+    DataError as `read_row_groups` does, and when all are blank.
+    """
+    characters = blanks = 0
     with _open(path) as file:
-        documents = file.metadata.num_rows
+        rows = file.metadata.num_rows
         for group in range(file.num_row_groups):
-            lengths = pc.call_function("utf8_length", [_read_group(file, group, path)])
-            characters += pc.call_function("sum", [lengths]).as_py() or 0
-    return ShardFile(name=path.name, documents=documents, characters=characters)
+            column = _read_group(file, group, path)
+            are_blank = _are_blank(column)
+            blanks += pc.call_function("sum", [are_blank]).as_py() or 0
+            lengths = pc.call_function("utf8_length", [column])
+            said = pc.call_function("if_else", [are_blank, 0, lengths])
+            characters += pc.call_function("sum", [said]).as_py() or 0
+    if blanks == rows:
+        raise DataError(
+            f"{path} has {rows} documents, all of them blank", hint="a shard holds some text"
+        )
+    return ShardFile(name=name, documents=rows - blanks, characters=characters), blanks
+
+
+def _are_blank(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    is_empty = pc.call_function("equal", [pc.call_function("binary_length", [column]), 0])
+    return pc.call_function("or", [is_empty, pc.call_function("utf8_is_space", [column])])
 
 
 def _open(path: Path) -> pq.ParquetFile:
@@ -142,8 +193,7 @@ def _open(path: Path) -> pq.ParquetFile:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
         raise DataError(
-            f"{path} cannot be read as parquet: {_first_line(error)}",
-            hint="delete it and make the shards again",
+            f"{path} cannot be read as parquet: {_first_line(error)}", hint=_HINT
         ) from error
     schema = file.schema_arrow
     if "text" not in schema.names:
@@ -151,26 +201,52 @@ def _open(path: Path) -> pq.ParquetFile:
             f"{path} has no column 'text', its columns are: {', '.join(schema.names)}",
             hint="a shard is a parquet file with one document a row in a column named text",
         )
-    if not (
-        pa.types.is_string(schema.field("text").type)
-        or pa.types.is_large_string(schema.field("text").type)
-    ):
-        raise DataError(f"{path} has a column 'text' of {schema.field('text').type}, not strings")
+    kind = schema.field("text").type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise DataError(
+            f"{path} has a column 'text' of {kind}, not strings",
+            hint="write the column as strings, one document a row",
+        )
     if file.metadata.num_rows == 0:
-        raise DataError(f"{path} is empty", hint="a shard holds at least one document")
+        raise DataError(
+            f"{path} is empty", hint="a shard holds at least one document: take the file away"
+        )
     return file
 
 
 def _read_group(file: pq.ParquetFile, group: int, path: Path) -> pa.ChunkedArray:
+    """The documents of a row group, a null one as an empty one."""
     try:
         column = file.read_row_group(group, columns=["text"], use_threads=False)["text"]
-        column.validate(full=True)  # pyarrow reads invalid UTF-8 without a word
     except (OSError, pa.ArrowException) as error:
         raise DataError(
-            f"{path} is damaged in row group {group}: {_first_line(error)}",
-            hint="delete it and make the shards again",
+            f"{path} is damaged in row group {group}: {_first_line(error)}", hint=_HINT
+        ) from error
+    try:
+        column.validate(full=True)  # pyarrow reads invalid UTF-8 without a word
+    except pa.ArrowException as error:
+        metadata = file.metadata
+        first = sum(metadata.row_group(i).num_rows for i in range(group))
+        row, reason = _find_bad_row(column)
+        raise DataError(
+            f"{path} is not UTF-8 in row {first + row} (row group {group}): {reason}",
+            hint="rows are counted from 0; write that text again as UTF-8, or leave it out",
         ) from error
     return pc.fill_null(column, "")
+
+
+def _find_bad_row(column: pa.ChunkedArray) -> tuple[int, str]:
+    """Which row, from 0, is not UTF-8, and why."""
+    row = 0
+    for chunk in column.chunks:
+        kind = pa.large_binary() if pa.types.is_large_string(chunk.type) else pa.binary()
+        for data in chunk.view(kind).to_pylist():
+            try:
+                (data or b"").decode("utf-8")
+            except UnicodeDecodeError as error:
+                return row, error.reason
+            row += 1
+    return 0, "its offsets are out of order"
 
 
 def _first_line(error: Exception) -> str:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nanochat_core.config import ShardsConfig
-from nanochat_core.data import hub, local_text, pydocs
+from nanochat_core.data import local_text, pydocs
 from nanochat_core.data.documents import Document
+from nanochat_core.data.hub_shards import DATASETS, fetch_shards
 from nanochat_core.data.shard_files import ShardFile, ShardSet, shard_name, write_shard
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.job import Job
@@ -39,32 +40,39 @@ def run(job: Job) -> dict[str, Any]:
     progress = Progress(job.events)
     scratch = job.directory / "scratch"
     scratch.mkdir(exist_ok=True)
+    origin = None
     if config.source in TEXT_SOURCES:
         documents = TEXT_SOURCES[config.source](config, progress)
-        shards = _write_shards(
+        shards, blanks = _write_shards(
             documents, config, job.output, seed=job.config["seed"], scratch=scratch
         )
-    elif config.source in hub.DATASETS:
-        shards = hub.fetch_shards(config, job.output, scratch=scratch, progress=progress)
+    elif config.source in DATASETS:
+        fetched = fetch_shards(config, job.output, scratch=scratch, progress=progress)
+        shards, blanks, origin = fetched.shards, fetched.blanks, fetched.origin
     else:
-        known = ", ".join([*TEXT_SOURCES, *hub.DATASETS])
+        known = ", ".join([*TEXT_SOURCES, *DATASETS])
         raise ConfigError(f"shards.source is '{config.source}'", hint=f"one of: {known}")
-    ShardSet(directory=job.output, shards=tuple(shards)).write()
+    ShardSet(directory=job.output, shards=shards, origin=origin).write()
     shutil.rmtree(scratch)
     return {
         "documents": sum(shard.documents for shard in shards),
         "characters": sum(shard.characters for shard in shards),
         "validation_documents": shards[-1].documents,
         "validation_characters": shards[-1].characters,
+        "blank_documents": blanks,  # left out
+        **({"commit": origin.commit} if origin else {}),
     }
 
 
 def _write_shards(
     documents: Iterable[Document], config: ShardsConfig, output: Path, *, seed: int, scratch: Path
-) -> list[ShardFile]:
-    """Deal out, shuffle, write. Raises DataError when a shard would be empty."""
+) -> tuple[tuple[ShardFile, ...], int]:
+    """Deal out, shuffle, write; the shards, and how many documents were left out as blank.
+
+    Raises DataError when a shard would be empty.
+    """
     piles = [scratch / f"{shard_name(n)}.jsonl" for n in range(config.num_shards + 1)]
-    counts = _deal(documents, piles, seed=seed)
+    counts, blanks = _deal(documents, piles, seed=seed)
     if not all(counts):
         raise DataError(
             f"{sum(counts)} documents do not fill {config.num_shards} training shards "
@@ -77,25 +85,26 @@ def _write_shards(
             texts = [json.loads(line) for line in file]
         random.Random(seed_for(seed, "shuffle", number)).shuffle(texts)
         shards.append(write_shard(output / shard_name(number), texts, scratch=scratch))
-    return shards
+    return tuple(shards), blanks
 
 
-def _deal(documents: Iterable[Document], piles: list[Path], *, seed: int) -> list[int]:
-    """Append each document to a pile, validation to the last; returns documents per pile.
+def _deal(documents: Iterable[Document], piles: list[Path], *, seed: int) -> tuple[list[int], int]:
+    """Append each document to a pile, validation to the last; documents per pile, and blank ones.
 
     A group's name decides alone whether it is for validation, so that one group's documents, which
     resemble each other, are all training text or all validation text.
     """
     num_train = len(piles) - 1
     threshold = int(min(MAX_VALIDATION_SHARE, 1 / len(piles)) * 2**63)
-    counts = [0] * len(piles)
+    counts, blanks = [0] * len(piles), 0
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(pile.open("w", encoding="ascii")) for pile in piles]
         for document in documents:
             if not document.text.strip():
+                blanks += 1
                 continue
             is_validation = seed_for(seed, "validation", document.group) < threshold
             pile = num_train if is_validation else sum(counts[:-1]) % num_train
             files[pile].write(json.dumps(document.text) + "\n")
             counts[pile] += 1
-    return counts
+    return counts, blanks

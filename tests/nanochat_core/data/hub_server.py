@@ -41,6 +41,7 @@ class HubServer:
 
     def __init__(self, home: Path) -> None:
         self.home = home  # HF_HOME of whoever uses `environment`
+        self.is_closed = False
         self.requests: list[Request] = []
         self._commits: dict[str, list[Commit]] = {}
         self._objects: dict[str, tuple[str, bytes]] = {}  # large files by sha256
@@ -57,7 +58,8 @@ class HubServer:
         self.close()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Answer nobody any more, on old connections neither."""
+        self.is_closed = True
         for server in self._servers:
             server.stop()
 
@@ -202,6 +204,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self.faults: list[Fault] = []
+        if self.server.hub.is_closed:
+            self.close_connection = True
+            return
         url = urlsplit(self.path)
         parts = [unquote(part) for part in url.path.removeprefix("/").split("/")]
         self.request_ = Request(

@@ -1,5 +1,9 @@
+"""Stage `shards` from text at hand: dealt out, shuffled, and what cannot be used is named."""
+
+import errno
 import hashlib
 import json
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -7,7 +11,7 @@ import pytest
 
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data import shards
-from nanochat_core.data.shard_files import ShardSet, inspect_shard, read_row_groups
+from nanochat_core.data.shard_files import ShardSet, read_row_groups
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.progress import read_events
 
@@ -92,7 +96,8 @@ def test_blank_documents_are_left_out_and_half_characters_repaired(make_job, fol
     odd = '{"text": ""}\n{"text": " \\n "}\n{"text": "half \\ud800 character"}\n'
     (folder / "odd.jsonl").write_text(odd)
     job = make_job("shards", {}, shards=config(path=str(folder)))
-    assert shards.run(job)["documents"] == 401
+    metrics = shards.run(job)
+    assert (metrics["documents"], metrics["blank_documents"]) == (401, 2)
 
 
 def test_progress_counts_the_files(make_job, folder):
@@ -126,40 +131,6 @@ def test_a_file_that_cannot_be_used_is_named(make_job, tmp_path, name, content, 
     assert list(job.output.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("table", "complaint"),
-    [
-        ({"content": ["a"]}, "has no column 'text', its columns are: content"),
-        ({"text": [1, 2]}, "has a column 'text' of int64"),
-        ({"text": pa.array([], pa.string())}, "is empty"),
-        ({"text": pa.array([b"a", b"\xff"]).view(pa.string())}, "damaged in row group 0"),
-    ],
-)
-def test_a_parquet_file_that_is_no_shard_is_named(tmp_path, table, complaint):
-    path = tmp_path / "shard.parquet"
-    pq.write_table(pa.table(table), path)
-    with pytest.raises(DataError, match=f"{path} {complaint}|{path} is {complaint}"):
-        inspect_shard(path)
-
-
-def test_a_truncated_shard_is_named(tmp_path):
-    path = tmp_path / "shard.parquet"
-    pq.write_table(pa.table({"text": DOCUMENTS}), path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"shard\.parquet cannot be read"):
-        inspect_shard(path)
-    path.write_bytes(whole[:20] + b"\x00" * 200 + whole[220:])
-    with pytest.raises(DataError, match=r"shard\.parquet is damaged in row group 0"):
-        list(read_row_groups(path))
-
-
-def test_a_null_document_is_read_as_an_empty_one(tmp_path):
-    path = tmp_path / "shard.parquet"
-    pq.write_table(pa.table({"text": ["a", None]}), path)
-    assert documents_of(path) == ["a", ""]
-
-
 def test_too_few_documents_for_the_shards_are_refused(make_job, tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "one.txt").write_text("a single document")
@@ -186,25 +157,31 @@ def test_a_config_that_cannot_be_is_refused(make_job, changes, error, complaint)
 
 
 def test_a_folder_without_text_is_refused(make_job, tmp_path):
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "more").mkdir(parents=True)
+    (tmp_path / "empty" / "more" / "a.pdf").touch()
     with pytest.raises(DataError, match="has no file to read"):
         shards.run(make_job("shards", {}, shards=config(path=str(tmp_path / "empty"))))
 
 
-def test_a_hub_that_cannot_be_reached_is_a_named_error(make_job, monkeypatch):
-    from huggingface_hub import constants
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(make_job, folder, monkeypatch):
+    def refuse(path, *, scandir=os.scandir):
+        if str(path).endswith("deep"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
 
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    job = make_job("shards", {}, shards=config(source="climbmix", revision="main"))
-    with pytest.raises(DataError, match=r"shard_00000\.parquet of karpathy/climbmix") as error:
+    monkeypatch.setattr(os, "scandir", refuse)
+    job = make_job("shards", {}, shards=config(path=str(folder)))
+    with pytest.raises(DataError, match=r"text/deep cannot be read: permission denied"):
         shards.run(job)
-    assert "shards.source=local" in (error.value.hint or "")
 
 
-def test_a_directory_without_shards_is_refused(tmp_path, write_shards):
-    with pytest.raises(DataError, match="holds no shards"):
-        ShardSet.open(tmp_path)
-    directory = write_shards([["a"], ["b"]])
-    (directory / "shard_00000.parquet").unlink()
-    with pytest.raises(DataError, match=r"shard_00000\.parquet is missing"):
-        ShardSet.open(directory)
+def test_documents_of_ten_megabytes_pass_whole(make_job, folder):
+    long = "\u4e2d" * 3_400_000
+    (folder / "long.jsonl").write_text(json.dumps({"text": long}))
+    (folder / "long.txt").write_text(long + "!", encoding="utf-8")
+    pq.write_table(pa.table({"text": [long + "?"]}), folder / "long.parquet")
+    job = make_job("shards", {}, shards=config(path=str(folder)))
+    assert shards.run(job)["documents"] == 403
+    made = ShardSet.open(job.output)
+    texts = {text for path in (*made.train, made.validation) for text in documents_of(path)}
+    assert {long, long + "!", long + "?"} <= texts

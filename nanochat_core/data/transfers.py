@@ -1,0 +1,117 @@
+"""Several downloads at a time: counted together, and left at once when the job is to stop."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Generic, NoReturn, TypeAlias, TypeVar
+
+THREADS = 8  # as many as the Hub's own client takes
+SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_TO_END = 2.0
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+OnBytes: TypeAlias = Callable[[int], None]  # told how many more bytes are here; from any thread
+
+
+def ignore_bytes(count: int) -> None:
+    """Nobody watches."""
+
+
+class Transfers(Generic[_Item, _Result]):
+    """Calls `function` for every item in threads; `tell` is told now and again how far it is.
+
+    `function` is given an `OnBytes` too, which is where it is stopped. Nobody waits long for a
+    thread that hangs in the network: threads are daemons, and end with the process.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[_Item, OnBytes], _Result],
+        items: Sequence[_Item],
+        *,
+        size: int,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._function = function
+        self._items = items
+        self._size = size  # bytes of all items
+        self._tell = tell
+        self._todo: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Callable[[], _Result]] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._count = 0
+        self._began = self._told = time.monotonic()
+
+    def results(self) -> Generator[_Result]:
+        """What comes out, as it comes out. The first error stops the others and is raised.
+
+        Close it when it is left before its end, so that the threads end too.
+        """
+        for item in self._items:
+            self._todo.put(item)
+        threads = [
+            threading.Thread(target=self._work, name=f"transfer-{i}", daemon=True)
+            for i in range(min(THREADS, len(self._items)))
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for _ in self._items:
+                yield self._next()()
+        finally:
+            self._stop.set()
+            end = time.monotonic() + _SECONDS_TO_END
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(max(0.0, end - time.monotonic()))
+
+    def _next(self) -> Callable[[], _Result]:
+        while True:
+            try:
+                return self._done.get(timeout=_SECONDS_BETWEEN_LOOKS)
+            except queue.Empty:
+                self._say()
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            try:
+                item = self._todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                result = self._function(item, self._add)
+            except BaseException as error:  # noqa: BLE001 - raised where the results are taken
+                self._done.put(_raising(error))
+                return
+            self._done.put(lambda result=result: result)
+
+    def _add(self, count: int) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+        with self._lock:
+            self._count += count
+
+    def _say(self) -> None:
+        now = time.monotonic()
+        if now - self._told < SECONDS_BETWEEN_LINES:
+            return
+        self._told = now
+        speed = self._count / (now - self._began) / 1e6
+        self._tell(
+            f"downloaded {self._count / 1e6:,.0f} of {self._size / 1e6:,.0f} MB, {speed:.1f} MB/s"
+        )
+
+
+class _Stopped(BaseException):
+    """Another transfer failed, or the job is to stop. Nobody sees it."""
+
+
+def _raising(error: BaseException) -> Callable[[], NoReturn]:
+    def fail() -> NoReturn:
+        raise error
+
+    return fail

@@ -1,0 +1,150 @@
+"""The shard format: what is read, counted and refused, with the place in the file."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nanochat_core.data.shard_files import (
+    Origin,
+    ShardFile,
+    ShardSet,
+    inspect_shard,
+    read_row_groups,
+    row_group_sizes,
+    write_shard,
+    write_without_blanks,
+)
+from nanochat_core.errors import DataError
+
+DOCUMENTS = [f"document {i}: {'lorem ipsum ' * (i % 7)}\nend" for i in range(400)]
+
+
+def inspect(path):
+    return inspect_shard(path, name="shard")
+
+
+def write(path, texts, **options):
+    pq.write_table(pa.table({"text": texts}), path, **options)
+    return path
+
+
+def test_a_shard_is_read_in_row_groups_and_counted(tmp_path):
+    texts = ["\u00e9t\u00e9 \u4e2d", "", *DOCUMENTS * 3]
+    path = tmp_path / "shard.parquet"
+    made = write_shard(path, texts, scratch=tmp_path)
+    groups = list(read_row_groups(path))
+    assert [len(group) for group in groups] == [1024, 178] == list(row_group_sizes(path))
+    assert [text for group in groups for text in group] == texts
+    assert made == ShardFile(name="shard.parquet", documents=1202, characters=sum(map(len, texts)))
+    assert inspect(path) == (
+        ShardFile(name="shard", documents=1201, characters=made.characters),
+        1,
+    )
+
+
+def test_large_strings_are_strings_too(tmp_path):
+    path = write(tmp_path / "shard.parquet", pa.array(["a", "bc"], pa.large_string()))
+    assert list(read_row_groups(path)) == [["a", "bc"]]
+    assert inspect(path)[0].characters == 3
+
+
+def test_blank_documents_are_null_empty_or_white_space(tmp_path):
+    texts = ["a b", None, "", " \n\t", "\u2003\u00a0", "c", None]
+    path = write(tmp_path / "shard.parquet", texts)
+    shard, blanks = inspect(path)
+    assert (shard.documents, shard.characters, blanks) == (2, 4, 5)
+    assert list(read_row_groups(path)) == [["a b", "", "", " \n\t", "\u2003\u00a0", "c", ""]]
+
+
+def test_a_shard_without_its_blanks_keeps_its_row_groups(tmp_path):
+    texts = ["a", None, "b", "", " ", None, "c", "d"]
+    path = write(tmp_path / "shard.parquet", pa.array(texts, pa.large_string()), row_group_size=2)
+    (tmp_path / "scratch").mkdir()
+    written = [tmp_path / "one.parquet", tmp_path / "two.parquet"]
+    for target in written:
+        write_without_blanks(path, target, scratch=tmp_path / "scratch")
+    assert list(read_row_groups(written[0])) == [["a"], ["b"], ["c", "d"]]
+    assert written[0].read_bytes() == written[1].read_bytes()
+    assert inspect(written[0])[1] == 0
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_document_of_ten_megabytes_is_read_whole(tmp_path):
+    text = "\u4e2d" * 3_400_000
+    path = tmp_path / "shard.parquet"
+    write_shard(path, ["a", text], scratch=tmp_path)
+    assert list(read_row_groups(path)) == [["a", text]]
+    assert inspect(path)[0].characters == 3_400_001
+
+
+@pytest.mark.parametrize("read", [inspect, lambda path: list(read_row_groups(path))])
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        ({"content": ["a"], "id": [1]}, "has no column 'text', its columns are: content, id"),
+        ({"text": [1, 2]}, "has a column 'text' of int64, not strings"),
+        ({"text": [b"a"]}, "has a column 'text' of binary, not strings"),
+        ({"text": [["a"]]}, "has a column 'text' of list"),
+        ({"text": pa.array([], pa.string())}, "is empty"),
+    ],
+)
+def test_a_parquet_file_that_is_no_shard_is_named(tmp_path, table, complaint, read):
+    path = tmp_path / "shard.parquet"
+    pq.write_table(pa.table(table), path)
+    with pytest.raises(DataError, match=f"{path} {complaint}") as error:
+        read(path)
+    assert error.value.hint
+
+
+def test_a_shard_of_blank_documents_is_named(tmp_path):
+    path = write(tmp_path / "shard.parquet", [None, "", "  "])
+    with pytest.raises(DataError, match=f"{path} has 3 documents, all of them blank"):
+        inspect(path)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+@pytest.mark.parametrize("read", [inspect, lambda path: list(read_row_groups(path))])
+def test_text_that_is_not_utf8_is_named_with_its_row(tmp_path, kind, read):
+    data = [b"fine", "\u00e9".encode()] * 3 + [b"\xff\xfe", b"fine"]
+    binary = pa.large_binary() if kind == pa.large_string() else pa.binary()
+    texts = pa.array(data, binary).view(kind)
+    path = write(tmp_path / "shard.parquet", texts, row_group_size=4)
+    with pytest.raises(DataError, match=f"{path} is not UTF-8 in row 6 .row group 1.: invalid"):
+        read(path)
+
+
+@pytest.mark.parametrize("part", ["half", "most", "less its end", "nothing"])
+def test_a_truncated_shard_is_named(tmp_path, part):
+    path = write(tmp_path / "shard.parquet", DOCUMENTS)
+    whole = path.read_bytes()
+    left = {"half": len(whole) // 2, "most": len(whole) - 1, "less its end": len(whole) - 8}
+    path.write_bytes(whole[: left.get(part, 0)])
+    with pytest.raises(DataError, match=f"{path} cannot be read as parquet") as error:
+        inspect(path)
+    assert "get it again" in (error.value.hint or "")
+
+
+def test_a_shard_that_is_damaged_inside_is_named_with_its_row_group(tmp_path):
+    path = write(tmp_path / "shard.parquet", DOCUMENTS, row_group_size=200)
+    whole = path.read_bytes()
+    place = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    path.write_bytes(whole[:place] + b"\x00" * 100 + whole[place + 100 :])
+    with pytest.raises(DataError, match=r"shard\.parquet is damaged in row group 1"):
+        list(read_row_groups(path))
+
+
+def test_a_directory_without_shards_is_refused(tmp_path, write_shards):
+    with pytest.raises(DataError, match="holds no shards"):
+        ShardSet.open(tmp_path)
+    directory = write_shards([["a"], ["b"]])
+    (directory / "shard_00000.parquet").unlink()
+    with pytest.raises(DataError, match=r"shard_00000\.parquet is missing"):
+        ShardSet.open(directory)
+
+
+def test_shards_remember_where_they_came_from(write_shards):
+    made = ShardSet.open(write_shards([["a"], ["b"]]))
+    assert made.origin is None
+    origin = Origin(repository="me/data", revision="main", commit="0" * 40)
+    ShardSet(directory=made.directory, shards=made.shards, origin=origin).write()
+    assert ShardSet.open(made.directory).origin == origin
