@@ -9,7 +9,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -44,7 +44,7 @@ class Lost(Exception):
 
 
 def describe_loss(kind: str, text: str) -> str:
-    """Why there was no answer, in a few words; `kind` is what boto3 calls it."""
+    """Why there was no answer, in a few words; `kind` is what botocore calls it."""
     if found := re.search(r"\[Errno -?\d+\] ([^)\]]+)", text):
         return found.group(1).lower()
     return _LOSSES.get(kind, text)
@@ -296,3 +296,17 @@ def find_date(headers: Mapping[str, str]) -> float | None:
         return parsedate_to_datetime(headers["date"]).timestamp()
     except (KeyError, ValueError):
         return None
+
+
+def pass_on(
+    chunks: Iterable[bytes], start: int, length: int, write: Callable[[int, bytes], None]
+) -> None:
+    """Hand over exactly `length` bytes. Raises Lost when they are fewer, or more."""
+    done = 0
+    for chunk in chunks:
+        if done + len(chunk) > length:
+            raise Lost(f"the store sent more than {length} bytes")
+        write(start + done, chunk)
+        done += len(chunk)
+    if done != length:
+        raise Lost(f"the store sent {done} bytes instead of {length}")

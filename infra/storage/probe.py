@@ -81,7 +81,7 @@ class _Trial:
                 self._guarded(self.create),
                 self._guarded(self.swap),
             ]
-        from infra.storage.s3_store import S3Store  # loads boto3
+        from infra.storage.s3_store import S3Store  # loads botocore
 
         assert isinstance(self._store, S3Store)
         bucket = _BucketTrial(self._store, key=self.key)
@@ -313,7 +313,7 @@ def find_setting(url: str) -> str | None:
     """The setting with which a bucket takes an object that it does not take as things are."""
     if not url.startswith("s3:"):
         return None
-    from infra.storage.s3_store import S3Store  # loads boto3
+    from infra.storage.s3_store import S3Store  # loads botocore
 
     settings = S3Store(url).settings
     others = {

@@ -1,12 +1,14 @@
-"""Requests to a bucket, one at a time: the only file that knows boto3.
+"""Requests to a bucket, one at a time: the only file that knows botocore.
 
-boto3's own retries are off: `S3Store` repeats whole operations instead. Everything that goes wrong
-leaves here as Missing, Refused or Lost. What a store says of an object's bytes is not trusted:
-whoever fetches checks a digest; here only sizes, ranges and versions are compared.
+Botocore is what boto3 makes requests with. Its retries are off: `S3Store` repeats whole operations
+instead. Everything that goes wrong leaves here as Missing, Refused or Lost. What a store says of an
+object's bytes is not trusted: whoever fetches checks a digest; here only sizes, ranges and versions
+are compared.
 """
 
 import base64
 import contextlib
+import functools
 import hashlib
 import http.client
 import re
@@ -14,10 +16,11 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-import boto3.session  # pyright: ignore[reportMissingTypeStubs]
+import botocore.session  # pyright: ignore[reportMissingTypeStubs]
 import urllib3.exceptions
 from botocore import exceptions as boto  # pyright: ignore[reportMissingTypeStubs]
 from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
+from botocore.loaders import Loader  # pyright: ignore[reportMissingTypeStubs]
 from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
 
 from infra.storage.answers import (
@@ -32,6 +35,7 @@ from infra.storage.answers import (
     field_of,
     find_date,
     parse_range,
+    pass_on,
 )
 from infra.storage.base import Entry, Missing, Stored, check_key
 from infra.storage.settings import Settings
@@ -65,7 +69,6 @@ class Bucket:
         self.has_answered = False
         self._settings = settings
         self._lock = threading.Lock()
-        self._session: Any = None  # until connected
         self._clients: dict[float, Any] = {}  # by seconds to wait for an answer
         self._is_aws = False
 
@@ -131,7 +134,7 @@ class Bucket:
         """Pass the whole object on, in pieces with their offsets. Raises Changed."""
         with self._reading(key) as answer:
             _check_version(answer, found)
-            _pass_on(answer, 0, found.size, write)
+            pass_on(answer["Body"].iter_chunks(_CHUNK), 0, found.size, write)
 
     def read_part(
         self, key: str, found: Head, part: Part, write: Callable[[int, bytes], None]
@@ -147,7 +150,7 @@ class Bucket:
                 found.size,
             ):
                 raise Lost(f"the store sent {answer.get('ContentRange')} for {part}")
-            _pass_on(answer, part.start, part.length, write)
+            pass_on(answer["Body"].iter_chunks(_CHUNK), part.start, part.length, write)
 
     def head(self, key: str) -> Head:
         """Size, version and time of an object."""
@@ -314,8 +317,7 @@ class Bucket:
         with self._lock:
             if seconds not in self._clients:
                 try:
-                    self._session = self._session or boto3.session.Session()
-                    made = make_client(self._session, self._settings, seconds=seconds)
+                    made = make_client(self._settings, seconds=seconds)
                 except (boto.BotoCoreError, ValueError) as error:
                     raise StoreError(
                         f"store {self.url} cannot be opened: {error}",
@@ -325,18 +327,18 @@ class Bucket:
             return self._clients[seconds]
 
 
-def make_client(session: Any, settings: Settings, *, seconds: float) -> tuple[Any, bool]:
+def make_client(settings: Settings, *, seconds: float) -> tuple[Any, bool]:
     """A client by AWS's ordinary environment and files, and whether it speaks to AWS itself."""
-    client = _make_client(session, settings, seconds=seconds, is_aws=False)
+    client = _make_client(settings, seconds=seconds, is_aws=False)
     host = re.sub(r"^https?://|[:/].*$", "", client.meta.endpoint_url)
     if not host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
         return client, False
     client.close()
-    return _make_client(session, settings, seconds=seconds, is_aws=True), True
+    return _make_client(settings, seconds=seconds, is_aws=True), True
 
 
-def _make_client(session: Any, settings: Settings, *, seconds: float, is_aws: bool) -> Any:
-    # Other servers refuse or ignore the checksums that boto3 sends and asks for by itself.
+def _make_client(settings: Settings, *, seconds: float, is_aws: bool) -> Any:
+    # Other servers refuse or ignore the checksums that botocore sends and asks for by itself.
     checksums = "when_supported" if is_aws else "when_required"
     config = Config(
         connect_timeout=CONNECT_SECONDS,
@@ -348,12 +350,20 @@ def _make_client(session: Any, settings: Settings, *, seconds: float, is_aws: bo
         response_checksum_validation=checksums,
         tcp_keepalive=True,
     )
-    return session.client("s3", config=config)
+    session: Any = botocore.session.Session()
+    session.register_component("data_loader", _descriptions())
+    return session.create_client("s3", config=config)
+
+
+@functools.cache
+def _descriptions() -> Any:
+    """What botocore knows of S3, read once: that is most of what making a client takes."""
+    return Loader()
 
 
 @contextlib.contextmanager
 def _translating() -> Generator[None]:
-    """What boto3 raises, in our words."""
+    """What botocore raises, in our words."""
     try:
         yield
     except boto.ClientError as error:
@@ -386,15 +396,3 @@ def _is_whole(answer: Any) -> bool:
 def _check_version(answer: Any, found: Head) -> None:
     if _version(answer) != found.version:
         raise Changed
-
-
-def _pass_on(answer: Any, start: int, length: int, write: Callable[[int, bytes], None]) -> None:
-    """Hand over exactly `length` bytes. Raises Lost when they are fewer, or more."""
-    done = 0
-    for chunk in answer["Body"].iter_chunks(_CHUNK):
-        if done + len(chunk) > length:
-            raise Lost(f"the store sent more than {length} bytes")
-        write(start + done, chunk)
-        done += len(chunk)
-    if done != length:
-        raise Lost(f"the store sent {done} bytes instead of {length}")

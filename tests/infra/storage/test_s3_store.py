@@ -94,7 +94,7 @@ def test_a_store_that_is_down_is_asked_eight_times_and_not_more(
     store.put("here", b"x")  # it has answered once
     fake.faults.append(DOWN)
     fake.requests.clear()
-    with pytest.raises(StoreError, match=r"(SlowDown|503).*\(8 tries in 0 s\)") as caught:
+    with pytest.raises(StoreError, match=r"(SlowDown|503).*\(8 tries in \d+ s\)") as caught:
         uses(store)
     assert fake.count(verb) == len(fake.requests) == 8
     assert caught.value.hint
@@ -123,9 +123,7 @@ def test_an_answer_that_never_comes_is_asked_for_again(
     fake: FakeS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = s3.make_client
-    monkeypatch.setattr(
-        s3, "make_client", lambda session, settings, seconds: make(session, settings, seconds=0.3)
-    )
+    monkeypatch.setattr(s3, "make_client", lambda settings, seconds: make(settings, seconds=0.3))
     fake.faults.append(Fault(kind=Kind.HANG, verb="PUT", times=1, seconds=1.0))
     store = store_on(fake)
     store.put("a", b"1")
