@@ -30,7 +30,7 @@ def test_an_error_arrives_with_its_hint_and_leaves_no_process(tmp_path):
     paths = [tmp_path / f"{i}.parquet" for i in range(4)]
     with pytest.raises(DataError, match=r"\d\.parquet cannot be read") as error:
         list(map_in_processes(row_group_sizes, paths, processes=2))
-    assert error.value.hint == "delete it and make the shards again"
+    assert "make the shards again" in (error.value.hint or "")
     assert multiprocessing.active_children() == []
 
 
