@@ -13,10 +13,12 @@ from infra.storage.answers import Patience
 from infra.storage.base import Missing
 from infra.storage.open import open_store
 from infra.storage.s3_store import S3Store
+from infra.storage.settings import read_settings
 from nanochat_core.errors import StoreError
 from tests.infra.storage.conftest import IMPATIENT, MakeFake, store_on
 from tests.infra.storage.fake_s3 import FakeS3, Object
 from tests.infra.storage.misbehaviour import Fault, Kind, Quirk
+from tests.infra.storage.s3_server import client_environment
 
 DOWN = Fault(kind=Kind.REFUSE, verb="*")
 
@@ -66,6 +68,30 @@ def test_the_endpoint_of_all_services_is_honoured_too(
     monkeypatch.setenv("AWS_ENDPOINT_URL", fake.endpoint)
     store_on(fake).put("a", b"x")
     assert [request.bucket for request in fake.requests] == ["fake"], "the bucket is in the path"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_aws"),
+    [
+        ("", True),
+        ("https://s3.eu-west-1.amazonaws.com", True),
+        ("https://storage.example.com", False),
+        ("http://amazonaws.com.example.com:9000/x", False),
+    ],
+)
+def test_checksums_and_addresses_are_those_of_aws_at_aws_only(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, is_aws: bool
+) -> None:
+    for name, value in client_environment(endpoint).items():
+        monkeypatch.setenv(name, value)
+    if not endpoint:
+        monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    client, told = s3.make_client(read_settings({}), seconds=1)
+    assert told == is_aws
+    expected = "when_supported" if is_aws else "when_required"
+    assert client.meta.config.request_checksum_calculation == expected
+    assert client.meta.config.response_checksum_validation == expected
+    assert client.meta.config.s3["addressing_style"] == ("auto" if is_aws else "path")
 
 
 def test_stores_in_one_bucket_do_not_see_each_other(fake: FakeS3) -> None:
