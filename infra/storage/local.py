@@ -7,9 +7,9 @@ reported as written survives a power cut, and a reader never sees half an object
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Generator, Iterator, Sequence
@@ -22,7 +22,7 @@ from nanochat_core.job import sync_directory
 
 _CHUNK = 1 << 20
 _TEMPORARY = ".tmp"  # no key can have a segment of this name
-_SECONDS_TO_SWAP = 10.0  # a swap takes microseconds
+_SECONDS_TO_SWAP = 2.0  # a turn takes microseconds
 _SECONDS_BETWEEN_TRIES = 0.002
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _HINTS = {
@@ -75,17 +75,15 @@ class LocalStore:
     def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
         """See Store."""
         final = self._path(key)
-        with self._writing(), self._temporary() as temporary:
-            _write(temporary, data)
-            with self._swapping(key):
-                try:
-                    found = final.read_bytes()
-                except _NOT_THERE:
-                    return False
-                if is_same := _version(found) == version:
-                    temporary.replace(final)
-            sync_directory(final.parent)
-            return is_same or found == data
+        with self._writing(), self._temporary() as place:
+            turn = place.with_name(f"swap-{hashlib.sha256(key.encode()).hexdigest()[:32]}")
+            new = turn / place.name
+            try:
+                return _swap(place, turn, new, final, data, version)
+            finally:
+                new.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # somebody has the next turn
+                    turn.rmdir()
 
     def get(self, key: str) -> bytes:
         """See Store."""
@@ -183,10 +181,10 @@ class LocalStore:
         """See Store."""
         removed = 0
         with self._writing():
-            for path in (self._root / _TEMPORARY).glob("[0-9a-f]*"):
+            for path in list((self._root / _TEMPORARY).glob("*")):
                 with contextlib.suppress(FileNotFoundError):  # its writer was quicker
                     if self._now() - path.stat().st_mtime > older_than:
-                        path.unlink()
+                        _remove(path)
                         removed += 1
         return removed
 
@@ -227,7 +225,7 @@ class LocalStore:
         try:
             yield path
         finally:
-            path.unlink(missing_ok=True)
+            _remove(path)
 
     def _now(self) -> float:
         """Unix seconds by the clock that stamps the store's files: a file server has its own."""
@@ -237,30 +235,6 @@ class LocalStore:
                 return temporary.stat().st_mtime
         except OSError:  # a store that we may only read
             return time.time()
-
-    @contextlib.contextmanager
-    def _swapping(self, key: str) -> Generator[None]:
-        """One swap of an object at a time.
-
-        A process that is stopped meanwhile (SIGSTOP, a frozen container) keeps the others out, so
-        nothing slow is done inside, and of the other keys only one in 256 shares the lock.
-        """
-        bucket = hashlib.sha256(key.encode()).hexdigest()[:2]
-        path = self._root / _TEMPORARY / f"swap-{bucket}.lock"
-        deadline = time.monotonic() + _SECONDS_TO_SWAP
-        with path.open("w") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise StoreError(
-                            f"store {self.url}: {path} was locked for {_SECONDS_TO_SWAP:g} s",
-                            hint=f"a process that was stopped may hold it: fuser {path}",
-                        ) from None
-                    time.sleep(_SECONDS_BETWEEN_TRIES)
-            yield
 
     def _check_reachable(self) -> None:
         if self._root.is_dir():
@@ -305,6 +279,60 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         _seal(file.fileno())
+
+
+def _swap(place: Path, turn: Path, new: Path, final: Path, data: bytes, version: str) -> bool:
+    """Replace `final` if it still has this version, when it is our turn.
+
+    It is our turn while `turn` is the directory that we made as `place`, with the new bytes in it.
+    They get their name by a rename, which fails if somebody removed them: so a process that was
+    stopped in the midst neither keeps the others waiting for long nor undoes what they did.
+    """
+    while True:
+        place.mkdir()
+        _write(place / new.name, data)
+        _take_turn(place, turn)
+        try:
+            found = final.read_bytes()
+        except _NOT_THERE:
+            return False
+        if found != data:
+            if _version(found) != version:
+                return False
+            try:
+                new.replace(final)
+            except FileNotFoundError:
+                continue
+        sync_directory(final.parent)
+        return True
+
+
+def _take_turn(place: Path, turn: Path) -> None:
+    """Give the directory `place` the name `turn`; from one who keeps that too long, take it."""
+    last: list[str] = []
+    since = time.monotonic()
+    while True:
+        try:
+            place.rename(turn)  # over an empty one: its owner is done
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if (found := os.listdir(turn)) != last:
+                last, since = found, time.monotonic()
+            elif found and time.monotonic() - since > _SECONDS_TO_SWAP:
+                (turn / found[0]).unlink()
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+def _remove(path: Path) -> None:
+    """A file, or a directory and all in it; nothing happens when there is none."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _seal(descriptor: int) -> None:
