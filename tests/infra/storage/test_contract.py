@@ -22,6 +22,7 @@ from tests.infra.storage.fake_s3 import FakeS3
 from tests.infra.storage.misbehaviour import Fault, Kind, Quirk
 from tests.infra.storage.s3_server import S3Server, client_environment
 
+RACES = int(os.environ.get("NANOCHAT_TEST_RACES", "3"))  # of each kind on each store
 PART = 1 << 16  # bytes; a part of a large object here
 IMPATIENT = Patience(first_wait=0.005, longest_wait=0.05)
 BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
@@ -171,7 +172,7 @@ def race(write: Callable[[int], bool], *, writers: int = 8) -> list[int]:
         return [number for number, won in enumerate(pool.map(run, range(writers))) if won]
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(RACES))
 def test_of_eight_who_put_if_absent_one_wins_and_its_bytes_stay(place: Place, number: int) -> None:
     key = place.key("race")
     won = race(lambda n: place.store.put_if_absent(key, b"%d" % n))
@@ -179,7 +180,7 @@ def test_of_eight_who_put_if_absent_one_wins_and_its_bytes_stay(place: Place, nu
     assert place.store.get(key) == b"%d" % won[0]
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(RACES))
 def test_of_eight_who_put_if_same_one_wins_and_its_bytes_stay(place: Place, number: int) -> None:
     key = place.key("race")
     place.store.put(key, b"before")
