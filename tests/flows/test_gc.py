@@ -20,7 +20,6 @@ from tests.flows.rubbish import (
     make_grown,
     make_other,
     place,
-    put_whole,
 )
 from tests.flows.shelf import make_manifest, put_run
 from tests.reliability.memory_store import DAY, HOUR, MemoryStore
@@ -276,6 +275,22 @@ def test_a_pin_keeps_artifacts_while_it_is_held_and_for_a_while_after_its_owner_
     assert store.names("index/") == set()
 
 
+def test_what_a_pinned_artifact_was_made_from_stays_too(store: MemoryStore):
+    made = make(store, "rows", inputs={"shards": make(store, "shards")})
+    grown = make_grown(store, make(store, "shards", seed=5))
+    store.now += 2 * DAY
+    artifacts = [[m.stage, m.fingerprint] for m in (made, grown)]
+    store.put(f"{PINS}1.json", seal({"artifacts": artifacts, "why": ""}, format=1))
+    left = look(store).survey.garbage
+    assert {piece.kind for piece in left.values()} == {"artifact", "logs", "index entry"}
+    assert {piece.place for piece in left.values()} == {("shards", place_of_seed_5())}
+
+
+def place_of_seed_5() -> str:
+    """Of the artifact whose file another one names."""
+    return make_manifest("shards", config={"seed": 5}).fingerprint
+
+
 def test_half_written_objects_go_after_a_week(store: MemoryStore):
     store.unfinished = [store.now, store.now + 6 * DAY]
     store.now += 8 * DAY
@@ -347,28 +362,3 @@ def test_a_damaged_manifest_that_nothing_reaches_is_no_garbage_either(store: Mem
     store.now += 2 * DAY
     with pytest.raises(ArtifactError, match="cannot be told from what is in use"):
         look(store)
-
-
-def test_what_was_written_again_since_it_was_marked_waits_anew(store: MemoryStore):
-    manifest = make(store)
-    store.now += 2 * DAY
-    gc(store)
-    store.now += 2 * DAY
-    put_whole(store, manifest)
-    store.now += DAY + HOUR
-    assert look(store).survey.ripe == {}
-    assert f"{place(manifest)}/manifest.json" in look(store).survey.garbage
-
-
-def test_what_is_in_use_again_loses_its_mark(store: MemoryStore):
-    manifest = make(store)
-    store.now += 2 * DAY
-    gc(store)
-    store.now += DAY
-    put_run(store, "tiny-1", manifest, status="failed")
-    gc(store)
-    store.delete("runs/tiny-1.json")
-    store.deleted.clear()
-    store.now += DAY
-    gc(store)
-    assert store.deleted == []

@@ -1,5 +1,6 @@
 """Deleting garbage: in which order, and what happens when others act, or death comes, meanwhile."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +14,49 @@ from flows.revocation import revoke
 from infra.storage.base import Missing
 from nanochat_core.errors import StageError, StoreError
 from tests.flows.rubbish import acquire, gc, look, make, make_grown, place, put_whole
-from tests.flows.shelf import put_run
-from tests.reliability.memory_store import DAY, MemoryStore
+from tests.flows.shelf import make_manifest, put_run
+from tests.reliability.memory_store import DAY, HOUR, MemoryStore
 
 
 @pytest.fixture
 def store() -> MemoryStore:
     return MemoryStore()
+
+
+def test_what_was_written_again_since_it_was_marked_waits_anew(store: MemoryStore):
+    manifest = make(store)
+    store.now += 2 * DAY
+    gc(store)
+    store.now += 2 * DAY
+    put_whole(store, manifest)
+    store.now += DAY + HOUR
+    assert look(store).survey.ripe == {}
+    assert f"{place(manifest)}/manifest.json" in look(store).survey.garbage
+
+
+def test_an_attempt_is_as_young_as_its_youngest_file(store: MemoryStore):
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    store.put(f"{place(manifest)}/files/dead/b", b"half")
+    store.now += 2 * DAY
+    gc(store)
+    store.now += 2 * DAY
+    store.put(f"{place(manifest)}/files/dead/a", b"half")
+    assert look(store).survey.ripe == {}
+
+
+def test_what_is_in_use_again_loses_its_mark(store: MemoryStore):
+    manifest = make(store)
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    put_run(store, "tiny-1", manifest, status="failed")
+    gc(store)
+    store.delete("runs/tiny-1.json")
+    store.deleted.clear()
+    store.now += DAY
+    gc(store)
+    assert store.deleted == []
 
 
 def test_an_artifact_that_has_to_wait_keeps_what_it_was_made_from(store: MemoryStore):
@@ -34,6 +71,32 @@ def test_an_artifact_that_has_to_wait_keeps_what_it_was_made_from(store: MemoryS
     gc(store)
     manifests = [key for key in store.deleted if key.endswith("manifest.json")]
     assert manifests == [f"{place(made)}/manifest.json", f"{place(source)}/manifest.json"]
+
+
+def test_a_run_that_waits_to_be_forgotten_keeps_what_it_names(store: MemoryStore):
+    manifest = make(store)
+    store.now += 2 * DAY
+    gc(store)
+    put_run(store, "tiny-1", manifest, status="failed")
+    store.now += 31 * DAY
+    gc(store)
+    assert store.deleted == []
+    store.now += DAY
+    gc(store)
+    assert store.deleted[:2] == ["runs/tiny-1.json", f"{place(manifest)}/manifest.json"]
+
+
+def test_artifacts_that_share_files_both_ways_go_together(store: MemoryStore):
+    first = make_manifest("shards", config={"seed": 1})
+    second = make_manifest("shards", config={"seed": 2})
+    for one, other in ((first, second), (second, first)):
+        files = (dataclasses.replace(one.files[0], key=other.files[0].key),)
+        put_whole(store, dataclasses.replace(one, files=files))
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    gc(store)
+    assert not [key for key in store.names("shards/") if not key.endswith("lease.json")]
 
 
 def test_a_sweep_that_is_killed_anywhere_leaves_no_manifest_without_files(store: MemoryStore):
@@ -157,6 +220,56 @@ def test_where_somebody_builds_meanwhile_nothing_is_deleted_nor_what_it_is_made_
     store.before[f"{place(made)}/lease.json"] = lambda: acquire(store, made)
     gc(store)
     assert [key for key in store.deleted if place(made) in key or place(source) in key] == []
+
+
+def test_where_somebody_builds_meanwhile_what_it_shares_with_others_stays() -> None:
+    store = Interrupting()
+    old = make(store, "shards")
+    grown = make_grown(store, old)
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    store.before[f"{place(grown)}/lease.json"] = lambda: acquire(store, grown)
+    gc(store)
+    assert {file.key for file in grown.files} <= store.names()
+
+
+def test_where_somebody_builds_meanwhile_the_revocation_of_its_bytes_stays() -> None:
+    store = Interrupting()
+    wrong = make(store, seed=1)
+    facts = {"from": wrong.fingerprint, "earlier": [], "why": "", "when": "", "proof": None}
+    accepted = make(store, seed=2, accepted=facts)
+    revoke(store, wrong, why="wrong", who="me", when="now")
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    store.before[f"{place(accepted)}/lease.json"] = lambda: acquire(store, accepted)
+    gc(store)
+    assert f"{place(wrong)}/revoked.json" in store.names()
+
+
+def test_what_came_since_it_was_listed_stays() -> None:
+    store = Interrupting()
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    new = [f"{place(manifest)}/{name}" for name in ("files/dead/b", "checkpoints/step-1/o-1/b")]
+    for key in new:
+        store.put(f"{key.removesuffix('b')}a", b"half")
+    alone = make_manifest("sft")
+    lease.release(store, acquire(store, alone))
+    new.append(f"{place(alone)}/files/c/data")
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+
+    def build() -> None:
+        for key in new:
+            store.put(key, b"x")
+
+    store.before[f"{place(manifest)}/lease.json"] = build
+    gc(store)
+    assert {*new, f"{place(alone)}/lease.json"} <= store.names()
+    assert f"{place(manifest)}/files/dead/a" not in store.names()
 
 
 def test_what_was_published_again_meanwhile_stays() -> None:

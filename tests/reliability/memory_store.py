@@ -67,14 +67,13 @@ class MemoryStore:
         with self._lock:
             if key not in self._objects:
                 raise Missing(key)
-            data, written = self._objects[key]
-            return Entry(key=key, size=len(data), modified=written)
+            return self._entry(key)
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """See Store."""
         with self._lock:
             keys = sorted(key for key in self._objects if key.startswith(prefix))
-            entries = [self.head(key) for key in keys]
+            entries = [self._entry(key) for key in keys]
         yield from entries
 
     def delete(self, key: str) -> None:
@@ -106,6 +105,10 @@ class MemoryStore:
     def weaknesses(self) -> Sequence[str]:
         """See Store."""
         return ()
+
+    def _entry(self, key: str) -> Entry:
+        data, written = self._objects[key]
+        return Entry(key=key, size=len(data), modified=written)
 
     def names(self, prefix: str = "") -> "set[str]":
         """Keys of what there is."""
