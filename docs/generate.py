@@ -13,7 +13,8 @@ from typing import Any
 from flows.profiles import PROFILES
 from flows.stages import STAGES
 from nanochat_core import scaling
-from nanochat_core.config import RunConfig, Section
+from nanochat_core.config import RunConfig
+from nanochat_core.section import Section
 
 REFERENCE = Path(__file__).parent / "reference"
 README = Path(__file__).parent.parent / "README.md"

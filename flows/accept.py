@@ -22,9 +22,10 @@ from flows.revocation import accepted_from, find_revoked, one_line
 from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Missing, Store
-from nanochat_core.config import RunConfig, Section
+from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, ConfigError
 from nanochat_core.job import Job
+from nanochat_core.section import Section
 
 _CANDIDATES = 20  # of the latest artifacts of a stage
 _THREADS = 8

@@ -32,9 +32,10 @@ from infra.launch.mirror import mirror
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
 from infra.placement import Placement, default_cache_limit
 from infra.storage.base import Store
-from nanochat_core.config import RunConfig, Section
+from nanochat_core.config import RunConfig
 from nanochat_core.errors import NanochatError, StageError
 from nanochat_core.job import Job, Result
+from nanochat_core.section import Section
 
 # Called with a stage's name and an event, from the thread that builds the stage. Kinds of event
 # beside those of runtime.progress:

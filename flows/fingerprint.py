@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from flows.stages import Stage
-from nanochat_core.config import RunConfig, Section, Tree
+from nanochat_core.config import RunConfig
 from nanochat_core.job import write_json
+from nanochat_core.section import Section, Tree
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("flows", "infra", "nanochat_core", "tasks")
@@ -36,6 +37,7 @@ CARRIERS = frozenset(
         "nanochat_core.runtime.interrupt",
         "nanochat_core.runtime.progress",
         "nanochat_core.scaling",  # its choices are configuration, its counts are only reported
+        "nanochat_core.section",
     }
 )
 

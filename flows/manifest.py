@@ -11,8 +11,8 @@ from typing import Any, Self, TypeAlias, TypeVar
 from flows.documents import seal, unseal
 from flows.fingerprint import fingerprint_of, short
 from infra.storage.base import check_key
-from nanochat_core.config import Tree
 from nanochat_core.errors import ArtifactError, StoreError
+from nanochat_core.section import Tree
 
 FORMAT = 2
 Facts: TypeAlias = dict[str, Any]  # plain JSON values: numbers, short strings, lists, groups

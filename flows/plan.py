@@ -25,8 +25,9 @@ from flows.stages import STAGES, Stage, stages_to_redo
 from flows.unfinished import Resume, find_builder, find_resume
 from infra.placement import Placement
 from infra.storage.base import Store
-from nanochat_core.config import RunConfig, Tree
+from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
+from nanochat_core.section import Tree
 
 State: TypeAlias = Literal["=", "+", "~", ">", "!", "?", "x"]
 STATES: dict[State, str] = {

@@ -21,7 +21,6 @@ from nanochat_core.config import (
     BaseEvalConfig,
     ChatEvalConfig,
     ChatTrainConfig,
-    DatasetConfig,
     EvalTaskConfig,
     MixtureEntry,
     ModelConfig,
@@ -30,14 +29,13 @@ from nanochat_core.config import (
     RLConfig,
     RowsConfig,
     RunConfig,
-    Section,
     ShardsConfig,
     TaskDataConfig,
     TokenizerConfig,
-    from_json,
 )
 from nanochat_core.data.pydocs import installed_snapshot
 from nanochat_core.errors import ConfigError
+from nanochat_core.section import Section, from_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +94,12 @@ def tiny(depth: int = 3) -> Profile:
             ),
             task_data=TaskDataConfig(
                 datasets=(
-                    DatasetConfig(name="identity", grade=1, num_train=500, num_test=20),
-                    DatasetConfig(name="spelling", grade=1, num_train=6000, num_test=200),
-                    DatasetConfig(name="arithmetic", grade=1, num_train=6000, num_test=200),
-                )
+                    scaling.dataset("identity", num_train=500, num_test=20),
+                    scaling.dataset("spelling", num_train=6000, num_test=200),
+                    scaling.dataset("arithmetic", num_train=6000, num_test=200),
+                ),
+                core_bundle=None,
+                core_bundle_sha256=None,
             ),
             tokenizer=TokenizerConfig(
                 vocab_size=vocab_size, max_chars=20_000_000, document_cap=10_000

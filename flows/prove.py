@@ -28,9 +28,9 @@ from flows.reasons import compare
 from flows.stages import Stage
 from flows.verify import sha256_of
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
-from nanochat_core.config import Tree
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job
+from nanochat_core.section import Tree
 
 STEPS = 5
 # Read off a clock: they differ between any two runs.

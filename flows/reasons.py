@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 from flows.manifest import Facts, Input, Manifest
-from nanochat_core.config import Tree
+from nanochat_core.section import Tree
 
 Kind: TypeAlias = Literal["format", "config", "code", "input"]
 _PARTS: dict[Kind, str] = {  # of a pre-image, root causes first

@@ -6,93 +6,13 @@ default, so a value cannot be forgotten. Where and how fast a run executes is `i
 """
 
 import dataclasses
-import math
-import types
+import re
 import typing
-from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any
 
 from nanochat_core.errors import ConfigError
-
-Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | int | float | bool | None"
-
-
-class Section:
-    """A group of settings. Subclasses are frozen, keyword-only dataclasses without defaults.
-
-    A field added later declares `metadata={"neutral": v}`: the value that reproduces behaviour
-    from before the field existed. It is left out of the canonical form when equal to `v`, so old
-    artifacts stay valid.
-    """
-
-    def tree(self) -> dict[str, Tree]:
-        """All fields as JSON-ready values, in declaration order; tuples become lists."""
-        fields = dataclasses.fields(typing.cast(Any, self))
-        return {field.name: _to_tree(getattr(self, field.name)) for field in fields}
-
-    def canonical(self) -> dict[str, Tree]:
-        """Like `tree`, less the fields that are equal to their declared neutral value."""
-        result: dict[str, Tree] = {}
-        for field in dataclasses.fields(typing.cast(Any, self)):
-            value = getattr(self, field.name)
-            if "neutral" in field.metadata and value == field.metadata["neutral"]:
-                continue
-            result[field.name] = _to_tree(value, canonical=True)
-        return result
-
-    @classmethod
-    def from_tree(cls, tree: dict[str, Any], *, where: str = "") -> Self:
-        """Build from JSON values. Raises ConfigError on unknown or missing names, wrong types."""
-        types_by_name = typing.get_type_hints(cls)
-        names = [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
-        where = where or cls.__name__
-        for name in tree:
-            if name not in names:
-                raise ConfigError(
-                    f"{where} has no setting '{name}'", hint=f"one of: {', '.join(names)}"
-                )
-        for name in names:
-            if name not in tree:
-                raise ConfigError(f"{where} needs a value for '{name}'")
-        return cls(**{n: from_json(types_by_name[n], tree[n], where=f"{where}.{n}") for n in names})
-
-
-def _to_tree(value: Any, *, canonical: bool = False) -> Tree:
-    if isinstance(value, Section):
-        return value.canonical() if canonical else value.tree()
-    if isinstance(value, tuple):
-        return [_to_tree(item, canonical=canonical) for item in typing.cast(tuple[Any, ...], value)]
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    raise TypeError(f"{type(value).__name__} has no stable form in a config: {value!r}")
-
-
-def from_json(expected: Any, value: Any, *, where: str) -> Any:
-    """One JSON value as the annotated type `expected`; an int will do for a float."""
-    if isinstance(expected, type) and issubclass(expected, Section):
-        if not isinstance(value, dict):
-            raise ConfigError(f"{where} is {value!r}, expected a group of settings")
-        return expected.from_tree(typing.cast(dict[str, Any], value), where=where)
-    if typing.get_origin(expected) is tuple:
-        item_type = typing.get_args(expected)[0]
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where} is {value!r}, expected a list")
-        items = typing.cast(list[Any], value)
-        return tuple(
-            from_json(item_type, item, where=f"{where}[{i}]") for i, item in enumerate(items)
-        )
-    if isinstance(expected, types.UnionType):
-        if value is None:
-            return None
-        inner = [option for option in typing.get_args(expected) if option is not types.NoneType]
-        return from_json(inner[0], value, where=where)
-    if expected is float and type(value) is int:
-        return float(value)
-    if expected is float and type(value) is float and not math.isfinite(value):
-        raise ConfigError(f"{where} is {value}, expected a finite number")
-    if type(value) is not expected:
-        raise ConfigError(f"{where} is {value!r}, expected {expected.__name__}")
-    return value
+from nanochat_core.section import Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,12 +108,28 @@ class TokenizerConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig(Section):
-    """One task's data, as `task_data` prepares it."""
+    """One task's data, or conversations from a file of one's own, as `task_data` prepares it."""
 
-    name: str
+    name: str  # of a task; of one's own choice where there is a path
     grade: int  # difficulty where the task has several, 1 is the easiest
-    num_train: int
-    num_test: int
+    num_train: int | None  # the first so many; None: all there are
+    num_test: int | None
+    path: str | None = field(metadata={"neutral": None, "identity": False})  # JSONL of messages
+    snapshot: str | None = field(metadata={"neutral": None})  # sha256 of the file at `path`
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", self.name):
+            raise ConfigError(
+                f"a dataset is called '{self.name}'",
+                hint="its files are kept under that name: small letters, digits, _ and -",
+            )
+        for name in ("num_train", "num_test"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(
+                    f"{name} of {self.name} is {value}, expected at least 0",
+                    hint="null takes all there are",
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +137,14 @@ class TaskDataConfig(Section):
     """Every dataset that a later stage reads."""
 
     datasets: tuple[DatasetConfig, ...]
+    core_bundle: str | None = field(metadata={"neutral": None})  # URL of the CORE metric's data
+    core_bundle_sha256: str | None = field(metadata={"neutral": None})  # None: not known
+
+    def __post_init__(self) -> None:
+        names = [dataset.name for dataset in self.datasets]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"task_data.datasets names '{name}' {names.count(name)} times")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,12 +312,12 @@ _MAY_BE_ZERO = ("seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_
 
 def _check_counts(prefix: str, section: Section) -> None:
     """Raises ConfigError for a count below 1 (or below 0 where none is meant by it)."""
-    for field in dataclasses.fields(typing.cast(Any, section)):
-        value = getattr(section, field.name)
-        name = f"{prefix}{field.name}"
+    for item in dataclasses.fields(typing.cast(Any, section)):
+        value = getattr(section, item.name)
+        name = f"{prefix}{item.name}"
         if isinstance(value, Section):
             _check_counts(f"{name}.", value)
         elif type(value) is int:
-            least = 0 if field.name in _MAY_BE_ZERO else 1
+            least = 0 if item.name in _MAY_BE_ZERO else 1
             if value < least:
                 raise ConfigError(f"{name} is {value}, expected at least {least}")

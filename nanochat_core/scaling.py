@@ -190,10 +190,15 @@ def run_for_depth(
         ),
         task_data=TaskDataConfig(
             datasets=(
-                DatasetConfig(name="identity", grade=1, num_train=1000, num_test=50),
-                DatasetConfig(name="spelling", grade=3, num_train=200_000, num_test=1000),
-                DatasetConfig(name="arithmetic", grade=3, num_train=50_000, num_test=1000),
-            )
+                dataset("identity", num_train=1000, num_test=50),
+                dataset("spelling", grade=3, num_train=200_000, num_test=1000),
+                dataset("arithmetic", grade=3, num_train=50_000, num_test=1000),
+                dataset("simple_spelling", num_train=200_000, num_test=1000),
+                dataset("spelling_bee", num_train=80_000, num_test=1000),
+                *(dataset(name) for name in PUBLISHED),
+            ),
+            core_bundle=CORE_BUNDLE,
+            core_bundle_sha256=None,
         ),
         tokenizer=TokenizerConfig(
             vocab_size=vocab_size, max_chars=2_000_000_000, document_cap=10_000
@@ -254,6 +259,18 @@ def run_for_depth(
     )
 
 
+def dataset(
+    name: str, *, grade: int = 1, num_train: int | None = None, num_test: int | None = None
+) -> DatasetConfig:
+    """A task's data; of a published dataset all there are, unless numbers are given."""
+    return DatasetConfig(
+        name=name, grade=grade, num_train=num_train, num_test=num_test, path=None, snapshot=None
+    )
+
+
+# What nanochat trains on after pretraining, or is judged by.
+PUBLISHED = ("smoltalk", "mmlu", "gsm8k", "arc_easy", "arc_challenge")
+CORE_BUNDLE = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 BASE_PROMPTS = (
     "The capital of France is",
     "The chemical symbol of gold is",

@@ -45,7 +45,7 @@ def write_dataset(dataset: DatasetConfig, directory: Path, *, seed: int) -> dict
     Raises DataError when the task cannot give what is asked for, or when a test example of a task
     with grading asks what a train example asks.
     """
-    wanted = {"train": dataset.num_train, "test": dataset.num_test}
+    wanted = {"train": dataset.num_train or 0, "test": dataset.num_test or 0}
     try:
         splits = {
             split: list(

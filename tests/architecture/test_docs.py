@@ -10,7 +10,7 @@ import pytest
 
 from flows.profiles import PROFILES
 from flows.stages import STAGES
-from nanochat_core.config import Section
+from nanochat_core.section import Section
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -13,7 +13,7 @@ from flows.manifest import File, Input, Manifest, Provenance, digest_of
 from flows.runs import Run, write_run
 from infra.storage.base import Entry, Store, Stored
 from infra.storage.local import LocalStore
-from nanochat_core.config import Tree
+from nanochat_core.section import Tree
 
 CREATED = "2026-11-21T06:00:00Z"
 

@@ -13,7 +13,7 @@ from flows.manifest import Manifest, Provenance
 from flows.runs import Run, write_run
 from infra.storage.base import Store
 from infra.storage.open import open_store
-from nanochat_core.config import Tree
+from nanochat_core.section import Tree
 
 
 def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:

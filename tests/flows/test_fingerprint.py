@@ -19,7 +19,7 @@ from flows.fingerprint import (
 )
 from flows.stages import PRETRAIN, REPORT, STAGES, stage_named
 from nanochat_core import scaling
-from nanochat_core.config import Section
+from nanochat_core.section import Section
 
 RUN = scaling.run_for_depth(4)
 

@@ -13,7 +13,8 @@ from flows.profiles import PROFILES, open_profile
 from flows.stages import STAGES
 from infra.placement import Placement
 from nanochat_core import scaling
-from nanochat_core.config import RunConfig, Section
+from nanochat_core.config import RunConfig
+from nanochat_core.section import Section
 from tests.flows.house import (
     PLACEMENT,
     RUN,
@@ -27,15 +28,21 @@ Leaf: TypeAlias = tuple[str | int, ...]
 
 
 def leaves(value: Any, path: Leaf = ()) -> Iterator[Leaf]:
-    """The path of every plain value in a config, through sections and tuples of sections."""
+    """The path of every plain value in a config that is part of what it is."""
+    return (leaf for leaf, counts in all_leaves(value, path) if counts)
+
+
+def all_leaves(value: Any, path: Leaf = (), counts: bool = True) -> Iterator[tuple[Leaf, bool]]:
+    """Every path through sections and tuples of sections, and whether an identity has it."""
     if isinstance(value, Section):
         for field in dataclasses.fields(value):  # type: ignore[arg-type]
-            yield from leaves(getattr(value, field.name), (*path, field.name))
+            counts = field.metadata.get("identity", True)
+            yield from all_leaves(getattr(value, field.name), (*path, field.name), counts)
     elif isinstance(value, tuple) and value and isinstance(value[0], Section):
         for index, item in enumerate(value):
-            yield from leaves(item, (*path, index))
+            yield from all_leaves(item, (*path, index))
     else:
-        yield path
+        yield path, counts
 
 
 def other(value: Any) -> Any:
@@ -116,6 +123,17 @@ def test_every_setting_of_every_profile_counts_for_the_stages_that_declare_it(na
 
 
 @pytest.mark.parametrize("name", PROFILES)
+def test_where_a_file_lies_counts_for_no_stage(name: str):
+    """What it holds does, and is a setting beside it."""
+    run = open_profile(name).run
+    places = [leaf for leaf, counts in all_leaves(run) if not counts]
+    assert {leaf[-1] for leaf in places} == {"path"}
+    for leaf in places:
+        assert (*leaf[:-1], "snapshot") in set(leaves(run))
+        assert configs(changed(run, leaf)) == configs(run)
+
+
+@pytest.mark.parametrize("name", PROFILES)
 def test_one_entry_less_in_a_list_of_groups_counts_too(name: str):
     run = open_profile(name).run
     before = configs(run)
@@ -132,7 +150,7 @@ def test_the_profiles_have_every_setting_there_is():
     seen: set[tuple[str, str]] = set()
     for name in PROFILES:
         run = open_profile(name).run
-        for path in leaves(run):
+        for path, _ in all_leaves(run):
             value: Any = run
             for part in path:
                 if isinstance(part, str):

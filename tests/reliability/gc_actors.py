@@ -28,8 +28,8 @@ from flows.runs import Run, find_run, new_run_id, point, timestamp
 from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Entry, Missing
-from nanochat_core.config import Tree
 from nanochat_core.errors import ArtifactError, NanochatError
+from nanochat_core.section import Tree
 from tests.reliability.gc_judge import Judge
 from tests.reliability.sim_actors import TERMS, output_of, simulated
 from tests.reliability.sim_store import SimStore

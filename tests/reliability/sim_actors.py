@@ -30,8 +30,9 @@ from flows.revocation import revoke
 from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Missing
-from nanochat_core.config import Tree
+from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, NanochatError
+from nanochat_core.section import Tree
 from tests.reliability.sim_invariants import Judge
 from tests.reliability.sim_s3 import SimS3Store
 from tests.reliability.sim_store import Objects, SimStore
@@ -43,40 +44,21 @@ _PREIMAGE: dict[str, Tree] = {"stage": "rows", "format": 1, "config": {}, "input
 IDENTITY = Identity(stage="rows", fingerprint=fingerprint_of(_PREIMAGE), preimage=_PREIMAGE)
 PLACE = f"{IDENTITY.stage}/{IDENTITY.fingerprint}"
 _STAGE = Stage(name="rows", makes="a toy", inputs=(), config=(), entry="tasks.toy", compute="cpu")
+AnyStore: TypeAlias = SimStore | SimS3Store
 
 
-@lru_cache
-def _scratch() -> tempfile.TemporaryDirectory[str]:
+@contextlib.contextmanager
+def open_scratch() -> Generator[Path]:
+    """A directory for the homes and outputs of histories, one after the other; in memory."""
     in_memory = Path("/dev/shm")
     where = in_memory if in_memory.is_dir() else None
-    return tempfile.TemporaryDirectory(prefix="nanochat-simulation-", dir=where)
+    with tempfile.TemporaryDirectory(prefix="nanochat-simulation-", dir=where) as directory:
+        yield Path(directory)
 
 
 @lru_cache
-def output_of(content: bytes) -> Path:
-    """A finished job's output: one file. Shared by all histories of this process."""
-    output = Path(_scratch().name) / content.hex()
-    output.mkdir()
-    (output / "value").write_bytes(content)
-    return output
-
-
-@lru_cache
-def _placement(home: str) -> Placement:
-    return Placement(
-        home=Path(_scratch().name) / home,
-        store="sim://store",
-        gpus=0,
-        threads=1,
-        device_batch_size=1,
-        save_every_seconds=60.0,
-        eval_every_steps=0,
-        dollars_per_hour=0.0,
-    )
-
-
-_RUN = open_profile("tiny").run
-AnyStore: TypeAlias = SimStore | SimS3Store
+def _run() -> RunConfig:
+    return open_profile("tiny").run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +68,35 @@ class Scene:
     world: World
     judge: Judge
     open_store: Callable[[Objects, Process], AnyStore]
+    scratch: Path
+
+    def output_of(self, content: bytes) -> Path:
+        """A finished job's output: one file."""
+        output = self.scratch / "outputs" / content.hex()
+        if not output.exists():
+            output.mkdir(parents=True)
+            (output / "value").write_bytes(content)
+        return output
+
+    def placement_of(self, process: Process) -> Placement:
+        """A machine."""
+        return Placement(
+            home=self.scratch / process.home,
+            store="sim://store",
+            gpus=0,
+            threads=1,
+            device_batch_size=1,
+            save_every_seconds=60.0,
+            eval_every_steps=0,
+            dollars_per_hour=0.0,
+        )
 
 
 class Actor:
     """A process's program."""
 
     def __init__(self, scene: Scene, process: Process) -> None:
+        self.scene = scene
         self.world = scene.world
         self.judge = scene.judge
         self.process = process
@@ -137,9 +142,9 @@ class Builder(Actor):
     def build(self) -> None:
         """One attempt of a run."""
         site = Site(
-            run=_RUN,
+            run=_run(),
             run_id=self.run,
-            placement=_placement(self.process.home),
+            placement=self.scene.placement_of(self.process),
             store=self.store,
             watch=lambda stage, event: self.world.note(self.process, str(event)),
             strict=True,
@@ -174,7 +179,7 @@ class Builder(Actor):
         published = publish(
             self.store,
             IDENTITY,
-            output_of(self.content),
+            self.scene.output_of(self.content),
             logs=[],
             inputs={},
             provenance=Provenance(

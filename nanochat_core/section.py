@@ -1,0 +1,95 @@
+"""Groups of settings as JSON trees: written out, read back strictly, and in canonical form."""
+
+import dataclasses
+import math
+import types
+import typing
+from typing import Any, Self, TypeAlias
+
+from nanochat_core.errors import ConfigError
+
+Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | int | float | bool | None"
+
+
+class Section:
+    """A group of settings. Subclasses are frozen, keyword-only dataclasses without defaults.
+
+    A field added later declares `metadata={"neutral": v}`: the value that reproduces behaviour
+    from before the field existed. It is left out of the canonical form when equal to `v`, so old
+    artifacts stay valid, and a tree that lacks it means `v`. A field with `{"identity": False}`
+    says where something lies whose content another field tells: no canonical form has it.
+    """
+
+    def tree(self) -> dict[str, Tree]:
+        """All fields as JSON-ready values, in declaration order; tuples become lists."""
+        fields = dataclasses.fields(typing.cast(Any, self))
+        return {field.name: _to_tree(getattr(self, field.name)) for field in fields}
+
+    def canonical(self) -> dict[str, Tree]:
+        """What an identity is made of: `tree` less places, and less what has its neutral value."""
+        result: dict[str, Tree] = {}
+        for field in dataclasses.fields(typing.cast(Any, self)):
+            value = getattr(self, field.name)
+            if not field.metadata.get("identity", True):
+                continue
+            if "neutral" in field.metadata and value == field.metadata["neutral"]:
+                continue
+            result[field.name] = _to_tree(value, canonical=True)
+        return result
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any], *, where: str = "") -> Self:
+        """Build from JSON values. Raises ConfigError on unknown or missing names, wrong types."""
+        types_by_name = typing.get_type_hints(cls)
+        fields = dataclasses.fields(typing.cast(Any, cls))
+        names = [field.name for field in fields]
+        where = where or cls.__name__
+        for name in tree:
+            if name not in names:
+                raise ConfigError(
+                    f"{where} has no setting '{name}'", hint=f"one of: {', '.join(names)}"
+                )
+        neutral = {f.name: f.metadata["neutral"] for f in fields if "neutral" in f.metadata}
+        tree = {**neutral, **tree}
+        for name in names:
+            if name not in tree:
+                raise ConfigError(f"{where} needs a value for '{name}'")
+        return cls(**{n: from_json(types_by_name[n], tree[n], where=f"{where}.{n}") for n in names})
+
+
+def _to_tree(value: Any, *, canonical: bool = False) -> Tree:
+    if isinstance(value, Section):
+        return value.canonical() if canonical else value.tree()
+    if isinstance(value, tuple):
+        return [_to_tree(item, canonical=canonical) for item in typing.cast(tuple[Any, ...], value)]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise TypeError(f"{type(value).__name__} has no stable form in a config: {value!r}")
+
+
+def from_json(expected: Any, value: Any, *, where: str) -> Any:
+    """One JSON value as the annotated type `expected`; an int will do for a float."""
+    if isinstance(expected, type) and issubclass(expected, Section):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where} is {value!r}, expected a group of settings")
+        return expected.from_tree(typing.cast(dict[str, Any], value), where=where)
+    if typing.get_origin(expected) is tuple:
+        item_type = typing.get_args(expected)[0]
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} is {value!r}, expected a list")
+        items = typing.cast(list[Any], value)
+        return tuple(
+            from_json(item_type, item, where=f"{where}[{i}]") for i, item in enumerate(items)
+        )
+    if isinstance(expected, types.UnionType):
+        if value is None:
+            return None
+        inner = [option for option in typing.get_args(expected) if option is not types.NoneType]
+        return from_json(inner[0], value, where=where)
+    if expected is float and type(value) is int:
+        return float(value)
+    if expected is float and type(value) is float and not math.isfinite(value):
+        raise ConfigError(f"{where} is {value}, expected a finite number")
+    if type(value) is not expected:
+        raise ConfigError(f"{where} is {value!r}, expected {expected.__name__}")
+    return value

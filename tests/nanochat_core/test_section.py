@@ -1,0 +1,69 @@
+import dataclasses
+from dataclasses import dataclass, field
+
+import pytest
+
+from nanochat_core.config import DatasetConfig, TaskDataConfig
+from nanochat_core.errors import ConfigError
+from nanochat_core.section import Section
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Section):
+    """A file, what it holds, and something that came later."""
+
+    place: str = field(metadata={"identity": False})
+    content: str
+    later: int | None = field(metadata={"neutral": None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts(Section):
+    """Several of them."""
+
+    texts: tuple[Text, ...]
+
+
+HERE = Text(place="/here", content="x", later=None)
+
+
+def test_where_something_lies_is_no_part_of_what_it_is():
+    there = dataclasses.replace(HERE, place="/there")
+    other = dataclasses.replace(HERE, content="y")
+    one, same, different = (Texts(texts=(text,)).canonical() for text in (HERE, there, other))
+    assert one == same == {"texts": [{"content": "x"}]}
+    assert different != one
+    assert Texts(texts=(there,)).tree()["texts"] == [
+        {"place": "/there", "content": "x", "later": None}
+    ]
+
+
+def test_a_tree_from_before_a_field_existed_means_its_neutral_value():
+    assert Text.from_tree({"place": "/here", "content": "x"}) == HERE
+    assert Text.from_tree(HERE.tree()) == HERE
+    with pytest.raises(ConfigError, match="Text needs a value for 'content'"):
+        Text.from_tree({"place": "/here", "later": 1})
+    with pytest.raises(ConfigError, match="Text has no setting 'other'"):
+        Text.from_tree({"place": "/here", "content": "x", "other": 1})
+
+
+def dataset(**changes):
+    tree = {"name": "letters", "grade": 1, "num_train": None, "num_test": 0, **changes}
+    return DatasetConfig.from_tree(tree)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", "Letters", ".a", "a b", "-a"])
+def test_a_dataset_has_a_name_that_can_be_a_folders(name):
+    with pytest.raises(ConfigError, match=f"a dataset is called '{name}'"):
+        dataset(name=name)
+
+
+def test_counts_of_a_dataset_are_none_or_not_below_zero():
+    assert dataset().num_train is None
+    with pytest.raises(ConfigError, match="num_test of letters is -1, expected at least 0"):
+        dataset(num_test=-1)
+
+
+def test_a_dataset_is_named_once():
+    with pytest.raises(ConfigError, match="task_data.datasets names 'letters' 2 times"):
+        TaskDataConfig(datasets=(dataset(), dataset()), core_bundle=None, core_bundle_sha256=None)
