@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError, Group
 
 from flows.commands.accept import accept
 from flows.commands.chat import chat
+from flows.commands.data import make_data_app
 from flows.commands.diff import diff
 from flows.commands.doctor import doctor
 from flows.commands.down import down
@@ -114,6 +115,7 @@ def make_app() -> App:
     for place, (command, group) in enumerate(_COMMANDS):
         names = (command.__name__, *_ALSO_CALLED.get(command, ()))
         app.command(command, name=names, group=group, sort_key=place)
+    app.command(make_data_app(group=_ARTIFACTS, sort_key=len(_COMMANDS)))
     return app
 
 

@@ -1,0 +1,224 @@
+"""What is in parquet files of documents: how many, how long, in which scripts.
+
+Counts and lengths are of every document, by one pass of duckdb. Scripts are of a sample: the first
+characters of documents at a few places, evenly spread over each file, so that little is read twice.
+Shards are shuffled, so that is as good as a sample of all.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from nanochat_core.data.shard_files import ShardSet, inspect_shard, row_group_sizes
+from nanochat_core.errors import DataError
+
+PLACES = 4  # of the sample in each file
+DOCUMENTS_A_PLACE = 128
+SAMPLED_CHARACTERS = 10_000  # of one document
+
+# The first that fits counts; Unicode's own classes, as duckdb's regular expressions know them.
+SCRIPTS = {
+    "white space": r"\s|\p{Z}",
+    "digits": r"\p{N}",
+    "punctuation": r"\p{P}|\p{S}",
+    "Latin": r"\p{Latin}",
+    "Cyrillic": r"\p{Cyrillic}",
+    "CJK": r"\p{Han}|\p{Hiragana}|\p{Katakana}|\p{Hangul}|\p{Bopomofo}",
+    "Arabic": r"\p{Arabic}",
+    "Devanagari": r"\p{Devanagari}",
+}
+OTHER = "other"
+
+# A document's bin is n when it has at least 2^n characters and fewer than 2^(n+1); -1: none.
+_LENGTHS = """
+SELECT filename, bin, count(*), sum(characters), sum(bytes), max(characters)
+FROM (
+    SELECT
+        filename,
+        coalesce(length(text), 0) AS characters,
+        coalesce(strlen(text), 0) AS bytes,
+        CASE WHEN characters = 0 THEN -1 ELSE length(bin(characters)) - 1 END AS bin
+    FROM read_parquet($paths, filename = true)
+)
+GROUP BY ALL
+"""
+_SAMPLE = """
+SELECT left(text, $characters) AS text FROM read_parquet($path, file_row_number = true)
+WHERE file_row_number >= $first AND file_row_number < $first + $count
+"""
+_CHARACTERS = f"""
+SELECT character, count(*)
+FROM (SELECT unnest(string_split(text, '')) AS character FROM ({_SAMPLE}))
+GROUP BY character
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileStats:
+    """One file's documents."""
+
+    name: str  # below the directory
+    split: str  # "train" or "validation"; "" when nothing says so
+    documents: int
+    characters: int
+    bytes: int  # of the text in UTF-8, not of the file
+    longest: int  # characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthBin:
+    """Documents of at least `least` characters and fewer than twice as many."""
+
+    least: int  # 0: documents without any
+    documents: int
+    characters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextStats:
+    """All files' documents."""
+
+    files: tuple[FileStats, ...]
+    lengths: tuple[LengthBin, ...]  # in order, none left out between the first and the last
+    scripts: dict[str, float]  # share of the sample's characters; largest first
+    sampled_documents: int
+    sampled_characters: int
+
+    @property
+    def documents(self) -> int:
+        """Of all files."""
+        return sum(file.documents for file in self.files)
+
+    @property
+    def characters(self) -> int:
+        """Of all files."""
+        return sum(file.characters for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        """Of all files' text."""
+        return sum(file.bytes for file in self.files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFile:
+    """A parquet file with a column `text`."""
+
+    path: Path
+    name: str
+    split: str
+
+
+def find_text_files(path: Path) -> list[TextFile]:
+    """The files of a shards directory, or every parquet file below a directory, or one file.
+
+    Raises DataError when there is none.
+    """
+    if path.is_file():
+        return [TextFile(path=path, name=path.name, split="")]
+    if (path / "shards.json").is_file():
+        shards = ShardSet.open(path)
+        train = [TextFile(path=p, name=p.name, split="train") for p in shards.train]
+        last = shards.validation
+        return [*train, TextFile(path=last, name=last.name, split="validation")]
+    paths = sorted(found for found in path.rglob("*.parquet") if found.is_file())
+    if not paths:
+        raise DataError(
+            f"{path} has no parquet file",
+            hint="give a directory of shards, or of parquet files with a column named text",
+        )
+    return [TextFile(path=p, name=p.relative_to(path).as_posix(), split="") for p in paths]
+
+
+def measure_text(files: Sequence[TextFile]) -> TextStats:
+    """Count what is in the files. Raises DataError naming the file that cannot be used, and where.
+
+    A null document counts as one without characters.
+    """
+    sizes = [sum(row_group_sizes(file.path)) for file in files]  # also refuses what is no shard
+    paths = [str(file.path) for file in files]
+    try:
+        with duckdb.connect() as database:
+            rows = database.execute(_LENGTHS, {"paths": paths}).fetchall()
+            characters: Counter[str] = Counter()
+            for path, size in zip(paths, sizes, strict=True):
+                for first, count in _places(size):
+                    characters.update(_sample(database, path, first=first, count=count))
+            scripts = _classify(database, characters)
+    except duckdb.Error as error:
+        for file in files:
+            inspect_shard(file.path, name=file.name)  # knows the row
+        raise DataError(
+            f"duckdb cannot read the files: {str(error).partition(chr(10))[0]}",
+            hint="check that nothing else writes to them, then run again",
+        ) from error
+    return TextStats(
+        files=tuple(_file_stats(file, rows) for file in files),
+        lengths=tuple(_bins(rows)),
+        scripts=scripts,
+        sampled_documents=sum(count for size in sizes for _, count in _places(size)),
+        sampled_characters=characters.total(),
+    )
+
+
+# File, bin, documents, characters, bytes, characters of the longest.
+_Row = tuple[str, int, int, int, int, int]
+
+
+def _file_stats(file: TextFile, rows: Sequence[_Row]) -> FileStats:
+    own = [row for row in rows if row[0] == str(file.path)]
+    return FileStats(
+        name=file.name,
+        split=file.split,
+        documents=sum(row[2] for row in own),
+        characters=sum(row[3] for row in own),
+        bytes=sum(row[4] for row in own),
+        longest=max(row[5] for row in own),
+    )
+
+
+def _bins(rows: Sequence[_Row]) -> Iterator[LengthBin]:
+    found = {row[1] for row in rows}
+    for number in range(min(found), max(found) + 1):
+        own = [row for row in rows if row[1] == number]
+        yield LengthBin(
+            least=0 if number < 0 else 2**number,
+            documents=sum(row[2] for row in own),
+            characters=sum(row[3] for row in own),
+        )
+
+
+def _places(size: int) -> Iterator[tuple[int, int]]:
+    """First row and number of rows of each piece of the sample of a file of `size` rows."""
+    if size <= PLACES * DOCUMENTS_A_PLACE:
+        yield 0, size
+        return
+    for place in range(PLACES):
+        yield place * size // PLACES, DOCUMENTS_A_PLACE
+
+
+def _sample(
+    database: duckdb.DuckDBPyConnection, path: str, *, first: int, count: int
+) -> dict[str, int]:
+    """How often each character occurs in a piece of the sample."""
+    values = {"path": path, "first": first, "count": count, "characters": SAMPLED_CHARACTERS}
+    return dict(database.execute(_CHARACTERS, values).fetchall())
+
+
+def _classify(database: duckdb.DuckDBPyConnection, characters: Counter[str]) -> dict[str, float]:
+    """Share of each script, largest first."""
+    whens = " ".join(
+        f"WHEN regexp_full_match(c, '{SCRIPTS[name]}') THEN '{name}'" for name in SCRIPTS
+    )
+    query = f"SELECT CASE {whens} ELSE '{OTHER}' END FROM (SELECT unnest($characters) AS c)"
+    counts = dict.fromkeys([*SCRIPTS, OTHER], 0)
+    known = list(characters)
+    for character, (name,) in zip(
+        known, database.execute(query, {"characters": known}).fetchall(), strict=True
+    ):
+        counts[name] += characters[character]
+    total = max(characters.total(), 1)
+    return {name: counts[name] / total for name in sorted(counts, key=lambda n: -counts[n])}
