@@ -32,7 +32,6 @@ from infra.placement import Placement
 from infra.storage.base import Missing
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, NanochatError
-from nanochat_core.section import Tree
 from tests.reliability.sim_invariants import Judge
 from tests.reliability.sim_s3 import SimS3Store
 from tests.reliability.sim_store import Objects, SimStore
@@ -40,7 +39,7 @@ from tests.reliability.sim_threading import SimThreading, SimTime
 from tests.reliability.sim_world import Process, World
 
 TERMS = Terms(ttl=120.0, beat=25.0, look=8.0, longest_look=60.0)  # virtual seconds
-_PREIMAGE: dict[str, Tree] = {"stage": "rows", "format": 1, "config": {}, "inputs": {}, "code": {}}
+_PREIMAGE: dict[str, Any] = {"stage": "rows", "format": 1, "config": {}, "inputs": {}, "code": {}}
 IDENTITY = Identity(stage="rows", fingerprint=fingerprint_of(_PREIMAGE), preimage=_PREIMAGE)
 PLACE = f"{IDENTITY.stage}/{IDENTITY.fingerprint}"
 _STAGE = Stage(name="rows", makes="a toy", inputs=(), config=(), entry="tasks.toy", compute="cpu")

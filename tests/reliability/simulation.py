@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from tests.reliability.sim_actors import (
     PLACE,
@@ -25,6 +26,7 @@ from tests.reliability.sim_actors import (
     Reader,
     Reviser,
     Scene,
+    open_scratch,
     simulated,
 )
 from tests.reliability.sim_invariants import Broken, Judge
@@ -80,6 +82,14 @@ class Tally:
     met: Counter[str] = field(default_factory=Counter)
     broken: dict[int, str] = field(default_factory=dict)  # seed -> what did not hold
 
+    def count(self, history: History) -> None:
+        """Count one more."""
+        self.histories += 1
+        self.operations += history.operations
+        self.met += history.met
+        if history.broken is not None:
+            self.broken[history.seed] = history.broken
+
     def add(self, other: "Tally") -> None:
         """Count those of another process too."""
         self.histories += other.histories
@@ -96,7 +106,7 @@ class Tally:
 
 
 class _Simulation:
-    def __init__(self, seed: int, kind: Kind, *, trace: list[str] | None) -> None:
+    def __init__(self, seed: int, kind: Kind, *, scratch: Path, trace: list[str] | None) -> None:
         self.rng = rng = random.Random(seed)
         self.kind = kind
         chosen = MUTATIONS[kind.mutation].store if kind.mutation else None
@@ -111,7 +121,7 @@ class _Simulation:
             contents={_SAME, _OTHER},
             strict=kind.forced or kind.revised,
         )
-        self.scene = Scene(world=self.world, judge=self.judge, open_store=store)
+        self.scene = Scene(world=self.world, judge=self.judge, open_store=store, scratch=scratch)
         self.running: set[Process] = set()
         self.programs: dict[Process, Callable[[Process], Actor]] = {}
         self.homes: list[str] = []
@@ -177,9 +187,14 @@ class _Simulation:
 
 def simulate(seed: int, kind: Kind = PLAIN, *, trace: bool = False) -> History:
     """One history."""
+    with open_scratch() as scratch:
+        return _simulate(seed, kind, scratch=scratch, trace=trace)
+
+
+def _simulate(seed: int, kind: Kind, *, scratch: Path, trace: bool = False) -> History:
     lines: list[str] = []
     mutation = MUTATIONS[kind.mutation] if kind.mutation else Mutation()
-    simulation = _Simulation(seed, kind, trace=lines if trace else None)
+    simulation = _Simulation(seed, kind, scratch=scratch, trace=lines if trace else None)
     world, broken = simulation.world, None
     with simulated(world), mutation.applied():
         try:
@@ -203,13 +218,9 @@ def simulate_many(seeds: range, kind: Kind = PLAIN, *, most_broken: int = MOST_S
     """Many histories, in this process, until `most_broken` of them broke."""
     tally = Tally()
     began = time.process_time()
-    for seed in seeds:
-        history = simulate(seed, kind)
-        tally.histories += 1
-        tally.operations += history.operations
-        tally.met += history.met
-        if history.broken is not None:
-            tally.broken[seed] = history.broken
+    with open_scratch() as scratch:
+        for seed in seeds:
+            tally.count(_simulate(seed, kind, scratch=scratch))
             if len(tally.broken) == most_broken:
                 break
     tally.cpu_seconds = time.process_time() - began
