@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from flows.datasets import with_snapshots
 from infra.placement import Placement, count_gpus, count_threads, default_home, default_store
 from nanochat_core import scaling
 from nanochat_core.config import (
@@ -222,7 +223,10 @@ def open_profile(name: str, *, depth: int | None = None, overrides: Sequence[str
         _apply(RunConfig, tree, override)
     run = RunConfig.from_tree(tree, where="the run")
     shards = dataclasses.replace(run.shards, snapshot=_snapshot(run.shards))
-    return dataclasses.replace(profile, run=dataclasses.replace(run, shards=shards))
+    task_data = with_snapshots(run.task_data)
+    return dataclasses.replace(
+        profile, run=dataclasses.replace(run, shards=shards, task_data=task_data)
+    )
 
 
 def _snapshot(shards: ShardsConfig) -> tuple[str, ...]:

@@ -1,0 +1,73 @@
+"""The datasets of a run when it is planned: they exist, and files of one's own are looked at.
+
+A machine that lacks such a file can plan, and run what comes after, when its snapshot is given.
+"""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+from nanochat_core.config import DatasetConfig, TaskDataConfig
+from nanochat_core.errors import ConfigError
+from tasks.registry import TASKS
+from tasks.sources import GeneratedTask
+
+
+def with_snapshots(config: TaskDataConfig) -> TaskDataConfig:
+    """The same with what each file holds now.
+
+    Raises ConfigError for a dataset that is neither a task nor a file that can be read.
+    """
+    return dataclasses.replace(config, datasets=tuple(map(_look_at, config.datasets)))
+
+
+def _look_at(dataset: DatasetConfig) -> DatasetConfig:
+    if dataset.path is None:
+        _check_task(dataset)
+        return dataset
+    if dataset.name in TASKS:
+        raise ConfigError(
+            f"the dataset {dataset.path} is called '{dataset.name}', as a task is",
+            hint="give it a name of its own in task_data.datasets",
+        )
+    path = Path(dataset.path).expanduser().resolve()
+    if dataset.snapshot is not None and not path.exists():
+        return dataset
+    snapshot = _digest(path, dataset)
+    if dataset.snapshot not in (None, snapshot):
+        raise ConfigError(
+            f"the dataset '{dataset.name}' should have sha256 {str(dataset.snapshot)[:12]}, "
+            f"{path} has {snapshot[:12]}",
+            hint="leave its snapshot out to take the file as it is",
+        )
+    return dataclasses.replace(dataset, path=str(path), snapshot=snapshot)
+
+
+def _check_task(dataset: DatasetConfig) -> None:
+    if dataset.name not in TASKS:
+        raise ConfigError(
+            f"there is no task '{dataset.name}'",
+            hint=f"give the dataset a path, or one of: {', '.join(sorted(TASKS))}",
+        )
+    if dataset.snapshot is not None:
+        raise ConfigError(f"the dataset '{dataset.name}' has a snapshot, but no path")
+    if isinstance(TASKS[dataset.name], GeneratedTask) and None in (
+        dataset.num_train,
+        dataset.num_test,
+    ):
+        raise ConfigError(
+            f"{dataset.name} is made up: there are as many examples as are asked for",
+            hint=f"give num_train and num_test of {dataset.name} in task_data.datasets",
+        )
+
+
+def _digest(path: Path, dataset: DatasetConfig) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(
+            f"the dataset '{dataset.name}' cannot be read: {path}: {why}",
+            hint="its path is that of a file with a conversation a line",
+        ) from error
