@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import uuid
 from collections.abc import Callable, Generator, Mapping
-from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import flows.build
@@ -31,7 +31,7 @@ from infra.storage.base import Entry, Missing
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.section import Tree
 from tests.reliability.gc_judge import Judge
-from tests.reliability.sim_actors import TERMS, output_of, simulated
+from tests.reliability.sim_actors import TERMS, simulated
 from tests.reliability.sim_store import SimStore
 from tests.reliability.sim_threading import SimThreading
 from tests.reliability.sim_world import Process, World
@@ -59,14 +59,45 @@ class DatedStore(SimStore):
         return Entry(key=key, size=len(stored.data), modified=stored.written)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What all actors of a history share."""
+
+    world: World
+    judge: Judge
+    scratch: Path  # for outputs and homes
+
+    def output_of(self, content: bytes) -> Path:
+        """A finished job's output: one file."""
+        output = self.scratch / "outputs" / content.hex()
+        if not output.exists():
+            output.mkdir(parents=True)
+            (output / "value").write_bytes(content)
+        return output
+
+    def placement(self, home: str) -> Placement:
+        """A machine."""
+        return Placement(
+            home=self.scratch / home,
+            store="sim://store",
+            gpus=0,
+            threads=1,
+            device_batch_size=1,
+            save_every_seconds=60.0,
+            eval_every_steps=0,
+            dollars_per_hour=0.0,
+        )
+
+
 class Actor:
     """A process's program."""
 
-    def __init__(self, world: World, judge: Judge, process: Process) -> None:
-        self.world = world
-        self.judge = judge
+    def __init__(self, scene: Scene, process: Process) -> None:
+        self.scene = scene
+        self.world = scene.world
+        self.judge = scene.judge
         self.process = process
-        self.store = DatedStore(judge.objects, process)
+        self.store = DatedStore(scene.judge.objects, process)
         process.program = self
 
     def main(self) -> None:
@@ -108,15 +139,14 @@ class Runner(Actor):
 
     def __init__(
         self,
-        world: World,
-        judge: Judge,
+        scene: Scene,
         process: Process,
         *,
         run: str,
         variants: Variants,
         force: frozenset[str],
     ) -> None:
-        super().__init__(world, judge, process)
+        super().__init__(scene, process)
         self.run = run
         self.variants = variants
         self.force = force
@@ -160,7 +190,7 @@ class Runner(Actor):
         return Site(
             run=self.variants,  # type: ignore[arg-type]
             run_id=self.run,
-            placement=_placement(self.process.home),
+            placement=self.scene.placement(self.process.home),
             store=self.store,
             watch=self.watch,
             strict=True,
@@ -190,8 +220,8 @@ class Runner(Actor):
         published = publish(
             self.store,
             identity,
-            output_of(content if rng.random() < 0.9 else b"another"),
-            logs=[output_of(b"log") / "value"],
+            self.scene.output_of(content if rng.random() < 0.9 else b"another"),
+            logs=[self.scene.output_of(b"log") / "value"],
             inputs=inputs,
             provenance=Provenance(
                 run=self.run,
@@ -314,20 +344,6 @@ class Stray(Actor):
             )
         else:
             self.store.put(f"{place}/files/stray/data", b"x")
-
-
-@lru_cache
-def _placement(home: str) -> Placement:
-    return Placement(
-        home=output_of(b"homes").parent / home,
-        store="sim://store",
-        gpus=0,
-        threads=1,
-        device_batch_size=1,
-        save_every_seconds=60.0,
-        eval_every_steps=0,
-        dollars_per_hour=0.0,
-    )
 
 
 def draw_run(world: World, name: str) -> dict[str, Any]:

@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from flows.gc_reach import Rules
 from tests.reliability import gc_actors as actors
 from tests.reliability.gc_judge import Broken, Judge
-from tests.reliability.sim_actors import TERMS
+from tests.reliability.sim_actors import TERMS, open_scratch
 from tests.reliability.sim_store import Objects
 from tests.reliability.sim_world import Faults, Process, World
 
@@ -48,12 +49,13 @@ class History:
 
 
 class _Simulation:
-    def __init__(self, seed: int, rules: Rules, trace: list[str] | None) -> None:
+    def __init__(self, seed: int, rules: Rules, scratch: Path, trace: list[str] | None) -> None:
         self.rng = random.Random(seed)
         calm = Faults(slow=FAULTS.slow)
         self.world = World(seed, faults=self.rng.choice((FAULTS, calm)), trace=trace)
         self.world.on_death = self.on_death
         self.judge = Judge(Objects(self.world), rules, ttl=TERMS.ttl)
+        self.scene = actors.Scene(world=self.world, judge=self.judge, scratch=scratch)
         self.running: dict[Process, Callable[[Process], actors.Actor]] = {}
         self.rules = rules
 
@@ -85,12 +87,12 @@ class _Simulation:
 
     def crowd(self, name: str, *, is_tense: bool) -> None:
         """Who comes at about the same time; a tense crowd meets a collection that deletes."""
-        rng, world, judge = self.rng, self.world, self.judge
+        rng, world, scene = self.rng, self.world, self.scene
         for _ in range(rng.choice((1, 1, 2) if is_tense else (0, 1))):
-            self.start("gc", lambda p: actors.Collector(world, judge, p))
+            self.start("gc", lambda p: actors.Collector(scene, p))
         for number in range(rng.choice((1, 2, 3))):
             facts = actors.draw_run(world, f"{rng.choice(('tiny', 'd12', name))}")
-            self.start(f"run{number}", lambda p, f=facts: actors.Runner(world, judge, p, **f))
+            self.start(f"run{number}", lambda p, f=facts: actors.Runner(scene, p, **f))
         for calm, tense, actor in (
             (0.6, 0.6, actors.Accepter),
             (0.2, 0.8, actors.Tagger),
@@ -98,7 +100,7 @@ class _Simulation:
             (0.1, 0.1, actors.Stray),
         ):
             if rng.random() < (tense if is_tense else calm):
-                self.start(actor.__name__.lower(), lambda p, a=actor: a(world, judge, p))
+                self.start(actor.__name__.lower(), lambda p, a=actor: a(scene, p))
         if rng.random() < 0.4:
             when = world.now + rng.random() * _SECONDS_OF_CROWD
             world.at(when, lambda _: self.pause_one(), None)
@@ -143,22 +145,24 @@ class _Simulation:
     def collect_rest(self, times: int) -> None:
         """Collections, the grace between them."""
         for _ in range(times):
-            self.start("gc", lambda p: actors.Collector(self.world, self.judge, p))
+            self.start("gc", lambda p: actors.Collector(self.scene, p))
             self.wait_until(self.world.now + self.rules.grace + _SECONDS_TO_END)
 
 
 def simulate(seed: int, *, rules: Rules = RULES, trace: bool = False) -> History:
     """One history."""
     lines: list[str] = []
-    simulation = _Simulation(seed, rules, lines if trace else None)
-    world, judge, broken = simulation.world, simulation.judge, None
-    with actors.simulated_pipeline(world):
-        try:
-            simulation.run()
-        except Broken as error:
-            broken = str(error)
-        finally:
-            world.close()
+    broken = None
+    with open_scratch() as scratch:
+        simulation = _Simulation(seed, rules, scratch, lines if trace else None)
+        world, judge = simulation.world, simulation.judge
+        with actors.simulated_pipeline(world):
+            try:
+                simulation.run()
+            except Broken as error:
+                broken = str(error)
+            finally:
+                world.close()
     return History(
         seed=seed,
         operations=world.operations,

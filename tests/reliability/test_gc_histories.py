@@ -43,6 +43,10 @@ def test_what_is_in_use_stays_whole_and_the_rest_goes_in_many_histories() -> Non
     check(range(_FIRST, _FIRST + _TRIALS))
 
 
+def test_a_seed_is_one_history() -> None:
+    assert simulate(7, trace=True).trace == simulate(7, trace=True).trace != []
+
+
 def check(seeds: range) -> None:
     histories = [simulate(seed) for seed in seeds]
     assert {h.seed: h.broken for h in histories if h.broken} == {}
