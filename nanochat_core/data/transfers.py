@@ -41,6 +41,7 @@ class Transfers(Generic[_Item, _Result]):
         self._tell = tell
         self._todo: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Callable[[], _Result]] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._count = 0
@@ -53,19 +54,19 @@ class Transfers(Generic[_Item, _Result]):
         """
         for item in self._items:
             self._todo.put(item)
-        threads = [
+        self._threads = [
             threading.Thread(target=self._work, name=f"transfer-{i}", daemon=True)
             for i in range(min(THREADS, len(self._items)))
         ]
         try:
-            for thread in threads:
+            for thread in self._threads:
                 thread.start()
             for _ in self._items:
                 yield self._next()()
         finally:
             self._stop.set()
             end = time.monotonic() + _SECONDS_TO_END
-            for thread in threads:
+            for thread in self._threads:
                 if thread.ident is not None:
                     thread.join(max(0.0, end - time.monotonic()))
 
@@ -90,7 +91,8 @@ class Transfers(Generic[_Item, _Result]):
             self._done.put(lambda result=result: result)
 
     def _add(self, count: int) -> None:
-        if self._stop.is_set():
+        # A client with threads of its own calls from them: what is raised there reaches nobody.
+        if self._stop.is_set() and threading.current_thread() in self._threads:
             raise _Stopped
         with self._lock:
             self._count += count
