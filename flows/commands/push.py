@@ -14,8 +14,8 @@ from flows import lock
 from flows.commands.options import Place
 from flows.commands.progress import count_of, describe_transfer, show_bytes
 from flows.commands.terminal import print_warning, screen
-from flows.transfer import Chosen, Lacking, Pushed, choose
-from flows.transfer import push as push_artifacts
+from flows.push import Chosen, Lacking, Pushed, choose
+from flows.push import push as push_artifacts
 from infra.storage.base import OnBytes, Store
 from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError

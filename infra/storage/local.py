@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from infra.storage.base import Entry, Missing, OnBytes, Stored, check_key, ignore_bytes
-from infra.storage.transfer import open_part_file, writing_to
+from infra.storage.parts import open_part_file, writing_to
 from nanochat_core.errors import StoreError
 from nanochat_core.job import sync_directory
 

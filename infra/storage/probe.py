@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from infra.storage.answers import Lost, Patience, Refused
 from infra.storage.base import Missing, Store
 from infra.storage.conditional import TRIALS, Semantics, Support, describe
-from infra.storage.transfer import PART
+from infra.storage.parts import PART
 from nanochat_core.errors import StoreError
 
 if TYPE_CHECKING:

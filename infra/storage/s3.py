@@ -38,8 +38,8 @@ from infra.storage.answers import (
     pass_on,
 )
 from infra.storage.base import Entry, Missing, Stored, check_key
+from infra.storage.parts import THREADS, Part
 from infra.storage.settings import Settings
-from infra.storage.transfer import THREADS, Part
 from nanochat_core.errors import StoreError
 
 CONNECT_SECONDS = 5

@@ -29,9 +29,7 @@ from infra.storage.answers import (
 )
 from infra.storage.base import Entry, Missing, OnBytes, Stored, check_key, ignore_bytes
 from infra.storage.conditional import ATOMIC, TRIALS, Semantics
-from infra.storage.s3 import Bucket
-from infra.storage.settings import Settings, read_settings
-from infra.storage.transfer import (
+from infra.storage.parts import (
     PART,
     THREADS,
     Part,
@@ -42,6 +40,8 @@ from infra.storage.transfer import (
     run_all,
     writing_to,
 )
+from infra.storage.s3 import Bucket
+from infra.storage.settings import Settings, read_settings
 from nanochat_core.errors import StoreError
 
 COPY_LIMIT = 5 << 30  # bytes that one request may copy, on AWS

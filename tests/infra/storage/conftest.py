@@ -53,7 +53,7 @@ def store_on(fake: FakeS3, *, patience: Patience = IMPATIENT) -> S3Store:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of a part, so that small objects go in parts."""
     part = 1 << 16
-    monkeypatch.setattr("infra.storage.transfer.PART", part)
+    monkeypatch.setattr("infra.storage.parts.PART", part)
     monkeypatch.setattr("infra.storage.s3_store.PART", part)
     return part
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage import transfer
+from infra.storage import parts
 from infra.storage.answers import Patience
 from infra.storage.base import Missing, Store
 from infra.storage.local import LocalStore
@@ -81,7 +81,7 @@ def server(
     """A store of each kind, for all tests of this file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("infra.storage.s3_store.PART", PART)
-        patch.setattr(transfer, "PART", PART)
+        patch.setattr(parts, "PART", PART)
         if request.param == "local":
             store = LocalStore(tmp_path_factory.mktemp("contract") / "store")
             yield Place(name="local", store=store, root="", fake=None)

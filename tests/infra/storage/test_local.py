@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage import transfer
+from infra.storage import parts
 from infra.storage.base import Missing, check_key
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
@@ -91,7 +91,7 @@ def test_a_file_goes_in_and_comes_out(store: LocalStore, tmp_path: Path):
 def test_a_fetch_goes_on_with_the_same_object_only(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "PART", 10)
+    monkeypatch.setattr(parts, "PART", 10)
     monkeypatch.setattr(os, "geteuid", lambda: 0)  # root gets a copy
 
     def stop_after_twenty(count: int) -> None:

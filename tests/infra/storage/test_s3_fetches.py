@@ -13,7 +13,7 @@ import pytest
 from infra.storage import s3, s3_store
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
-from infra.storage.transfer import PART
+from infra.storage.parts import PART
 from nanochat_core.errors import StoreError
 from tests.infra.storage.conftest import PARTS, MakeFake, store_on
 from tests.infra.storage.fake_s3 import FakeS3, Object
@@ -23,11 +23,11 @@ from tests.infra.storage.misbehaviour import Answer, Fault, Kind, Quirk, Request
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from infra.storage import s3_store, transfer
+from infra.storage import parts, s3_store
 from infra.storage.open import open_store
 
 url, key, target, part, limit = sys.argv[1:]
-transfer.PART = s3_store.PART = int(part)
+parts.PART = s3_store.PART = int(part)
 told = []
 def on_bytes(count):
     told.append(count)
@@ -218,11 +218,11 @@ def test_a_directory_that_is_not_there_is_told_as_that(fake: FakeS3, tmp_path: P
 MEASURED = """
 import resource, sys
 from pathlib import Path
-from infra.storage import s3_store, transfer
+from infra.storage import parts, s3_store
 from infra.storage.open import open_store
 
 url, source, target, part = sys.argv[1:]
-transfer.PART = s3_store.PART = int(part)
+parts.PART = s3_store.PART = int(part)
 store = open_store(url)
 store.put("warm", b"")
 store.get("warm")

@@ -10,11 +10,11 @@ import pytest
 from flows.artifacts import find_manifest
 from flows.cache import Cache, fetch
 from flows.manifest import Manifest, digest_of
+from flows.push import Chosen, Lacking, Pushed, choose, find_lacking, push
 from flows.references import open_artifact
 from flows.reservations import find_pin
 from flows.revocation import revoke
 from flows.runs import find_run, find_tag, point
-from flows.transfer import Chosen, Lacking, Pushed, choose, find_lacking, push
 from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, StageError
@@ -218,7 +218,7 @@ def test_without_the_comparison_damaged_bytes_would_be_sent(
 ):
     file = artifacts[1].files[1]
     source.put(file.key, b"\1" * 5000)
-    monkeypatch.setattr("flows.transfer.find_fault", lambda file, path: None)
+    monkeypatch.setattr("flows.push.find_fault", lambda file, path: None)
     send(source, target, "tiny")
     assert target.get(file.key) == b"\1" * 5000
 

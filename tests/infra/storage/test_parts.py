@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.storage import transfer
-from infra.storage.transfer import (
+from infra.storage import parts
+from infra.storage.parts import (
     MAX_PARTS,
     Part,
+    PartFile,
     open_part_file,
     part_length,
     plan_parts,
@@ -25,28 +26,28 @@ from nanochat_core.errors import StoreError
 
 @given(st.integers(0, 5000), st.integers(1, 700))
 def test_parts_cover_an_object_without_gap_or_overlap(size: int, length: int) -> None:
-    parts = plan_parts(size, length=length)
-    assert [part.index for part in parts] == list(range(len(parts)))
-    assert [part.start for part in parts] == [length * part.index for part in parts]
-    assert sum(part.length for part in parts) == size
-    assert all(part.length == length for part in parts[:-1])
+    planned = plan_parts(size, length=length)
+    assert [part.index for part in planned] == list(range(len(planned)))
+    assert [part.start for part in planned] == [length * part.index for part in planned]
+    assert sum(part.length for part in planned) == size
+    assert all(part.length == length for part in planned[:-1])
 
 
 @given(st.integers(0, 5 << 40))
 def test_an_object_never_has_more_parts_than_stores_allow(size: int) -> None:
     length = part_length(size)
     assert -(-size // length) <= MAX_PARTS
-    unit = transfer.PART
+    unit = parts.PART
     assert length == unit or -(-size // (length - unit)) > MAX_PARTS, "larger than need be"
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PART", 10)
+    monkeypatch.setattr(parts, "PART", 10)
 
 
-def fill(file: transfer.PartFile, parts: list[Part], data: bytes) -> None:
-    for part in parts:
+def fill(file: PartFile, pieces: list[Part], data: bytes) -> None:
+    for part in pieces:
         file.write(part.start, data[part.start : part.start + part.length])
         file.finish(part)
 
@@ -82,10 +83,10 @@ def test_nothing_of_another_object_or_from_before_a_power_cut_is_taken(
     size: int,
     boot: str,
 ) -> None:
-    monkeypatch.setattr(transfer, "_boot", lambda: "b")
+    monkeypatch.setattr(parts, "_boot", lambda: "b")
     with open_part_file(tmp_path / "model", source="s", version="1", size=35) as file:
         fill(file, list(file.parts), DATA)
-    monkeypatch.setattr(transfer, "_boot", lambda: boot)
+    monkeypatch.setattr(parts, "_boot", lambda: boot)
     with open_part_file(tmp_path / "model", source=source, version=version, size=size) as file:
         assert len(file.missing) == 4
 
