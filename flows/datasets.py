@@ -10,7 +10,7 @@ from pathlib import Path
 from nanochat_core.config import DatasetConfig, TaskDataConfig
 from nanochat_core.errors import ConfigError
 from tasks.registry import TASKS
-from tasks.sources import GeneratedTask
+from tasks.sources import HubTask
 
 
 def with_snapshots(config: TaskDataConfig) -> TaskDataConfig:
@@ -22,6 +22,7 @@ def with_snapshots(config: TaskDataConfig) -> TaskDataConfig:
 
 
 def _look_at(dataset: DatasetConfig) -> DatasetConfig:
+    _check_revision(dataset)
     if dataset.path is None:
         _check_task(dataset)
         return dataset
@@ -51,13 +52,22 @@ def _check_task(dataset: DatasetConfig) -> None:
         )
     if dataset.snapshot is not None:
         raise ConfigError(f"the dataset '{dataset.name}' has a snapshot, but no path")
-    if isinstance(TASKS[dataset.name], GeneratedTask) and None in (
-        dataset.num_train,
-        dataset.num_test,
-    ):
+    counts = (dataset.num_train, dataset.num_test)
+    if not isinstance(TASKS[dataset.name], HubTask) and None in counts:
         raise ConfigError(
             f"{dataset.name} is made up: there are as many examples as are asked for",
             hint=f"give num_train and num_test of {dataset.name} in task_data.datasets",
+        )
+
+
+def _check_revision(dataset: DatasetConfig) -> None:
+    if dataset.revision is None:
+        return
+    if dataset.path is not None or not isinstance(TASKS.get(dataset.name), HubTask):
+        raise ConfigError(
+            f"the dataset '{dataset.name}' has revision {dataset.revision}, "
+            "but none that is published has that name",
+            hint="only datasets on the Hub have revisions",
         )
 
 

@@ -116,6 +116,7 @@ class DatasetConfig(Section):
     num_test: int | None
     path: str | None = field(metadata={"neutral": None, "identity": False})  # JSONL of messages
     snapshot: str | None = field(metadata={"neutral": None})  # sha256 of the file at `path`
+    revision: str | None = field(metadata={"neutral": None})  # None: as tasks/ has it
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", self.name):
@@ -145,6 +146,8 @@ class TaskDataConfig(Section):
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"task_data.datasets names '{name}' {names.count(name)} times")
+        if "core" in names and self.core_bundle is not None:
+            raise ConfigError("a dataset is called 'core', as the CORE metric's data is")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -264,7 +264,13 @@ def dataset(
 ) -> DatasetConfig:
     """A task's data; of a published dataset all there are, unless numbers are given."""
     return DatasetConfig(
-        name=name, grade=grade, num_train=num_train, num_test=num_test, path=None, snapshot=None
+        name=name,
+        grade=grade,
+        num_train=num_train,
+        num_test=num_test,
+        path=None,
+        snapshot=None,
+        revision=None,
     )
 
 

@@ -78,6 +78,8 @@ def test_a_machine_without_the_file_can_plan_by_its_snapshot(tmp_path):
         ({"path": "/tmp"}, "'letters' cannot be read: /tmp: is a directory", "a line"),
         ({"name": "mmlu"}, "is called 'mmlu', as a task is", "a name of its own"),
         ({"name": "mmlu", "path": None, "snapshot": "x"}, "'mmlu' has a snapshot, but no path", ""),
+        ({"revision": "main"}, "'letters' has revision main, but none", "only datasets on the Hub"),
+        ({"name": "spelling_bee", "path": None, "revision": "x"}, "has revision x", "on the Hub"),
         ({"name": "simple_spelling", "path": None}, "simple_spelling is made up", "give num_train"),
     ],
 )

@@ -1,6 +1,7 @@
 import hashlib
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 
@@ -10,9 +11,12 @@ from nanochat_core.data import task_data
 from nanochat_core.engine.calculator import calculate
 from nanochat_core.errors import DataError
 from nanochat_core.job import Job, Resources
+from nanochat_core.runtime.interrupt import Interrupted
+from nanochat_core.runtime.progress import last_by_step, read_events
 from tasks.base import prompt_key, text_of
 from tasks.files import open_task
-from tasks.registry import is_correct, is_gradable
+from tasks.registry import TASKS, is_correct, is_gradable
+from tasks.sources import GeneratedTask
 
 RESOURCES = Resources(
     device="cpu",
@@ -43,7 +47,7 @@ def make_job(directory, *, seed=42, datasets=SMALL):
         inputs={},
         resources=RESOURCES,
     )
-    job.output.mkdir(parents=True)
+    job.output.mkdir(parents=True, exist_ok=True)
     return job
 
 
@@ -61,7 +65,15 @@ def test_every_dataset_is_written_and_counted(tmp_path):
     described = json.loads((job.output / "task_data.json").read_text())
     assert described["format"] == task_data.FORMAT
     assert list(described["datasets"]) == ["identity", "spelling", "arithmetic"]
-    assert described["datasets"]["spelling"] == {"grade": 1, "train": 60, "test": 20}
+    assert described["datasets"]["spelling"] == {
+        "kind": "generated",
+        "grade": 1,
+        "train": 60,
+        "test": 20,
+        "overlap": 0,
+    }
+    assert described["core"] is None
+    assert sorted(p.name for p in job.directory.iterdir()) == ["events.jsonl", "output"]
     for name, counts in described["datasets"].items():
         for split in ("train", "test"):
             assert len(open_task(name, job.output, split)) == counts[split]
@@ -127,21 +139,99 @@ def test_another_seed_of_the_test_set_still_asks_nothing_of_training(tmp_path):
     [
         ((("gsm9k", 1, 1, 1),), "there is no task 'gsm9k'"),
         ((("spelling", 9, 1, 1),), "spelling has no grade 9"),
-        ((("spelling", 1, 1, 1), ("spelling", 2, 1, 1)), "names 'spelling' 2 times"),
+        ((("spelling", 1, None, 1),), "spelling is made up: say how many"),
     ],
 )
-def test_a_dataset_that_cannot_be_made_is_refused(tmp_path, datasets, message):
+def test_a_dataset_that_cannot_be_made_is_refused_and_leaves_nothing(tmp_path, datasets, message):
+    job = make_job(tmp_path, datasets=datasets)
     with pytest.raises(DataError, match=message):
-        task_data.run(make_job(tmp_path, datasets=datasets))
+        task_data.run(job)
+    assert list(job.output.iterdir()) == []
 
 
-def test_a_prompt_in_both_splits_is_refused():
-    def ask(text):
-        return {"messages": [{"role": "user", "content": text}]}
+def ask(text):
+    return {"messages": [{"role": "user", "content": text}]}
 
-    task_data.check_disjoint("t", [ask("a"), ask("b")], [ask("c")])
-    with pytest.raises(DataError, match=r"1 prompts of task 't' are in both .*'user: b'"):
-        task_data.check_disjoint("t", [ask("a"), ask("b")], [ask("c"), ask("b")])
+
+@pytest.mark.parametrize("gradable", [True, False])
+def test_a_generated_prompt_in_both_splits_is_refused_where_it_would_be_graded(
+    tmp_path, monkeypatch, gradable
+):
+    def generate(split, num_examples, *, grade, seed):
+        first = {"train": 0, "test": 8}[split]
+        yield from (ask(str(i)) for i in range(first, first + num_examples))
+
+    task = GeneratedTask(
+        name="numbers", generate=generate, is_correct=(lambda c, a: True) if gradable else None
+    )
+    monkeypatch.setitem(TASKS, "numbers", task)
+    job = make_job(tmp_path, datasets=(("numbers", 1, 10, 5),))
+    if gradable:
+        with pytest.raises(DataError, match=r"2 prompts of task 'numbers' are in both .*'user: 8'"):
+            task_data.run(job)
+        assert list(job.output.iterdir()) == []
+    else:
+        assert task_data.run(job)["numbers_overlap"] == 2
+    apart = make_job(tmp_path / "apart", datasets=(("numbers", 1, 8, 5),))
+    assert "numbers_overlap" not in task_data.run(apart)
+
+
+def test_a_stage_that_is_resumed_goes_on_with_what_is_not_done(tmp_path, monkeypatch):
+    made = []
+    original = task_data.write_dataset
+
+    def write(dataset, *args, **kwargs):
+        made.append(dataset.name)
+        if made == ["identity", "spelling", "arithmetic"]:
+            raise Interrupted("SIGTERM")
+        return original(dataset, *args, **kwargs)
+
+    monkeypatch.setattr(task_data, "write_dataset", write)
+    job = make_job(tmp_path)
+    with pytest.raises(Interrupted):
+        task_data.run(job)
+    assert sorted(p.name for p in job.output.iterdir()) == ["identity", "spelling"]
+    metrics = task_data.run(job)
+    assert made == ["identity", "spelling", "arithmetic", "arithmetic"]
+    whole = make_job(tmp_path / "whole")
+    assert task_data.run(whole) == metrics
+    assert digests(job) == digests(whole)
+
+
+def test_what_was_made_for_another_seed_or_number_is_made_again(tmp_path, monkeypatch):
+    job = make_job(tmp_path)
+    monkeypatch.setattr(task_data, "shutil", KeepScratch())
+    task_data.run(job)
+    before = digests(job)
+    more = (*SMALL[:1], ("spelling", 1, 61, 20), *SMALL[2:])
+    task_data.run(make_job(tmp_path, datasets=more))
+    now = digests(job)
+    assert now["spelling/train.jsonl"] != before["spelling/train.jsonl"]
+    assert now["arithmetic/train.jsonl"] == before["arithmetic/train.jsonl"]
+    task_data.run(make_job(tmp_path, seed=7, datasets=more))
+    assert digests(job)["arithmetic/train.jsonl"] != now["arithmetic/train.jsonl"]
+
+
+class KeepScratch:
+    """As if the stage were stopped before it tidies up."""
+
+    def rmtree(self, path, **options):
+        if path.name != "scratch":
+            shutil.rmtree(path, **options)
+
+
+def test_progress_is_told_dataset_by_dataset(tmp_path):
+    job = make_job(tmp_path)
+    task_data.run(job)
+    events = list(read_events(job.events))
+    assert last_by_step(iter(events), "step") == {
+        1: {"examples": 92.0},
+        2: {"examples": 80.0},
+        3: {"examples": 80.0},
+    }
+    assert [e["text"] for e in events if e["kind"] == "message"][1] == (
+        "spelling: 60 examples to train on, 20 to test with"
+    )
 
 
 def test_task_data_needs_no_torch():

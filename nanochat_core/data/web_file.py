@@ -1,0 +1,185 @@
+"""One file from a web address: gone on with where it stopped, whole or absent, its sha256 known."""
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from nanochat_core.data.shard_files import move_into_place
+from nanochat_core.errors import DataError
+from nanochat_core.job import write_json
+
+WAITS = (1.0, 4.0, 15.0)  # seconds before trying again; anew after every attempt that brought bytes
+MAX_WAIT = 60.0  # seconds, whatever the server asks for
+SECONDS_BETWEEN_LINES = 10.0
+_TIMEOUT = httpx.Timeout(30.0)
+_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+
+
+class _TryAgain(Exception):
+    """The attempt failed in a way that may pass; `wait` is what the server asked for."""
+
+    def __init__(self, why: str, *, wait: float = 0.0) -> None:
+        super().__init__(why)
+        self.wait = wait
+
+
+def download_file(url: str, path: Path, *, sha256: str | None, tell: Callable[[str], None]) -> str:
+    """Download `url` to `path` unless it is there; returns its sha256.
+
+    What has come of it is kept beside `path`, and gone on with by whoever asks next, if the server
+    still has the same file. A file whose sha256 is not the one given is fetched once more. Raises
+    DataError when it cannot be had, or is not the one that is expected.
+    """
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise DataError(f"{url} is no address of a file", hint="it begins with https://")
+    found = _find_whole(path, sha256)
+    if found is not None:
+        return found
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    digest = ""
+    for _ in range(2):
+        _complete(url, part, tell)
+        digest = _digest(part)
+        if sha256 in (None, digest):
+            write_json(_record_of(path), {"sha256": digest})
+            move_into_place(part, path)
+            return digest
+        part.unlink()
+    raise DataError(
+        f"{url} has sha256 {digest[:12]}, expected {str(sha256)[:12]}",
+        hint="the file there is another one, or damaged on the way",
+    )
+
+
+def _find_whole(path: Path, sha256: str | None) -> str | None:
+    """The sha256 of the file that is there, if it is whole and the one that is wanted."""
+    try:
+        recorded = json.loads(_record_of(path).read_text(encoding="utf-8"))["sha256"]
+        digest = _digest(path)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return digest if digest == recorded and sha256 in (None, digest) else None
+
+
+def _record_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _complete(url: str, part: Path, tell: Callable[[str], None]) -> None:
+    """Fetch until nothing is missing. Raises DataError."""
+    failures = 0
+    with httpx.Client(timeout=_TIMEOUT, follow_redirects=True) as client:
+        while True:
+            before = _size(part)
+            try:
+                return _fetch_rest(client, url, part, tell)
+            except (_TryAgain, httpx.TransportError) as error:
+                failures = 1 if _size(part) > before else failures + 1
+                if failures > len(WAITS):
+                    raise DataError(
+                        f"{url} cannot be downloaded: {str(error) or type(error).__name__}",
+                        hint="what has come of it is kept: run again when the network is better",
+                    ) from error
+                asked = error.wait if isinstance(error, _TryAgain) else 0.0
+                time.sleep(min(max(asked, WAITS[failures - 1]), MAX_WAIT))
+            except OSError as error:  # a full disk
+                raise DataError(
+                    f"{part} cannot be written: {(error.strerror or str(error)).lower()}",
+                    hint="HF_HOME says where it is kept",
+                ) from error
+
+
+def _fetch_rest(client: httpx.Client, url: str, part: Path, tell: Callable[[str], None]) -> None:
+    """One request, for what is missing. Raises DataError where trying again is no use."""
+    mark = part.with_name(f"{part.name}.json")
+    start, (validator, expected) = _size(part), _read_mark(mark)
+    if start and start == expected:
+        return
+    headers = {"Accept-Encoding": "identity"}
+    if start and validator:
+        headers |= {"Range": f"bytes={start}-", "If-Range": validator}
+    with client.stream("GET", url, headers=headers) as answer:
+        if answer.status_code not in (200, 206, 416):
+            _refuse(url, answer)
+        total = _total(answer, start)
+        if answer.status_code == 416 or (answer.status_code == 206 and total != expected):
+            part.unlink(missing_ok=True)
+            raise _TryAgain("the file there is another one than before")
+        if answer.status_code == 200:
+            start = 0
+        write_json(mark, {"validator": _validator(answer), "size": total})
+        with part.open("r+b" if start else "wb") as file:
+            file.seek(start)
+            file.truncate()
+            _copy(answer, file, start, total, tell)
+    if total is not None and _size(part) != total:
+        raise _TryAgain(f"it ended after {_size(part):,} of {total:,} bytes")
+
+
+def _copy(
+    answer: httpx.Response, file: Any, done: int, total: int | None, tell: Callable[[str], None]
+) -> None:
+    began = told = time.monotonic()
+    first = done
+    for chunk in answer.iter_raw():
+        file.write(chunk)
+        done += len(chunk)
+        now = time.monotonic()
+        if now - told >= SECONDS_BETWEEN_LINES:
+            told = now
+            size = "" if total is None else f" of {total / 1e6:,.0f}"
+            speed = (done - first) / (now - began) / 1e6
+            tell(f"downloaded {done / 1e6:,.0f}{size} MB, {speed:.1f} MB/s")
+
+
+def _total(answer: httpx.Response, start: int) -> int | None:
+    """Bytes of the whole file, where the server says. Raises _TryAgain for another range."""
+    if answer.status_code != 206:
+        length = answer.headers.get("Content-Length", "")
+        return int(length) if length.isdigit() else None
+    place, _, total = answer.headers.get("Content-Range", "").partition("/")
+    if place.partition("-")[0] != f"bytes {start}":
+        raise _TryAgain(f"the server sent {place or 'no range'}, not the bytes from {start}")
+    return int(total) if total.isdigit() else None
+
+
+def _refuse(url: str, answer: httpx.Response) -> None:
+    said = f"the server answers {answer.status_code} {answer.reason_phrase}".rstrip()
+    if answer.status_code in _TRANSIENT:
+        asked = answer.headers.get("Retry-After", "")
+        raise _TryAgain(said, wait=float(asked) if asked.isdigit() else 0.0)
+    raise DataError(f"{url} cannot be downloaded: {said}", hint="is the address right?")
+
+
+def _validator(answer: httpx.Response) -> str | None:
+    """What says that a later answer is of the same file; a weak tag may stand for other bytes."""
+    tag = answer.headers.get("ETag", "")
+    return tag if tag and not tag.startswith("W/") else answer.headers.get("Last-Modified")
+
+
+def _read_mark(mark: Path) -> tuple[str | None, int | None]:
+    """What the server said of the file of which a part is here: its validator and its size."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        tree = json.loads(mark.read_text(encoding="utf-8"))
+        return tree["validator"], tree["size"]
+    return None, None
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
