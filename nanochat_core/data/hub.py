@@ -25,7 +25,7 @@ from nanochat_core.job import write_json
 
 FORMAT = 1  # of the lists that are kept
 WAITS = (1.0, 4.0)  # seconds before asking again; the client has tried several times before that
-_SECONDS_FOR_AN_ANSWER = 30.0
+SECONDS_FOR_AN_ANSWER = 30.0
 
 _Result = TypeVar("_Result")
 
@@ -177,10 +177,21 @@ def _patiently(action: Callable[[], _Result], *, repository: str, what: str) -> 
 
 
 def _limit_patience() -> None:
-    """Do not wait forever for an answer: the client sets no limit of its own for small requests."""
+    """Do not wait forever for an answer: for small requests the client asks for no limit."""
     from huggingface_hub import get_session
 
-    get_session().timeout = _SECONDS_FOR_AN_ANSWER
+    client = get_session()  # another one after a failed connection
+    hooks = client.event_hooks
+    if _limit_request not in hooks["request"]:
+        client.event_hooks = {**hooks, "request": [*hooks["request"], _limit_request]}
+
+
+def _limit_request(request: Any) -> None:
+    limits = request.extensions.get("timeout", {})
+    request.extensions["timeout"] = {
+        kind: SECONDS_FOR_AN_ANSWER if limits.get(kind) is None else limits[kind]
+        for kind in ("connect", "read", "write", "pool")
+    }
 
 
 def _forget(path: Path) -> None:

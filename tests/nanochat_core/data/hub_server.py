@@ -113,9 +113,11 @@ class HubServer:
         """Send another byte in the middle of a file."""
         self._add(Fault(kind="bytes", text=text, left=times, spoils=True))
 
-    def slow(self, text: str, pause: float, *, times: int | None = None) -> None:
-        """Wait so many seconds before each 16 KB."""
-        self._add(Fault(kind="bytes", text=text, left=times, pause=pause))
+    def slow(
+        self, text: str, pause: float, *, kind: Kind = "bytes", times: int | None = None
+    ) -> None:
+        """Wait so many seconds before each 16 KB of an answer."""
+        self._add(Fault(kind=kind, text=text, left=times, pause=pause))
 
     def heal(self) -> None:
         """No faults any more."""

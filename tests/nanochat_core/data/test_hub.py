@@ -272,6 +272,18 @@ def test_a_server_that_cannot_be_reached_is_named_unless_all_is_here(hub: HubSer
     assert "HF_ENDPOINT" in (error.value.hint or "")
 
 
+def test_a_server_that_never_answers_is_not_waited_for_forever(hub: HubServer, monkeypatch):
+    monkeypatch.setattr(hub_module, "WAITS", ())
+    monkeypatch.setattr(hub_module, "SECONDS_FOR_AN_ANSWER", 0.3)
+    hub.add(REPOSITORY, {"a.parquet": BIG})
+    hub.slow("", 20.0, kind="api")
+    began = time.monotonic()
+    with pytest.raises(DataError, match=r"cannot be reached for revision main .*timed out"):
+        fetch("a.parquet")
+    assert time.monotonic() - began < 5
+    assert len(hub.requests) == 1
+
+
 @pytest.mark.parametrize(
     ("number", "complaint", "hint"),
     [
