@@ -67,10 +67,6 @@ class Inventory:
     unknown: int = 0  # objects that are not ours
     small: Entry | None = None  # an object that tells the store's time at little cost
 
-    def at(self, place: Place, kind: Kind) -> list[Piece]:
-        """Pieces of one kind of one artifact."""
-        return [piece for piece in self.places.get(place, ()) if piece.kind == kind]
-
 
 def take_inventory(entries: Iterable[Entry]) -> Inventory:
     """Sort the objects of a whole store into pieces."""

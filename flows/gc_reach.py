@@ -92,7 +92,7 @@ class Records:
         self.store = store
         self._threads = threads
         self._beat = beat  # called again and again: reading takes long in a large store
-        self._edges: dict[Place, Edges | None] = {}
+        self._edges: dict[Place, Edges] = {}  # of manifests that were found
 
     def read(
         self, function: Callable[[Store, _Item], _Result | None], items: Iterable[_Item]
@@ -113,9 +113,8 @@ class Records:
         """What the manifests of these artifacts name, as far as they exist."""
         wanted = sorted(places)
         fresh = [place for place in wanted if place not in self._edges]
-        self._edges.update(dict.fromkeys(fresh))
         self._edges.update(self.read(_find_edges, fresh))
-        return {place: edges for place in wanted if (edges := self._edges[place]) is not None}
+        return {place: self._edges[place] for place in wanted if place in self._edges}
 
     def follow(self, places: Iterable[Place]) -> Reached:
         """All that can be reached from these artifacts."""

@@ -5,7 +5,7 @@ already, the grace ago or longer, and nothing touched it since. What other garba
 was made from, waits with it: an artifact never outlives its inputs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from flows.gc_inventory import Inventory, Kind, Piece, Place, run_of
@@ -45,7 +45,8 @@ def make_survey(
     pieces = inventory.pieces.values()
     older = [p for p in pieces if p.kind in _OLDER and _is_needed(p, roots, rules, now=now)]
     records.add_older(older, reached)
-    judge = _Judge(inventory, roots, reached, rules, now)
+    unfinished = {piece.place for piece in pieces if piece.kind == "checkpoints" and piece.place}
+    judge = _Judge(inventory, roots, reached, rules, now, done=records.edges(unfinished).keys())
     garbage = {piece.name: piece for piece in pieces if not judge.is_in_use(piece)}
     first = {
         name: seen if (seen := marks.get(name)) is not None and piece.newest <= seen else now
@@ -104,13 +105,21 @@ class _Judge:
     """Says of each piece whether it is in use."""
 
     def __init__(
-        self, inventory: Inventory, roots: Roots, reached: Reached, rules: Rules, now: float
+        self,
+        inventory: Inventory,
+        roots: Roots,
+        reached: Reached,
+        rules: Rules,
+        now: float,
+        *,
+        done: Collection[Place],  # of those with checkpoints
     ) -> None:
         self._inventory = inventory
         self._roots = roots
         self._reached = reached
         self._rules = rules
         self._now = now
+        self._done = done
         self._special: dict[Kind, Callable[[Piece], bool]] = {
             "run record": lambda piece: run_of(piece) in roots.kept,
             "pin": lambda piece: now - piece.newest <= rules.keep,
@@ -129,9 +138,7 @@ class _Judge:
 
     def _may_be_continued(self, piece: Piece) -> bool:
         """Checkpoints are for a job that has no artifact yet and that somebody may take up."""
-        assert piece.place is not None
-        is_done = bool(self._inventory.at(piece.place, "artifact"))
-        return not is_done and self._now - piece.newest <= self._rules.keep
+        return piece.place not in self._done and self._now - piece.newest <= self._rules.keep
 
     def _has_neighbours(self, piece: Piece) -> bool:
         """The next owner's epoch follows from a lease; there is none where nothing else is."""

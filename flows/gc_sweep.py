@@ -27,9 +27,8 @@ _COMMIT = "COMMIT.json"
 
 _Item = TypeVar("_Item")
 
-Watch: TypeAlias = Callable[
-    [str, int], None
-]  # told what is being done, and how much of it was done
+# Told what is being done, and how much of it was done.
+Watch: TypeAlias = Callable[[str, int], None]
 
 
 def clock() -> float:
@@ -89,7 +88,8 @@ class Sweeper:
 
     def release(self) -> None:
         """Let others go on."""
-        lease.release(self._store, self._held)
+        with contextlib.suppress(StoreError):  # it expires
+            lease.release(self._store, self._held)
 
 
 @dataclass
@@ -139,7 +139,8 @@ class _Sweep:
         self._each("run records", self._delete_unchanged, self._of("run record", "pin"))
         for level in _dependents_first(self._of(*_UNDER_LEASE, "checkpoints"), self._edges):
             self._clear_all(level)
-        files = [p for p in self._of("files", "logs") if p.place not in self._spared]
+        bulk = self._of("files", "logs", "checkpoints")
+        files = [piece for piece in bulk if piece.place not in self._spared]
         self._each("files", self._delete, self._keys_of(files))
         for piece in files:
             self._note(piece)
@@ -180,26 +181,20 @@ class _Sweep:
                 for piece in pieces:
                     if piece.kind == kind and not self._delete_unchanged(piece):
                         return False
-            for piece in pieces:
-                if piece.kind == "checkpoints":
-                    self._delete_checkpoints(piece, held)
-            return True
+            return all(self._end_checkpoints(p) for p in pieces if p.kind == "checkpoints")
         finally:
             with contextlib.suppress(StoreError):  # it expires
                 lease.release(self._store, held)
 
-    def _delete_checkpoints(self, piece: Piece, held: lease.Held) -> None:
-        """COMMIT.json first: from then on nobody takes the rest for a checkpoint."""
+    def _end_checkpoints(self, piece: Piece) -> bool:
+        """Delete each COMMIT.json: what is left is no checkpoint. False when there are new ones."""
         entries = list(self._store.list(piece.name))
         if any(entry.modified > piece.newest for entry in entries):
-            return
-        renewed = self._sweeper.clock()
-        for entry in sorted(entries, key=lambda e: not e.key.endswith(f"/{_COMMIT}")):
-            if self._sweeper.clock() - renewed >= lease.BEAT:
-                renewed = self._sweeper.clock()
-                held = lease.renew(self._store, held, step=0, total=0)
-            self._delete(entry)
-        self._note(piece)
+            return False
+        for entry in entries:
+            if entry.key.endswith(f"/{_COMMIT}"):
+                self._delete(entry)
+        return True
 
     def _delete_lease(self, piece: Piece) -> None:
         """Remove a lease that is all there is, while nobody but us can have it."""
