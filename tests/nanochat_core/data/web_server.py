@@ -1,0 +1,101 @@
+"""An ordinary web server with one file, which misbehaves when told to."""
+
+import hashlib
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """How one request is answered, where not as it should be."""
+
+    status: int | None = None  # this one, and nothing else
+    headers: Mapping[str, str] = field(default_factory=dict)
+    after: int | None = None  # bytes of the body, then the connection is closed
+    ignores_range: bool = False
+    spoils: bool = False  # one byte is another
+
+
+class WebServer:
+    """The server, a context manager. `answers` are used up one by one; then all is well."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.answers: list[Answer] = []
+        self.ranges: list[str | None] = []  # of every request
+        self.has_length = True
+        self.has_validator = True
+        self.checks_validator = True
+        self._server = _Listener(self)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self.url = f"http://127.0.0.1:{self._server.server_port}/bundle.zip"
+
+    @property
+    def validator(self) -> str:
+        """Its ETag."""
+        return f'"{hashlib.sha256(self.data).hexdigest()[:16]}"'
+
+    def __enter__(self) -> "WebServer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Listener(ThreadingHTTPServer):
+    def __init__(self, web: WebServer) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.web = web
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: "_Listener"
+
+    def do_GET(self) -> None:
+        web = self.server.web
+        web.ranges.append(self.headers.get("Range"))
+        answer = web.answers.pop(0) if web.answers else Answer()
+        if answer.status is not None:
+            return self._send(answer.status, b"", dict(answer.headers), answer)
+        data = web.data
+        if answer.spoils:
+            data = data[:5] + bytes([data[5] ^ 1]) + data[6:]
+        headers = {"ETag": web.validator} if web.has_validator else {}
+        start = self._start(answer)
+        if start is None:
+            return self._send(200, data, headers, answer)
+        if start >= len(data):
+            return self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"}, answer)
+        place = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        self._send(206, data[start:], {**headers, "Content-Range": place}, answer)
+
+    def _start(self, answer: Answer) -> int | None:
+        web = self.server.web
+        wanted = self.headers.get("Range")
+        if wanted is None or answer.ignores_range:
+            return None
+        if web.checks_validator and self.headers.get("If-Range") != web.validator:
+            return None
+        return int(wanted.removeprefix("bytes=").removesuffix("-"))
+
+    def _send(self, status: int, body: bytes, headers: Mapping[str, str], answer: Answer) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if self.server.web.has_length:
+            self.send_header("Content-Length", str(len(body)))
+        else:
+            self.close_connection = True
+        self.end_headers()
+        self.wfile.write(body[: answer.after])
+        if answer.after is not None:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The tests read `ranges`."""
