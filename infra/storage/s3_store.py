@@ -337,7 +337,10 @@ class S3Store:
             if found is None or found == before or found.size != size:
                 raise
         else:
-            actual = self.bucket.head(key).size
+            try:
+                actual = self.bucket.head(key).size
+            except Missing:
+                raise Lost("it does not show what it has just put together") from None
             if actual != size:
                 raise Refused("InvalidPart", message=f"{actual} bytes instead of {size}")
 
