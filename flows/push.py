@@ -1,6 +1,7 @@
 """Copying artifacts from one store to another: verified while read, manifests last.
 
-What is there already is not sent again, so an interrupted push is gone on with. Files go first,
+What is there already is not sent again, so an interrupted push is gone on with; whether its bytes
+are right, and not only as many, is looked at when it is asked for. Files go first,
 then the manifest with the very same bytes, by put-if-absent, then the run's record and the tag:
 whoever looks on the other side finds a whole artifact or none.
 """
@@ -8,7 +9,7 @@ whoever looks on the other side finds a whole artifact or none.
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,7 +22,14 @@ from flows.reservations import Pause, Tell, pin
 from flows.revocation import check_not_revoked, find_revoked
 from flows.runs import Run, find_run, find_tag, point, write_run
 from flows.stages import STAGES
-from flows.verify import damaged, fetch_file, find_fault, scratch_name, transfer_each
+from flows.verify import (
+    damaged,
+    fetch_file,
+    fetch_or_fault,
+    find_fault,
+    scratch_name,
+    transfer_each,
+)
 from infra.storage.base import Missing, OnBytes, Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
@@ -29,6 +37,8 @@ from nanochat_core.errors import ArtifactError
 _THREADS = 16  # questions about what is there, at the same time
 
 Item: TypeAlias = tuple[Manifest, File]
+# Shows a transfer: is told what is done and with how many bytes, gives what is told of each of them
+Watch: TypeAlias = Callable[[str, int], AbstractContextManager[OnBytes]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +57,8 @@ class Lacking:
 
     manifests: tuple[Manifest, ...]  # to be put, or there with these very bytes
     items: tuple[Item, ...]  # files to be sent, each once
-    there: int  # files that need not be sent
+    there: tuple[Item, ...]  # files that need not be sent
+    damaged: int  # files to be sent that are there, but with other contents
     adopted: tuple[Manifest, ...]  # those of the other store that keep their place
 
     @property
@@ -105,22 +116,26 @@ def push(
     chosen: Chosen,
     *,
     scratch: Path,
-    watch: Callable[[Lacking], AbstractContextManager[OnBytes]],
+    watch: Watch,
     tell: Tell,
     pause: Pause,
+    verify: bool = False,
 ) -> Pushed:
     """Send what `target` lacks of the chosen artifacts, their runs' records and tags.
 
-    `watch` is told what that is, and gives what is told how many bytes went over. Files pass
-    through `scratch` unless the source is on this machine; what an interrupted push left there is
-    gone on with. Raises ArtifactError, naming the file, when the source's own bytes are damaged or
-    gone, and StoreError.
+    An object of the right size counts as there, unless `verify` says to read it: then what differs
+    is sent too. Files pass through `scratch` unless their store is on this machine; what an
+    interrupted push left there is gone on with. Raises ArtifactError, naming the file, when the
+    source's own bytes are damaged or gone, and StoreError.
     """
     with pin(target, _places(chosen.manifests), why="push", tell=tell, pause=pause):
         lacking = find_lacking(target, chosen.manifests)
         adopted = list(lacking.adopted)
         scratch.mkdir(parents=True, exist_ok=True)
-        with watch(lacking) as on_bytes:
+        if verify:
+            with watch("verify", sum(file.size for _, file in lacking.there)) as on_bytes:
+                lacking = add_damaged(target, lacking, scratch=scratch, on_bytes=on_bytes)
+        with watch("push", lacking.size) as on_bytes:
             for manifest in lacking.manifests:
                 _send_files(source, target, manifest, lacking, scratch, on_bytes)
                 published = commit(
@@ -138,7 +153,7 @@ def push(
 
 
 def find_lacking(target: Store, manifests: Sequence[Manifest]) -> Lacking:
-    """What `target` lacks of these artifacts. Changes nothing."""
+    """What `target` lacks of these artifacts, by the sizes of its objects. Changes nothing."""
     known = in_parallel(
         lambda m: find_manifest(target, m.stage, m.fingerprint), manifests, threads=_THREADS
     )
@@ -153,13 +168,34 @@ def find_lacking(target: Store, manifests: Sequence[Manifest]) -> Lacking:
     for manifest in ours:
         for file in (*manifest.files, *manifest.logs):
             wanted.setdefault(file.key, (manifest, file))
-    there = in_parallel(lambda i: _is_there(target, i[1]), wanted.values(), threads=_THREADS)
-    items = [item for item, is_there in zip(wanted.values(), there, strict=True) if not is_there]
+    sizes = list(in_parallel(lambda i: _find_size(target, i[1]), wanted.values(), threads=_THREADS))
+    found = list(zip(wanted.values(), sizes, strict=True))
     return Lacking(
         manifests=tuple(ours),
-        items=tuple(items),
-        there=len(wanted) - len(items),
+        items=tuple(item for item, size in found if size != item[1].size),
+        there=tuple(item for item, size in found if size == item[1].size),
+        damaged=sum(size not in (None, item[1].size) for item, size in found),
         adopted=tuple(adopted),
+    )
+
+
+def add_damaged(target: Store, lacking: Lacking, *, scratch: Path, on_bytes: OnBytes) -> Lacking:
+    """Read all files that are there: those with other contents are lacking too.
+
+    Raises ArtifactError when a file comes out otherwise each time, so that nobody can tell.
+    """
+
+    def find_fault_of(item: Item, on_bytes: OnBytes) -> str | None:
+        return _find_fault_there(target, *item, scratch=scratch, on_bytes=on_bytes)
+
+    faults = transfer_each(find_fault_of, lacking.there, on_bytes=on_bytes)
+    found = list(zip(lacking.there, faults, strict=True))
+    differing = [item for item, fault in found if fault is not None]
+    return replace(
+        lacking,
+        items=(*lacking.items, *differing),
+        there=tuple(item for item, fault in found if fault is None),
+        damaged=lacking.damaged + len(differing),
     )
 
 
@@ -203,12 +239,27 @@ def _places(manifests: Iterable[Manifest]) -> list[tuple[str, str]]:
     return sorted(places)
 
 
-def _is_there(target: Store, file: File) -> bool:
-    """Whether an object of this key and size is there: keys are never used for other bytes."""
+def _find_size(target: Store, file: File) -> int | None:
+    """Bytes of the object that is there. Keys are never used for other bytes on purpose."""
     try:
-        return target.head(file.key).size == file.size
+        return target.head(file.key).size
     except Missing:
-        return False
+        return None
+
+
+def _find_fault_there(
+    target: Store, manifest: Manifest, file: File, *, scratch: Path, on_bytes: OnBytes
+) -> str | None:
+    """What is wrong with the object that is there, all its bytes read; None: it is whole."""
+    if isinstance(target, LocalStore):
+        fault = find_fault(file, target.path_of(file.key))
+        on_bytes(file.size)
+        return fault
+    path = scratch / f"there-{scratch_name(file)}"  # not the name of the source's copy
+    try:
+        return fetch_or_fault(target, manifest, file, path, on_bytes=on_bytes)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _send_files(

@@ -114,17 +114,35 @@ def fetch_file(
     on_bytes: OnBytes = ignore_bytes,
 ) -> None:
     """Write one file of an artifact to `path`, verified. Raises ArtifactError, StoreError."""
+    fault = fetch_or_fault(store, manifest, file, path, private=private, on_bytes=on_bytes)
+    if fault is not None:
+        raise damaged(store, manifest, file, fault)
+
+
+def fetch_or_fault(
+    store: Store,
+    manifest: Manifest,
+    file: File,
+    path: Path,
+    *,
+    private: bool = False,
+    on_bytes: OnBytes = ignore_bytes,
+) -> str | None:
+    """Like `fetch_file`, but what is wrong with the store's own object is returned.
+
+    Nothing is at `path` then. Still raises ArtifactError when the damage happens on the way.
+    """
     faults: list[str] = []
     for _ in range(TRIES):
         try:
             store.fetch(file.key, path, on_bytes=on_bytes)
         except Missing:
-            raise damaged(store, manifest, file, "is gone") from None
+            return "is gone"
         if private:
             _own(path)
         fault = find_fault(file, path)
         if fault is None:
-            return
+            return None
         path.unlink(missing_ok=True)  # so that nothing of it is gone on with
         faults.append(fault)
     if len(set(faults)) > 1:
@@ -134,15 +152,16 @@ def fetch_file(
             hint="the network or a disk on the way damages data; when that is mended: "
             f"`nanochat fetch {manifest.name}`",
         )
-    raise damaged(store, manifest, file, faults[-1])
+    return faults[-1]
 
 
 def damaged(store: Store, manifest: Manifest, file: File, fault: str) -> ArtifactError:
     """The error for a file whose object in the store is not what the manifest says."""
     return ArtifactError(
         f"{_name_in(store, manifest, file)} {fault}",
-        hint=f"the store's copy is damaged: `nanochat run PROFILE --force {manifest.stage}` builds "
-        "it again",
+        hint="the store's copy is damaged; if another store has a whole one, `nanochat push "
+        f"{manifest.name} --verify --to {store.url} --store THE-OTHER` mends it, and `nanochat run "
+        f"PROFILE --force {manifest.stage}` builds it again",
     )
 
 

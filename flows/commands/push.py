@@ -14,7 +14,7 @@ from flows import lock
 from flows.commands.options import Place
 from flows.commands.progress import count_of, describe_transfer, show_bytes
 from flows.commands.terminal import print_warning, screen
-from flows.push import Chosen, Lacking, Pushed, choose
+from flows.push import Chosen, Pushed, choose
 from flows.push import push as push_artifacts
 from infra.storage.base import OnBytes, Store
 from infra.storage.open import open_store
@@ -31,6 +31,12 @@ def push(
         ),
     ],
     to: Annotated[str, Parameter(help="URL of the store they go to.")],
+    verify: Annotated[
+        bool,
+        Parameter(
+            negative="", help="Read what the other store has, and replace what is damaged there."
+        ),
+    ] = False,
     place: Place = Place(),  # noqa: B008 - frozen
 ) -> int:
     """Copy artifacts to another store, verified, with their run's record, so that names work there.
@@ -58,17 +64,18 @@ def push(
                 watch=_watch,
                 tell=_tell,
                 pause=time.sleep,
+                verify=verify,
             )
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on from here\n")
         raise
-    for line in _lines(chosen, pushed, to, time.monotonic() - began):
+    for line in _lines(chosen, pushed, to, time.monotonic() - began, verify=verify):
         screen().print(line)
     return 0
 
 
-def _watch(lacking: Lacking) -> contextlib.AbstractContextManager[OnBytes]:
-    return show_bytes(lacking.size, what="push")
+def _watch(what: str, size: int) -> contextlib.AbstractContextManager[OnBytes]:
+    return show_bytes(size, what=what)
 
 
 def _tell(text: str) -> None:
@@ -89,11 +96,13 @@ def _scratch(place: Place, source: Store, target: Store) -> Generator[Path]:
 
     with lock.hold(scratch.with_name(f"{ways}.lock"), say_who):
         yield scratch
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # what an interrupted push of others left stays
             scratch.rmdir()
 
 
-def _lines(chosen: Chosen, pushed: Pushed, to: str, seconds: float) -> Sequence[str]:
+def _lines(
+    chosen: Chosen, pushed: Pushed, to: str, seconds: float, *, verify: bool
+) -> Sequence[str]:
     """What was done, for a person."""
     ours = {(m.stage, m.fingerprint): m for m in chosen.manifests}
     lines: list[str] = []
@@ -107,7 +116,12 @@ def _lines(chosen: Chosen, pushed: Pushed, to: str, seconds: float) -> Sequence[
     lacking = pushed.lacking
     sent = len(chosen.manifests) - len(pushed.adopted)
     what = f"{count_of(sent, 'artifact')}, {count_of(len(lacking.items), 'file')}"
-    took = describe_transfer(lacking.size, seconds)
-    there = f"; {count_of(lacking.there, 'file')} there already" if lacking.there else ""
+    took = "" if verify else describe_transfer(lacking.size, seconds)  # much of it was reading
+    there = ""
+    if lacking.there:
+        there = f"; {count_of(len(lacking.there), 'file')} there already"
+        there += ", verified" if verify else ""
+    if lacking.damaged:
+        there += f"; {count_of(lacking.damaged, 'damaged file')} replaced"
     lines.append(f"{to}: {what}, {lacking.size:,} bytes{took}{there}")
     return lines

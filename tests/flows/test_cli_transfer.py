@@ -1,5 +1,6 @@
 """`nanochat fetch` and `nanochat push`, as a person meets them."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,38 @@ def test_push_sends_a_run_and_says_what_it_was(store: Store, tmp_path: Path, ter
     assert terminal.said("fetch", "sft@tiny", "--store", to, "--to", str(target))
     assert (target / "config.json").read_text() == "{}"
     assert not [path for path in (tmp_path / "home" / "push").iterdir() if path.is_dir()]
+
+
+def test_push_verify_mends_what_is_damaged_in_the_other_store_and_says_how_much(
+    store: Store, tmp_path: Path, terminal: Terminal
+):
+    sft = publish_files(store, "sft", FILES, tmp_path)
+    put_run(store, "tiny-1", sft)
+    to = (tmp_path / "other").as_uri()
+    words = ("push", "tiny", "--to", to, "--verify")
+    assert terminal.said(*words) == [f"{to}: 1 artifact, 3 files, 7 bytes"]
+    open_store(to).put(sft.files[0].key, b"[]")
+    assert terminal.said(*words) == [
+        f"{to}: 1 artifact, 1 file, 2 bytes; 2 files there already, verified; "
+        "1 damaged file replaced"
+    ]
+    assert terminal.said(*words) == [
+        f"{to}: 1 artifact, 0 files, 0 bytes; 3 files there already, verified"
+    ]
+    assert open_store(to).get(sft.files[0].key) == b"{}"
+
+
+def test_what_another_push_left_on_its_way_does_not_end_this_one_in_an_error(
+    store: Store, tmp_path: Path, terminal: Terminal
+):
+    put_run(store, "tiny-1", publish_files(store, "sft", FILES, tmp_path))
+    to = (tmp_path / "other").as_uri()
+    ways = hashlib.sha256(f"{store.url} {to}".encode()).hexdigest()[:12]
+    left = tmp_path / "home" / "push" / ways / "left"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    assert terminal.said("push", "tiny", "--to", to)
+    assert left.exists()
 
 
 def test_push_says_which_artifact_was_there_first(store: Store, tmp_path: Path, terminal: Terminal):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import pytest
 
 from flows.artifacts import find_manifest
 from flows.cache import Cache, fetch
-from flows.manifest import Manifest, digest_of
-from flows.push import Chosen, Lacking, Pushed, choose, find_lacking, push
+from flows.manifest import File, Manifest, digest_of
+from flows.push import Pushed, Watch, choose, find_lacking, push
 from flows.references import open_artifact
 from flows.reservations import find_pin
 from flows.revocation import revoke
 from flows.runs import find_run, find_tag, point
+from flows.verify import scratch_name
 from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, StageError
@@ -67,16 +69,18 @@ def artifacts(source: LocalStore, tmp_path: Path) -> tuple[Manifest, Manifest]:
     return tokenizer, model
 
 
-def send(source: Store, target: Store, *references: str, scratch: Path | None = None) -> Pushed:
-    return send_chosen(source, target, choose(source, references), scratch=scratch)
+def unseen(what: str, size: int) -> AbstractContextManager[OnBytes]:
+    return contextlib.nullcontext(ignore_bytes)
 
 
-def send_chosen(
-    source: Store, target: Store, chosen: Chosen, *, scratch: Path | None = None
+def send(
+    source: Store,
+    target: Store,
+    *references: str,
+    scratch: Path | None = None,
+    verify: bool = False,
+    watch: Watch = unseen,
 ) -> Pushed:
-    def watch(lacking: Lacking) -> AbstractContextManager[OnBytes]:
-        return contextlib.nullcontext(ignore_bytes)
-
     def pause(seconds: float) -> None:
         raise AssertionError("nobody collects garbage")
 
@@ -84,7 +88,14 @@ def send_chosen(
         assert isinstance(source, LocalStore)
         scratch = source.path_of("scratch")
     return push(
-        source, target, chosen, scratch=scratch, watch=watch, tell=lambda text: None, pause=pause
+        source,
+        target,
+        choose(source, references),
+        scratch=scratch,
+        watch=watch,
+        tell=lambda text: None,
+        pause=pause,
+        verify=verify,
     )
 
 
@@ -142,7 +153,7 @@ def test_what_is_there_is_not_sent_again(
     target.uploaded.clear()
     pushed = send(source, target, "tiny")
     assert target.uploaded == []
-    assert (pushed.lacking.items, pushed.lacking.there, pushed.adopted) == ((), 6, ())
+    assert (pushed.lacking.items, len(pushed.lacking.there), pushed.adopted) == ((), 6, ())
 
 
 class Interrupted(Sink):
@@ -180,9 +191,94 @@ def test_an_object_of_another_size_is_sent_again(
 ):
     file = artifacts[1].files[1]
     target.put(file.key, b"half")
-    send(source, target, "tiny")
+    assert send(source, target, "tiny").lacking.damaged == 1
     assert file.key in target.uploaded
     check_same(source, target, artifacts[1], tmp_path / "cache")
+
+
+def damage(store: Store, manifest: Manifest) -> File:
+    """Exchange one file's bytes for as many others."""
+    file = manifest.files[1]
+    store.put(file.key, b"\1" * file.size)
+    return file
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_what_is_damaged_in_the_other_store_is_found_by_reading_it_and_replaced(
+    source: LocalStore,
+    target: Sink,
+    artifacts: tuple[Manifest, Manifest],
+    tmp_path: Path,
+    is_here: bool,
+):
+    send(source, target, "tiny")
+    file = damage(target, artifacts[1])
+    target.uploaded.clear()
+    shown: list[tuple[str, int]] = []
+    told: list[int] = []
+
+    def watch(what: str, size: int) -> AbstractContextManager[OnBytes]:
+        shown.append((what, size))
+        return contextlib.nullcontext(told.append)
+
+    goal: Store = target if is_here else Away(target)  # type: ignore[assignment]
+    scratch = tmp_path / "scratch"
+    pushed = send(source, goal, "tiny", scratch=scratch, verify=True, watch=watch)
+    whole = sum(f.size for m in artifacts for f in (*m.files, *m.logs))
+    assert (pushed.lacking.damaged, len(pushed.lacking.there)) == (1, 5)
+    assert target.uploaded == [file.key]
+    assert shown == [("verify", whole), ("push", file.size)]
+    assert sum(told) >= whole + file.size
+    assert list(scratch.iterdir()) == []
+    for manifest in artifacts:
+        check_same(source, target, manifest, tmp_path / "cache")
+
+
+def test_without_reading_damage_in_the_other_store_is_not_seen(
+    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
+):
+    send(source, target, "tiny")
+    file = damage(target, artifacts[1])
+    assert send(source, target, "tiny").lacking.items == ()
+    assert target.get(file.key) != source.get(file.key)
+
+
+def test_what_is_whole_there_is_read_and_not_sent(
+    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
+):
+    send(source, target, "tiny")
+    target.uploaded.clear()
+    lacking = send(source, target, "tiny", verify=True).lacking
+    assert target.uploaded == []
+    assert (lacking.items, len(lacking.there), lacking.damaged) == ((), 6, 0)
+
+
+def test_a_copy_left_of_the_source_is_not_taken_for_the_other_stores(
+    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+):
+    send(source, target, "tiny")
+    file = damage(target, artifacts[1])
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch" / scratch_name(file)).write_bytes(source.get(file.key))
+    away: Store = Away(target)  # type: ignore[assignment]
+    assert send(source, away, "tiny", scratch=tmp_path / "scratch", verify=True).lacking.damaged
+
+
+def test_nothing_is_replaced_while_the_way_there_damages_what_is_read(
+    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+):
+    class Noisy(Away):
+        """Gives other bytes each time."""
+
+        def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+            path.write_bytes(os.urandom(target.head(key).size))
+
+    send(source, target, "tiny")
+    target.uploaded.clear()
+    away: Store = Noisy(target)  # type: ignore[assignment]
+    with pytest.raises(ArtifactError, match="not twice the same"):
+        send(source, away, "tiny", scratch=tmp_path / "scratch", verify=True)
+    assert target.uploaded == []
 
 
 @pytest.mark.parametrize("is_here", [True, False])
@@ -205,6 +301,7 @@ def test_damage_at_the_source_is_found_before_it_is_sent(
         send(start, target, "tiny", scratch=tmp_path / "scratch")
     assert f"{source.url}/{file.key}" in str(caught.value)
     assert "--force sft" in (caught.value.hint or "")
+    assert f"`nanochat push {artifacts[1].name} --verify" in (caught.value.hint or "")
     assert find_manifest(target, "sft", artifacts[1].fingerprint) is None
     with pytest.raises(Missing):
         target.head(file.key)
