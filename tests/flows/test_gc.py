@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from flows import lease
+from flows.artifacts import supersede
 from flows.documents import seal
 from flows.gc import MARK
 from flows.reservations import PINS, SWEEP, pin
@@ -177,12 +178,11 @@ def test_checkpoints_go_when_the_stage_has_an_artifact(store: MemoryStore):
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
     root = f"{place(manifest)}/checkpoints/step-0000010"
-    store.put(f"{root}/o-1/model", b"x")
+    store.put(f"{root}/0-1/model", b"x")
     store.put(f"{root}/COMMIT.json", b"x")
     store.now += HOUR
     gc_until_clean(store)
-    assert not store.names(root)
-    assert store.deleted.index(f"{root}/COMMIT.json") < store.deleted.index(f"{root}/o-1/model")
+    assert store.deleted == [f"{root}/COMMIT.json", f"{root}/0-1/model"]
 
 
 def test_checkpoints_of_unfinished_work_stay_as_long_as_a_run_does(store: MemoryStore):
@@ -362,3 +362,13 @@ def test_a_damaged_manifest_that_nothing_reaches_is_no_garbage_either(store: Mem
     store.now += 2 * DAY
     with pytest.raises(ArtifactError, match="cannot be told from what is in use"):
         look(store)
+
+
+def test_a_note_in_a_manifests_place_is_no_artifact(store: MemoryStore):
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    supersede(store, manifest, fence=lambda: None)
+    store.put(f"{place(manifest)}/checkpoints/step-1/COMMIT.json", b"x")
+    store.now += 2 * DAY
+    left = look(store).survey.garbage.values()
+    assert {piece.kind for piece in left} == {"superseded", "files", "logs", "index entry"}

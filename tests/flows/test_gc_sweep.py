@@ -1,17 +1,19 @@
 """Deleting garbage: in which order, and what happens when others act, or death comes, meanwhile."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from flows import lease
+from flows.artifacts import supersede
+from flows.documents import seal
 from flows.gc import make_claim
 from flows.manifest import Manifest
-from flows.reservations import SWEEP
+from flows.reservations import PINS, SWEEP
 from flows.revocation import revoke
-from infra.storage.base import Missing
+from infra.storage.base import Entry, Missing
 from nanochat_core.errors import StageError, StoreError
 from tests.flows.rubbish import acquire, gc, look, make, make_grown, place, put_whole
 from tests.flows.shelf import make_manifest, put_run
@@ -185,11 +187,18 @@ def test_a_collection_that_stood_still_deletes_nothing_more(store: MemoryStore):
 
 
 class Interrupting(MemoryStore):
-    """Lets somebody act right before the collection looks at a key for the last time."""
+    """Lets somebody act right before a key is looked at, or after everything was listed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.before: dict[str, Callable[[], Any]] = {}
+        self.after_list: Callable[[], Any] = lambda: None
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """See Store."""
+        yield from super().list(prefix)
+        if not prefix:
+            self.after_list()
 
     def get_stored(self, key: str) -> Any:
         """See Store."""
@@ -250,9 +259,10 @@ def test_where_somebody_builds_meanwhile_the_revocation_of_its_bytes_stays() -> 
 
 def test_what_came_since_it_was_listed_stays() -> None:
     store = Interrupting()
-    manifest = make(store)
+    manifest, trained = make(store, seed=1), make(store, seed=2)
     put_run(store, "tiny-1", manifest)
-    new = [f"{place(manifest)}/{name}" for name in ("files/dead/b", "checkpoints/step-1/o-1/b")]
+    put_run(store, "tiny-2", trained)
+    new = [f"{place(manifest)}/files/dead/b", f"{place(trained)}/checkpoints/step-1/o-1/b"]
     for key in new:
         store.put(f"{key.removesuffix('b')}a", b"half")
     alone = make_manifest("sft")
@@ -266,10 +276,58 @@ def test_what_came_since_it_was_listed_stays() -> None:
         for key in new:
             store.put(key, b"x")
 
-    store.before[f"{place(manifest)}/lease.json"] = build
+    store.before[f"{place(trained)}/lease.json"] = build
     gc(store)
     assert {*new, f"{place(alone)}/lease.json"} <= store.names()
     assert f"{place(manifest)}/files/dead/a" not in store.names()
+    assert f"{place(trained)}/checkpoints/step-1/o-1/a" in store.names()
+
+
+def test_a_pin_that_is_gone_when_it_is_read_was_of_something_in_the_list() -> None:
+    store = Interrupting()
+    old = make(store, "shards")
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    key = f"{PINS}1.json"
+    store.put(key, seal({"artifacts": [[old.stage, old.fingerprint]], "why": ""}, format=1))
+
+    def publish_and_remove_pin() -> None:
+        make_grown(store, old)
+        store.delete(key)
+
+    store.before[key] = publish_and_remove_pin
+    gc(store)
+    assert old.files[0].key in store.names()
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_what_is_put_aside_after_the_list_was_read_before_it(is_pinned: bool) -> None:
+    store = Interrupting()
+    old = make(store, "shards")
+    grown = make_grown(store, old)
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    if is_pinned:
+        record = {"artifacts": [[grown.stage, grown.fingerprint]], "why": ""}
+        store.put(f"{PINS}1.json", seal(record, format=1))
+    else:
+        put_run(store, "tiny-1", grown, status="running")
+    store.after_list = lambda: supersede(store, grown, fence=lambda: None)
+    gc(store)
+    assert grown.files[0].key in store.names()
+
+
+def test_where_a_manifest_was_withdrawn_meanwhile_nothing_is_deleted() -> None:
+    store = Interrupting()
+    source, made = ready_to_sweep(store)
+    manifest = f"{place(made)}/manifest.json"
+    store.before[f"head {manifest}"] = lambda: store.delete(manifest)
+    gc(store)
+    assert [key for key in store.deleted if place(made) in key or place(source) in key] == [
+        manifest
+    ]
 
 
 def test_what_was_published_again_meanwhile_stays() -> None:

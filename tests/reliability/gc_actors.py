@@ -206,7 +206,7 @@ class Runner(Actor):
         self.world.note(self.process, f"{stage}: {event}")
 
     def build_under(
-        self, stage: Stage, identity: Identity, inputs: Mapping[str, Manifest], lease: Lease
+        self, stage: Stage, identity: Identity, inputs: Mapping[str, Manifest], *, lease: Lease
     ) -> Built:
         """What flows.build does when it is its turn: a job, then publishing."""
         rng = self.world.rng
@@ -370,15 +370,13 @@ def identity_of(stage: str, variants: Variants, digests: Mapping[str, str]) -> I
     return Identity(stage=stage, fingerprint=fingerprint_of(preimage), preimage=preimage)
 
 
-def _build_simulated(
-    stage: Stage, site: Site, identity: Identity, inputs: Mapping[str, Manifest], *, lease: Lease
-) -> Built:
+def _build_simulated(stage: Stage, site: Site, *arguments: Any, **options: Any) -> Built:
     """In place of flows.build._build, in the process that calls it."""
     assert isinstance(site.store, SimStore)
     runner = site.store.process.program
     assert isinstance(runner, Runner)
-    built = runner.build_under(stage, identity, inputs, lease)
-    site.record(stage.name, identity.fingerprint)
+    built = runner.build_under(stage, *arguments, **options)
+    site.record(stage.name, built.manifest.fingerprint)
     return built
 
 

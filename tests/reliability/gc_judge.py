@@ -83,7 +83,7 @@ class Judge:
         reasons = {
             "runs": lambda key: key.split("/")[1].removesuffix(".json") in runs,
             "index": lambda key: _manifest(_indexed(key)) in reached or _indexed(key) in pinned,
-            "manifest.json": lambda key: key in reached,
+            "manifest.json": lambda key: _place(key) in places,
             "revoked.json": lambda key: self._is_under(_place(key), reached),
             "lease.json": self._has_company,
             "superseded": lambda key: self._is_unfinished(_place(key), margin=-passed),
@@ -111,19 +111,26 @@ class Judge:
             self.deleted += 1
             self._check_deletion(key, old)
         if _is_record(key):
-            for name in _names(self._records.pop(key, {})):
-                self._named_by[name].discard(key)
-            if new is not None:
-                self._records[key] = json.loads(new.data)
-                self._written[key] = new.written
-                for name in _names(self._records[key]):
-                    self._named_by[name].add(key)
-            if key.startswith("refs/"):  # from now on it is somebody else's promise
-                self._tagged.pop(key.removeprefix("refs/").removesuffix(".json"), None)
-            if key.endswith("/manifest.json"):
-                is_aside = new is None and process not in self.collectors
-                change = self._put_aside.add if is_aside else self._put_aside.discard
-                change(_place(key))
+            self._note(process, key, new)
+
+    def _note(self, process: Process, key: str, new: Object | None) -> None:
+        """Keep account of a record that was written or removed."""
+        for name in _names(self._records.pop(key, {})):
+            self._named_by[name].discard(key)
+        record = json.loads(new.data) if new else None
+        is_manifest = key.endswith("/manifest.json")
+        if record is not None and not (is_manifest and "superseded" in record):
+            assert new is not None
+            self._records[key] = record
+            self._written[key] = new.written
+            for name in _names(record):
+                self._named_by[name].add(key)
+        if key.startswith("refs/"):  # from now on it is somebody else's promise
+            self._tagged.pop(key.removeprefix("refs/").removesuffix(".json"), None)
+        if is_manifest:
+            is_aside = key not in self._records and process not in self.collectors
+            change = self._put_aside.add if is_aside else self._put_aside.discard
+            change(_place(key))
 
     def _check_deletion(self, key: str, old: Object | None) -> None:
         assert old is not None, key
@@ -164,6 +171,9 @@ class Judge:
 
     def _check_revocation(self, place: Place) -> None:
         there = {key for key in self._records if key.endswith("/manifest.json")}
+        revocation = self._records[f"{place[0]}/{place[1]}/revoked.json"]
+        build = (revocation["owner"], revocation["epoch"])
+        there = {key for key in there if build == _build_of(self._records[key])}
         if self._is_under(place, there):
             raise Broken(f"the revocation of {place} was deleted, which an artifact is under")
 
@@ -277,6 +287,10 @@ def _place(key: str) -> Place:
     return stage, fingerprint
 
 
+def _build_of(manifest: dict[str, Any]) -> tuple[str, int]:
+    return manifest["provenance"]["owner"], manifest["provenance"]["epoch"]
+
+
 def _indexed(key: str) -> Place:
     return key.split("/")[1], key[-64:]
 
@@ -304,5 +318,6 @@ def _is_aside(key: str) -> bool:
 
 
 def _is_record(key: str) -> bool:
-    is_one = key.startswith(("runs/", "refs/")) or key.endswith(("/manifest.json", "/lease.json"))
+    names = ("/manifest.json", "/lease.json", "/revoked.json")
+    is_one = key.startswith(("runs/", "refs/")) or key.endswith(names)
     return _is_aside(key) or is_one or key.startswith("gc/pins/")

@@ -16,12 +16,9 @@ import flows.build
 import flows.gc
 import flows.gc_reach
 import flows.gc_survey
-import flows.gc_sweep
-from flows import lease
 from flows.gc_reach import Edges, Reached, Rules
 from flows.gc_survey import Survey
 from flows.manifest import Manifest
-from flows.reservations import SWEEP
 from flows.run_record import RunRecord
 from tests.reliability import gc_actors
 from tests.reliability.gc_histories import RULES, simulate
@@ -80,21 +77,6 @@ def all_is_ripe(*arguments: Any, **options: Any) -> Survey:
     return dataclasses.replace(survey, ripe=survey.garbage)
 
 
-class OnlyOneLease:
-    """As if a collection asked for no lease of what it deletes."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(lease, name)
-
-    def try_acquire(self, store: Any, stage: str, fingerprint: str, me: Any, *, ttl: float) -> Any:
-        if (stage, fingerprint) == SWEEP:
-            return lease.try_acquire(store, stage, fingerprint, me, ttl=ttl)
-        record = lease.Record(
-            **dataclasses.asdict(me), epoch=1, beat=1, step=0, total=0, released=False
-        )
-        return lease.Held(stage=stage, fingerprint=fingerprint, record=record)
-
-
 @contextlib.contextmanager
 def no_pin(*arguments: Any, **options: Any) -> Generator[None]:
     """As if nothing were pinned."""
@@ -114,7 +96,6 @@ CONTROLS: dict[str, tuple[Any, str, Any, Rules]] = {
     "foreign files are ignored": (flows.gc_reach, "_edges_of", own_files_only, RULES),
     "inputs are ignored": (flows.gc_reach, "_edges_of", no_inputs, RULES),
     "there is no grace": (flows.gc, "make_survey", all_is_ripe, AT_ONCE),
-    "nothing is leased": (flows.gc_sweep, "lease", OnlyOneLease(), RULES),
     "what waits keeps nothing": (
         flows.gc_survey,
         "_reached_by_waiting",
