@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from flows.artifacts import commit, newest_manifests
+from flows.artifacts import commit, newest_manifests, supersede
 from flows.fingerprint import Identity
 from flows.manifest import File, Input, Manifest
 from flows.parallel import in_parallel
@@ -168,7 +168,7 @@ def accept(
         try:
             _check_there(store, manifest)
         except ArtifactError:
-            store.delete(f"{manifest.stage}/{manifest.fingerprint}/manifest.json")
+            supersede(store, manifest, fence=lambda: None)
             raise
     return Acceptance(
         manifest=published.manifest, adopted=published.adopted, divergence=published.divergence

@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from flows.documents import find_document
+from flows.documents import find_document, find_stored, seal
 from flows.fingerprint import Identity, short
 from flows.manifest import FORMAT, File, Input, Manifest, Provenance, digest_of
 from flows.verify import sha256_of, transfer_each
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from nanochat_core.errors import ArtifactError
+
+_PUT_ASIDE = "superseded"  # in a manifest's place: the digest of the one that was put aside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +42,9 @@ def find_manifest(store: Store, stage: str, fingerprint: str) -> Manifest | None
 
     Raises StoreError when the store cannot be asked, ArtifactError when its answer is damaged.
     """
-    key = f"{stage}/{fingerprint}/manifest.json"
+    key = _manifest_key(stage, fingerprint)
     tree = find_document(store, key, format=FORMAT)
-    if tree is None:
+    if tree is None or _PUT_ASIDE in tree:
         return None
     manifest = Manifest.from_tree(tree, where=f"{store.url}/{key}")
     if (manifest.stage, manifest.fingerprint) != (stage, fingerprint):
@@ -101,8 +103,7 @@ def commit(
     """
     data = manifest.to_json()
     Manifest.from_json(data, where=f"the new manifest of {manifest.name}")
-    fence()
-    if store.put_if_absent(f"{manifest.stage}/{manifest.fingerprint}/manifest.json", data):
+    if _put_manifest(store, _manifest_key(manifest.stage, manifest.fingerprint), data, fence):
         _add_to_index(store, manifest)
         return Published(manifest=manifest, adopted=False, divergence=None)
     return _adopt(store, manifest, attempt)
@@ -125,16 +126,48 @@ def _adopt(store: Store, ours: Manifest, attempt: str) -> Published:
     return Published(manifest=winner, adopted=True, divergence=divergence)
 
 
-def supersede(store: Store, stage: str, fingerprint: str) -> None:
-    """Put an artifact aside so that its stage is built again; its files and manifest are kept.
+def supersede(store: Store, manifest: Manifest, *, fence: Callable[[], None]) -> None:
+    """Put this artifact aside so that its stage is built again; its files and manifest are kept.
 
-    Safe to repeat after a crash. Nothing happens when there is no artifact.
+    A note takes the manifest's place, and the next manifest the note's, each only if nothing was
+    written since it was read. What a network or a stopped process brings long after is void so,
+    where a late removal would take away the next artifact. `fence` as for `publish`. Safe to repeat
+    after a crash; nothing happens when it is put aside already. Raises ArtifactError when another
+    manifest stands there.
     """
-    if manifest := find_manifest(store, stage, fingerprint):
-        store.put(
-            f"{stage}/{fingerprint}/superseded/{short(manifest.digest)}.json", manifest.to_json()
-        )
-        store.delete(f"{stage}/{fingerprint}/manifest.json")
+    key = _manifest_key(manifest.stage, manifest.fingerprint)
+    found = find_stored(store, key, format=FORMAT)
+    if found is None or _PUT_ASIDE in found[0]:
+        return
+    tree, stored = found
+    fence()
+    if Manifest.from_tree(tree, where=f"{store.url}/{key}") == manifest:
+        store.put(f"{key.rpartition('/')[0]}/superseded/{short(manifest.digest)}.json", stored.data)
+        note = {_PUT_ASIDE: manifest.digest, "by": uuid.uuid4().hex}  # like no note before
+        if store.put_if_same(key, seal(note, format=FORMAT), version=stored.version):
+            return
+    raise ArtifactError(
+        f"the manifest of {manifest.name} was replaced while it was being put aside",
+        hint="run the same command again",
+    )
+
+
+def _manifest_key(stage: str, fingerprint: str) -> str:
+    return f"{stage}/{fingerprint}/manifest.json"
+
+
+def _put_manifest(store: Store, key: str, data: bytes, fence: Callable[[], None]) -> bool:
+    """Write a manifest where none is, or the note of one that was put aside; whether it was.
+
+    Which of the two is asked before the write: one that is repeated because its answer was lost
+    must not bring back what was put aside meanwhile.
+    """
+    found = find_stored(store, key, format=FORMAT)
+    fence()
+    if found is None:
+        return store.put_if_absent(key, data)
+    tree, stored = found
+    return _PUT_ASIDE in tree and store.put_if_same(key, data, version=stored.version)
 
 
 def newest_manifests(store: Store, stage: str, count: int) -> Iterator[Manifest]:

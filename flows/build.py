@@ -23,7 +23,7 @@ from flows.heartbeat import Lease, Terms
 from flows.lease import Claim
 from flows.manifest import Manifest, Provenance
 from flows.reservations import reserve
-from flows.revocation import find_revoked, forget_revocation
+from flows.revocation import find_revoked
 from flows.runs import timestamp
 from flows.segments import append_segment, find_commit, read_segments
 from flows.stages import Stage
@@ -120,12 +120,13 @@ def _reuse_or_build(
         return _reuse(site, kept)
     while True:
         with hold_turn(_turn(stage, site, identity, redo=redo)) as turn:
-            found = None if redo else _find(site, identity)
-            if found is not None and (kept := _keep(site, identity)):
+            found = find_manifest(site.store, identity.stage, identity.fingerprint)
+            unwanted = redo or (found is not None and find_revoked(site.store, found) is not None)
+            if found is not None and not unwanted and (kept := _keep(site, identity)):
                 return _reuse(site, kept)  # built by whoever had the lease before
             if isinstance(turn, Manifest):  # collected while we waited for the collection's end
                 continue
-            _put_aside(site, identity, redo=redo, fence=turn.check)
+            _put_aside(site, identity, found, redo=redo, fence=turn.check)
             return _build(stage, site, identity, inputs, lease=turn)
 
 
@@ -177,15 +178,19 @@ def _turn(stage: Stage, site: Site, identity: Identity, *, redo: bool) -> Turn:
     )
 
 
-def _put_aside(site: Site, identity: Identity, *, redo: bool, fence: Callable[[], None]) -> None:
+def _put_aside(
+    site: Site,
+    identity: Identity,
+    unwanted: Manifest | None,
+    *,
+    redo: bool,
+    fence: Callable[[], None],
+) -> None:
     """Make room for another artifact when there is one that is not wanted. Safe to repeat."""
     stage, fingerprint = identity.stage, identity.fingerprint
-    is_there = find_manifest(site.store, stage, fingerprint) is not None
-    if is_there:
-        fence()  # else it may be the artifact of whoever has the lease by now
-        supersede(site.store, stage, fingerprint)
-    forget_revocation(site.store, stage, fingerprint)  # else it would be that of the next one
-    if redo or is_there:
+    if unwanted is not None:
+        supersede(site.store, unwanted, fence=fence)
+    if redo or unwanted is not None:
         shutil.rmtree(_work_directory(site, identity), ignore_errors=True)
         checkpoints.forget(site.store, stage, fingerprint)
 

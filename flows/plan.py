@@ -169,7 +169,7 @@ class _Planner:
         if manifest is None:
             self._ask_for_histories(stage)
             return None, None
-        if revocation := asked.result():
+        if (revocation := asked.result()) and revocation.is_of(manifest):
             return manifest, Revoked(stage=stage, fingerprint=fingerprint, revocation=revocation)
         return manifest, find_revoked(self._store, manifest) if manifest.accepted else None
 

@@ -1,7 +1,9 @@
 """Taking back an artifact that turned out to be wrong: {stage}/{fingerprint}/revoked.json.
 
-Nothing is deleted: files and manifest stay, for whoever wants to know what happened. A revoked
-artifact counts as not there, so the plan builds it again, and nobody opens it by name. Bytes that
+Nothing is deleted: files and manifest stay, for whoever wants to know what happened. A revocation
+names the very build that it takes back, so what is built in its place is valid without anybody
+having to remove the record, which could arrive late and remove another. A revoked artifact counts
+as not there, so the plan builds it again, and nobody opens it by name. Bytes that
 were accepted under another fingerprint (flows/accept.py) are the same bytes: they are revoked with
 the artifact they came from. What was made from revoked artifacts can be used, with a warning.
 """
@@ -13,14 +15,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from flows.artifacts import find_manifest
-from flows.documents import find_document, seal
+from flows.documents import find_document, find_stored, seal
 from flows.fingerprint import short
-from flows.manifest import Manifest
+from flows.manifest import Facts, Manifest
 from flows.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
-FORMAT = 1
+FORMAT = 2
 _MAX_WHY = 500  # characters
 _THREADS = 8
 
@@ -32,6 +34,13 @@ class Revocation:
     why: str  # one line
     when: str  # UTC, 2026-11-21T05:53:38Z
     who: str  # user@host
+    owner: str  # of the lease that the artifact was built under
+    epoch: int  # of that lease
+
+    def is_of(self, manifest: Manifest) -> bool:
+        """Whether it takes back these bytes: the fingerprint may have been built again since."""
+        made = manifest.provenance
+        return (self.owner, self.epoch) == (made.owner, made.epoch)
 
     def __str__(self) -> str:
         return f"revoked {self.when} by {self.who}: {self.why}"
@@ -55,31 +64,33 @@ class Revoked:
 
 
 def find_revocation(store: Store, stage: str, fingerprint: str) -> Revocation | None:
-    """Why this artifact is not to be used, or None only when the store says that nothing is known.
+    """What was taken back last of this fingerprint, or None only when the store knows of nothing.
 
     Raises StoreError when the store cannot be asked, ArtifactError when its answer is damaged.
     """
     key = _key(stage, fingerprint)
     tree = find_document(store, key, format=FORMAT)
-    if tree is None:
-        return None
-    try:
-        return Revocation(**tree)
-    except TypeError as error:
-        raise ArtifactError(
-            f"{store.url}/{key} is not a revocation: {error}",
-            hint="delete it, then revoke the artifact again",
-        ) from error
+    return None if tree is None else _from_tree(tree, where=f"{store.url}/{key}")
 
 
 def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -> Revocation:
     """Take an artifact back. Raises ArtifactError when somebody did already."""
-    revocation = Revocation(why=one_line(why), when=when, who=who)
+    made = manifest.provenance
+    revocation = Revocation(
+        why=one_line(why), when=when, who=who, owner=made.owner, epoch=made.epoch
+    )
+    key = _key(manifest.stage, manifest.fingerprint)
     data = seal(asdict(revocation), format=FORMAT)
-    if not store.put_if_absent(_key(manifest.stage, manifest.fingerprint), data):
+    found = find_stored(store, key, format=FORMAT)
+    if found is None:
+        done = store.put_if_absent(key, data)
+    else:  # of an earlier build, unless somebody was quicker
+        is_other = not _from_tree(found[0], where=f"{store.url}/{key}").is_of(manifest)
+        done = is_other and store.put_if_same(key, data, version=found[1].version)
+    if not done:
         earlier = find_revocation(store, manifest.stage, manifest.fingerprint)
         raise ArtifactError(
-            f"{manifest.name} was {earlier}" if earlier else f"{manifest.name} was revoked",
+            f"{manifest.name} was {earlier or 'revoked'}",
             hint="`nanochat revoke --undo` makes it valid again",
         )
     return revocation
@@ -88,20 +99,19 @@ def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -
 def undo_revocation(store: Store, manifest: Manifest) -> Revocation:
     """Make a revoked artifact valid again; returns what was said. Raises ArtifactError if none."""
     revocation = find_revocation(store, manifest.stage, manifest.fingerprint)
-    if revocation is None:
+    if revocation is None or not revocation.is_of(manifest):
         raise ArtifactError(f"{manifest.name} is not revoked", hint="there is nothing to undo")
-    forget_revocation(store, manifest.stage, manifest.fingerprint)
+    store.delete(_key(manifest.stage, manifest.fingerprint))
     return revocation
-
-
-def forget_revocation(store: Store, stage: str, fingerprint: str) -> None:
-    """Remove the record, if there is one: after its artifact was put aside to be built again."""
-    store.delete(_key(stage, fingerprint))
 
 
 def find_revoked(store: Store, manifest: Manifest) -> Revoked | None:
     """The revocation of an artifact, or of one whose bytes it shares: the first that is found."""
-    return _find_first(store, manifest.stage, [manifest.fingerprint, *accepted_from(manifest)])
+    for fingerprint in (manifest.fingerprint, *accepted_from(manifest)):
+        found = find_revocation(store, manifest.stage, fingerprint)
+        if found is not None and found.is_of(manifest):
+            return Revoked(stage=manifest.stage, fingerprint=fingerprint, revocation=found)
+    return None
 
 
 def check_not_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
@@ -169,11 +179,14 @@ def _key(stage: str, fingerprint: str) -> str:
     return f"{stage}/{fingerprint}/revoked.json"
 
 
-def _find_first(store: Store, stage: str, fingerprints: Iterable[str]) -> Revoked | None:
-    for fingerprint in fingerprints:
-        if revocation := find_revocation(store, stage, fingerprint):
-            return Revoked(stage=stage, fingerprint=fingerprint, revocation=revocation)
-    return None
+def _from_tree(tree: Facts, *, where: str) -> Revocation:
+    try:
+        return Revocation(**tree)
+    except TypeError as error:
+        raise ArtifactError(
+            f"{where} is not a revocation: {error}",
+            hint="delete it, then revoke the artifact again",
+        ) from error
 
 
 def _look_at(store: Store, stage: str, fingerprint: str) -> tuple[Revoked | None, Manifest | None]:
@@ -181,9 +194,12 @@ def _look_at(store: Store, stage: str, fingerprint: str) -> tuple[Revoked | None
         manifest = find_manifest(store, stage, fingerprint)
     except ArtifactError:  # damaged: as good as gone for a look around
         manifest = None
-    if manifest is None:
-        return _find_first(store, stage, [fingerprint]), None
-    return find_revoked(store, manifest), manifest
+    if manifest is not None:
+        return find_revoked(store, manifest), manifest
+    found = find_revocation(store, stage, fingerprint)
+    if found is None:
+        return None, None
+    return Revoked(stage=stage, fingerprint=fingerprint, revocation=found), None
 
 
 def _inputs_of(manifests: Iterable[Manifest], seen: set[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -226,8 +226,8 @@ def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(
     store: LocalStore, tmp_path: Path, cache: Cache
 ):
     old = publish_rows(store, tmp_path).manifest
-    supersede(store, "rows", ROWS.fingerprint)
-    supersede(store, "rows", ROWS.fingerprint)
+    supersede(store, old, fence=no_fence)
+    supersede(store, old, fence=no_fence)
     assert find_manifest(store, "rows", ROWS.fingerprint) is None
     new = publish_rows(store, tmp_path, train=b"other!").manifest
     (key,) = new.divergences
@@ -237,7 +237,7 @@ def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(
 
 def test_built_again_with_the_same_bytes_is_no_divergence(store: LocalStore, tmp_path: Path):
     old = publish_rows(store, tmp_path).manifest
-    supersede(store, "rows", ROWS.fingerprint)
+    supersede(store, old, fence=no_fence)
     new = publish_rows(store, tmp_path).manifest
     assert new.digest == old.digest
     assert new.divergences == ()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flows import checkpoints, lock
-from flows.artifacts import supersede
+from flows.artifacts import find_manifest, supersede
 from flows.lease import Claim, Held, release, renew, try_acquire
 from flows.plan_text import render, to_json
 from flows.stages import STAGES
@@ -197,7 +197,9 @@ def test_a_stage_that_is_none_is_refused(built: House, options: dict[str, Any]):
 def test_a_superseded_artifact_is_to_be_built_again(full_house: House):
     fingerprint = full_house.plan().of("sft").fingerprint
     assert fingerprint
-    supersede(full_house.store, "sft", fingerprint)
+    manifest = find_manifest(full_house.store, "sft", fingerprint)
+    assert manifest
+    supersede(full_house.store, manifest, fence=lambda: None)
     plan = full_house.plan()
     assert plan.of("sft").fingerprint == fingerprint
     assert plan.of("sft").state == "+"
