@@ -12,27 +12,11 @@ from nanochat_core.runtime.progress import read_events
 from tasks.base import text_of
 from tasks.files import open_task
 from tasks.registry import TASKS, task_named
+from tests.nanochat_core.data.published import publish
 from tests.tasks.peer import parquet_of, run_peer
 from tests.tasks.rows import ROWS, rows_of
 
 TRAIN = ("train-00000-of-00002.parquet", "train-00001-of-00002.parquet")
-
-
-def folder(name, split):
-    return task_named(name).dataset.files[split].rpartition("/")[0]
-
-
-def publish(hub, name, *, train=(), test=()):
-    """Rows as the files of a task's dataset, those of training in two."""
-    dataset = task_named(name).dataset
-    half = len(train) // 3
-    files = {"README.md": b"# Data", "other/train-00000-of-00001.parquet": b"not this one"}
-    for split, parts in (("train", (train[:half], train[half:])), ("test", (test,))):
-        for i, rows in enumerate(parts):
-            place = dataset.files[split].replace("*", f"0000{i}-of-0000{len(parts)}")
-            if rows:
-                files[place] = parquet_of(rows, row_group_size=50)
-    return hub.add(dataset.repository, files)
 
 
 def dataset(name, commit, *, num_train=None, num_test=None):
