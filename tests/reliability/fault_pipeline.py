@@ -14,7 +14,6 @@ import shutil
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,7 +54,7 @@ class Outcome:
     """How a run with faults ended, and what was found after it."""
 
     fired: tuple[Fired, ...]
-    methods: Counter[str]  # of the requests
+    methods: dict[str, int]  # how many requests of each
     ratio: float  # of their number to that of a run without faults
     ended: str  # "same", "error", or what is wrong: "different", "unclear"
     said: str  # the error
@@ -96,7 +95,7 @@ class Pipeline:
     stages: Sequence[Stage]
     digests: Mapping[str, str] = field(default_factory=dict)  # of a run without faults
     # Its requests by method, with and without trying the store's conditions first.
-    calm: Mapping[bool, Counter[str]] = field(default_factory=dict)
+    calm: Mapping[bool, Mapping[str, int]] = field(default_factory=dict)
 
     def run(
         self,
@@ -122,7 +121,7 @@ class Pipeline:
         self.proxy.arm(*faults, storm=storm, seed=seed)
         with _reader(direct, every=0.02 if watched else None) as partial:
             ended, said = self._build(store, home)
-        methods, fired = self.proxy.methods, tuple(self.proxy.fired)
+        methods, fired = dict(self.proxy.methods), tuple(self.proxy.fired)
         calm = self.calm.get(tries_conditions, methods)
         self.proxy.settle()
         partial.extend(find_partial(direct))
@@ -132,7 +131,7 @@ class Pipeline:
         return Outcome(
             fired=fired,
             methods=methods,
-            ratio=methods.total() / calm.total(),
+            ratio=sum(methods.values()) / sum(calm.values()),
             ended=ended,
             said=said,
             partial=tuple(sorted(set(partial))),

@@ -103,13 +103,20 @@ def test_a_store_that_breaks_for_good_is_one_clear_error(pipeline: Pipeline, kin
     assert (outcome.ended, outcome.is_good) == ("error", True), outcome
 
 
-@pytest.mark.parametrize(("method", "target"), [("GET", "lease.json"), ("HEAD", "/files/")])
-def test_an_answer_that_is_not_of_its_kind_is_asked_for_again(
-    pipeline: Pipeline, method: str, target: str
-) -> None:
-    """An error document with status 200 has no Last-Modified."""
-    outcome = pipeline.run(Fault(kind="error200", nth=2, method=method, target=target))
-    assert (outcome.ended, len(outcome.fired)) == ("same", 1)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        # An error document with status 200 has no Last-Modified.
+        Fault(kind="error200", method="GET", target="lease.json", nth=2),
+        Fault(kind="error200", method="HEAD", target="/files/", nth=2),
+        # A large object has just been put together, and is not to be seen.
+        Fault(kind="stale", method="HEAD", target="b.bin", nth=2),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.method}",
+)
+def test_an_answer_that_cannot_be_is_asked_for_again(pipeline: Pipeline, fault: Fault) -> None:
+    outcome = pipeline.run(fault)
+    assert (outcome.ended, len(outcome.fired)) == ("same", 1), outcome
 
 
 def test_without_hashing_damage_goes_into_the_results(pipeline: Pipeline) -> None:
@@ -126,7 +133,7 @@ def _find_absence(file: File, path: Path) -> str | None:
 
 def test_without_a_limit_to_retries_the_store_is_stormed(pipeline: Pipeline) -> None:
     fault = Fault(kind="status", nth=30, count=10**6)
-    many = int(1.1 * MOST_REQUESTS * pipeline.calm[False].total())
+    many = int(1.1 * MOST_REQUESTS * sum(pipeline.calm[False].values()))
     outcome = pipeline.run(fault, patience=Patience(tries=many, first_wait=0.0, deadline=600.0))
     assert (outcome.ended, outcome.is_good) == ("error", False)
     assert outcome.ratio > MOST_REQUESTS
