@@ -144,7 +144,7 @@ class Judge:
             self._check_part(_place(key), _part(key), key)
 
     def _check_part(self, place: Place, part: str, key: str) -> None:
-        if part not in ("files", "logs"):
+        if part not in ("files", "logs", "checkpoints") or key.endswith("/COMMIT.json"):
             self._check_lease(place, key)
         if part == "manifest.json":
             self._check_unpromised(place)
@@ -261,7 +261,11 @@ class Judge:
         return False
 
     def _may_be_continued(self, key: str, *, within: float) -> bool:
-        age = self.objects.world.now - self.objects.stored[key].written
+        """They stay together as long as the youngest of a fingerprint may be of use."""
+        prefix = "/".join((*_place(key), "checkpoints/"))
+        stored = self.objects.stored
+        newest = max(o.written for k, o in stored.items() if k.startswith(prefix))
+        age = self.objects.world.now - newest
         return age <= within and _manifest(_place(key)) not in self._records
 
     def _is_named(self, key: str, reached: set[str], pinned: set[Place], *, margin: float) -> bool:
