@@ -33,7 +33,7 @@ from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
 from infra.placement import Placement, default_cache_limit
 from infra.storage.base import Store
 from nanochat_core.config import RunConfig
-from nanochat_core.errors import NanochatError, StageError
+from nanochat_core.errors import NanochatError, StageError, StoreError
 from nanochat_core.job import Job, Result
 from nanochat_core.section import Section
 
@@ -280,10 +280,11 @@ def _checkpoints_in_store(site: Site, job: Job, lease: Lease) -> Generator[None]
         site.watch(job.stage, {"kind": "message", "text": text})
 
     def send(directory: Path) -> None:
-        lease.check()
         checkpoints.send(
             site.store, job, directory, owner=lease.owner, epoch=lease.epoch, fence=lease.check
         )
+        with contextlib.suppress(StoreError):  # the next one prunes for this one
+            checkpoints.prune(site.store, job)
 
     def warn(error: NanochatError) -> None:
         site.watch(job.stage, {"kind": "warning", "text": f"checkpoint not stored: {error}"})

@@ -1,16 +1,18 @@
 """Checkpoints of unfinished jobs in the store, so that any machine can go on with the same work.
 
-{stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/...   the files, uploaded first
-{stage}/{fingerprint}/checkpoints/step-0000200/COMMIT.json     put-if-absent, last
+{stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/...            the files, uploaded first
+{stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/COMMIT.json    put last
 
 They are keyed by the fingerprint: another run, another node count or a colleague continues them.
-With the tensors go the job's events and segments, which the artifact will keep as its log.
+Each attempt to send one has a place of its own, so nothing that was committed is ever written to
+again. With the tensors go the job's events and segments, which the artifact will keep as its log.
 """
 
 import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,11 +21,11 @@ from typing import Any, TypeAlias
 from flows.documents import find_document, seal
 from flows.manifest import File
 from infra.storage.base import Missing, Store, check_key
-from nanochat_core.errors import ArtifactError, StoreError
+from nanochat_core.errors import ArtifactError, StageError, StoreError
 from nanochat_core.job import Job, sync_directory, write_json
 
 FORMAT = 1
-KEEP = 2  # in the store; the older goes after the newer is there
+KEEP = 2  # steps in the store; an older one goes after newer ones are there
 _COMMIT = "COMMIT.json"
 _RECORDS = ("events.jsonl", "segments.jsonl")  # of the job, beside its checkpoints
 _FETCHES = 3  # damage on the way is mended by fetching again
@@ -54,12 +56,12 @@ def send(
 ) -> None:
     """Store the checkpoint in `directory`, a copy of a directory of `job`'s.
 
-    `fence` is called right before the commit and raises when the job is not ours any more. Raises
-    StoreError, and ArtifactError when an upload did not arrive whole.
+    `fence` raises when the job is not ours any more; it is asked before anything is sent, and again
+    right before the commit. Raises StoreError, and ArtifactError when an upload is not all there.
     """
+    fence()
     commit = json.loads((directory / _COMMIT).read_text(encoding="utf-8"))
-    place = f"{_root(job)}/step-{commit['step']:07d}"
-    attempt = f"{place}/{owner}-{epoch}"
+    attempt = f"{_place(job, commit['step'])}/{uuid.uuid4().hex[:12]}"
     committed: dict[str, Any] = commit["files"]
     files = [
         File(path=name, size=item["size"], sha256=item["sha256"], key=f"{attempt}/{name}")
@@ -71,7 +73,6 @@ def send(
     for file in files:
         if (size := store.head(file.key).size) != file.size:
             raise ArtifactError(f"{file.key} arrived with {size} bytes instead of {file.size}")
-    fence()
     record = StoredCheckpoint(
         step=commit["step"],
         total=commit["total"],
@@ -80,39 +81,49 @@ def send(
         owner=owner,
         epoch=epoch,
     )
-    store.put_if_absent(f"{place}/{_COMMIT}", seal(asdict(record), format=FORMAT))
-    for step in list(_committed(store, _root(job)))[KEEP:]:
-        _remove(store, f"{_root(job)}/step-{step:07d}")
+    fence()
+    store.put(f"{attempt}/{_COMMIT}", seal(asdict(record), format=FORMAT))
+
+
+def prune(store: Store, job: Job) -> None:
+    """Remove all but the newest steps. Raises StoreError; what is left goes next time."""
+    steps = dict.fromkeys(step for step, _ in _committed(store, _root(job)))
+    for step in list(steps)[KEEP:]:
+        _remove(store, _place(job, step))
 
 
 def restore(store: Store, job: Job, *, tell: Tell) -> None:
     """Bring the store's newest whole checkpoint to `job`, unless it has one as new of its own.
 
-    A damaged one is named to `tell`, removed from the store, and the one before it counts.
-    Raises StoreError when the store cannot be asked.
+    A damaged one is named to `tell` and passed over for the one before; it stays, for the damage
+    may be this machine's. Raises StoreError when the store cannot be asked, StageError when this
+    machine's disk refuses.
     """
-    for step in _committed(store, _root(job)):
+    for step, place in _committed(store, _root(job)):
         local = job.checkpoints / f"step-{step:07d}"
         if any(is_whole(d) for d in _local_from(job, step)):
             return
-        place = f"{_root(job)}/step-{step:07d}"
         try:
             found = _open(store, place)
             tell(f"fetching checkpoint step {found.step}/{found.total} from the store")
             _fetch(store, found, local, job)
         except ArtifactError as error:
             tell(f"checkpoint step {step} in the store is damaged and is passed over: {error}")
-            _remove(store, place)
             continue
+        except OSError as error:
+            raise StageError(
+                f"{local} cannot be written: {(error.strerror or str(error)).lower()}",
+                hint="check that NANOCHAT_HOME is a directory of yours on a disk with free space",
+            ) from error
         return
 
 
 def find_steps(store: Store, stage: str, fingerprint: str) -> tuple[int, int] | None:
     """Step and total of the newest checkpoint in the store; for people, nothing is verified."""
     root = f"{stage}/{fingerprint}/checkpoints"
-    for step in _committed(store, root):
+    for _, place in _committed(store, root):
         try:
-            found = _open(store, f"{root}/step-{step:07d}")
+            found = _open(store, place)
         except ArtifactError:
             continue
         return found.step, found.total
@@ -139,6 +150,10 @@ def _root(job: Job) -> str:
     return f"{job.stage}/{job.fingerprint}/checkpoints"
 
 
+def _place(job: Job, step: int) -> str:
+    return f"{_root(job)}/step-{step:07d}"
+
+
 def _send_records(store: Store, job: Job, attempt: str) -> Iterator[File]:
     """What the job told so far. It goes on telling, so a copy is taken in one read."""
     for name in _RECORDS:
@@ -150,11 +165,12 @@ def _send_records(store: Store, job: Job, attempt: str) -> Iterator[File]:
             yield File(path=name, size=len(data), sha256=sha256, key=key)
 
 
-def _committed(store: Store, root: str) -> Iterator[int]:
-    """Steps of the checkpoints in the store, the newest first."""
+def _committed(store: Store, root: str) -> list[tuple[int, str]]:
+    """Step and place of the checkpoints in the store, the newest step first."""
     keys = [entry.key for entry in store.list(f"{root}/step-")]
-    names = [key.split("/")[-2] for key in keys if key.endswith(f"/{_COMMIT}")]
-    yield from sorted((int(name.removeprefix("step-")) for name in names), reverse=True)
+    places = [key.rpartition("/")[0] for key in keys if key.endswith(f"/{_COMMIT}")]
+    found = [(int(place.split("/")[-2].removeprefix("step-")), place) for place in places]
+    return sorted(found, reverse=True)
 
 
 def _open(store: Store, place: str) -> StoredCheckpoint:

@@ -1,7 +1,8 @@
 """Sends each new checkpoint of a running job somewhere safe, in the background.
 
 The newest counts: when sending is slower than saving, those in between are skipped. A checkpoint is
-held by hard links while it is sent, because the job drops old ones in its own time.
+held by hard links (or copied, where there are none) while it is sent, because the job drops old
+ones in its own time.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from nanochat_core.errors import NanochatError
+from nanochat_core.errors import NanochatError, StageError
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _COMMIT = "COMMIT.json"  # written last: a directory without it is no checkpoint yet
@@ -28,8 +29,8 @@ def mirror(
     """While the block runs, call `send` with a copy of each newest checkpoint directory.
 
     What is there at the beginning counts as sent. However the block ends, the last checkpoint that
-    it left is sent before this returns. A NanochatError of `send` is told and tried again with the
-    next look; a job never fails because its mirror does.
+    it left is sent before this returns. What goes wrong is told and tried again with the next look;
+    a job never fails because its mirror does.
     """
     ended = threading.Event()
     sent = _newest(checkpoints)
@@ -45,6 +46,10 @@ def mirror(
                 return  # dropped before it was held; a newer one is there
             except NanochatError as error:
                 on_error(error)
+                return
+            except OSError as error:
+                why = (error.strerror or str(error)).lower()
+                on_error(StageError(f"{newest[0]} cannot be read: {why}"))
                 return
             sent = newest
 
@@ -72,13 +77,27 @@ def _newest(checkpoints: Path) -> tuple[Path, int] | None:
 
 @contextlib.contextmanager
 def _held(directory: Path) -> Generator[Path]:
-    """Another directory with the same files, which stay when the job drops its own names."""
+    """Another directory with the same files, which stay when the job drops its own names.
+
+    Raises FileNotFoundError when one of them vanished meanwhile.
+    """
     copy = directory.with_name(f".mirror-{directory.name}")
     shutil.rmtree(copy, ignore_errors=True)
     try:
-        shutil.copytree(directory, copy, copy_function=os.link)
+        copy.mkdir()
+        for path in [path for path in directory.rglob("*") if path.is_file()]:
+            target = copy / path.relative_to(directory)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _link_or_copy(path, target)
         yield copy
-    except shutil.Error as error:  # names that vanished while they were linked
-        raise FileNotFoundError(str(error)) from error
     finally:
         shutil.rmtree(copy, ignore_errors=True)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)

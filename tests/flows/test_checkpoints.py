@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.checkpoints import find_steps, forget, is_whole, restore, send
+from flows.checkpoints import find_steps, forget, is_whole, prune, restore, send
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job, Resources
@@ -56,6 +56,7 @@ def save(job: Job, step: int) -> Path:
 
 def send_one(store: LocalStore, job: Job, step: int, *, epoch: int = 1) -> None:
     send(store, job, save(job, step), owner="me", epoch=epoch, fence=lambda: None)
+    prune(store, job)
 
 
 @pytest.fixture
@@ -122,14 +123,23 @@ def test_a_newer_one_of_its_own_that_is_damaged_does_not_count(
     assert is_whole(there.checkpoints / "step-0000100")
 
 
+def place_of(store: LocalStore, job: Job, step: int) -> str:
+    """Where the one attempt at a step lies."""
+    (place,) = {
+        entry.key.rpartition("/")[0]
+        for entry in store.list(f"pretrain/{job.fingerprint}/checkpoints/step-{step:07d}/")
+    }
+    return place
+
+
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "commit"])
-def test_a_damaged_one_is_passed_over_and_may_be_written_again(
+def test_a_damaged_one_is_passed_over_and_stays_and_the_step_may_be_sent_again(
     store: LocalStore, here: Job, there: Job, damage: str
 ):
     for step in (100, 200):
         send_one(store, here, step)
-    place = f"pretrain/{here.fingerprint}/checkpoints/step-0000200"
-    key = f"{place}/me-1/tensors.safetensors"
+    place = place_of(store, here, 200)
+    key = f"{place}/tensors.safetensors"
     data = bytearray(store.get(key))
     if damage == "flip":
         data[500] ^= 4
@@ -144,8 +154,23 @@ def test_a_damaged_one_is_passed_over_and_may_be_written_again(
     restore(store, there, tell=told.append)
     assert any("step 200 in the store is damaged and is passed over" in text for text in told)
     assert steps_of(there) == ["step-0000100"]
+    assert store.head(f"{place}/COMMIT.json").size  # perhaps this machine's disk is at fault
     send_one(store, there, 200, epoch=2)  # the same step, done again
-    assert find_steps(store, "pretrain", here.fingerprint) == (200, 900)
+    third = make_job(there.directory.parent / "third")
+    restore(store, third, tell=lambda text: None)
+    assert steps_of(third) == ["step-0000200"]
+    assert is_whole(third.checkpoints / "step-0000200")
+
+
+def test_sending_again_leaves_what_was_committed_alone(store: LocalStore, here: Job, there: Job):
+    directory = save(here, 100)
+    for _ in range(2):  # the answer to the first was lost, say
+        send(store, here, directory, owner="me", epoch=1, fence=lambda: None)
+        with here.events.open("a") as file:
+            file.write('{"kind": "message", "text": "and on"}\n')
+    told: list[str] = []
+    restore(store, there, tell=told.append)
+    assert told == ["fetching checkpoint step 100/900 from the store"]
 
 
 def test_a_commit_that_would_leave_its_directory_is_refused(
@@ -154,7 +179,7 @@ def test_a_commit_that_would_leave_its_directory_is_refused(
     from flows import checkpoints
 
     send_one(store, here, 100)
-    key = f"pretrain/{here.fingerprint}/checkpoints/step-0000100/COMMIT.json"
+    key = f"{place_of(store, here, 100)}/COMMIT.json"
     tree = checkpoints.find_document(store, key, format=checkpoints.FORMAT)
     assert tree
     tree["files"][0]["path"] = "../../evil"
@@ -174,11 +199,18 @@ def test_a_fenced_owner_commits_nothing(store: LocalStore, here: Job):
     assert find_steps(store, "pretrain", here.fingerprint) is None
 
 
-def test_of_two_that_commit_one_step_the_first_counts(store: LocalStore, here: Job, there: Job):
-    send_one(store, here, 100)
-    send(store, there, save(there, 100), owner="you", epoch=2, fence=lambda: None)
-    key = f"pretrain/{here.fingerprint}/checkpoints/step-0000100/COMMIT.json"
-    assert json.loads(store.get(key))["owner"] == "me"
+def test_a_fence_that_falls_while_files_are_sent_stops_the_commit(store: LocalStore, here: Job):
+    asked: list[int] = []
+
+    def fence() -> None:
+        asked.append(len(list(store.list("pretrain/"))))
+        if len(asked) == 2:
+            raise StageError("another one has it")
+
+    with pytest.raises(StageError):
+        send(store, here, save(here, 100), owner="me", epoch=1, fence=fence)
+    assert asked == [0, 2]  # before anything, and after the tensors and the events
+    assert find_steps(store, "pretrain", here.fingerprint) is None
 
 
 def test_forgetting_leaves_nothing(store: LocalStore, here: Job):

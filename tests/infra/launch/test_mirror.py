@@ -112,3 +112,24 @@ def test_a_checkpoint_stays_whole_while_it_is_sent_though_the_job_drops_it(tmp_p
         go_on.set()
     assert seen == ["x1"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_hard_links_a_copy_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(source: object, target: object) -> None:
+        raise PermissionError(1, "no links here")
+
+    monkeypatch.setattr("os.link", refuse)
+    receiver = Receiver()
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=60.0):
+        save(tmp_path, 1)
+    assert receiver.steps == [1]
+
+
+def test_a_disk_that_refuses_is_told_of_and_the_job_goes_on(tmp_path: Path):
+    def send(copy: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    receiver = Receiver()
+    with mirror(tmp_path, send, on_error=receiver.errors.append, every=60.0):
+        save(tmp_path, 1)
+    assert [str(error).endswith("no space left on device") for error in receiver.errors] == [True]
