@@ -110,7 +110,8 @@ def _read(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The wanted rows of a file, with their numbers in it."""
     first = 0
-    with _named(task, name), pq.ParquetFile(path) as file:
+    # With pre_buffer, which is the default, the whole file would stay in memory.
+    with _named(task, name), pq.ParquetFile(path, pre_buffer=False) as file:
         for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
             rows = np.flatnonzero(is_wanted[first : first + batch.num_rows])
             if len(rows):
