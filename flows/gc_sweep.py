@@ -137,7 +137,10 @@ class _Sweep:
 
     def run(self) -> Swept:
         self._each("run records", self._delete_unchanged, self._of("run record", "pin"))
-        for level in _dependents_first(self._of(*_UNDER_LEASE, "checkpoints"), self._edges):
+        # Files too: whoever uploaded them and then slept through it all must find another epoch,
+        # or it would publish a manifest of files that are gone.
+        under_lease = self._of(*_UNDER_LEASE, "checkpoints", "files", "logs")
+        for level in _dependents_first(under_lease, self._edges):
             self._clear_all(level)
         bulk = self._of("files", "logs", "checkpoints")
         files = [piece for piece in bulk if piece.place not in self._spared]
