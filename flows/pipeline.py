@@ -110,6 +110,8 @@ def nanochat(
         placement=placement,
     )
     _show_plan(plan)
+    if plan.exit_code:
+        _tell_weaknesses(site)
     run = Run(
         run=site.run_id,
         name=run_name or profile,
@@ -123,6 +125,13 @@ def nanochat(
     )
     redo = stages_to_redo(STAGES, force=force, from_stage=from_stage)
     return run_pipeline(STAGES, site, run, redo=redo)
+
+
+def _tell_weaknesses(site: Site) -> None:
+    """What the store does not guarantee is said before anything is decided in it."""
+    for text in site.store.weaknesses():
+        get_run_logger().warning(f"store {site.store.url}: {text}")
+        site.watch("store", {"kind": "warning", "text": text})
 
 
 def run_pipeline(

@@ -55,7 +55,7 @@ def test_whoever_slept_while_its_files_went_has_lost_its_lease(store: MemoryStor
     for _ in range(3):  # nobody takes the lease that expired, and the grace passes twice
         store.now += 2 * DAY
         gc(store)
-    assert not [entry for entry in store.list(f"{place(manifest)}/files/")]
+    assert not list(store.list(f"{place(manifest)}/files/"))
     with pytest.raises(lease.LeaseLost):
         lease.check(store, held)
 
