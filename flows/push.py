@@ -7,19 +7,27 @@ whoever looks on the other side finds a whole artifact or none.
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from flows.artifacts import commit, find_manifest
+from flows.documents import find_stored, seal
 from flows.fingerprint import short
 from flows.manifest import File, Manifest
 from flows.parallel import in_parallel
 from flows.references import is_artifact, open_artifact, open_run
 from flows.reservations import Pause, Tell, pin
-from flows.revocation import check_not_revoked, find_revoked
+from flows.revocation import FORMAT as REVOCATION
+from flows.revocation import (
+    Revocation,
+    Revoked,
+    ancestors_revoked,
+    check_not_revoked,
+    find_revoked,
+)
 from flows.runs import Run, find_run, find_tag, point, write_run
 from flows.stages import STAGES
 from flows.verify import (
@@ -49,6 +57,8 @@ class Chosen:
     runs: tuple[Run, ...]
     tags: dict[str, str]  # name -> id of a run
     left_out: tuple[str, ...]  # one line each: what is in a run's record and cannot be sent
+    made_from: tuple[Revoked, ...]  # revoked artifacts that the chosen ones were made from
+    revoked: tuple[Revoked, ...]  # those, and the revoked ones that are left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +96,7 @@ def choose(source: Store, references: Iterable[str]) -> Chosen:
     runs: dict[str, Run] = {}
     tags: dict[str, str] = {}
     left_out: list[str] = []
+    taken_back: list[Revoked] = []
     for reference in references:
         run = _find_run(source, reference)
         if is_artifact(reference):
@@ -94,19 +105,22 @@ def choose(source: Store, references: Iterable[str]) -> Chosen:
             found = [manifest]
         else:
             assert run is not None, reference
-            found = _artifacts_of(source, run, left_out)
+            found = _artifacts_of(source, run, left_out, taken_back)
         manifests.update({(m.stage, m.fingerprint): m for m in found})
         if run is not None:
             runs[run.run] = run
             name = reference.partition("@")[2] or reference
             if "/" not in reference and find_tag(source, name) == run.run:
                 tags[name] = run.run
+    made_from = _find_made_from(source, manifests.values())
     order = {stage.name: place for place, stage in enumerate(STAGES)}
     return Chosen(
         manifests=tuple(sorted(manifests.values(), key=lambda m: order.get(m.stage, len(order)))),
         runs=tuple(runs.values()),
         tags=tags,
         left_out=tuple(left_out),
+        made_from=made_from,
+        revoked=tuple(dict.fromkeys([*made_from, *taken_back])),
     )
 
 
@@ -123,6 +137,7 @@ def push(
 ) -> Pushed:
     """Send what `target` lacks of the chosen artifacts, their runs' records and tags.
 
+    Revocations go first, so that nobody there takes what was made from a revoked artifact for good.
     An object of the right size counts as there, unless `verify` says to read it: then what differs
     is sent too. Files pass through `scratch` unless their store is on this machine; what an
     interrupted push left there is gone on with. Raises ArtifactError, naming the file, when the
@@ -135,6 +150,8 @@ def push(
         if verify:
             with watch("verify", sum(file.size for _, file in lacking.there)) as on_bytes:
                 lacking = add_damaged(target, lacking, scratch=scratch, on_bytes=on_bytes)
+        for revoked in chosen.revoked:
+            _put_revocation(target, revoked)
         with watch("push", lacking.size) as on_bytes:
             for manifest in lacking.manifests:
                 _send_files(source, target, manifest, lacking, scratch, on_bytes)
@@ -213,7 +230,9 @@ def _find_run(source: Store, reference: str) -> Run | None:
         raise
 
 
-def _artifacts_of(source: Store, run: Run, left_out: list[str]) -> list[Manifest]:
+def _artifacts_of(
+    source: Store, run: Run, left_out: list[str], taken_back: list[Revoked]
+) -> list[Manifest]:
     """The artifacts of a run that are there and valid; of the others one line each."""
     found: list[Manifest] = []
     for stage, fingerprint in run.stages.items():
@@ -222,11 +241,21 @@ def _artifacts_of(source: Store, run: Run, left_out: list[str]) -> list[Manifest
             left_out.append(f"{stage}/{short(fingerprint)} is not in {source.url}")
         elif revoked := find_revoked(source, manifest):
             left_out.append(f"{manifest.name} was {revoked.revocation}")
+            taken_back.append(revoked)
         else:
             found.append(manifest)
     if run.status == "running":
         left_out.append(f"{run.run} is still running: push it again when it has ended")
     return found
+
+
+def _find_made_from(source: Store, manifests: Collection[Manifest]) -> tuple[Revoked, ...]:
+    """Revoked artifacts that any of these was made from, each once."""
+    inputs = {(n, i.fingerprint) for m in manifests for n, i in m.inputs.items()}
+    # What another one was made from is looked at with that one.
+    ends = [m for m in manifests if (m.stage, m.fingerprint) not in inputs]
+    found = in_parallel(lambda m: ancestors_revoked(source, m), ends, threads=_THREADS)
+    return tuple(dict.fromkeys(revoked for ancestors in found for revoked in ancestors))
 
 
 def _places(manifests: Iterable[Manifest]) -> list[tuple[str, str]]:
@@ -299,6 +328,24 @@ def _send(
         fetch_file(source, manifest, file, path, on_bytes=lambda count: on_bytes(0))
     target.upload(file.key, path, on_bytes=on_bytes)
     path.unlink()
+
+
+def _put_revocation(target: Store, revoked: Revoked) -> None:
+    """Write a revocation, unless the same build is revoked there or the record is of theirs."""
+    stage, fingerprint, ours = revoked.stage, revoked.fingerprint, revoked.revocation
+    key = f"{stage}/{fingerprint}/revoked.json"
+    data = seal(asdict(ours), format=REVOCATION)
+    found = find_stored(target, key, format=REVOCATION)
+    if found is None:
+        target.put_if_absent(key, data)
+        return
+    tree, stored = found
+    theirs = Revocation(**tree)
+    if (theirs.owner, theirs.epoch) == (ours.owner, ours.epoch):
+        return
+    manifest = find_manifest(target, stage, fingerprint)
+    if manifest is None or not theirs.is_of(manifest):
+        target.put_if_same(key, data, version=stored.version)
 
 
 def _put_run(target: Store, run: Run) -> None:

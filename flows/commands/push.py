@@ -42,6 +42,7 @@ def push(
     """Copy artifacts to another store, verified, with their run's record, so that names work there.
 
     What is there already is not sent again: interrupted, the same command goes on where it was.
+    Revocations of what was sent, or of what it was made from, go along.
     """
     if not references:
         raise ConfigError("push what?", hint=f"for example: nanochat push tiny --to {to}")
@@ -53,6 +54,8 @@ def push(
     chosen = choose(source, references)
     for line in chosen.left_out:
         print_warning(f"left out: {line}")
+    for revoked in chosen.made_from:
+        print_warning(f"made from {revoked}")
     began = time.monotonic()
     try:
         with _scratch(place, source, target) as scratch:

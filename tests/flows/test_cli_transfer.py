@@ -12,7 +12,7 @@ from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
 from tests.flows.rows import publish_files
-from tests.flows.shelf import put_run
+from tests.flows.shelf import make_manifest, put_artifact, put_run
 from tests.flows.terminal import Terminal
 
 FILES = {"config.json": b"{}", "tokenizer/a.json": b"[]"}
@@ -129,6 +129,21 @@ def test_push_sends_a_run_and_says_what_it_was(store: Store, tmp_path: Path, ter
     assert terminal.said("fetch", "sft@tiny", "--store", to, "--to", str(target))
     assert (target / "config.json").read_text() == "{}"
     assert not [path for path in (tmp_path / "home" / "push").iterdir() if path.is_dir()]
+
+
+def test_push_warns_of_each_revoked_artifact_that_something_was_made_from(
+    store: Store, tmp_path: Path, terminal: Terminal, capsys: pytest.CaptureFixture[str]
+):
+    rows = put_artifact(store, make_manifest("rows"))
+    sft = make_manifest("sft", inputs={"rows": rows})
+    for file in (*sft.files, *sft.logs):
+        store.put(file.key, b"x" if file.path == "data" else b"{}")
+    put_run(store, "tiny-1", put_artifact(store, sft))
+    revoke(store, rows, why="wrong data", who="me", when="2026-11-21T06:00:00Z")
+    assert main(["push", "tiny", "--to", (tmp_path / "other").as_uri()]) == 0
+    assert capsys.readouterr().err == (
+        f"warning: made from {rows.name}, revoked 2026-11-21T06:00:00Z by me: wrong data\n"
+    )
 
 
 def test_push_verify_mends_what_is_damaged_in_the_other_store_and_says_how_much(

@@ -14,14 +14,14 @@ from flows.manifest import File, Manifest, digest_of
 from flows.push import Pushed, Watch, choose, find_lacking, push
 from flows.references import open_artifact
 from flows.reservations import find_pin
-from flows.revocation import revoke
+from flows.revocation import check_not_revoked, find_revocation, find_revoked, revoke
 from flows.runs import find_run, find_tag, point
 from flows.verify import scratch_name
 from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, StageError
 from tests.flows.rows import GIGABYTE, publish_files
-from tests.flows.shelf import put_artifact, put_run
+from tests.flows.shelf import make_manifest, put_artifact, put_run
 from tests.flows.stores import CountingStore
 
 TOKENIZER = {"a.json": b"[1]", "b/c.bin": b"123456"}
@@ -414,6 +414,84 @@ def test_revoked_and_missing_artifacts_of_a_run_are_left_out_and_named(
     assert "still running" in running
     with pytest.raises(ArtifactError, match="wrong data"):
         choose(source, ["sft@tiny"])
+
+
+@pytest.fixture
+def chain(source: LocalStore) -> tuple[Manifest, Manifest, Manifest]:
+    """A model, what it was made from, and what that was made from: each with its file."""
+    tokenizer = put_whole(source, make_manifest("tokenizer", owner="a" * 32))
+    base = put_whole(source, make_manifest("pretrain", inputs={"tokenizer": tokenizer}))
+    model = put_whole(source, make_manifest("sft", inputs={"pretrain": base}))
+    put_run(source, "tiny-1", base, model)
+    return tokenizer, base, model
+
+
+def put_whole(store: Store, manifest: Manifest) -> Manifest:
+    for file in (*manifest.files, *manifest.logs):
+        store.put(file.key, b"x" if file.path == "data" else b"{}")
+    return put_artifact(store, manifest)
+
+
+def take_back(store: Store, manifest: Manifest, why: str = "wrong data") -> None:
+    revoke(store, manifest, why=why, who="me", when="2026-11-21T06:00:00Z")
+
+
+def test_what_was_made_from_a_revoked_artifact_is_sent_with_the_revocation(
+    source: LocalStore, target: Sink, chain: tuple[Manifest, Manifest, Manifest]
+):
+    tokenizer, base, model = chain
+    take_back(source, tokenizer)
+    (named,) = choose(source, ["tiny"]).made_from
+    assert str(named).startswith(f"{tokenizer.name}, revoked")
+    send(source, target, "tiny")
+    for manifest in (base, model):
+        (there,) = check_not_revoked(target, manifest)
+        assert there == named
+    take_back(source, base)
+    assert {r.stage for r in choose(source, ["sft@tiny"]).made_from} == {"tokenizer", "pretrain"}
+
+
+def test_what_was_sent_before_it_was_revoked_is_revoked_there_by_the_next_push(
+    source: LocalStore, target: Sink, chain: tuple[Manifest, Manifest, Manifest]
+):
+    _, base, _ = chain
+    send(source, target, "tiny")
+    take_back(source, base)
+    chosen = choose(source, ["tiny"])
+    assert [r.stage for r in chosen.made_from] == ["pretrain"]
+    assert base not in chosen.manifests
+    send(source, target, "tiny")
+    with pytest.raises(ArtifactError, match="wrong data"):
+        check_not_revoked(target, base)
+
+
+def test_a_revocation_there_of_the_same_build_or_of_their_own_one_stays(
+    source: LocalStore, target: Sink, chain: tuple[Manifest, Manifest, Manifest]
+):
+    tokenizer, *_ = chain
+    take_back(source, tokenizer)
+    take_back(target, tokenizer, why="theirs")
+    send(source, target, "tiny")
+    found = find_revocation(target, "tokenizer", tokenizer.fingerprint)
+    assert found is not None
+    assert found.why == "theirs"
+
+    made = dataclasses.replace(tokenizer.provenance, owner="b" * 32)
+    other = put_whole(target, dataclasses.replace(tokenizer, provenance=made))
+    take_back(target, other, why="their build")
+    send(source, target, "tiny")
+    assert "their build" in str(find_revoked(target, other))
+
+
+def test_a_revocation_there_of_a_build_that_is_no_more_gives_way(
+    source: LocalStore, target: Sink, chain: tuple[Manifest, Manifest, Manifest]
+):
+    tokenizer, _, model = chain
+    made = dataclasses.replace(tokenizer.provenance, owner="b" * 32)
+    take_back(target, dataclasses.replace(tokenizer, provenance=made), why="earlier build")
+    take_back(source, tokenizer)
+    send(source, target, "tiny")
+    assert ["wrong data" in str(r) for r in check_not_revoked(target, model)] == [True]
 
 
 @pytest.mark.parametrize("name", ["tnyi", "sft@tnyi", "sft/1a2b3c", "sfx@tiny", "../x"])
