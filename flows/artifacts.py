@@ -1,6 +1,6 @@
 """Publishing artifacts and finding them: bytes first, manifest last.
 
-Fetching is in flows/cache.py. The keys:
+Fetching is in flows/cache.py, what artifacts share in flows/shared_files.py. The keys:
 
 {stage}/{fingerprint}/files/{attempt}/...   uploaded first, by each attempt in its own place
 {stage}/{fingerprint}/logs/{attempt}/...
@@ -21,6 +21,7 @@ from pathlib import Path
 from flows.documents import find_document, find_stored, seal
 from flows.fingerprint import Identity, short
 from flows.manifest import FORMAT, File, Input, Manifest, Provenance, digest_of
+from flows.shared_files import LOOKED_AT, Shared, find_shared, sharing
 from flows.verify import sha256_of, transfer_each
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from nanochat_core.errors import ArtifactError
@@ -75,23 +76,31 @@ def publish(
     """
     attempt = uuid.uuid4().hex[:12]
     place = f"{identity.stage}/{identity.fingerprint}"
-    with _reading_output(identity.stage):
-        found = _files_of(identity.stage, output)
-        files = _upload(store, f"{place}/files/{attempt}", output, found, on_bytes)
-        kept = [_upload(store, f"{place}/logs/{attempt}", x.parent, [x], on_bytes) for x in logs]
-    digest = digest_of(files)
-    manifest = Manifest(
-        stage=identity.stage,
-        fingerprint=identity.fingerprint,
-        preimage=identity.preimage,
-        files=files,
-        logs=tuple(file for uploaded in kept for file in uploaded),
-        digest=digest,
-        inputs={n: Input(fingerprint=m.fingerprint, digest=m.digest) for n, m in inputs.items()},
-        provenance=provenance,
-        divergences=tuple(_other_contents(store, place, digest)),
-    )
-    return commit(store, manifest, attempt=attempt, fence=fence)
+    with contextlib.ExitStack() as stack:
+        with _reading_output(identity.stage):
+            found = _files_of(identity.stage, output)
+            earlier = newest_manifests(store, identity.stage, LOOKED_AT)
+            sizes = [path.stat().st_size for path in found]
+            shared = stack.enter_context(sharing(store, identity, sizes, earlier))
+            files = _upload(store, f"{place}/files/{attempt}", output, found, shared, on_bytes)
+            kept = [
+                _upload(store, f"{place}/logs/{attempt}", x.parent, [x], {}, on_bytes) for x in logs
+            ]
+        digest = digest_of(files)
+        manifest = Manifest(
+            stage=identity.stage,
+            fingerprint=identity.fingerprint,
+            preimage=identity.preimage,
+            files=files,
+            logs=tuple(file for uploaded in kept for file in uploaded),
+            digest=digest,
+            inputs={
+                n: Input(fingerprint=m.fingerprint, digest=m.digest) for n, m in inputs.items()
+            },
+            provenance=provenance,
+            divergences=tuple(_other_contents(store, place, digest)),
+        )
+        return commit(store, manifest, attempt=attempt, fence=fence)
 
 
 def commit(
@@ -227,13 +236,18 @@ def _reading_output(stage: str) -> Generator[None]:
 
 
 def _upload(
-    store: Store, prefix: str, base: Path, paths: list[Path], on_bytes: OnBytes
+    store: Store, prefix: str, base: Path, paths: list[Path], shared: Shared, on_bytes: OnBytes
 ) -> tuple[File, ...]:
+    """Store files whose bytes are nowhere in `shared`."""
+
     def upload_one(path: Path, on_bytes: OnBytes) -> File:
         name = path.relative_to(base).as_posix()
-        file = File(
-            path=name, size=path.stat().st_size, sha256=sha256_of(path), key=f"{prefix}/{name}"
-        )
+        size, sha256 = path.stat().st_size, sha256_of(path)
+        key = find_shared(store, shared, size=size, sha256=sha256)
+        if key is not None:
+            on_bytes(size)
+            return File(path=name, size=size, sha256=sha256, key=key)
+        file = File(path=name, size=size, sha256=sha256, key=f"{prefix}/{name}")
         store.upload(file.key, path, on_bytes=on_bytes)
         return file
 
