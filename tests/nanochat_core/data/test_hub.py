@@ -73,7 +73,8 @@ def test_a_list_that_was_damaged_is_fetched_again(hub: HubServer):
     commit = hub.add(REPOSITORY, {"a.parquet": BIG})
     list_files(REPOSITORY, commit, ["*"])
     (kept,) = (hub.home / "assets").rglob(f"{commit}.json")
-    for content in ("", "[]", '{"format": 0}', '{"format": 1, "files": [{"name": "a"}]}'):
+    other = '{"format": 0, "files": [{"path": "b.parquet", "size": 1, "sha256": null}]}'
+    for content in ("", "[]", '{"format": 1}', '{"format": 1, "files": [{"name": "a"}]}', other):
         kept.write_text(content)
         assert [f.path for f in list_files(REPOSITORY, commit, ["*"])[1]] == ["a.parquet"]
 
@@ -221,6 +222,15 @@ def test_a_server_that_goes_on_refusing_is_named(hub: HubServer, monkeypatch, st
     assert fetch("a.parquet").read_bytes() == BIG
 
 
+def test_the_clients_own_patience_is_not_multiplied(hub: HubServer, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    hub.add(REPOSITORY, {"a.parquet": BIG})
+    hub.fail("a.parquet", 500, kind="head", times=None)
+    with pytest.raises(DataError, match=r"answers 500 for a\.parquet of me/data"):
+        fetch("a.parquet")
+    assert len([request for request in hub.requests if request.kind == "head"]) == 7
+
+
 def test_a_server_that_is_no_hub_is_named(hub: HubServer):
     hub.fail("", 200, kind="api", times=None)
     with pytest.raises(DataError, match="does not answer like a Hub"):
@@ -242,8 +252,11 @@ def test_offline_what_is_in_the_cache_is_used_and_nothing_is_asked(hub: HubServe
 def test_offline_without_a_cache_says_so(hub: HubServer, monkeypatch, revision):
     hub.add(REPOSITORY, {"a.parquet": BIG})
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub_module, "WAITS", (20.0,))
+    began = time.monotonic()
     with pytest.raises(DataError, match="is not on this machine, and HF_HUB_OFFLINE is set"):
         list_files(REPOSITORY, revision, ["*"])
+    assert time.monotonic() - began < 10
     assert hub.requests == []
 
 

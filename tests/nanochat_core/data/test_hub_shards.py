@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -141,6 +142,17 @@ def test_a_job_that_goes_on_downloads_only_what_is_missing(hub: HubServer, make_
         shard_name(place): hashlib.sha256(FILES[shard_name(n)]).hexdigest()
         for place, n in enumerate((0, 1, 2, 3, 7))
     }
+
+
+def test_whole_shards_in_the_output_do_not_need_the_cache(hub: HubServer, make_job):
+    hub.add(REPOSITORIES["climbmix"], FILES)
+    job = make_job("shards", {}, shards=config("climbmix"))
+    shards.run(job)
+    shutil.rmtree(hub.home / "hub")
+    whole = digests(job.output)
+    shards.run(job)
+    assert digests(job.output) == whole
+    assert len(hub.downloads()) == 3
 
 
 def test_a_shard_that_lies_damaged_in_the_output_is_replaced(hub: HubServer, make_job):
