@@ -5,7 +5,17 @@ To add a task, write a module with a `GeneratedTask` or a `HubTask` and name it 
 
 from collections.abc import Iterator
 
-from tasks import arc, arithmetic, gsm8k, identity, mmlu, smoltalk, spelling, spelling_bee
+from tasks import (
+    arc,
+    arithmetic,
+    gsm8k,
+    humaneval,
+    identity,
+    mmlu,
+    smoltalk,
+    spelling,
+    spelling_bee,
+)
 from tasks.base import Conversation, TaskError, check_split
 from tasks.sources import AnyTask, GeneratedTask
 
@@ -22,6 +32,7 @@ TASKS: dict[str, AnyTask] = {
         arc.EASY,
         arc.CHALLENGE,
         gsm8k.TASK,
+        humaneval.TASK,
     )
 }
 

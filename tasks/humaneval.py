@@ -1,0 +1,75 @@
+"""HumanEval: functions to be written from their signature, judged by tests (Chen et al. 2021,
+arXiv:2107.03374).
+
+What a model wrote runs in `tasks.sandbox` only. All examples are for testing.
+"""
+
+import re
+
+from tasks.base import Conversation
+from tasks.sandbox import Check, run_untrusted
+from tasks.sources import HubDataset, HubTask, Row, text
+
+_BLOCK = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)
+
+
+def convert(row: Row) -> Conversation:
+    """A row (prompt, canonical_solution, entry_point, test) as a conversation."""
+    prompt = text(row, "prompt")
+    return {
+        "messages": [
+            {"role": "user", "content": prompt},
+            {"role": "assistant", "content": f"{prompt}\n{text(row, 'canonical_solution')}"},
+        ],
+        "entry_point": text(row, "entry_point"),
+        "test": text(row, "test"),
+    }
+
+
+def is_correct(conversation: Conversation, answer: str) -> bool:
+    """Whether the program in `answer` passes the tests. Raises TaskError without a sandbox."""
+    check = check_of(conversation)
+    return run_untrusted(program_of(conversation, answer), check=check).passed
+
+
+def program_of(conversation: Conversation, answer: str) -> str:
+    """What is tested: the prompt's imports, then the first code block of the answer, or all."""
+    return f"{_imports(conversation['messages'][0]['content'])}\n\n{code_of(answer)}\n"
+
+
+def check_of(conversation: Conversation) -> Check:
+    """The tests. Some of them call functions that the prompt gives beside the one to write."""
+    return Check(
+        setup=conversation["messages"][0]["content"],
+        test=conversation["test"],
+        entry_point=conversation["entry_point"],
+    )
+
+
+def code_of(answer: str) -> str:
+    """The first fenced block of an answer, or all of it."""
+    found = _BLOCK.search(answer)
+    return (found[1] if found else answer).strip()
+
+
+def _imports(prompt: str) -> str:
+    """The imports with which a prompt begins."""
+    imports: list[str] = []
+    for line in map(str.strip, prompt.split("\n")):
+        if line.startswith(("import ", "from ")):
+            imports.append(line)
+        elif line and not line.startswith("#"):
+            break
+    return "\n".join(imports)
+
+
+TASK = HubTask(
+    name="humaneval",
+    dataset=HubDataset(
+        repository="openai/openai_humaneval",
+        revision="7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544",
+        files={"test": "openai_humaneval/test-*.parquet"},
+    ),
+    convert=convert,
+    is_correct=is_correct,
+)
