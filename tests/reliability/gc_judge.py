@@ -80,17 +80,24 @@ class Judge:
         pinned = self._pinned(within=self.rules.keep + passed)
         places = self._closure([*pinned, *(p for run in runs for p in self._stages_of(run))])
         reached = {_manifest(place) for place in places} & self._records.keys()
+        aside = {
+            key
+            for key in filter(_is_aside, self._records)
+            if _place(key) in pinned or self._is_unfinished(_place(key), margin=-passed)
+        }
         reasons = {
             "runs": lambda key: key.split("/")[1].removesuffix(".json") in runs,
             "index": lambda key: _manifest(_indexed(key)) in reached or _indexed(key) in pinned,
             "manifest.json": lambda key: _place(key) in places,
-            "revoked.json": lambda key: self._is_under(_place(key), reached),
+            "revoked.json": lambda key: (
+                _place(key) in places or self._is_under(_place(key), reached | aside)
+            ),
             "lease.json": self._has_company,
-            "superseded": lambda key: self._is_unfinished(_place(key), margin=-passed),
-            "divergences": lambda key: self._is_unfinished(_place(key), margin=-passed),
+            "superseded": lambda key: key in aside,
+            "divergences": lambda key: key in aside,
             "checkpoints": lambda key: self._may_be_continued(key, within=self.rules.keep + passed),
-            "files": lambda key: self._is_named(key, reached, pinned, margin=-passed),
-            "logs": lambda key: self._is_named(key, reached, pinned, margin=-passed),
+            "files": lambda key: bool(self._named_by.get(key, set()) & (reached | aside)),
+            "logs": lambda key: bool(self._named_by.get(key, set()) & (reached | aside)),
             "refs": lambda key: True,
             "gc": lambda key: True,
         }
@@ -267,14 +274,6 @@ class Judge:
         newest = max(o.written for k, o in stored.items() if k.startswith(prefix))
         age = self.objects.world.now - newest
         return age <= within and _manifest(_place(key)) not in self._records
-
-    def _is_named(self, key: str, reached: set[str], pinned: set[Place], *, margin: float) -> bool:
-        return any(
-            name in reached
-            or _place(name) in pinned
-            or (_is_aside(name) and self._is_unfinished(_place(name), margin=margin))
-            for name in self._named_by.get(key, ())
-        )
 
     def _has_company(self, key: str) -> bool:
         place = key.rpartition("/")[0]
