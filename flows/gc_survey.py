@@ -96,7 +96,8 @@ def _is_reached(piece: Piece, reached: Reached) -> bool:
         case "index entry":
             return piece.place in reached.found
         case "revocation":
-            return piece.place in reached.found or piece.place in reached.revocations
+            # Also of what is not there: what was made from it may have come from another store.
+            return piece.place in reached.places or piece.place in reached.revocations
         case _:
             return False
 

@@ -196,6 +196,21 @@ def test_checkpoints_of_unfinished_work_stay_as_long_as_a_run_does(store: Memory
     assert not store.names(root)
 
 
+def test_a_revocation_of_what_is_elsewhere_stays_while_something_made_from_it_is_here(
+    store: MemoryStore,
+) -> None:
+    away = make_manifest("tokenizer")
+    model = make(store, "sft", inputs={"tokenizer": away})
+    put_run(store, "tiny-1", model)
+    revoke(store, away, why="wrong data", who="me", when="now")
+    store.now += 40 * DAY
+    gc_until_clean(store)
+    assert f"{place(away)}/revoked.json" in store.names()
+    store.delete("runs/tiny-1.json")
+    gc_until_clean(store)
+    assert f"{place(away)}/revoked.json" not in store.names()
+
+
 def test_a_revocation_goes_with_its_artifact_and_stays_while_its_bytes_are_in_use(
     store: MemoryStore,
 ):
