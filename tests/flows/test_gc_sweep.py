@@ -47,19 +47,6 @@ def test_an_attempt_is_as_young_as_its_youngest_file(store: MemoryStore):
     assert look(store).survey.ripe == {}
 
 
-def test_whoever_slept_while_its_files_went_has_lost_its_lease(store: MemoryStore):
-    manifest = make_manifest("rows", config={"seed": 7})
-    held = acquire(store, manifest)
-    for file in manifest.files:
-        store.put(file.key, b"x" * file.size)
-    for _ in range(3):  # nobody takes the lease that expired, and the grace passes twice
-        store.now += 2 * DAY
-        gc(store)
-    assert not list(store.list(f"{place(manifest)}/files/"))
-    with pytest.raises(lease.LeaseLost):
-        lease.check(store, held)
-
-
 def test_what_is_in_use_again_loses_its_mark(store: MemoryStore):
     manifest = make(store)
     store.now += 2 * DAY
