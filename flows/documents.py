@@ -86,7 +86,18 @@ def _read_whole(read: Callable[[], _T]) -> _T | None:
     raise AssertionError("unreachable")
 
 
+def mend_hint(then: str) -> str:
+    """What to do about an answer that cannot be right; `then` when the object itself is wrong.
+
+    However often one machine reads, all of it may come through one proxy that damages it.
+    """
+    return (
+        "it may be damaged on the way here only: run the command on another machine, by another "
+        f"network, first; if it is the same there, {then}"
+    )
+
+
 def _damaged(where: str, what: str) -> ArtifactError:
     return ArtifactError(
-        f"{where} is damaged: {what}", hint="delete it and run the command again; see `doctor`"
+        f"{where} is damaged: {what}", hint=mend_hint("delete it and run the command again")
     )

@@ -15,7 +15,7 @@ is, is an argument. flows/heartbeat.py puts threads around them.
 
 from dataclasses import asdict, dataclass, replace
 
-from flows.documents import find_stored, seal
+from flows.documents import find_stored, mend_hint, seal
 from flows.fingerprint import short
 from infra.storage.base import Store, Stored
 from nanochat_core.errors import ArtifactError, StageError, StoreError
@@ -240,5 +240,5 @@ def _find(store: Store, stage: str, fingerprint: str) -> tuple[Record, Stored] |
     except TypeError as error:
         raise ArtifactError(
             f"{store.url}/{key} is not a lease: {error}",
-            hint="delete it when nobody builds this, then run the command again",
+            hint=mend_hint("delete it when nobody builds this, then run the command again"),
         ) from error

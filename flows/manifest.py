@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self, TypeAlias, TypeVar
 
-from flows.documents import seal, unseal
+from flows.documents import mend_hint, seal, unseal
 from flows.fingerprint import fingerprint_of, short
 from infra.storage.base import check_key
 from nanochat_core.errors import ArtifactError, StoreError
@@ -94,7 +94,7 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArtifactError(
                 f"{where} cannot be read as a manifest: {type(error).__name__}: {error}",
-                hint="it is damaged; delete it and run the stage again",
+                hint=mend_hint("delete it and run the stage again"),
             ) from error
         return manifest
 
@@ -144,7 +144,8 @@ def _check(manifest: Manifest, where: str) -> None:
         wrong = f"it names the file '{bad}'"
     if wrong is not None:
         raise ArtifactError(
-            f"{where} is not to be trusted: {wrong}", hint="delete it and run the stage again"
+            f"{where} is not to be trusted: {wrong}",
+            hint=mend_hint("delete it and run the stage again"),
         )
 
 

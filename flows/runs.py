@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias, TypeVar
 
-from flows.documents import find_document, seal
+from flows.documents import find_document, mend_hint, seal
 from flows.parallel import in_parallel
 from infra.storage.base import MAX_SEGMENT, Entry, Missing, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
@@ -85,7 +85,8 @@ def find_run(store: Store, run: str) -> Run | None:
         raise ArtifactError(f"{store.url}/{key} is not a run's record: {error}") from error
     if found.run != run:
         raise ArtifactError(
-            f"{store.url}/{key} is the record of run {found.run}", hint="delete it: it was moved"
+            f"{store.url}/{key} is the record of run {found.run}",
+            hint=mend_hint("delete it: it was moved"),
         )
     return found
 
