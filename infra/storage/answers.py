@@ -167,6 +167,7 @@ class Where:
     url: str
     bucket: str
     endpoint: str
+    setting: str  # what gave the endpoint, unless it is AWS's own
     is_aws: bool
 
 
@@ -176,7 +177,7 @@ def explain(error: Lost | Refused, *, where: Where, what: str) -> StoreError:
     if isinstance(error, Lost):
         return StoreError(
             f"store {where.url} cannot be reached at {where.endpoint}: {error}{tries}",
-            hint="check AWS_ENDPOINT_URL_S3 and the network, then run the command again"
+            hint=f"check {where.setting} and the network, then run the command again"
             if not where.is_aws
             else "check the network, then run the command again",
         )

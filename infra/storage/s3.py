@@ -39,7 +39,7 @@ from infra.storage.answers import (
 )
 from infra.storage.base import Entry, Missing, Stored, check_key
 from infra.storage.parts import THREADS, Part
-from infra.storage.settings import Settings
+from infra.storage.settings import Settings, client_hint, endpoint_setting
 from nanochat_core.errors import StoreError
 
 CONNECT_SECONDS = 5
@@ -80,6 +80,7 @@ class Bucket:
             url=self.url,
             bucket=self.name,
             endpoint=client.meta.endpoint_url,
+            setting=endpoint_setting(),
             is_aws=self._is_aws,
         )
 
@@ -321,7 +322,7 @@ class Bucket:
                 except (boto.BotoCoreError, ValueError) as error:
                     raise StoreError(
                         f"store {self.url} cannot be opened: {error}",
-                        hint="check the AWS_... variables and ~/.aws/config",
+                        hint=client_hint(),
                     ) from error
                 self._clients[seconds], self._is_aws = made
             return self._clients[seconds]

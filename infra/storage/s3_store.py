@@ -387,8 +387,14 @@ def parse_url(url: str) -> tuple[str, str]:
             hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
         )
     name, prefix = parts.netloc, parts.path.strip("/")
-    if parts.scheme != "s3" or not _BUCKET.fullmatch(name) or parts.query or parts.fragment:
+    if parts.scheme != "s3" or not name or parts.query or parts.fragment:
         raise StoreError(
             f"unsupported store URL '{url}'", hint="a bucket is given like s3://bucket/prefix"
+        )
+    if not _BUCKET.fullmatch(name):
+        raise StoreError(
+            f"unsupported store URL '{url}': no bucket can be called '{name}'",
+            hint="a bucket's name has 3 to 63 lower-case letters, digits, dots and hyphens, the "
+            "first and the last a letter or a digit",
         )
     return name, check_key(prefix) if prefix else ""

@@ -30,3 +30,20 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         etag=choose("NANOCHAT_S3_ETAG", "quoted", "plain") or "quoted",
         checksum=choose("NANOCHAT_S3_CHECKSUM", "md5", "sha256"),
     )
+
+
+def endpoint_setting(environment: Mapping[str, str] = os.environ) -> str:
+    """Where a person has said which server is meant: the variable that counts, or a file."""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if environment.get(name):
+            return name
+    return "endpoint_url in ~/.aws/config"
+
+
+def client_hint(environment: Mapping[str, str] = os.environ) -> str:
+    """What to check when the settings make no client."""
+    name = endpoint_setting(environment)
+    endpoint = environment.get(name, "")
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        return f"{name} is '{endpoint}': it begins with http:// or https://, like http://{endpoint}"
+    return "check the AWS_... variables and ~/.aws/config"

@@ -36,7 +36,9 @@ class _SimBucket:
     """In place of infra.storage.s3.Bucket: one request each, over the simulated network."""
 
     url = _URL
-    where = Where(url=_URL, bucket="bucket", endpoint="http://simulated", is_aws=False)
+    where = Where(
+        url=_URL, bucket="bucket", endpoint="http://simulated", setting="nothing", is_aws=False
+    )
     has_answered = True
     has_accepted = True
 

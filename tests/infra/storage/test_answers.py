@@ -17,7 +17,13 @@ from infra.storage.answers import (
 )
 
 QUICK = Patience(tries=5, first_wait=0.001, longest_wait=0.002)
-WHERE = Where(url="s3://b/p", bucket="b", endpoint="http://127.0.0.1:9000", is_aws=False)
+WHERE = Where(
+    url="s3://b/p",
+    bucket="b",
+    endpoint="http://127.0.0.1:9000",
+    setting="AWS_ENDPOINT_URL_S3",
+    is_aws=False,
+)
 
 
 def failing(*errors: Exception) -> Callable[[], str]:

@@ -49,6 +49,13 @@ def test_a_url_that_is_no_bucket_says_what_one_looks_like(url: str) -> None:
         open_store(url)
 
 
+@pytest.mark.parametrize("name", ["b", "UPPER", "-ab", "a" * 64])
+def test_a_name_that_no_bucket_can_have_is_answered_with_what_names_can_be(name: str) -> None:
+    with pytest.raises(StoreError, match=f"no bucket can be called '{name}'") as caught:
+        open_store(f"s3://{name}/prefix")
+    assert "3 to 63 lower-case letters" in (caught.value.hint or "")
+
+
 def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
     with pytest.raises(StoreError, match="cannot hold credentials") as caught:
         open_store("s3://AKIAEXAMPLE:geheim@bucket/prefix")
@@ -124,6 +131,43 @@ def test_a_store_that_is_down_is_asked_eight_times_and_not_more(
         uses(store)
     assert fake.count(verb) == len(fake.requests) == 8
     assert caught.value.hint
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment with keys and no endpoint."""
+    for name, value in client_environment("").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    return monkeypatch
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"])
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9", "localhost:9"])
+def test_an_endpoint_without_http_is_answered_with_what_is_missing(
+    nobody: pytest.MonkeyPatch, variable: str, endpoint: str
+) -> None:
+    nobody.setenv(variable, endpoint)
+    with pytest.raises(StoreError, match=f"cannot be opened: .*{endpoint}") as caught:
+        open_store("s3://bucket/x").get("a")
+    assert caught.value.hint == (
+        f"{variable} is '{endpoint}': it begins with http:// or https://, like http://{endpoint}"
+    )
+
+
+def test_the_hint_names_the_variable_that_the_endpoint_is_from(nobody: pytest.MonkeyPatch) -> None:
+    nobody.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(StoreError, match="cannot be reached") as caught:
+        S3Store("s3://bucket/x").get("a")
+    assert (caught.value.hint or "").startswith("check AWS_ENDPOINT_URL and the network")
+
+
+def test_an_endpoint_may_stand_in_awss_own_file(nobody: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("[default]\nendpoint_url = http://127.0.0.1:9\n")
+    nobody.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(StoreError, match="cannot be reached") as caught:
+        S3Store("s3://bucket/x").get("a")
+    assert "check endpoint_url in ~/.aws/config" in (caught.value.hint or "")
 
 
 def test_a_store_that_was_never_reached_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
