@@ -394,7 +394,6 @@ def parse_url(url: str) -> tuple[str, str]:
     if not _BUCKET.fullmatch(name):
         raise StoreError(
             f"unsupported store URL '{url}': no bucket can be called '{name}'",
-            hint="a bucket's name has 3 to 63 lower-case letters, digits, dots and hyphens, the "
-            "first and the last a letter or a digit",
+            hint="its name has 3 to 63 lower-case letters, digits and inner dots and hyphens",
         )
     return name, check_key(prefix) if prefix else ""
