@@ -2,7 +2,8 @@
 
 The program sees a read-only /usr, the interpreter and 32 MB of /tmp; no /proc, no /dev, no network,
 no environment, no other process. Started by root, everything happens as user 61234, and the drop
-comes before bubblewrap: with root outside, root's files under /sys and /proc stay writable inside.
+comes before bubblewrap: with root outside, what slips in of root's is root's inside, above all the
+kernel's switches under /proc/sys. A filter of system calls closes what namespaces do not split.
 Limits are those of `prlimit`, per process, with at most 8 processes; a deadline by the wall clock
 ends them all.
 
@@ -14,6 +15,7 @@ its last statement, but a program that sets out to can find the pipe that holds 
 the tests compare with: such a verdict is for programs that do not try to deceive.
 """
 
+import inspect
 import os
 import secrets
 import selectors
@@ -23,15 +25,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from json import dumps
-from pathlib import Path
 
-from tasks.sandbox_tools import SandboxTools, open_sandbox_tools, sandbox_command
+from tasks import sandbox_child
+from tasks.sandbox_tools import SandboxTools, open_filter, open_sandbox_tools, sandbox_command
 
 OUTPUT_KEPT = 64 << 10  # bytes
 OUTPUT_AT_MOST = 8 << 20  # bytes; a program that prints more is ended
 
 _GONE_AFTER = 10.0  # seconds that killed processes get to be gone, before it counts as a defect
-_CHILD = Path(__file__).with_name("sandbox_child.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +95,9 @@ class _Processes:
     """The sandboxes of one run and our ends of their pipes; all gone when left."""
 
     def __init__(self, tools: SandboxTools, *, seconds: float, memory_mb: int) -> None:
-        self._command = sandbox_command(
-            tools, _CHILD.read_text(), seconds=seconds, memory_mb=memory_mb
-        )
+        self._tools = tools
+        self._seconds = seconds
+        self._memory_mb = memory_mb
         self._started: list[subprocess.Popen[bytes]] = []
         self._open: set[int] = set()
 
@@ -125,10 +126,19 @@ class _Processes:
         Ends that were handed over are closed on our side, so that a reader sees the last writer go.
         """
         stdin, stdin_end = self.pipe()
-        ends = [end for end in order.values() if isinstance(end, int)]
+        filter_fd = open_filter()
+        self._open.add(filter_fd)
+        command = sandbox_command(
+            self._tools,
+            inspect.getsource(sandbox_child),
+            filter_fd=filter_fd,
+            seconds=self._seconds,
+            memory_mb=self._memory_mb,
+        )
+        ends = [filter_fd, *(end for end in order.values() if isinstance(end, int))]
         self._started.append(
             subprocess.Popen(
-                self._command,
+                command,
                 stdin=stdin,
                 stdout=prints_to,
                 stderr=prints_to,

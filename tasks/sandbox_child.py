@@ -211,4 +211,5 @@ def _write(fd, data):
         data = data[os.write(fd, data) :]
 
 
-main()
+if __name__ == "__main__":
+    main()

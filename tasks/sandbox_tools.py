@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.base import TaskError
+from tasks.sandbox_syscalls import syscall_filter
 
 USER = 61234  # and group, of what root starts: nobody's, so that no file and no process is its own
 TMP_BYTES = 32 << 20
@@ -30,10 +31,22 @@ class SandboxTools:
     options: tuple[str, ...]  # of bubblewrap
 
 
+def open_filter() -> int:
+    """The reading end of a pipe that holds the filter of system calls, for one sandbox."""
+    data = syscall_filter(os.uname().machine)
+    reading, writing = os.pipe()
+    os.write(writing, data)  # under 1 KiB: fits
+    os.close(writing)
+    return reading
+
+
 def sandbox_command(
-    tools: SandboxTools, source: str, *, seconds: float, memory_mb: int
+    tools: SandboxTools, source: str, *, filter_fd: int, seconds: float, memory_mb: int
 ) -> list[str]:
-    """The command that runs Python source in a sandbox, under limits that it cannot raise."""
+    """The command that runs Python source in a sandbox, under limits that it cannot raise.
+
+    `filter_fd` is that of `open_filter`, handed to the command under the same number.
+    """
     limits = {
         "core": 0,
         "cpu": math.ceil(seconds) + 1,
@@ -46,6 +59,7 @@ def sandbox_command(
         *tools.drop,
         tools.bwrap,
         *tools.options,
+        *("--seccomp", str(filter_fd)),
         "--",
         tools.prlimit,
         *(f"--{name}={value}" for name, value in limits.items()),
@@ -142,15 +156,19 @@ def _options(bwrap: str, folders: Sequence[str]) -> tuple[str, ...]:
 
 def _try_out(tools: SandboxTools) -> None:
     """Raises TaskError unless a sandbox starts."""
-    command = [*tools.drop, tools.bwrap, *tools.options, "--", tools.prlimit, "--core=0", "--"]
-    done = subprocess.run(
-        [*command, tools.python, "-I", "-S", "-c", "print(1)"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        cwd="/",
-        env={},
-    )
+    filter_fd = open_filter()
+    try:
+        done = subprocess.run(
+            sandbox_command(tools, "print(1)", filter_fd=filter_fd, seconds=5, memory_mb=512),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            pass_fds=[filter_fd],
+            cwd="/",
+            env={},
+        )
+    finally:
+        os.close(filter_fd)
     if done.stdout != "1\n":
         said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise TaskError(

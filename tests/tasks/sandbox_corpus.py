@@ -7,7 +7,7 @@ PORT and a SOCKET that listen, a MARK to find processes by.
 
 # Each passes if the attempt is refused. Outside the sandbox those marked "control" do not.
 REFUSED = """
-import ctypes, os, signal, socket, subprocess, sys
+import ctypes, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
 def refused(attempt, *kinds):
     try:
@@ -37,7 +37,7 @@ ATTEMPTS = {
     "assert libc.getenv(b'SANDBOX_SECRET') is None, 'escaped'",
     "control: use an open file of the test": "refused(lambda: os.fstat(INHERITED))",
     "control: learn the host's name": "assert os.uname().nodename == 'sandbox', 'escaped'",
-    "control: be root or a real user": "assert os.getuid() == USER, 'escaped'",
+    "be root or a real user": "assert os.getuid() == USER, 'escaped'",
     "connect to the world": "refused(lambda: socket.create_connection(('1.1.1.1', 53), 0.5))",
     "send a datagram": "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
     "refused(lambda: s.sendto(b'x', ('8.8.8.8', 53)))",
@@ -65,13 +65,32 @@ ATTEMPTS = {
     "a mount namespace inside": "refused(lambda: libc.unshare(0x00020000))",
     "a network namespace inside": "refused(lambda: libc.unshare(0x40000000))",
     "attach to the test": "refused(lambda: libc.ptrace(16, TEST, 0, 0))",
+    "attach to the first process": "refused(lambda: libc.ptrace(16, 1, 0, 0))",
+    "control: read keys": "number = 250 if os.uname().machine == 'x86_64' else 219\n"
+    "refused(lambda: libc.syscall(number, 0, -3, 1))",
+    "control: a process in a namespace of its own": "import mmap\n"
+    "number = 56 if os.uname().machine == 'x86_64' else 220\n"
+    "def clone():\n    child = libc.syscall(number, 0x10000000 | 17, 0, 0, 0, 0)\n"
+    "    if child == 0: os._exit(0)\n    return child\n"
+    "refused(clone)",
+    "control: talk to the kernel about devices": "kind = socket.AF_NETLINK, socket.SOCK_RAW\n"
+    "refused(lambda: socket.socket(*kind))",
+    "talk to the hypervisor": "refused(lambda: socket.socket(socket.AF_VSOCK))",
+    "use the kernel's ciphers": "kind = socket.AF_ALG, socket.SOCK_SEQPACKET\n"
+    "refused(lambda: socket.socket(*kind))",
+    "share a ring with the kernel": "area = ctypes.create_string_buffer(120)\n"
+    "refused(lambda: libc.syscall(425, 1, area))",
+    "catch faults": "number = 323 if os.uname().machine == 'x86_64' else 282\n"
+    "refused(lambda: libc.syscall(number, 1))",
+    "clone by the newer call": "refused(lambda: libc.syscall(435, 0, 0))",
     "change the host's name": "refused(lambda: libc.sethostname(b'x', 1))",
     "set the clock": "import time\nrefused(lambda: time.clock_settime(time.CLOCK_REALTIME, 1))",
     "raise a limit": "import resource\n"
     "refused(lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1)), ValueError, OSError)",
     "be more important": "refused(lambda: os.nice(-5))",
     "read the kernel's log": "refused(lambda: libc.klogctl(3, ctypes.create_string_buffer(9), 9))",
-    "run a program as root": "done = subprocess.run(['/usr/bin/su', '-c', 'true'], "
+    "run a program as root": "import subprocess\n"
+    "done = subprocess.run(['/usr/bin/su', '-c', 'true'], "
     "capture_output=True, stdin=subprocess.PIPE)\nassert done.returncode, 'escaped'",
     "take 2 GB": "refused(lambda: bytearray(2 << 30), MemoryError)",
     "take memory bit by bit": "def fill():\n    kept = []\n    while True:\n"
