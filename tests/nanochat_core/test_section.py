@@ -65,5 +65,5 @@ def test_counts_of_a_dataset_are_none_or_not_below_zero():
 
 
 def test_a_dataset_is_named_once():
-    with pytest.raises(ConfigError, match="task_data.datasets names 'letters' 2 times"):
+    with pytest.raises(ConfigError, match=r"datasets names 'letters' 2 times"):
         TaskDataConfig(datasets=(dataset(), dataset()), core_bundle=None, core_bundle_sha256=None)

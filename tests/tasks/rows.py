@@ -65,13 +65,27 @@ def smoltalk(rng: random.Random) -> dict[str, Any]:
     return {"messages": system + turns, "source": "made-up"}
 
 
+def humaneval(rng: random.Random) -> dict[str, Any]:
+    name = rng.choice(("double", "twice"))
+    imports = rng.choice(("", "import math\n\n", "# why\nfrom typing import List\n\n\n"))
+    return {
+        "task_id": f"HumanEval/{rng.randrange(200)}",
+        "prompt": f'{imports}def {name}(x):\n    """{text(rng)}"""\n',
+        "entry_point": name,
+        "canonical_solution": "    return 2 * x\n",
+        "test": f"def check(candidate):\n    assert candidate({rng.randrange(9)}) >= 0\n",
+    }
+
+
 ROWS: Mapping[str, MakeRow] = {
     "mmlu": mmlu,
     "arc_easy": arc,
     "arc_challenge": arc,
     "gsm8k": gsm8k,
     "smoltalk": smoltalk,
+    "humaneval": humaneval,  # has no split to train on
 }
+TRAINED_ON = sorted(ROWS.keys() - {"humaneval"})
 
 
 def rows_of(name: str, count: int, *, seed: int = 0) -> list[dict[str, Any]]:

@@ -145,7 +145,7 @@ def test_every_row_is_a_conversation_whose_own_answer_is_right(name):
         conversation = task.convert(row)
         check_conversation(conversation)
         assert json.loads(json.dumps(conversation)) == conversation
-        if registry.is_gradable(name):
+        if registry.is_gradable(name) and name != "humaneval":  # tests of its own run programs
             answer = text_of(conversation["messages"][-1]["content"])
             assert registry.is_correct(name, conversation, answer)
 
@@ -163,7 +163,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_conversations_and_verdicts_are_nanochats(name, tmp_path):
-    split = {"mmlu": "auxiliary_train"}.get(name, "train")
+    split = {"mmlu": "auxiliary_train", "humaneval": "test"}.get(name, "train")
     rows = rows_of(name, 200, seed=1)
     answers = ANSWERS.get(name, ())
     theirs, verdicts = run_peer(name, [parquet_of(rows)], tmp_path, split=split, answers=answers)

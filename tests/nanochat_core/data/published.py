@@ -20,7 +20,7 @@ def publish(hub: HubServer, name: str, *, train: Rows = (), test: Rows = ()) -> 
     files = {"README.md": b"# Data", "other/train-00000-of-00001.parquet": b"not this one"}
     for split, parts in (("train", (train[:half], train[half:])), ("test", (test,))):
         for i, rows in enumerate(parts):
-            place = dataset.files[split].replace("*", f"0000{i}-of-0000{len(parts)}")
             if rows:
+                place = dataset.files[split].replace("*", f"0000{i}-of-0000{len(parts)}")
                 files[place] = parquet_of(rows, row_group_size=50)
     return hub.add(dataset.repository, files)

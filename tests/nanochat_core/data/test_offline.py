@@ -15,10 +15,10 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
 from tasks.mixture import mixture
 from tests.nanochat_core.data.published import publish
-from tests.tasks.rows import ROWS, rows_of
+from tests.tasks.rows import TRAINED_ON, rows_of
 
 ROW_LEN = 257
-PUBLISHED = sorted(ROWS.keys() - {"arc_easy"})  # which lies in one repository with the other one
+PUBLISHED = sorted({*TRAINED_ON} - {"arc_easy"})  # which lies in one repository with the other
 MADE = ("spelling", "simple_spelling", "spelling_bee", "arithmetic")
 
 
