@@ -1,53 +1,24 @@
 """Pushing: whole artifacts or none on the other side, nothing sent twice, names that work there."""
 
-import contextlib
 import dataclasses
-import os
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from flows.artifacts import find_manifest
 from flows.cache import Cache, fetch
-from flows.manifest import File, Manifest, digest_of
-from flows.push import Pushed, Watch, choose, find_lacking, push
+from flows.manifest import Manifest, digest_of
+from flows.push import choose, find_lacking
 from flows.references import open_artifact
 from flows.reservations import find_pin
-from flows.revocation import check_not_revoked, find_revocation, find_revoked, revoke
+from flows.revocation import revoke
 from flows.runs import find_run, find_tag, point
-from flows.verify import scratch_name
 from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, StageError
 from tests.flows.rows import GIGABYTE, publish_files
-from tests.flows.shelf import make_manifest, put_artifact, put_run
-from tests.flows.stores import CountingStore
-
-TOKENIZER = {"a.json": b"[1]", "b/c.bin": b"123456"}
-MODEL = {"config.json": b"{}", "model.bin": b"\0" * 5000}
-
-
-class Sink(CountingStore):
-    """A store to push to that remembers what was uploaded."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.uploaded: list[str] = []
-
-    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
-        self.uploaded.append(key)
-        super().upload(key, path, on_bytes=on_bytes)
-
-
-class Away:
-    """A store that is not on this machine: its objects have no path here."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._store, name)
+from tests.flows.senders import MODEL, Away, Sink, check_same, make_run, send
+from tests.flows.shelf import put_artifact, put_run
 
 
 @pytest.fixture
@@ -62,54 +33,7 @@ def target(tmp_path: Path) -> Sink:
 
 @pytest.fixture
 def artifacts(source: LocalStore, tmp_path: Path) -> tuple[Manifest, Manifest]:
-    """What the finished run tiny-1 made."""
-    tokenizer = publish_files(source, "tokenizer", TOKENIZER, tmp_path)
-    model = publish_files(source, "sft", MODEL, tmp_path)
-    put_run(source, "tiny-1", tokenizer, model)
-    return tokenizer, model
-
-
-def unseen(what: str, size: int) -> AbstractContextManager[OnBytes]:
-    return contextlib.nullcontext(ignore_bytes)
-
-
-def send(
-    source: Store,
-    target: Store,
-    *references: str,
-    scratch: Path | None = None,
-    verify: bool = False,
-    watch: Watch = unseen,
-) -> Pushed:
-    def pause(seconds: float) -> None:
-        raise AssertionError("nobody collects garbage")
-
-    if scratch is None:
-        assert isinstance(source, LocalStore)
-        scratch = source.path_of("scratch")
-    return push(
-        source,
-        target,
-        choose(source, references),
-        scratch=scratch,
-        watch=watch,
-        tell=lambda text: None,
-        pause=pause,
-        verify=verify,
-    )
-
-
-def check_same(source: Store, target: Store, manifest: Manifest, cache: Path) -> None:
-    """The artifact is there with the very same manifest, and all its bytes are right."""
-    key = f"{manifest.stage}/{manifest.fingerprint}/manifest.json"
-    assert target.get(key) == source.get(key)
-    with Cache(cache, GIGABYTE) as local:
-        fetch(target, manifest, local)
-    here, there = (
-        [e.key for e in store.list(f"index/{manifest.stage}/") if manifest.fingerprint in e.key]
-        for store in (source, target)
-    )
-    assert here == there != []
+    return make_run(source, tmp_path)
 
 
 def test_a_run_arrives_with_all_its_artifacts_and_its_record(
@@ -194,91 +118,6 @@ def test_an_object_of_another_size_is_sent_again(
     assert send(source, target, "tiny").lacking.damaged == 1
     assert file.key in target.uploaded
     check_same(source, target, artifacts[1], tmp_path / "cache")
-
-
-def damage(store: Store, manifest: Manifest) -> File:
-    """Exchange one file's bytes for as many others."""
-    file = manifest.files[1]
-    store.put(file.key, b"\1" * file.size)
-    return file
-
-
-@pytest.mark.parametrize("is_here", [True, False])
-def test_what_is_damaged_in_the_other_store_is_found_by_reading_it_and_replaced(
-    source: LocalStore,
-    target: Sink,
-    artifacts: tuple[Manifest, Manifest],
-    tmp_path: Path,
-    is_here: bool,
-):
-    send(source, target, "tiny")
-    file = damage(target, artifacts[1])
-    target.uploaded.clear()
-    shown: list[tuple[str, int]] = []
-    told: list[int] = []
-
-    def watch(what: str, size: int) -> AbstractContextManager[OnBytes]:
-        shown.append((what, size))
-        return contextlib.nullcontext(told.append)
-
-    goal: Store = target if is_here else Away(target)  # type: ignore[assignment]
-    scratch = tmp_path / "scratch"
-    pushed = send(source, goal, "tiny", scratch=scratch, verify=True, watch=watch)
-    whole = sum(f.size for m in artifacts for f in (*m.files, *m.logs))
-    assert (pushed.lacking.damaged, len(pushed.lacking.there)) == (1, 5)
-    assert target.uploaded == [file.key]
-    assert shown == [("verify", whole), ("push", file.size)]
-    assert sum(told) >= whole + file.size
-    assert list(scratch.iterdir()) == []
-    for manifest in artifacts:
-        check_same(source, target, manifest, tmp_path / "cache")
-
-
-def test_without_reading_damage_in_the_other_store_is_not_seen(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
-):
-    send(source, target, "tiny")
-    file = damage(target, artifacts[1])
-    assert send(source, target, "tiny").lacking.items == ()
-    assert target.get(file.key) != source.get(file.key)
-
-
-def test_what_is_whole_there_is_read_and_not_sent(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
-):
-    send(source, target, "tiny")
-    target.uploaded.clear()
-    lacking = send(source, target, "tiny", verify=True).lacking
-    assert target.uploaded == []
-    assert (lacking.items, len(lacking.there), lacking.damaged) == ((), 6, 0)
-
-
-def test_a_copy_left_of_the_source_is_not_taken_for_the_other_stores(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
-):
-    send(source, target, "tiny")
-    file = damage(target, artifacts[1])
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "scratch" / scratch_name(file)).write_bytes(source.get(file.key))
-    away: Store = Away(target)  # type: ignore[assignment]
-    assert send(source, away, "tiny", scratch=tmp_path / "scratch", verify=True).lacking.damaged
-
-
-def test_nothing_is_replaced_while_the_way_there_damages_what_is_read(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
-):
-    class Noisy(Away):
-        """Gives other bytes each time."""
-
-        def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
-            path.write_bytes(os.urandom(target.head(key).size))
-
-    send(source, target, "tiny")
-    target.uploaded.clear()
-    away: Store = Noisy(target)  # type: ignore[assignment]
-    with pytest.raises(ArtifactError, match="not twice the same"):
-        send(source, away, "tiny", scratch=tmp_path / "scratch", verify=True)
-    assert target.uploaded == []
 
 
 @pytest.mark.parametrize("is_here", [True, False])
@@ -414,84 +253,6 @@ def test_revoked_and_missing_artifacts_of_a_run_are_left_out_and_named(
     assert "still running" in running
     with pytest.raises(ArtifactError, match="wrong data"):
         choose(source, ["sft@tiny"])
-
-
-@pytest.fixture
-def chain(source: LocalStore) -> tuple[Manifest, Manifest, Manifest]:
-    """A model, what it was made from, and what that was made from: each with its file."""
-    tokenizer = put_whole(source, make_manifest("tokenizer", owner="a" * 32))
-    base = put_whole(source, make_manifest("pretrain", inputs={"tokenizer": tokenizer}))
-    model = put_whole(source, make_manifest("sft", inputs={"pretrain": base}))
-    put_run(source, "tiny-1", base, model)
-    return tokenizer, base, model
-
-
-def put_whole(store: Store, manifest: Manifest) -> Manifest:
-    for file in (*manifest.files, *manifest.logs):
-        store.put(file.key, b"x" if file.path == "data" else b"{}")
-    return put_artifact(store, manifest)
-
-
-def take_back(store: Store, manifest: Manifest, why: str = "wrong data") -> None:
-    revoke(store, manifest, why=why, who="me", when="2026-11-21T06:00:00Z")
-
-
-def test_what_was_made_from_a_revoked_artifact_is_sent_with_the_revocation(
-    source: LocalStore, target: Sink, chain: tuple[Manifest, Manifest, Manifest]
-):
-    tokenizer, base, model = chain
-    take_back(source, tokenizer)
-    (named,) = choose(source, ["tiny"]).made_from
-    assert str(named).startswith(f"{tokenizer.name}, revoked")
-    send(source, target, "tiny")
-    for manifest in (base, model):
-        (there,) = check_not_revoked(target, manifest)
-        assert there == named
-    take_back(source, base)
-    assert {r.stage for r in choose(source, ["sft@tiny"]).made_from} == {"tokenizer", "pretrain"}
-
-
-def test_what_was_sent_before_it_was_revoked_is_revoked_there_by_the_next_push(
-    source: LocalStore, target: Sink, chain: tuple[Manifest, Manifest, Manifest]
-):
-    _, base, _ = chain
-    send(source, target, "tiny")
-    take_back(source, base)
-    chosen = choose(source, ["tiny"])
-    assert [r.stage for r in chosen.made_from] == ["pretrain"]
-    assert base not in chosen.manifests
-    send(source, target, "tiny")
-    with pytest.raises(ArtifactError, match="wrong data"):
-        check_not_revoked(target, base)
-
-
-def test_a_revocation_there_of_the_same_build_or_of_their_own_one_stays(
-    source: LocalStore, target: Sink, chain: tuple[Manifest, Manifest, Manifest]
-):
-    tokenizer, *_ = chain
-    take_back(source, tokenizer)
-    take_back(target, tokenizer, why="theirs")
-    send(source, target, "tiny")
-    found = find_revocation(target, "tokenizer", tokenizer.fingerprint)
-    assert found is not None
-    assert found.why == "theirs"
-
-    made = dataclasses.replace(tokenizer.provenance, owner="b" * 32)
-    other = put_whole(target, dataclasses.replace(tokenizer, provenance=made))
-    take_back(target, other, why="their build")
-    send(source, target, "tiny")
-    assert "their build" in str(find_revoked(target, other))
-
-
-def test_a_revocation_there_of_a_build_that_is_no_more_gives_way(
-    source: LocalStore, target: Sink, chain: tuple[Manifest, Manifest, Manifest]
-):
-    tokenizer, _, model = chain
-    made = dataclasses.replace(tokenizer.provenance, owner="b" * 32)
-    take_back(target, dataclasses.replace(tokenizer, provenance=made), why="earlier build")
-    take_back(source, tokenizer)
-    send(source, target, "tiny")
-    assert ["wrong data" in str(r) for r in check_not_revoked(target, model)] == [True]
 
 
 @pytest.mark.parametrize("name", ["tnyi", "sft@tnyi", "sft/1a2b3c", "sfx@tiny", "../x"])
