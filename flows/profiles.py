@@ -296,7 +296,10 @@ def _apply(section: type[Section], tree: dict[str, Any], override: str) -> None:
             f"there is no setting '{path}'",
             hint=_suggest(path, _settings(RunConfig.__name__, RunConfig)),
         )
-    value = _parse(expected, text.strip())
+    if name == "mixture" and not text.strip().startswith("["):
+        value = [entry.tree() for entry in scaling.open_mixture(text.strip())]
+    else:
+        value = _parse(expected, text.strip())
     from_json(expected, value, where=path)  # a wrong value is named by its setting
     tree[name] = value
 

@@ -210,7 +210,7 @@ class MixtureEntry(Section):
     """A task's training examples inside a mixture."""
 
     task: str
-    num_examples: int  # the first so many of the training split
+    num_examples: int | None  # the first so many of the training split; None: all there are
     epochs: int
 
 

@@ -26,6 +26,9 @@ from nanochat_core.config import (
     TaskDataConfig,
     TokenizerConfig,
 )
+from nanochat_core.errors import ConfigError
+from tasks.base import TaskError
+from tasks.mixture_files import read_mixture
 
 HEAD_DIM = 128
 REFERENCE_DEPTH = 12
@@ -191,8 +194,6 @@ def run_for_depth(
         task_data=TaskDataConfig(
             datasets=(
                 dataset("identity", num_train=1000, num_test=50),
-                dataset("spelling", grade=3, num_train=200_000, num_test=1000),
-                dataset("arithmetic", grade=3, num_train=50_000, num_test=1000),
                 dataset("simple_spelling", num_train=200_000, num_test=1000),
                 dataset("spelling_bee", num_train=80_000, num_test=1000),
                 *(dataset(name) for name in PUBLISHED),
@@ -215,11 +216,7 @@ def run_for_depth(
         ),
         base_eval=BaseEvalConfig(eval_tokens=80 * 524_288, prompts=BASE_PROMPTS, max_new_tokens=48),
         midtrain=ChatTrainConfig(
-            mixture=(
-                MixtureEntry(task="identity", num_examples=87, epochs=20),
-                MixtureEntry(task="spelling", num_examples=200_000, epochs=1),
-                MixtureEntry(task="arithmetic", num_examples=50_000, epochs=1),
-            ),
+            mixture=open_mixture("midtrain"),
             num_epochs=1,
             total_batch_size=batch,
             lr_fraction=1.0,
@@ -227,11 +224,7 @@ def run_for_depth(
             eval_examples=1000,
         ),
         sft=ChatTrainConfig(
-            mixture=(
-                MixtureEntry(task="identity", num_examples=87, epochs=10),
-                MixtureEntry(task="spelling", num_examples=2000, epochs=1),
-                MixtureEntry(task="arithmetic", num_examples=8000, epochs=1),
-            ),
+            mixture=open_mixture("sft"),
             num_epochs=1,
             total_batch_size=min(batch, 2**18),
             lr_fraction=0.8,
@@ -239,7 +232,7 @@ def run_for_depth(
             eval_examples=1000,
         ),
         rl=RLConfig(
-            task="arithmetic",
+            task="gsm8k",
             num_steps=400,
             examples_per_step=16,
             samples_per_example=16,
@@ -251,8 +244,11 @@ def run_for_depth(
         ),
         chat_eval=ChatEvalConfig(
             tasks=(
-                EvalTaskConfig(name="spelling", max_examples=256, max_new_tokens=256),
-                EvalTaskConfig(name="arithmetic", max_examples=400, max_new_tokens=256),
+                EvalTaskConfig(name="arc_easy", max_examples=2376, max_new_tokens=8),
+                EvalTaskConfig(name="arc_challenge", max_examples=1172, max_new_tokens=8),
+                EvalTaskConfig(name="mmlu", max_examples=14_042, max_new_tokens=8),
+                EvalTaskConfig(name="gsm8k", max_examples=1319, max_new_tokens=512),
+                EvalTaskConfig(name="spelling_bee", max_examples=256, max_new_tokens=512),
             ),
             prompts=CHAT_PROMPTS,
         ),
@@ -274,8 +270,17 @@ def dataset(
     )
 
 
+def open_mixture(name: str) -> tuple[MixtureEntry, ...]:
+    """The mixture called `name`, or of the .toml file at that path. Raises ConfigError."""
+    try:
+        shares = read_mixture(name)
+    except TaskError as error:
+        raise ConfigError(str(error), hint="see tasks/mixtures for what one looks like") from error
+    return tuple(MixtureEntry(task=s.task, num_examples=s.rows, epochs=s.epochs) for s in shares)
+
+
 # What nanochat trains on after pretraining, or is judged by.
-PUBLISHED = ("smoltalk", "mmlu", "gsm8k", "arc_easy", "arc_challenge")
+PUBLISHED = ("smoltalk", "mmlu", "gsm8k", "arc_easy", "arc_challenge", "humaneval")
 CORE_BUNDLE = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 BASE_PROMPTS = (
     "The capital of France is",

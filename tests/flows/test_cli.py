@@ -15,8 +15,9 @@ from flows.profiles import PROFILES
 COMMANDS = [  # in the order of the help
     *("plan", "run", "status", "explain", "accept", "profiles"),
     *("chat", "serve", "fetch", "pull", "push", "report"),
-    *("ls", "tag", "diff", "revoke"),
+    *("ls", "tag", "diff", "revoke", "gc"),
     *("doctor", "down"),
+    "data",
 ]
 
 

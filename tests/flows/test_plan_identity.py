@@ -245,14 +245,14 @@ def test_the_reason_names_settings_with_both_values(built: House):
     run = dataclasses.replace(
         RUN,
         pretrain=dataclasses.replace(RUN.pretrain, num_steps=7),
-        sft=dataclasses.replace(RUN.sft, mixture=RUN.sft.mixture[:2]),
+        sft=dataclasses.replace(RUN.sft, mixture=RUN.sft.mixture[:-1]),
     )
     plan = built.plan(run)
     old = RUN.pretrain.num_steps
     assert plan.of("pretrain").reason == f"pretrain.num_steps {old} -> 7"
     sft = plan.of("sft")
     assert sft.state == "~"
-    assert sft.reason == "sft.mixture[arithmetic] removed; after pretrain"
+    assert sft.reason == "sft.mixture[spelling_bee] removed; after pretrain"
     assert plan.of("midtrain").reason == "after pretrain"
     assert plan.of("chat_eval_rl").after == ("sft",)
 

@@ -1,0 +1,57 @@
+import pytest
+
+from tasks.base import TaskError
+from tasks.mixture_files import Share, mixture_names, read_mixture
+from tasks.registry import TASKS
+
+MIDTRAIN = {
+    "smoltalk": (None, 1),
+    "mmlu": (None, 1),
+    "gsm8k": (None, 1),
+    "identity": (None, 2),
+    "simple_spelling": (200_000, 1),
+    "spelling_bee": (80_000, 1),
+}
+
+
+@pytest.mark.parametrize("name", mixture_names())
+def test_every_mixture_of_ours_names_tasks_that_there_are(name):
+    assert {share.task for share in read_mixture(name)} <= TASKS.keys()
+
+
+def test_midtraining_is_that_of_january():
+    shares = {share.task: (share.rows, share.epochs) for share in read_mixture("midtrain")}
+    assert shares == MIDTRAIN
+
+
+def test_a_file_of_ones_own_is_given_by_its_path(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[[dataset]]\ntask = "gsm8k"\nepochs = 4\n')
+    assert read_mixture(str(path)) == (Share(task="gsm8k", rows=None, epochs=4),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "needs"),
+        ("x = 1", "needs"),
+        ("[[dataset]", "cannot be read as a mixture"),
+        ("[[dataset]]", "dataset 1: it names no task"),
+        ('[[dataset]]\ntask = "a"\n[[dataset]]\ntask = 3', "dataset 2: it names no task"),
+        ('[[dataset]]\ntask = "a"\nepoch = 2', "unknown key 'epoch'"),
+        ('[[dataset]]\ntask = "a"\nrows = 0', "rows is 0"),
+        ('[[dataset]]\ntask = "a"\nepochs = 1.5', "epochs is 1.5"),
+    ],
+)
+def test_what_is_no_mixture_is_named(text, message, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(TaskError) as error:
+        read_mixture(str(path))
+    assert str(path) in str(error.value)
+    assert message in str(error.value)
+
+
+def test_an_unknown_mixture_is_refused_with_those_there_are():
+    with pytest.raises(TaskError, match=r"no mixture 'midtrian' \(one of: midtrain, sft"):
+        read_mixture("midtrian")
