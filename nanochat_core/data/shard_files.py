@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from nanochat_core.errors import DataError
 from nanochat_core.job import sync_directory, write_json
 
-FORMAT = 2
+FORMAT = 1
 INDEX_FILE = "shards.json"
 ROW_GROUP_DOCUMENTS = 1024
 _HINT = "it is damaged: get it again from where it came, or make the shards again"
@@ -68,7 +68,7 @@ class ShardSet:
         for shard in shards:
             if not (directory / shard.name).is_file():
                 raise DataError(f"{directory / shard.name} is missing, {INDEX_FILE} lists it")
-        origin = None if tree["origin"] is None else Origin(**tree["origin"])
+        origin = Origin(**tree["origin"]) if tree.get("origin") else None
         return cls(directory=directory, shards=shards, origin=origin)
 
     def write(self) -> None:
@@ -77,7 +77,7 @@ class ShardSet:
             "format": FORMAT,
             "num_train": len(self.shards) - 1,
             "shards": [vars(shard) for shard in self.shards],
-            "origin": None if self.origin is None else vars(self.origin),
+            **({"origin": vars(self.origin)} if self.origin else {}),
         }
         write_json(self.directory / INDEX_FILE, tree)
 
