@@ -29,7 +29,8 @@ import importlib, json, sys
 module, kind, options, answers = json.load(sys.stdin)
 task = getattr(importlib.import_module("tasks." + module), kind)(**options)
 conversations = [task[i] for i in range(len(task))]
-verdicts = [[bool(task.evaluate(c, a)) for a in answers] for c in conversations if answers]
+tried = [answers or c.get("letters", []) for c in conversations]
+verdicts = [[bool(task.evaluate(c, a)) for a in tried[i]] for i, c in enumerate(conversations)]
 json.dump([conversations, verdicts], sys.stdout)
 """
 
@@ -49,7 +50,10 @@ def run_peer(
     split: str = "test",
     answers: Sequence[str] = (),
 ) -> tuple[list[dict[str, Any]], list[list[bool]]]:
-    """The conversations it makes of parquet files, in its order; which answers each calls right."""
+    """The conversations it makes of parquet files, in its order; which answers it calls right.
+
+    Answers are the ones given, or a question's letters: it takes no others.
+    """
     module, kind, options, folder = PEERS[name]
     if name != "humaneval":  # all of it is for testing
         options = {**options, "split": split}

@@ -152,7 +152,6 @@ def test_every_row_is_a_conversation_whose_own_answer_is_right(name):
 
 NUMBERS = ("72", "-3", "1,234,567", "1234567", "0.5", ".5", "12.", "12", "7,000", "7000.", "-", "x")
 ANSWERS = {
-    "mmlu": ("A", "B", "C", "D"),
     "gsm8k": (
         *(f"#### {number}" for number in NUMBERS),
         *(f"so <<1+1=2>>2\n#### {number} apples" for number in NUMBERS),
@@ -169,6 +168,8 @@ def test_conversations_and_verdicts_are_nanochats(name, tmp_path):
     theirs, verdicts = run_peer(name, [parquet_of(rows)], tmp_path, split=split, answers=answers)
     ours = [registry.task_named(name).convert(row) for row in rows]
     assert in_any_order(ours) == in_any_order(theirs)
-    graded = [[registry.is_correct(name, c, a) for a in answers] for c in theirs if answers]
+    tried = [answers or c.get("letters", ()) for c in theirs]
+    graded = [[registry.is_correct(name, c, a) for a in tried[i]] for i, c in enumerate(theirs)]
     assert graded == verdicts
-    assert not answers or {True, False} <= {v for line in verdicts for v in line}
+    if name not in ("smoltalk", "humaneval"):  # one has no grading, the other tests of its own
+        assert {v for line in verdicts for v in line} == {True, False}
