@@ -7,6 +7,7 @@ functions: `nanochat --help` and `nanochat plan` answer at once.
 
 import errno
 import importlib.metadata
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -59,10 +60,17 @@ _COMMANDS = (
     (diff, _ARTIFACTS),
     (revoke, _ARTIFACTS),
     (gc, _ARTIFACTS),
-    (doctor, _MACHINE),
-    (down, _MACHINE),
 )
+_MACHINE_COMMANDS = ((doctor, _MACHINE), (down, _MACHINE))
 _ALSO_CALLED: dict[Callable[..., int], tuple[str, ...]] = {fetch: ("pull",)}
+# Where cyclopts itself would say [ARGS] for words that may be left out.
+_WORDS: dict[Callable[..., int], str] = {
+    status: "[OPTIONS] [RUN]",
+    fetch: "[OPTIONS] REF [PATH]",
+    push: "--to STR [OPTIONS] REF...",
+    ls: "[OPTIONS] [REF]",
+    tag: "[OPTIONS] [NAME] [REF]",
+}
 _FACTS_OF_THE_MACHINE = {
     errno.ENOSPC: "free some space, or give another directory with --home",
     errno.EDQUOT: "free some space, or give another directory with --home",
@@ -98,8 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def make_app() -> App:
-    """All commands."""
+def make_app(called: str = "") -> App:
+    """All commands. `called` is the one that was asked for, which may have several names."""
     app = App(
         name="nanochat",
         help=_ABOUT,
@@ -114,14 +122,29 @@ def make_app() -> App:
     )
     for place, (command, group) in enumerate(_COMMANDS):
         names = (command.__name__, *_ALSO_CALLED.get(command, ()))
-        app.command(command, name=names, group=group, sort_key=place)
+        name = called if called in names else names[0]
+        words = _WORDS.get(command)
+        app.command(
+            command,
+            name=names,
+            group=group,
+            sort_key=place,
+            help=_unwrap(command.__doc__ or ""),
+            usage=None if words is None else f"Usage: nanochat {name} {words}\n",
+        )
     app.command(make_data_app(group=_ARTIFACTS, sort_key=len(_COMMANDS)))
     return app
 
 
+def _unwrap(text: str) -> str:
+    """A docstring with one line a paragraph, for a terminal of whatever width."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
 def _call(arguments: Sequence[str]) -> int:
     try:
-        return make_app()(arguments) or 0
+        return make_app(arguments[0] if arguments else "")(arguments) or 0
     except CycloptsError as error:
         from flows.commands.usage import usage_mistake
 

@@ -15,9 +15,8 @@ from flows.profiles import PROFILES
 COMMANDS = [  # in the order of the help
     *("plan", "run", "status", "explain", "accept", "profiles"),
     *("chat", "serve", "fetch", "pull", "push", "report"),
-    *("ls", "tag", "diff", "revoke", "gc"),
+    *("ls", "tag", "diff", "revoke", "gc", "data"),
     *("doctor", "down"),
-    "data",
 ]
 
 
@@ -214,14 +213,15 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> Non
 def test_every_command_and_every_parameter_is_described(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    app = make_app()[command]
-    assert app.help
-    undescribed = [
-        argument.name
-        for argument in app.assemble_argument_collection()
-        if argument.parse and argument.show and not argument.parameter.help
-    ]
-    assert undescribed == []
+    whole = make_app()[command]
+    for app in commands_of(whole).values() or [whole]:
+        assert app.help
+        undescribed = [
+            argument.name
+            for argument in app.assemble_argument_collection()
+            if argument.parse and argument.show and not argument.parameter.help
+        ]
+        assert undescribed == []
     assert main([command, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"Usage: nanochat {command}")
 
