@@ -10,6 +10,9 @@ from tasks.base import Conversation
 from tasks.sandbox import Check, run_untrusted
 from tasks.sources import HubDataset, HubTask, Row, text
 
+SECONDS = 5.0  # this and the next are nanochat's: scores depend on them
+MEMORY_MB = 256
+
 _BLOCK = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)
 
 
@@ -28,8 +31,8 @@ def convert(row: Row) -> Conversation:
 
 def is_correct(conversation: Conversation, answer: str) -> bool:
     """Whether the program in `answer` passes the tests. Raises TaskError without a sandbox."""
-    check = check_of(conversation)
-    return run_untrusted(program_of(conversation, answer), check=check).passed
+    program, check = program_of(conversation, answer), check_of(conversation)
+    return run_untrusted(program, check=check, seconds=SECONDS, memory_mb=MEMORY_MB).passed
 
 
 def program_of(conversation: Conversation, answer: str) -> str:

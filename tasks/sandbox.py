@@ -60,7 +60,7 @@ def run_untrusted(
     """Runs a program, and a check of it in a sandbox of its own; see above what passing means.
 
     `seconds` is for everything together, `memory_mb` of address space for each process. The program
-    gets an empty standard input and, in the module, `__name__` of "program".
+    gets an empty standard input and the `__name__` "__main__".
 
     Raises TaskError where no sandbox can be made. Nothing has run then.
     """

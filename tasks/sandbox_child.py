@@ -22,7 +22,7 @@ import os
 import sys
 
 MAX_LINE = 4 << 20  # bytes of one request or reply
-NAME = "program"  # what the module is called: not "__main__", so that no demonstration is run
+NAME = "__main__"  # what a program finds as `__name__`: demonstrations are run, as by hand
 
 
 def main():

@@ -1,12 +1,13 @@
 """Which system calls a program in the sandbox may not make: a filter as the kernel reads it.
 
 Much of the kernel is not split by namespaces: keys of the session, sockets to the hypervisor (vsock
-reaches it from an empty network), and parts that often had holes: io_uring, bpf, userfaultfd,
-mounting inside a user namespace. No solution of an exercise needs them. They fail as forbidden;
-what is not listed is allowed.
+reaches it from an empty network), and parts that often had holes, such as io_uring, bpf and
+userfaultfd. No solution of an exercise needs them. They fail as forbidden; what is not listed is
+allowed.
 
 Numbers are those of the kernel's tables (arch/x86/entry/syscalls/syscall_64.tbl and
-include/uapi/asm-generic/unistd.h); a filter is classic BPF over struct seccomp_data, see seccomp(2).
+include/uapi/asm-generic/unistd.h). A filter is classic BPF over struct
+seccomp_data, see seccomp(2).
 """
 
 import errno

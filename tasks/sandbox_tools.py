@@ -173,5 +173,5 @@ def _try_out(tools: SandboxTools) -> None:
         said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise TaskError(
             f"model-written code runs in a sandbox only, and none starts here: {said} (it needs "
-            "bubblewrap 0.5 or newer and user namespaces, which containers often forbid)"
+            "bubblewrap 0.5 or newer and user namespaces, which containers and some systems forbid)"
         )

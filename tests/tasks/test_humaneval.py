@@ -93,6 +93,9 @@ def test_a_prompts_first_imports_go_before_the_program(prompt, imports):
         (f"I think that it is {BODY}", False),
         ("import os; os._exit(0)", False),
         (f"{BODY}\nraise SystemExit(0)", False),
+        (f"{BODY}\nif __name__ == '__main__':\n    print(roots([9]))", True),
+        (f"{BODY}\nif __name__ == '__main__':\n    assert not roots([9])", False),
+        (f"{BODY}\nx = bytearray(300 << 20)", False),
         ("", False),
     ],
 )

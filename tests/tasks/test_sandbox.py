@@ -3,11 +3,13 @@ import re
 import shutil
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -165,7 +167,7 @@ def test_in_one_process_with_its_tests_a_program_deceives_them():
         "add = lambda *numbers: sum(numbers)",
         "def add(a, b):\n    print('adding', a, b)\n    return a + b",
         "import collections, functools, heapq, itertools, math, re, string, typing\n" + RIGHT,
-        "if __name__ == '__main__': raise SystemExit\n" + RIGHT,
+        "if __name__ != '__main__': raise SystemExit\n" + RIGHT,
         "from concurrent.futures import ThreadPoolExecutor\ndef add(a, b):\n"
         "    with ThreadPoolExecutor(3) as pool: return sum(pool.map(int, (a, b)))",
         "import tempfile\ndef add(a, b):\n    with tempfile.TemporaryFile('w+') as f:\n"
@@ -283,3 +285,17 @@ def test_the_filter_names_its_calls_as_the_kernels_headers_do():
         numbers = MACHINES[machine]
         assert numbers.forbidden == tuple(int(defined[name]) for name in NAMES)
         assert (numbers.clone, numbers.socket) == (int(defined["clone"]), int(defined["socket"]))
+
+
+def test_without_the_filter_keys_of_the_session_could_be_read(monkeypatch):
+    allow_all = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)
+    monkeypatch.setattr(sandbox_tools, "syscall_filter", lambda machine: allow_all)
+    verdict = run_untrusted(REFUSED + ATTEMPTS["control: read keys"])
+    assert verdict.reason == "AssertionError: escaped"
+
+
+def test_runs_beside_each_other_do_not_disturb_each_other():
+    programs = [RIGHT, WRONG] * 4
+    with ThreadPoolExecutor(8) as pool:
+        verdicts = list(pool.map(lambda program: run_untrusted(program, check=CHECK), programs))
+    assert [verdict.passed for verdict in verdicts] == [True, False] * 4
