@@ -146,7 +146,9 @@ def _execution(segment: Facts) -> str:
         words.append(f"steps {segment['first_step']} to {segment['last_step']}")
     processes = segment.get("processes", 1)
     several = f"{processes} processes" if processes > 1 else "1 process"
-    words.append(f"{several} on {segment.get('device', '?')} of {segment.get('host', '?')}")
+    device = f" on {segment['device']}" if "device" in segment else ""
+    host = f" of {segment['host']}" if "host" in segment else ""
+    words.append(f"{several}{device}{host}")
     if "ended" in segment:
         words.append(duration(segment["ended"] - segment["started"]))
     if "dollars" in segment:

@@ -20,6 +20,8 @@ from infra.storage.base import OnBytes, Store
 from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError
 
+_A_URL = "s3://bucket/prefix"
+
 
 def push(
     *references: Annotated[
@@ -30,7 +32,7 @@ def push(
             "one artifact: sft@tiny, sft/1a2b3c.",
         ),
     ],
-    to: Annotated[str, Parameter(help="URL of the store they go to.")],
+    to: Annotated[str | None, Parameter(help="URL of the store they go to.")] = None,
     verify: Annotated[
         bool,
         Parameter(
@@ -42,10 +44,13 @@ def push(
     """Copy artifacts to another store, verified, with their run's record, so that names work there.
 
     What is there already is not sent again: interrupted, the same command goes on where it was.
+
     Revocations of what was sent, or of what it was made from, go along.
     """
     if not references:
-        raise ConfigError("push what?", hint=f"for example: nanochat push tiny --to {to}")
+        raise ConfigError("push what?", hint=f"for example: nanochat push tiny --to {to or _A_URL}")
+    if to is None:
+        raise ConfigError("push where?", hint=f"give the URL of a store: --to {_A_URL}")
     source, target = place.open_store(), open_store(to)
     if source.url == target.url:
         raise ConfigError(
@@ -112,10 +117,13 @@ def _lines(
     for theirs in pushed.adopted:
         same = theirs.digest == ours[theirs.stage, theirs.fingerprint].digest
         lines.append(
-            f"{theirs.name} is there already, made by run {theirs.provenance.run}, with "
+            f"{theirs.name} is in {to} already, made by run {theirs.provenance.run}, with "
             f"{'the same' if same else 'other'} contents: that one stays"
         )
-    lines += [f"tag {name} there: it was {run}" for name, run in pushed.moved.items()]
+    lines += [
+        f"tag {name} of {to} is moved: {before} -> {chosen.tags[name]}"
+        for name, before in pushed.moved.items()
+    ]
     lacking = pushed.lacking
     sent = len(chosen.manifests) - len(pushed.adopted)
     what = f"{count_of(sent, 'artifact')}, {count_of(len(lacking.items), 'file')}"

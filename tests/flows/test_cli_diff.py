@@ -243,6 +243,14 @@ def test_explain_tells_how_an_artifact_came_about(
     ]
 
 
+def test_explain_leaves_out_what_is_not_known_of_an_execution(store: Store, terminal: Terminal):
+    segments = [{"device": "cpu"}, {"processes": 2}]
+    put_todays(store, SHARDS, provenance={"segments": segments})
+    said = [" ".join(line.split()) for line in terminal.said("explain", "tiny", "shards")]
+    assert "execution 1 process on cpu" in said
+    assert "execution 2 processes" in said
+
+
 def test_explain_says_that_an_artifact_was_revoked(
     built: Manifest, store: Store, terminal: Terminal
 ):

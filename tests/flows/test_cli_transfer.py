@@ -8,6 +8,7 @@ import pytest
 from flows.cli import main
 from flows.commands.progress import QUIET_BYTES, describe_transfer, show_bytes
 from flows.revocation import revoke
+from flows.runs import point
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
@@ -146,6 +147,16 @@ def test_push_warns_of_each_revoked_artifact_that_something_was_made_from(
     )
 
 
+def test_push_says_in_which_store_a_tag_was_moved(store: Store, tmp_path: Path, terminal: Terminal):
+    to = (tmp_path / "other").as_uri()
+    put_run(store, "tiny-1")
+    point(store, "main", "tiny-1")
+    put_run(open_store(to), "other-1", name="other")
+    point(open_store(to), "main", "other-1")
+    first, _ = terminal.said("push", "main", "--to", to)
+    assert first == f"tag main of {to} is moved: other-1 -> tiny-1"
+
+
 def test_push_verify_mends_what_is_damaged_in_the_other_store_and_says_how_much(
     store: Store, tmp_path: Path, terminal: Terminal
 ):
@@ -184,21 +195,27 @@ def test_push_says_which_artifact_was_there_first(store: Store, tmp_path: Path, 
     put_run(store, "tiny-1", ours)
     publish_files(open_store(to), "sft", FILES, tmp_path, run="theirs")
     assert terminal.said("push", "sft@tiny", "--to", to) == [
-        f"{ours.name} is there already, made by run theirs, with the same contents: that one stays",
+        f"{ours.name} is in {to} already, made by run theirs, with the same contents: "
+        "that one stays",
         f"{to}: 0 artifacts, 0 files, 0 bytes",
     ]
 
 
 def test_push_refuses_what_makes_no_sense(store: Store, tmp_path: Path, terminal: Terminal):
     to = (tmp_path / "other").as_uri()
-    assert terminal.fails("push", "--to", to)[0] == "push what?"
+    example = "for example: nanochat push tiny --to "
+    assert terminal.fails("push", "--to", to) == ("push what?", f"{example}{to}")
+    assert terminal.fails("push") == ("push what?", f"{example}s3://bucket/prefix")
+    assert terminal.fails("push", "tiny") == (
+        "push where?",
+        "give the URL of a store: --to s3://bucket/prefix",
+    )
     assert "is the store they are in" in terminal.fails("push", "tiny", "--to", store.url)[0]
     assert terminal.fails("push", "tiny", "--to", to) == (
         f"tiny was never run in {store.url}",
         "nanochat run tiny",
     )
     assert "unsupported store URL" in terminal.fails("push", "tiny", "--to", "ftp://x")[0]
-    assert "--to" in terminal.fails("push", "tiny")[0]
     assert not (tmp_path / "other").exists()
 
 

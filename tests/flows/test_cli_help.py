@@ -1,0 +1,35 @@
+"""What `nanochat COMMAND --help` says of the words a command takes."""
+
+import pytest
+
+from flows.cli import main, make_app
+
+APP = make_app()
+COMMANDS = [name for name in APP if not name.startswith("-") and APP[name].default_command]
+
+
+def test_there_are_commands() -> None:
+    assert {"fetch", "pull", "push", "ls", "tag", "status"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_usage_calls_every_word_by_its_name(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    usage = capsys.readouterr().out.splitlines()[0].split()
+    words = [
+        argument.name
+        for argument in APP[command].assemble_argument_collection()
+        if argument.field_info.is_positional and argument.show
+    ]
+    assert usage[:3] == ["Usage:", "nanochat", command]
+    named = [word.strip("[].") for word in usage[3:]]
+    assert [word for word in named if word != "OPTIONS"][-len(words) or len(named) :] == words
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_paragraph_is_one_line_that_the_terminal_breaks(command: str) -> None:
+    paragraphs = (APP[command].help or "").split("\n\n")
+    assert paragraphs != [""]
+    assert [paragraph for paragraph in paragraphs if "\n" in paragraph] == []
