@@ -133,6 +133,8 @@ def make_app(called: str = "") -> App:
             usage=None if words is None else f"Usage: nanochat {name} {words}\n",
         )
     app.command(make_data_app(group=_ARTIFACTS, sort_key=len(_COMMANDS)))
+    for place, (command, group) in enumerate(_MACHINE_COMMANDS):
+        app.command(command, group=group, sort_key=place)
     return app
 
 
