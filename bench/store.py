@@ -1,6 +1,8 @@
 """How fast artifacts move: `nanochat push` and `pull` beside `aws s3 cp` or rclone.
 
-    python bench/store.py [--gigabytes 2] [--rounds 3] [--aws PATH] [--rclone PATH]
+    python bench/store.py [--gigabytes 2] [--rounds 3] [--aws PATH]... [--rclone PATH]
+
+Ends with 1 when we are slower than 0.9 times the fastest aws (--at-least), in either direction.
 
 Both tools move the same files to and from the same local S3 server, in turn, in the same run: only
 the ratios mean anything on a machine that is shared. What is moved is one artifact, published into
@@ -16,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from flows.artifacts import publish
 from flows.fingerprint import Identity, fingerprint_of
@@ -28,6 +31,7 @@ from infra.storage.open import open_store
 
 GIGABYTE = 10**9
 FILES = 4
+Times: TypeAlias = dict[str, dict[str, list[float]]]  # direction -> tool -> seconds
 
 
 def main() -> None:
@@ -35,23 +39,48 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How fast artifacts move, beside other tools.")
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--aws", default=shutil.which("aws"))
+    parser.add_argument("--aws", action="append", help="may be given for several")
     parser.add_argument("--rclone", default=shutil.which("rclone"))
+    parser.add_argument("--at-least", type=float, default=0.9, help="our speed / the best aws's")
     options = parser.parse_args()
-    peers = {name: path for name in ("aws", "rclone") if (path := getattr(options, name))}
+    peers = find_peers(options.aws or [shutil.which("aws")], options.rclone)
     if not peers:
         sys.exit("skipped: neither aws nor rclone is here to compare with (--aws, --rclone)")
     with tempfile.TemporaryDirectory(prefix="bench-store-") as directory:
         times = measure(Path(directory), peers, options.gigabytes, options.rounds)
     report(times, options.gigabytes)
+    failures = find_failures(times, at_least=options.at_least)
+    for line in failures:
+        print(line)
+    sys.exit(1 if failures else 0)
 
 
-def measure(
-    directory: Path, peers: dict[str, str], gigabytes: float, rounds: int
-) -> dict[str, dict[str, list[float]]]:
-    """Seconds of every round: direction -> tool -> [seconds]."""
+def find_peers(aws: Sequence[str | None], rclone: str | None) -> dict[str, str]:
+    """Name -> path of the tools that are here: aws, aws-2 and so on, rclone."""
+    names = ("aws", *(f"aws-{number}" for number in range(2, len(aws) + 1)))
+    found = dict(zip(names, aws, strict=True)) | {"rclone": rclone}
+    return {name: path for name, path in found.items() if path}
+
+
+def find_failures(times: Times, *, at_least: float) -> list[str]:
+    """One line for each direction in which we are too slow beside the fastest aws."""
+    lines: list[str] = []
+    for direction, tools_times in times.items():
+        medians = {tool: statistics.median(seconds) for tool, seconds in tools_times.items()}
+        peers = {tool: median for tool, median in medians.items() if tool.startswith("aws")}
+        if not peers:
+            continue
+        best = min(peers, key=peers.__getitem__)
+        ratio = peers[best] / medians["nanochat"]
+        if ratio < at_least:
+            lines.append(f"{direction}: {ratio:.2f} times {best}, at least {at_least} is wanted")
+    return lines
+
+
+def measure(directory: Path, peers: dict[str, str], gigabytes: float, rounds: int) -> Times:
+    """Seconds of every round."""
     manifest = make_artifact(directory, int(gigabytes * GIGABYTE))
-    times: dict[str, dict[str, list[float]]] = {"push": {}, "pull": {}}
+    times: Times = {"push": {}, "pull": {}}
     with start_local_s3(directory / "server", port=0) as server:
         make_bucket(server)
         for round_number in range(rounds):
@@ -99,12 +128,12 @@ def tools(
         lambda p: run(nanochat, "push", name, "--to", url(p), "--store", store, *home),
         lambda p: run(nanochat, "pull", name, "--to", target(p), "--store", url(p), *home),
     )
-    if aws := peers.get("aws"):
-        copy = (aws, "s3", "cp", "--recursive", "--quiet")
+    for peer in (name for name in peers if name.startswith("aws")):
+        copy = (peers[peer], "s3", "cp", "--recursive", "--quiet")
         yield (
-            "aws",
-            lambda p: run(*copy, str(source), url(p)),
-            lambda p: run(*copy, url(p), target(p)),
+            peer,
+            lambda p, copy=copy: run(*copy, str(source), url(p)),
+            lambda p, copy=copy: run(*copy, url(p), target(p)),
         )
     if rclone := peers.get("rclone"):
         remote = f":s3:{BUCKET}"
@@ -163,7 +192,7 @@ def check(directory: Path, manifest: Manifest) -> None:
     assert sizes == {file.path: file.size for file in manifest.files}, sizes
 
 
-def report(times: dict[str, dict[str, list[float]]], gigabytes: float) -> None:
+def report(times: Times, gigabytes: float) -> None:
     """A table for people, and a line for programs. The ratio is speed: above 1 we are faster."""
     print(f"{'':<6} {'tool':<9} {'median s':>9} {'MB/s':>8}   ours / theirs")
     for direction, tools_times in times.items():
