@@ -161,7 +161,10 @@ class _Processes:
             return None
 
     def kill(self) -> None:
-        """Ends every process of every sandbox: those inside die with bubblewrap's."""
+        """Ends every process of every sandbox: those inside die with bubblewrap's.
+
+        They are then left to process 1 to be reaped: a container needs one that does.
+        """
         for process in self._started:
             if process.returncode is None:  # else its number may be another's by now
                 os.killpg(process.pid, signal.SIGKILL)

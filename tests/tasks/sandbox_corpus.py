@@ -194,7 +194,7 @@ DECEIVED = {
     "leave the check": "def add(a, b): raise SystemExit(0)",
     "end in the call": "import os\ndef add(a, b): os._exit(0)",
     "answer before it is asked": "import os\nfor fd in range(3, 60):\n"
-    '    for line in (b\'{"names": ["add"]}\', b\'{"value": 5}\', b\'{"value": 41}\'):\n'
+    '    for line in (b\'{"names": ["add"]}\', b\'{"value": 5}\', b\'{"value": 5}\'):\n'
     "        try: os.write(fd, line + b'\\n')\n        except OSError: pass\nos._exit(0)",
     "answer with what cannot be read": "import os\ndef add(a, b):\n    for fd in range(3, 60):\n"
     "        try: os.write(fd, b'[' * 100000 + b'\\n')\n        except OSError: pass",
