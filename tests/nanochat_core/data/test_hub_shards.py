@@ -330,6 +330,7 @@ def test_stopping_does_not_wait_for_a_slow_shard(hub: HubServer, make_job, monke
     long = parquet(["a" * 100] * 20_000, use_dictionary=False, compression="none")
     hub.add(REPOSITORIES["climbmix"], {**FILES, shard_name(7): long})
     hub.slow(shard_name(7), 0.5)  # a minute
+    monkeypatch.setattr(STOP, "requested", False)  # so that it is, afterwards: stopping sets it
     monkeypatch.setattr(STOP, "steps_left", 2)
     job = make_job("shards", {}, shards=config("climbmix"))
     began = time.monotonic()
