@@ -9,9 +9,11 @@ from cyclopts import Parameter
 
 from flows.commands.options import AsJson, Place
 from flows.commands.terminal import print_json, screen
+from flows.fingerprint import short
 from flows.gc import Collected, Plan, collect, plan_collection
 from flows.gc_inventory import Kind, Piece
 from flows.gc_reach import Rules
+from flows.gc_survey import Survey
 from flows.gc_sweep import Watch
 from flows.listing import columns
 from flows.report_text import duration, size
@@ -21,6 +23,7 @@ from nanochat_core.errors import ConfigError
 _HEAD = ("stage", "what", "number", "objects", "size", "last written")
 _RIGHT = (2, 3, 4, 5)
 _DAY, _HOUR = 86400.0, 3600.0
+_NAMED = 20  # artifacts that a person is told by name
 _NAMES: dict[Kind, str] = {
     "run record": "records of runs",
     "pin": "pins",
@@ -99,11 +102,13 @@ def _describe(plan: Plan, keep_days: int) -> Iterator[str]:
     if survey.ripe:
         yield "garbage that --apply deletes:"
         yield from _table(survey.ripe.values(), survey.now)
+        yield from _named(survey.ripe.values(), survey)
         yield ""
     if waiting:
         marked = len(waiting) - len(plan.fresh)
         yield f"garbage that has to wait ({marked} marked already, --apply marks the rest):"
         yield from _table(waiting, survey.now)
+        yield from _named(waiting, survey)
         yield ""
     if any(piece.kind == "run record" for piece in survey.garbage.values()):
         yield (
@@ -119,6 +124,7 @@ def _describe_collected(done: Collected) -> Iterator[str]:
         yield "deleted:"
         pieces = [garbage[name] for name in sorted(swept.names)]
         yield from _table(pieces, done.plan.survey.now)
+        yield from _named(pieces, done.plan.survey)
         yield ""
         yield f"freed {size(swept.size)} in {swept.objects:,} objects"
     if done.unfinished:
@@ -129,6 +135,8 @@ def _describe_collected(done: Collected) -> Iterator[str]:
             f"marked {left:,} pieces of garbage, {len(done.plan.fresh):,} of them new; "
             f"--apply deletes the first of them after {timestamp(done.due)}"
         )
+    elif not swept.names:
+        yield "nothing was marked, nothing was deleted"
     yield _summary(done.plan)
 
 
@@ -181,6 +189,36 @@ def _table(pieces: Iterable[Piece], now: float) -> list[str]:
     return [f"  {line}" for line in columns([_HEAD, *cells], right=_RIGHT)]
 
 
+def _named(pieces: Iterable[Piece], survey: Survey) -> Iterator[str]:
+    """Which artifacts these are, the largest first, as far as a person wants to read."""
+    artifacts = _artifacts(pieces, survey)
+    cells = [
+        (f"{stage}/{short(fingerprint)}", size(count), f"{_age(seconds)} ago")
+        for stage, fingerprint, count, seconds in artifacts[:_NAMED]
+    ]
+    yield from (f"  {line}" for line in columns(cells, right=(1, 2)))
+    if len(artifacts) > _NAMED:
+        yield f"  and {len(artifacts) - _NAMED:,} more artifacts; --json has all"
+
+
+def _artifacts(pieces: Iterable[Piece], survey: Survey) -> list[tuple[str, str, int, float]]:
+    """(stage, fingerprint, bytes that go with it, seconds since it was published), largest first.
+
+    Files that other artifacts use do not go, so they do not count.
+    """
+    garbage = survey.garbage.keys()
+    found = [
+        (
+            *piece.place,
+            sum(p.size for p in survey.inventory.places[piece.place] if p.name in garbage),
+            max(0.0, survey.now - piece.newest),
+        )
+        for piece in pieces
+        if piece.kind == "artifact" and piece.place
+    ]
+    return sorted(found, key=lambda item: (-item[2], item[:2]))
+
+
 def _age(seconds: float) -> str:
     return f"{seconds / _DAY:.0f} days" if seconds >= 2 * _DAY else duration(max(0.0, seconds))
 
@@ -194,16 +232,33 @@ def _to_tree(url: str, plan: Plan, done: Collected | None) -> dict[str, Any]:
         "store": url,
         "deletes": _to_rows(survey.ripe.values(), survey.now),
         "waits": _to_rows(waiting, survey.now),
+        "deletes_artifacts": _to_names(survey.ripe.values(), survey),
+        "waiting_artifacts": _to_names(waiting, survey),
         "unmarked": len(plan.fresh),
         "in_use": {"objects": sum(p.objects for p in used), "bytes": sum(p.size for p in used)},
         "not_ours": survey.inventory.unknown,
     }
     if done is not None:
         tree["deleted"] = _to_rows((survey.garbage[name] for name in sorted(gone)), survey.now)
+        tree["deleted_artifacts"] = _to_names(
+            (survey.garbage[name] for name in sorted(gone)), survey
+        )
         tree["freed_bytes"] = done.swept.size
         tree["half_written"] = done.unfinished
         tree["next"] = None if done.due is None else timestamp(done.due)
     return tree
+
+
+def _to_names(pieces: Iterable[Piece], survey: Survey) -> list[dict[str, Any]]:
+    return [
+        {
+            "stage": stage,
+            "fingerprint": fingerprint,
+            "bytes": count,
+            "seconds_since_written": round(seconds),
+        }
+        for stage, fingerprint, count, seconds in _artifacts(pieces, survey)
+    ]
 
 
 def _to_rows(pieces: Iterable[Piece], now: float) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,32 @@ def test_an_empty_store_has_no_garbage(tmp_path: Path, capsys: pytest.CaptureFix
     assert gc(tmp_path) == 0
     assert printed(capsys) == "no garbage; in use: 0 artifacts, 0 objects, 0 bytes"
     assert not (tmp_path / "store").exists()
+    assert gc(tmp_path, "--apply") == 0
+    assert printed(capsys).startswith("nothing was marked, nothing was deleted no garbage;")
+
+
+def test_artifacts_that_go_are_named_as_many_as_one_reads_and_all_to_programs(
+    store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    made = [put_old(store, seed, days=3) for seed in range(23)]
+    assert gc(tmp_path) == 2
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    named = [line for line in lines if line.startswith("rows/")]
+    assert len(named) == 20
+    assert all(re.fullmatch(r"rows/\w{12} [\d.,]+ \w+ \d+ days ago", line) for line in named)
+    assert "and 3 more artifacts; --json has all" in lines
+
+    assert gc(tmp_path, "--json") == 2
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["deletes_artifacts"] == []
+    told = {row["fingerprint"]: row for row in tree["waiting_artifacts"]}
+    assert sorted(told) == sorted(manifest.fingerprint for manifest in made)
+    largest = list(told)[:20]
+    assert [line.split()[0] for line in named] == [f"rows/{name[:12]}" for name in largest]
+    assert told[largest[0]]["bytes"] >= told[largest[-1]]["bytes"]
+    for row in told.values():
+        place = f"rows/{row['fingerprint']}/"
+        assert row["bytes"] == sum(entry.size for entry in store.list(place))
 
 
 def test_a_plan_an_apply_and_a_later_one(
@@ -123,6 +150,7 @@ def test_a_program_gets_the_same_as_json(
     age_marks(store, days=2)
     tree = told("--apply")
     assert tree["deleted"] == tree["deletes"] != []
+    assert [row["stage"] for row in tree["deleted_artifacts"]] == ["rows"]
     assert tree["next"] is None
 
 
