@@ -4,9 +4,9 @@ A machine that lacks such a file can plan, and run what comes after, when its sn
 """
 
 import dataclasses
-import hashlib
 from pathlib import Path
 
+from flows.verify import sha256_of
 from nanochat_core.config import DatasetConfig, TaskDataConfig
 from nanochat_core.errors import ConfigError
 from tasks.registry import TASKS
@@ -73,8 +73,7 @@ def _check_revision(dataset: DatasetConfig) -> None:
 
 def _digest(path: Path, dataset: DatasetConfig) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(path)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise ConfigError(

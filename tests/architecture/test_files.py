@@ -77,3 +77,8 @@ def test_every_stage_of_the_table_has_its_module(stage: Stage) -> None:
         n.name for n in ast.parse(source.read_text()).body if isinstance(n, ast.FunctionDef)
     ]
     assert "run" in functions
+
+
+def test_one_function_takes_the_digest_of_a_file() -> None:
+    digesting = {p.name for p in (ROOT / "flows").rglob("*.py") if "file_digest(" in p.read_text()}
+    assert digesting - {"checkpoints.py"} == {"verify.py"}
