@@ -1,8 +1,7 @@
 """`nanochat plan` answers at once, also in a store with hundreds of old artifacts, also over S3.
 
-What counts is the whole command, from the shell and back. The machine may be busy with other
-things: the promise about a directory is about CPU time, and the one about a server stretches with
-the load. Wall time is printed (pytest -s).
+What counts is the whole command, from the shell and back, on a machine with nothing else to do. On
+one that is busy, times are printed (pytest -s) and judged by nobody: those tests are skipped.
 """
 
 import dataclasses
@@ -26,8 +25,9 @@ from tests.flows.house import build
 
 OLD = 500  # artifacts that are not today's
 TRIES = 3
-SECONDS_LOCAL = 0.5  # of CPU
-SECONDS_S3 = 2.0  # of wall time, on an idle machine
+SECONDS_LOCAL = 0.5
+SECONDS_S3 = 2.0
+BUSY = 1.5  # processes that want a CPU: the tests are one themselves
 RUN = open_profile("tiny").run
 CASES = {
     "nothing to run": ((), 0),
@@ -82,10 +82,11 @@ def test_a_plan_of_a_directory_takes_half_a_second(
     root: Path, full: LocalStore, tmp_path: Path, case: str
 ):
     words, expected = CASES[case]
+    load = os.getloadavg()[0]
     code, wall, cpu = measure(root, full.url, tmp_path / "home", words)
     print(f"\nfile://, {OLD} old artifacts, {case}: {wall:.2f} s wall, {cpu:.2f} s CPU")  # noqa: T201
     assert code == expected
-    assert cpu < SECONDS_LOCAL
+    judge(wall, load, at_most=SECONDS_LOCAL)
 
 
 @pytest.fixture
@@ -99,13 +100,25 @@ def full_s3(full: LocalStore, s3_store: Store) -> str:
 
 @pytest.mark.slow
 def test_a_plan_of_an_s3_server_takes_two_seconds(root: Path, full_s3: str, tmp_path: Path):
+    load, slowest = os.getloadavg()[0], 0.0
     for case, (words, expected) in CASES.items():
         code, wall, cpu = measure(root, full_s3, tmp_path / "home", words)
         print(f"\ns3://, {OLD} old artifacts, {case}: {wall:.2f} s wall, {cpu:.2f} s CPU")  # noqa: T201
         assert code == expected
-        assert wall < SECONDS_S3 * _busy()
+        slowest = max(slowest, wall)
+    judge(slowest, load, at_most=SECONDS_S3)
 
 
-def _busy() -> float:
-    """How many processes want each CPU, 1 on an idle machine."""
-    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+def judge(wall: float, load: float, *, at_most: float) -> None:
+    """Fail when it took too long; on a machine that was busy before it began, nobody can tell."""
+    if load >= BUSY:
+        pytest.skip(f"load average {load:.2f}, at least {BUSY}: {wall:.2f} s say nothing")
+    assert wall < at_most
+
+
+def test_what_takes_too_long_fails_on_an_idle_machine_and_is_skipped_on_a_busy_one():
+    judge(0.4, 1.49, at_most=0.5)
+    with pytest.raises(AssertionError):
+        judge(0.6, 1.49, at_most=0.5)
+    with pytest.raises(pytest.skip.Exception, match=r"load average 1\.50"):
+        judge(0.6, 1.5, at_most=0.5)
