@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import io
+import re
 import sys
 import tokenize
 import typing
@@ -94,6 +95,8 @@ def commands() -> str:
     text = text.partition("**")[2]  # the title and a second list of the commands stand before it
     for idle in (" *[default: ()]*", " *[default: False]*"):
         text = text.replace(idle, "")
+    text = re.sub(r"^nanochat (\w+) \1 ", r"nanochat \1 ", text, flags=re.MULTILINE)
+    text = text.replace("* [`fetch`]", "* [`fetch`, `nanochat pull`]")  # an alias is left out
     return _page("Command line", "What `--help` says.", f"**{text}")
 
 
