@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from flows import lease
-from flows.documents import find_document, seal
+from flows.documents import find_document, mend_hint, seal
 from flows.gc_inventory import take_inventory
 from flows.gc_reach import Records, Rules, read_referrers
 from flows.gc_survey import Survey, make_survey
@@ -128,8 +128,8 @@ def _look(
     except ArtifactError as error:
         raise ArtifactError(
             f"garbage cannot be told from what is in use: {error}",
-            hint="nothing was deleted, because that record may name anything; repair it, or delete "
-            "it if nobody needs it" + (f" ({error.hint})" if error.hint else ""),
+            hint="nothing was deleted, because that record may name anything; "
+            + (error.hint or mend_hint("delete it if nobody needs it")),
         ) from error
     return Plan(survey=survey, fresh=frozenset(survey.garbage.keys() - marks.keys()))
 

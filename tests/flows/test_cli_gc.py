@@ -191,6 +191,8 @@ def test_a_record_that_cannot_be_read_ends_it_with_its_name(
     assert "garbage cannot be told from what is in use" in said
     assert "runs/tiny-1.json" in said
     assert "hint: nothing was deleted" in said
+    assert "delete" not in said.partition("on another machine")[0].partition("was deleted")[2]
+    assert "delete it" in said.partition("on another machine")[2]
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
