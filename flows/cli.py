@@ -134,7 +134,7 @@ def make_app(called: str = "") -> App:
         )
     app.command(make_data_app(group=_ARTIFACTS, sort_key=len(_COMMANDS)))
     for place, (command, group) in enumerate(_MACHINE_COMMANDS):
-        app.command(command, group=group, sort_key=place)
+        app.command(command, group=group, sort_key=place, help=_unwrap(command.__doc__ or ""))
     return app
 
 
