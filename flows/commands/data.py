@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Group, Parameter
 
 from flows.cache import Cache, fetch
+from flows.commands.data_show import show
 from flows.commands.options import AsJson, Place
 from flows.commands.progress import count_of, show_bytes
 from flows.commands.terminal import print_json, print_lines, print_warning
@@ -67,6 +68,7 @@ def make_data_app(*, group: Group, sort_key: int) -> App:
         sort_key=sort_key,
     )
     app.command(stats, sort_key=0)
+    app.command(show, sort_key=1)
     return app
 
 
