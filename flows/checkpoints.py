@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from flows.documents import find_document, seal
 from flows.manifest import File
+from flows.verify import sha256_of
 from infra.storage.base import Missing, Store, check_key
 from nanochat_core.errors import ArtifactError, StageError, StoreError
 from nanochat_core.job import Job, sync_directory, write_json
@@ -140,7 +141,7 @@ def is_whole(directory: Path) -> bool:
     try:
         commit = json.loads((directory / _COMMIT).read_text(encoding="utf-8"))
         return all(
-            _sha256(directory / name) == item["sha256"] for name, item in commit["files"].items()
+            sha256_of(directory / name) == item["sha256"] for name, item in commit["files"].items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -223,7 +224,7 @@ def _fetch_file(store: Store, file: File, path: Path) -> None:
             store.fetch(file.key, path)
         except Missing:
             raise ArtifactError(f"{file.key} is gone") from None
-        sha256 = _sha256(path)
+        sha256 = sha256_of(path)
         if sha256 == file.sha256:
             with path.open("rb") as fetched:
                 os.fsync(fetched.fileno())
@@ -248,7 +249,3 @@ def _remove(store: Store, place: str) -> None:
     for key in sorted(keys, key=lambda key: not key.endswith(f"/{_COMMIT}")):
         store.delete(key)
 
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -91,7 +91,7 @@ def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -
         earlier = find_revocation(store, manifest.stage, manifest.fingerprint)
         raise ArtifactError(
             f"{manifest.name} was {earlier or 'revoked'}",
-            hint="`nanochat revoke --undo` makes it valid again",
+            hint=f"`nanochat revoke {manifest.name} --undo` makes it valid again",
         )
     return revocation
 
