@@ -107,7 +107,10 @@ def test_a_reason_from_the_store_cannot_move_the_cursor(
     terminal: Terminal, store: Store, made: dict[str, Manifest]
 ):
     key = f"sft/{made['sft'].fingerprint}/revoked.json"
-    store.put(key, seal({"why": "\x1b[2J", "when": "w", "who": "w"}, format=1))
+    made_by = made["sft"].provenance
+    tree = {"why": "\x1b[2J", "when": "w", "who": "w"}
+    tree |= {"owner": made_by.owner, "epoch": made_by.epoch}
+    store.put(key, seal(tree, format=2))
     lines = terminal.run("plan", "tiny")[1]
     assert not any("\x1b" in line for line in lines)
     assert any("\\x1b[2J" in line for line in lines)
