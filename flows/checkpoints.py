@@ -248,4 +248,3 @@ def _remove(store: Store, place: str) -> None:
     keys = [entry.key for entry in store.list(f"{place}/")]
     for key in sorted(keys, key=lambda key: not key.endswith(f"/{_COMMIT}")):
         store.delete(key)
-
