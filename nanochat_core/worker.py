@@ -111,8 +111,8 @@ def _write_error(job: Job, rank: int, error: Exception) -> None:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # All that counts is written. Taking a process group apart at the end may crash a rank that is
-    # done (gloo, torch 2.13), and torchrun would then stop the one that still saves.
-    os._exit(code)
+    if code == 1:  # the process group is left as it is: ending it would wait for the other ranks
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
