@@ -7,7 +7,7 @@ from typing import Any, cast
 from flows.manifest import Manifest
 from flows.stages import PRETRAIN, Stage
 from infra.placement import Placement
-from nanochat_core.config import ModelConfig, PretrainConfig, RunConfig
+from nanochat_core.config import ModelConfig, NumericsConfig, PretrainConfig, RunConfig
 from nanochat_core.errors import ConfigError
 from nanochat_core.scaling import flops_per_token
 
@@ -50,7 +50,7 @@ def remaining(whole: Estimate | None, *, step: int, total: int) -> Estimate | No
 
 
 def _by_flops(run: RunConfig, known: Sequence[Manifest], placement: Placement) -> tuple[float, str]:
-    flops = _training_flops(run.model, run.pretrain)
+    flops = _training_flops(run.model, run.numerics, run.pretrain)
     processes = max(placement.gpus, 1)
     for manifest in known:
         if past := _past_flops(manifest):
@@ -63,15 +63,19 @@ def _by_flops(run: RunConfig, known: Sequence[Manifest], placement: Placement) -
     return flops / rate, f"a guess, {_CPU_THREAD_FLOPS / 1e9:.0f} GFLOP/s a thread"
 
 
-def _training_flops(model: ModelConfig, pretrain: PretrainConfig) -> float:
-    return float(flops_per_token(model)) * pretrain.num_steps * pretrain.total_batch_size
+def _training_flops(
+    model: ModelConfig, numerics: NumericsConfig, pretrain: PretrainConfig
+) -> float:
+    tokens = pretrain.num_steps * pretrain.total_batch_size
+    return float(flops_per_token(model, numerics)) * tokens
 
 
 def _past_flops(manifest: Manifest) -> float | None:
     config = cast("dict[str, Any]", manifest.preimage["config"])
     try:
         model = ModelConfig.from_tree(config["model"])
-        return _training_flops(model, PretrainConfig.from_tree(config["pretrain"]))
+        numerics = NumericsConfig.from_tree(config["numerics"])
+        return _training_flops(model, numerics, PretrainConfig.from_tree(config["pretrain"]))
     except ConfigError:  # settings of another version
         return None
 

@@ -69,6 +69,10 @@ def tiny(depth: int = 3) -> Profile:
         sequence_len=sequence_len,
         vocab_size=vocab_size,
         windows=scaling.windows_for(depth, sequence_len),
+        residual_scalars=True,
+        value_embeds=True,
+        smear=True,
+        backout=True,
     )
     optimizer = OptimizerConfig(
         muon_lr=0.02,
@@ -79,6 +83,12 @@ def tiny(depth: int = 3) -> Profile:
         residual_lr=0.005,
         x0_lr=0.2,
         smear_lr=0.1,
+        muon="polar_express",
+        grad_clip=None,
+        lm_head_beta2=0.96,
+        lm_head_weight_decay=0.01,
+        embedding_beta2=0.995,
+        embedding_weight_decay=0.001,
     )
     chat_batch = 16 * sequence_len
     return Profile(

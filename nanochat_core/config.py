@@ -19,7 +19,7 @@ from nanochat_core.section import Section
 class NumericsConfig(Section):
     """Every constant of the arithmetic that changed between nanochat's eras, and the precision."""
 
-    precision: str  # "fp32" or "bf16": the dtype activations and matrix products run in
+    precision: str  # "fp32", "bf16" or "fp8": what activations and matrix products run in
     rotary_base: float
     rotary_precision: str  # "compute" (as `precision`) or "bf16": the dtype of the rotary tables
     qk_scale: float  # both q and k are multiplied by it after QK-norm
@@ -28,10 +28,24 @@ class NumericsConfig(Section):
     gate_channels: int  # ... of the first gate_channels of the normalised block input
     smear_channels: int
     norm_eps: float
+    # Initial weights: the embedding's standard deviation, c_fc's bound as a share of the other
+    # matrices', and the per-layer scalars, evenly spaced from the first layer to the last.
+    init_embedding_std: float = field(metadata={"neutral": 0.8})
+    init_c_fc_bound: float = field(metadata={"neutral": 0.4})
+    init_resid_first: float = field(metadata={"neutral": 1.15})
+    init_resid_last: float = field(metadata={"neutral": 1.05})
+    init_x0_first: float = field(metadata={"neutral": 0.20})
+    init_x0_last: float = field(metadata={"neutral": 0.05})
 
     def __post_init__(self) -> None:
+        if self.precision == "fp16":
+            raise ConfigError(
+                "numerics.precision is 'fp16', which would lose small gradients: they need loss "
+                "scaling, and the recipe has none",
+                hint="take bf16, which has the range of fp32",
+            )
         for name, allowed in (
-            ("precision", ("fp32", "bf16")),
+            ("precision", ("fp32", "bf16", "fp8")),
             ("rotary_precision", ("compute", "bf16")),
         ):
             value = getattr(self, name)
@@ -52,6 +66,11 @@ class ModelConfig(Section):
     sequence_len: int
     vocab_size: int
     windows: tuple[int, ...]  # per layer: a query sees this many keys to its left, and itself
+    # Parts that came with nanochat's eras; one that is absent has no parameters.
+    residual_scalars: bool = field(metadata={"neutral": True})  # resid_lambdas and x0_lambdas
+    value_embeds: bool = field(metadata={"neutral": True})  # and their gates, on every second layer
+    smear: bool = field(metadata={"neutral": True})
+    backout: bool = field(metadata={"neutral": True})
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads:
@@ -82,8 +101,9 @@ class ModelConfig(Section):
 
     @property
     def value_embed_layers(self) -> tuple[int, ...]:
-        """Layers with a value embedding: every second one, the last always."""
-        return tuple(i for i in range(self.depth) if (self.depth - 1 - i) % 2 == 0)
+        """Layers with a value embedding: every second one, the last always; or none has one."""
+        last = self.depth - 1
+        return tuple(i for i in range(self.depth) if self.value_embeds and (last - i) % 2 == 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +204,29 @@ class OptimizerConfig(Section):
     residual_lr: float
     x0_lr: float
     smear_lr: float
+    muon: str = field(metadata={"neutral": "polar_express"})  # or January's "newton_schulz"
+    grad_clip: float | None = field(metadata={"neutral": None})  # of the global norm; pretrain only
+    lm_head_beta2: float = field(metadata={"neutral": 0.96})
+    lm_head_weight_decay: float = field(metadata={"neutral": 0.01})
+    embedding_beta2: float = field(metadata={"neutral": 0.995})
+    embedding_weight_decay: float = field(metadata={"neutral": 0.001})
+
+    def __post_init__(self) -> None:
+        if self.muon not in ("polar_express", "newton_schulz"):
+            raise ConfigError(
+                f"optimizer.muon is '{self.muon}'", hint="one of: polar_express, newton_schulz"
+            )
+        if self.muon == "newton_schulz" and self.muon_weight_decay:
+            raise ConfigError(
+                f"optimizer.muon_weight_decay is {self.muon_weight_decay}, and newton_schulz "
+                "decays nothing",
+                hint="set it to 0.0",
+            )
+        if self.grad_clip is not None and self.grad_clip <= 0:
+            raise ConfigError(
+                f"optimizer.grad_clip is {self.grad_clip}, expected more than 0",
+                hint="null clips nothing",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

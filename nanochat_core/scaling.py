@@ -53,6 +53,10 @@ def model_for_depth(
         sequence_len=sequence_len,
         vocab_size=vocab_size,
         windows=windows_for(depth, sequence_len),
+        residual_scalars=True,
+        value_embeds=True,
+        smear=True,
+        backout=True,
     )
 
 
@@ -64,11 +68,11 @@ def windows_for(depth: int, sequence_len: int) -> tuple[int, ...]:
     )
 
 
-def num_matrix_params(model: ModelConfig) -> int:
+def num_matrix_params(model: ModelConfig, constants: NumericsConfig) -> int:
     """Parameters inside the blocks: attention, MLP and value-embedding gates."""
     kv_width = model.num_kv_heads * model.head_dim
     attention = 2 * model.width * model.width + 2 * model.width * kv_width
-    gates = len(model.value_embed_layers) * model.num_kv_heads * GATE_CHANNELS
+    gates = len(model.value_embed_layers) * model.num_kv_heads * constants.gate_channels
     return model.depth * (attention + 8 * model.width * model.width) + gates
 
 
@@ -77,12 +81,12 @@ def num_lm_head_params(model: ModelConfig) -> int:
     return model.padded_vocab_size * model.width
 
 
-def num_scaling_params(model: ModelConfig) -> int:
+def num_scaling_params(model: ModelConfig, constants: NumericsConfig) -> int:
     """What the data horizon is counted against: matrices and lm_head, no embeddings."""
-    return num_matrix_params(model) + num_lm_head_params(model)
+    return num_matrix_params(model, constants) + num_lm_head_params(model)
 
 
-def num_params(model: ModelConfig) -> int:
+def num_params(model: ModelConfig, constants: NumericsConfig) -> int:
     """All parameters: d12 has 286,261,730."""
     embeddings = model.padded_vocab_size * model.width
     value_embeds = (
@@ -91,14 +95,16 @@ def num_params(model: ModelConfig) -> int:
         * model.num_kv_heads
         * model.head_dim
     )
-    scalars = 2 * model.depth + SMEAR_CHANNELS + 2
-    return num_scaling_params(model) + embeddings + value_embeds + scalars
+    scalars = 2 * model.depth * model.residual_scalars + model.backout
+    smear = (constants.smear_channels + 1) * model.smear
+    return num_scaling_params(model, constants) + embeddings + value_embeds + scalars + smear
 
 
-def flops_per_token(model: ModelConfig) -> int:
+def flops_per_token(model: ModelConfig, constants: NumericsConfig) -> int:
     """Forward and backward, nanochat's MFU convention."""
     attention = sum(12 * model.width * min(w, model.sequence_len) for w in model.windows)
-    return 6 * (num_scaling_params(model) + SMEAR_CHANNELS) + attention
+    smear = constants.smear_channels * model.smear
+    return 6 * (num_scaling_params(model, constants) + smear) + attention
 
 
 def batch_for_tokens(tokens: int, reference_tokens: int) -> int:
@@ -125,6 +131,12 @@ def optimizer_for(
         residual_lr=0.005 * batch_scale,
         x0_lr=0.5 * batch_scale,
         smear_lr=0.2,
+        muon="polar_express",
+        grad_clip=None,
+        lm_head_beta2=0.96,
+        lm_head_weight_decay=0.01,
+        embedding_beta2=0.995,
+        embedding_weight_decay=0.001,
     )
 
 
@@ -140,6 +152,12 @@ def numerics(precision: str) -> NumericsConfig:
         gate_channels=GATE_CHANNELS,
         smear_channels=SMEAR_CHANNELS,
         norm_eps=2.0**-23,
+        init_embedding_std=0.8,
+        init_c_fc_bound=0.4,
+        init_resid_first=1.15,
+        init_resid_last=1.05,
+        init_x0_first=0.20,
+        init_x0_last=0.05,
     )
 
 
@@ -180,13 +198,14 @@ def run_for_depth(
     """The whole configuration of a model with `depth` layers, nanochat's recipe."""
     model = model_for_depth(depth, sequence_len=sequence_len, vocab_size=vocab_size)
     reference = model_for_depth(REFERENCE_DEPTH, sequence_len=sequence_len, vocab_size=vocab_size)
-    tokens = int(tokens_per_param * num_scaling_params(model))
-    reference_tokens = int(tokens_per_param * num_scaling_params(reference))
+    constants = numerics(precision)
+    tokens = int(tokens_per_param * num_scaling_params(model, constants))
+    reference_tokens = int(tokens_per_param * num_scaling_params(reference, constants))
     batch = batch_for_tokens(tokens, reference_tokens)
     num_shards = math.ceil(tokens * CHARS_PER_TOKEN / CHARS_PER_SHARD)
     return RunConfig(
         seed=42,
-        numerics=numerics(precision),
+        numerics=constants,
         model=model,
         shards=ShardsConfig(
             source="climbmix", path=None, num_shards=num_shards, snapshot=(), revision="main"

@@ -28,7 +28,7 @@ def profiles(*, as_json: AsJson = False) -> int:
         table.add_row(
             name,
             str(run.model.depth),
-            count(scaling.num_params(run.model)),
+            count(scaling.num_params(run.model, run.numerics)),
             count(run.pretrain.num_steps * run.pretrain.total_batch_size),
             _about(name),
         )
@@ -45,7 +45,7 @@ def _describe(name: str) -> dict[str, str | int]:
     return {
         "profile": name,
         "depth": run.model.depth,
-        "parameters": scaling.num_params(run.model),
+        "parameters": scaling.num_params(run.model, run.numerics),
         "tokens": run.pretrain.num_steps * run.pretrain.total_batch_size,
         "about": _about(name),
     }

@@ -146,35 +146,40 @@ class GPT(nn.Module):
         self.value_embeds = nn.ModuleDict(
             {str(i): Embedding(vocab, kv_width, self.dtype) for i in config.value_embed_layers}
         )
-        self.resid_lambdas = nn.Parameter(torch.empty(config.depth))
-        self.x0_lambdas = nn.Parameter(torch.empty(config.depth))
-        self.smear_gate = Linear(numerics.smear_channels, 1)
-        self.smear_lambda = nn.Parameter(torch.empty(1))
-        self.backout_lambda = nn.Parameter(torch.empty(1))
+        if config.residual_scalars:
+            self.resid_lambdas = nn.Parameter(torch.empty(config.depth))
+            self.x0_lambdas = nn.Parameter(torch.empty(config.depth))
+        if config.smear:
+            self.smear_gate = Linear(numerics.smear_channels, 1)
+            self.smear_lambda = nn.Parameter(torch.empty(1))
+        if config.backout:
+            self.backout_lambda = nn.Parameter(torch.empty(1))
         self._rotary: Rotary | None = None
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
         """Fill every parameter. Drawn on the CPU by name, so equal on every device and machine."""
+        n, depth = self.numerics, self.config.depth
         bound = math.sqrt(3 / self.config.width)  # uniform with standard deviation 1/sqrt(width)
         for name, parameter in self.named_parameters():
             generator = torch.Generator().manual_seed(seed_for(seed, "init", name))
             value = torch.empty(parameter.shape)
             match name.removesuffix(".weight").rpartition(".")[2]:
                 case "wte":
-                    value.normal_(std=0.8, generator=generator)
+                    value.normal_(std=n.init_embedding_std, generator=generator)
                 case "lm_head":
                     value.normal_(std=0.001, generator=generator)
                 case "c_fc":
-                    value.uniform_(-0.4 * bound, 0.4 * bound, generator=generator)
+                    edge = n.init_c_fc_bound * bound
+                    value.uniform_(-edge, edge, generator=generator)
                 case "c_proj" | "smear_lambda":
                     value.zero_()
                 case "ve_gate" | "smear_gate":
                     value.uniform_(0.0, 0.02, generator=generator)
                 case "resid_lambdas":
-                    value.copy_(torch.linspace(1.15, 1.05, self.config.depth))
+                    value.copy_(torch.linspace(n.init_resid_first, n.init_resid_last, depth))
                 case "x0_lambdas":
-                    value.copy_(torch.linspace(0.20, 0.05, self.config.depth))
+                    value.copy_(torch.linspace(n.init_x0_first, n.init_x0_last, depth))
                 case "backout_lambda":
                     value.fill_(0.2)
                 case _:  # c_q, c_k, c_v and the value embeddings
@@ -213,10 +218,12 @@ class GPT(nn.Module):
             return attend_cached(q, keys, values, mask=masks[self.config.windows[layer]])
 
         x = self._embed(tokens)
-        before = torch.cat([self._embed(cache.previous.unsqueeze(1)), x[:, :-1]], dim=1)
-        gate = self._smear_gate(x) * (span.positions > 0).unsqueeze(-1)
+        if self.config.smear:
+            before = torch.cat([self._embed(cache.previous.unsqueeze(1)), x[:, :-1]], dim=1)
+            gate = self._smear_gate(x) * (span.positions > 0).unsqueeze(-1)
+            x = x + gate * before
         rotary = self._rotary_at(span.positions, span.length)
-        x = self._blocks(tokens, x + gate * before, rotary, mix)
+        x = self._blocks(tokens, x, rotary, mix)
         cache.advance(tokens, counts, span)
         last = span.last.view(-1, 1, 1).expand(-1, 1, x.size(-1))
         return self._logits(x.gather(1, last)).squeeze(1)
@@ -229,8 +236,9 @@ class GPT(nn.Module):
             return attend(q, k, v, window=windows[layer])
 
         x = self._embed(tokens)
-        smeared = x[:, 1:] + self._smear_gate(x[:, 1:]) * x[:, :-1]
-        x = torch.cat([x[:, :1], smeared], dim=1)
+        if self.config.smear:
+            smeared = x[:, 1:] + self._smear_gate(x[:, 1:]) * x[:, :-1]
+            x = torch.cat([x[:, :1], smeared], dim=1)
         cos, sin = self._rotary_table(tokens.size(1), tokens.device)
         rotary = (cos[None, : tokens.size(1)], sin[None, : tokens.size(1)])
         return self._blocks(tokens, x, rotary, mix)
@@ -238,13 +246,14 @@ class GPT(nn.Module):
     def _blocks(self, tokens: Tensor, x: Tensor, rotary: Rotary, mix: Attend) -> Tensor:
         first, middle = x, x
         for layer, block in enumerate(self.transformer.h):
-            x = self.resid_lambdas[layer] * x + self.x0_lambdas[layer] * first
+            if self.config.residual_scalars:
+                x = self.resid_lambdas[layer] * x + self.x0_lambdas[layer] * first
             name = str(layer)
             value_embed = self.value_embeds[name](tokens) if name in self.value_embeds else None
             x = block(x, value_embed, rotary, mix)
             if layer == self.config.depth // 2:
                 middle = x
-        return x - self.backout_lambda.to(x.dtype) * middle
+        return x - self.backout_lambda.to(x.dtype) * middle if self.config.backout else x
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return rms_norm(self.transformer.wte(tokens), self.numerics.norm_eps)

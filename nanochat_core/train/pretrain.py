@@ -93,9 +93,11 @@ def run(job: Job) -> dict[str, Any]:
     return {
         "val_bpb_first": first_bpb,
         "val_bpb": last_bpb,
-        "parameters": num_params(model.config),
+        "parameters": num_params(model.config, model.numerics),
         "tokens": config.num_steps * config.total_batch_size,
-        "flops": config.num_steps * config.total_batch_size * flops_per_token(model.config),
+        "flops": config.num_steps
+        * config.total_batch_size
+        * flops_per_token(model.config, model.numerics),
         "tokens_per_second": trained / (time.monotonic() - started),
     }
 

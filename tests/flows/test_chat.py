@@ -45,6 +45,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sequence_len=CONTEXT,
         vocab_size=300,
         windows=(CONTEXT, CONTEXT),
+        residual_scalars=True,
+        value_embeds=True,
+        smear=True,
+        backout=True,
     )
     gpt = GPT(config, scaling.numerics("fp32"))
     gpt.init_weights(0)

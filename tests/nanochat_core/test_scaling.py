@@ -31,14 +31,14 @@ def shown(value: float, like: str) -> str:
 
 def columns(run: RunConfig, at_8: RunConfig) -> list[float]:
     model, rates = run.model, run.optimizer
-    tokens = int(12 * scaling.num_scaling_params(model))
+    tokens = int(12 * scaling.num_scaling_params(model, run.numerics))
     assert run.pretrain.num_steps == tokens // run.pretrain.total_batch_size
     return [
         model.width,
         model.num_heads,
         len(model.value_embed_layers),
-        scaling.num_params(model) / 1e6,
-        scaling.num_scaling_params(model) / 1e6,
+        scaling.num_params(model, run.numerics) / 1e6,
+        scaling.num_scaling_params(model, run.numerics) / 1e6,
         tokens / 1e9,
         run.pretrain.total_batch_size.bit_length() - 1,
         run.pretrain.num_steps,
@@ -49,7 +49,7 @@ def columns(run: RunConfig, at_8: RunConfig) -> list[float]:
         rates.value_embed_lr,
         rates.muon_lr,
         rates.x0_lr,
-        scaling.flops_per_token(model) / 1e9,
+        scaling.flops_per_token(model, run.numerics) / 1e9,
     ]
 
 
@@ -85,12 +85,13 @@ def test_counted_parameters_are_the_models_own(depth: int) -> None:
     from nanochat_core.model.gpt import GPT
 
     config = scaling.model_for_depth(depth)
+    constants = scaling.numerics("bf16")
     with torch.device("meta"):
-        model = GPT(config, scaling.numerics("bf16"))
+        model = GPT(config, constants)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    assert sum(sizes.values()) == scaling.num_params(config)
+    assert sum(sizes.values()) == scaling.num_params(config, constants)
     inside = sum(size for name, size in sizes.items() if name.startswith("transformer.h."))
-    assert inside == scaling.num_matrix_params(config)
+    assert inside == scaling.num_matrix_params(config, constants)
     assert sizes["lm_head.weight"] == scaling.num_lm_head_params(config)
     if depth == 12:
         assert (len(sizes), sum(sizes.values())) == (91, 286_261_730)

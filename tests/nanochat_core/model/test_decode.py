@@ -19,6 +19,10 @@ CONFIG = ModelConfig(
     sequence_len=32,
     vocab_size=100,
     windows=(3, 6, 32, 32),
+    residual_scalars=True,
+    value_embeds=True,
+    smear=True,
+    backout=True,
 )
 
 

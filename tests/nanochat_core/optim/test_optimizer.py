@@ -24,6 +24,10 @@ CONFIG = ModelConfig(
     sequence_len=16,
     vocab_size=60,
     windows=(4, 4, 16),
+    residual_scalars=True,
+    value_embeds=True,
+    smear=True,
+    backout=True,
 )
 RATES = run_for_depth(12).optimizer
 
@@ -76,10 +80,15 @@ def test_each_parameter_has_one_rule() -> None:
     ],
 )
 def test_a_learning_rate_moves_its_parameters_only(rate: str, moved: str | tuple[str, ...]) -> None:
-    still = {field.name: 0.0 for field in dataclasses.fields(OptimizerConfig)}
+    names = [field.name for field in dataclasses.fields(OptimizerConfig)]
+    still = {name: 0.0 for name in names if name.endswith("_lr")}
     model = make_model()
     before = {name: p.clone() for name, p in model.named_parameters()}
-    optimizer = Optimizer(model, OptimizerConfig(**(still | {rate: 0.1})), precision="fp32")
+    optimizer = Optimizer(
+        model,
+        dataclasses.replace(run_for_depth(12).optimizer, **(still | {rate: 0.1})),
+        precision="fp32",
+    )
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)

@@ -18,6 +18,10 @@ def small_model() -> GPT:
     config = ModelConfig(
         depth=2, width=32, num_heads=2, num_kv_heads=2, sequence_len=32, vocab_size=64,
         windows=(16, 32),
+        residual_scalars=True,
+        value_embeds=True,
+        smear=True,
+        backout=True,
     )  # fmt: skip
     model = GPT(config, scaling.numerics("fp32"))
     model.init_weights(1)
