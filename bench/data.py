@@ -109,7 +109,7 @@ def reading(made: dict[str, Path], seconds: float) -> float:
 
     def one_batch() -> int:
         nonlocal step
-        tensor = torch.from_numpy(rows.take(rows.step_ids(step, ROWS_PER_BATCH, seed=1)))
+        tensor = torch.from_numpy(rows.batch(step, ROWS_PER_BATCH, seed=1)).long()
         step += 1
         return tensor.shape[0] * SEQUENCE_LEN
 

@@ -114,8 +114,8 @@ def make_model(job: Job, device: torch.device) -> GPT:
 
 def step_rows(rows: Rows, step: int, rows_per_step: int, seed: int, world: World) -> torch.Tensor:
     """This rank's share of a step's rows, (b, T+1) int64; b differs by one where it must."""
-    ids = rows.step_ids(step, rows_per_step, seed)
-    return torch.from_numpy(rows.take(ids[world.rank :: world.size]))
+    batch = rows.batch(step, rows_per_step, seed=seed, rank=world.rank, world=world.size)
+    return torch.from_numpy(batch).long()
 
 
 def _is_due(done: int, every: int) -> bool:

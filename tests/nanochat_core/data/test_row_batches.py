@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanochat_core.data.row_files import BLOCK_ROWS, Rows, permutation, write_index
+
+WORLDS = (1, 2, 4, 8)
+
+
+def numbered(num_rows, *, dtype="<u2"):
+    """Rows of which all ids are their number."""
+    ids = np.repeat(np.arange(num_rows, dtype=dtype)[:, None], 4, axis=1)
+    return Rows(ids=ids, vocab_size=2**16, tokenizer="")
+
+
+def trained(rows, step, rows_per_step, *, world, device_batch_size, seed=42):
+    """Numbers of the rows of a step, as every rank's micro-steps meet them."""
+    found = []
+    for rank in range(world):
+        share = rows.batch(step, rows_per_step, seed=seed, rank=rank, world=world)
+        for first in range(0, len(share), device_batch_size):
+            found += share[first : first + device_batch_size, 0].tolist()
+    return found
+
+
+@settings(deadline=None)
+@given(
+    num_rows=st.integers(1, 3000),
+    rows_per_step=st.integers(1, 200),
+    step=st.integers(0, 400),
+    device_batch_size=st.integers(1, 64),
+    seed=st.integers(0, 2**31),
+)
+def test_a_step_trains_on_the_same_rows_at_any_world_size_and_device_batch_size(
+    num_rows, rows_per_step, step, device_batch_size, seed
+):
+    rows = numbered(num_rows)
+    expected = sorted(rows.step_ids(step, rows_per_step, seed).tolist())
+    assert len(expected) == rows_per_step
+    for world in WORLDS:
+        found = trained(
+            rows, step, rows_per_step, world=world, device_batch_size=device_batch_size, seed=seed
+        )
+        assert sorted(found) == expected
+
+
+@settings(deadline=None)
+@given(st.integers(1, 2500), st.integers(1, 300), st.integers(0, 50), st.sampled_from(WORLDS))
+def test_the_ranks_take_turns(num_rows, rows_per_step, step, world):
+    rows = numbered(num_rows)
+    ids = rows.step_ids(step, rows_per_step, 7)
+    for rank in range(world):
+        share = rows.batch(step, rows_per_step, seed=7, rank=rank, world=world)
+        assert share[:, 0].tolist() == ids[rank::world].tolist()
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Rows on disk, more than two blocks of them."""
+    num_rows = 2 * BLOCK_ROWS + 100
+    numbered(num_rows).ids.tofile(tmp_path / "train.rows")
+    write_index(
+        tmp_path,
+        {
+            "sequence_len": 3,
+            "dtype": "uint16",
+            "vocab_size": 2**16,
+            "tokenizer": "",
+            "num_train": num_rows,
+            "num_val": 1,
+        },
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 8), (8, 2), (4, 4)])
+def test_training_that_stops_at_any_step_goes_on_with_the_rows_it_would_have_had(
+    directory, before, after
+):
+    rows = Rows.open(directory, "train")
+    steps = range(30)  # of 150 rows: two epochs
+    whole = [sorted(trained(rows, s, 150, world=before, device_batch_size=8)) for s in steps]
+    for stop in steps:
+        permutation.cache_clear()  # as a new process begins
+        again = Rows.open(directory, "train")
+        step = trained(again, stop, 150, world=after, device_batch_size=5)
+        assert sorted(step) == whole[stop]
+
+
+def test_a_batch_has_the_type_of_the_file(directory):
+    assert Rows.open(directory, "train").batch(0, 4, seed=1).dtype == np.dtype("<u2")
+    assert numbered(9, dtype="<u4").batch(0, 4, seed=1).dtype == np.dtype("<u4")
+
+
+class Mapping:
+    """Notes what the kernel is asked to read."""
+
+    def __init__(self, size):
+        self.size = size
+        self.asked = []
+
+    def __len__(self):
+        return self.size
+
+    def madvise(self, option, start, length):
+        self.asked.append((start, length))
+
+
+def test_a_block_is_asked_for_once_one_step_before_it_is_needed():
+    num_rows = 3 * BLOCK_ROWS + 5
+    ids = numbered(num_rows).ids
+    mapping = Mapping(ids.nbytes)
+    rows = Rows(ids=ids, vocab_size=2**16, tokenizer="", mapping=mapping)
+    block_bytes = BLOCK_ROWS * ids.nbytes // num_rows
+    read = set(rows.step_ids(0, 100, seed=3) // BLOCK_ROWS)
+    for step in range(num_rows // 100):  # within an epoch
+        needed = rows.batch(step, 100, seed=3)[:, 0] // BLOCK_ROWS
+        assert set(needed.tolist()) <= read
+        read |= {start // block_bytes for start, _ in mapping.asked}
+    assert len(mapping.asked) == len({start for start, _ in mapping.asked}) == 3
+    assert sum(length for _, length in mapping.asked) <= mapping.size
