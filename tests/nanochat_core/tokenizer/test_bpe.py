@@ -1,13 +1,21 @@
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanochat_core.errors import DataError, ModelError
-from nanochat_core.tokenizer.bpe import RANKS_FILE, SETTINGS_FILE, SPECIAL_TOKENS, Tokenizer
+from nanochat_core.tokenizer.bpe import (
+    RANKS_FILE,
+    SETTINGS_FILE,
+    SPECIAL_TOKENS,
+    SPLIT_PATTERN,
+    Tokenizer,
+)
 
 VOCAB_SIZE = 400
 
@@ -33,6 +41,33 @@ def test_decoding_gives_back_any_text(text):
 @given(st.text())
 def test_token_lengths_add_up_to_the_bytes_of_the_text(text):
     assert TOKENIZER.token_bytes()[TOKENIZER.encode(text)].sum() == len(text.encode())
+
+
+# What the pattern tells apart, and what looks like it.
+TRICKY = (
+    "aZ'sdmtlvre \u017f\u212a\t\r\n\u00a0\u2028\u3000\x1c0 9\u0660\u00bd.,-_$"
+    "\u0301\u4e2d\u0e31\U0001f600"
+)
+# Any two bytes of a piece make a token, so that ids show where pieces end.
+PAIRS = {bytes([a]): a for a in range(256)}
+PAIRS |= {bytes([a, b]): 256 + 256 * a + b for a in range(256) for b in range(256)}
+FAST = Tokenizer(PAIRS)
+PUBLISHED = tiktoken.Encoding(
+    name="published", pat_str=SPLIT_PATTERN, mergeable_ranks=PAIRS, special_tokens={}
+)
+
+
+@settings(deadline=None, max_examples=2000)
+@given(st.text(alphabet=TRICKY, max_size=40))
+def test_text_is_cut_as_the_published_pattern_says(text):
+    assert FAST.encode(text) == PUBLISHED.encode_ordinary(text)
+
+
+@pytest.mark.parametrize("package", [json, tiktoken])
+def test_programs_are_cut_as_the_published_pattern_says(package):
+    for path in Path(package.__file__).parent.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert FAST.encode(text) == PUBLISHED.encode_ordinary(text)
 
 
 def test_the_special_tokens_have_the_last_ids_in_order():
