@@ -17,7 +17,7 @@ from typing import Any
 
 from flows.datasets import with_snapshots
 from infra.placement import Placement, count_gpus, count_threads, default_home, default_store
-from nanochat_core import scaling
+from nanochat_core import scaling, scaling_january
 from nanochat_core.config import (
     BaseEvalConfig,
     ChatEvalConfig,
@@ -197,9 +197,15 @@ def d32(depth: int = 32) -> Profile:
     return _gpu(scaling.run_for_depth(depth), device_batch_size=8)
 
 
+def d20_seed(depth: int = 20) -> Profile:
+    """nanochat's $100 model of 5 January 2026: a plainer architecture, 20 tokens per parameter."""
+    return _gpu(scaling_january.january_run(depth))
+
+
 PROFILES: dict[str, Callable[..., Profile]] = {
     "tiny": tiny,
     "d12": d12,
+    "d20_seed": d20_seed,
     "speedrun": speedrun,
     "d26": d26,
     "d32": d32,

@@ -26,6 +26,7 @@ from nanochat_core.config import (
     TaskDataConfig,
     TokenizerConfig,
 )
+from nanochat_core.eras import numerics, windows_of
 from nanochat_core.errors import ConfigError
 from tasks.base import TaskError
 from tasks.mixture_files import read_mixture
@@ -34,8 +35,6 @@ HEAD_DIM = 128
 REFERENCE_DEPTH = 12
 REFERENCE_BATCH = 2**19  # tokens per step at the reference depth
 BATCH_EXPONENT = 0.383  # batch ~ tokens^0.383, Power Lines, arXiv 2505.13738
-GATE_CHANNELS = 12
-SMEAR_CHANNELS = 24
 CHARS_PER_SHARD = 250_000_000
 CHARS_PER_TOKEN = 4.8  # of the 32768-token vocabulary on web text
 
@@ -62,10 +61,7 @@ def model_for_depth(
 
 def windows_for(depth: int, sequence_len: int) -> tuple[int, ...]:
     """Keys to the left per layer: three short windows, one long, repeated; the last is long."""
-    short = min(math.ceil(sequence_len / 4 / 128) * 128, sequence_len)
-    return tuple(
-        sequence_len if layer % 4 == 3 or layer == depth - 1 else short for layer in range(depth)
-    )
+    return windows_of("SSSL", depth, sequence_len)
 
 
 def num_matrix_params(model: ModelConfig, constants: NumericsConfig) -> int:
@@ -137,27 +133,6 @@ def optimizer_for(
         lm_head_weight_decay=0.01,
         embedding_beta2=0.995,
         embedding_weight_decay=0.001,
-    )
-
-
-def numerics(precision: str) -> NumericsConfig:
-    """nanochat's constants since March 2026."""
-    return NumericsConfig(
-        precision=precision,
-        rotary_base=100000.0,
-        rotary_precision="compute",
-        qk_scale=1.2,
-        softcap=15.0,
-        gate_scale=3.0,
-        gate_channels=GATE_CHANNELS,
-        smear_channels=SMEAR_CHANNELS,
-        norm_eps=2.0**-23,
-        init_embedding_std=0.8,
-        init_c_fc_bound=0.4,
-        init_resid_first=1.15,
-        init_resid_last=1.05,
-        init_x0_first=0.20,
-        init_x0_last=0.05,
     )
 
 
