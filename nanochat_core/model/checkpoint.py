@@ -32,6 +32,7 @@ from nanochat_core.model.gpt import GPT
 
 FORMAT = 1
 KEEP_CHECKPOINTS = 2
+WEIGHT = "weight/"  # begins the keys of the masters in an optimizer's state
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 
@@ -39,14 +40,19 @@ Tensors: TypeAlias = dict[str, torch.Tensor]
 def save_model(
     directory: Path, model: GPT, *, tokenizer: Path, optimizer: Tensors, made_by: str
 ) -> None:
-    """Write a model directory. The same weights give the same bytes."""
+    """Write a model directory. The same weights give the same bytes.
+
+    `optimizer` is its whole state; the masters in it are saved as the weights, before the model's.
+    """
+    masters = {k.removeprefix(WEIGHT): v for k, v in optimizer.items() if k.startswith(WEIGHT)}
+    optimizer = {k: v for k, v in optimizer.items() if not k.startswith(WEIGHT)}
     config = {
         "format": FORMAT,
         "made_by": made_by,
         "model": model.config.tree(),
         "numerics": model.numerics.tree(),
     }
-    save_file(_on_host(model.state_dict()), directory / "model.safetensors")
+    save_file(_on_host(model.state_dict() | masters), directory / "model.safetensors")
     save_file(_on_host(optimizer), directory / "optimizer.safetensors")
     copy = directory / "tokenizer"
     if tokenizer.resolve() != copy.resolve():
@@ -87,9 +93,15 @@ def load_config(directory: Path) -> tuple[ModelConfig, NumericsConfig]:
         raise ModelError(f"{path} is not the config of a model: {error}") from error
 
 
-def load_optimizer(directory: Path, device: torch.device) -> Tensors:
-    """The optimizer state of a model directory. Raises ModelError when it has none."""
-    return _load_tensors(directory / "optimizer.safetensors", device)
+def load_state(directory: Path) -> Tensors:
+    """Weights and optimizer state of a model directory, by the optimizer's keys, on the CPU.
+
+    Raises ModelError when it has no optimizer state.
+    """
+    cpu = torch.device("cpu")
+    weights = _load_tensors(directory / "model.safetensors", cpu)
+    state = _load_tensors(directory / "optimizer.safetensors", cpu)
+    return {f"{WEIGHT}{name}": tensor for name, tensor in weights.items()} | state
 
 
 @dataclass(frozen=True, kw_only=True)

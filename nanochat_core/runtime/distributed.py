@@ -3,6 +3,7 @@
 import atexit
 import datetime
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,16 +29,53 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
+    def start_sum(self, tensor: torch.Tensor) -> dist.Work | None:
+        """Begin to sum over all ranks, in place. Wait for what is returned; None: it is done."""
+        return dist.all_reduce(tensor, async_op=True) if self.size > 1 else None
+
+    def start_sum_to_owners(self, tensor: torch.Tensor) -> dist.Work | None:
+        """Begin to sum over all ranks, in place, what each rank owns: its equal share of dimension
+        0, in the order of ranks. What the others own is undefined afterwards."""
+        if self.size == 1:
+            return None
+        own = tensor.chunk(self.size)[self.rank]
+        return dist.reduce_scatter_single(own, tensor, async_op=True)
+
+    def start_share(self, tensor: torch.Tensor) -> dist.Work | None:
+        """Begin to give every rank what each owns: its equal share of dimension 0, in place."""
+        if self.size == 1:
+            return None
+        return dist.all_gather_single(tensor, tensor.chunk(self.size)[self.rank], async_op=True)
+
+    def start_any(self, flag: bool) -> Callable[[], bool]:
+        """Begin to ask whether the flag is set on any rank; call what is returned for the answer.
+
+        It travels on the CPU beside the work of a step, so that asking at the step's beginning and
+        calling at its end costs nothing. Every rank must ask at the same point.
+        """
+        if self.size == 1:
+            return lambda: flag
+        votes = torch.tensor(int(flag))
+        pending = self.start_sum(votes)
+
+        def answer() -> bool:
+            assert pending is not None
+            pending.wait()
+            return bool(votes.item())
+
+        return answer
+
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank, so that all ranks stop at the same step."""
-        if self.size == 1:
-            return flag
-        return bool(self.sum(torch.tensor(int(flag))).item())
+        return self.start_any(flag)()
 
     def barrier(self) -> None:
         """Wait for every rank."""
         if self.size > 1:
             dist.barrier()
+
+
+ALONE = World(rank=0, local_rank=0, size=1)
 
 
 def open_world(device: str) -> World:

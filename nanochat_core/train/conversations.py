@@ -19,7 +19,7 @@ from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError
 from nanochat_core.evaluate.generate import greedy_answers
 from nanochat_core.job import Job
-from nanochat_core.model.checkpoint import load_model, load_optimizer, save_model
+from nanochat_core.model.checkpoint import load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
 from nanochat_core.optim.sharded import Optimizer
@@ -45,12 +45,15 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     progress = Progress(job.events, active=world.is_first)
     model = load_model(job.model_input, device).train()
     optimizer = Optimizer(
-        model, scaled(optimizer_config, config.lr_fraction), precision=model.numerics.precision
+        model,
+        scaled(optimizer_config, config.lr_fraction),
+        precision=model.numerics.precision,
+        world=world,
     )
-    optimizer.load_state(load_optimizer(job.model_input, device))
+    optimizer.load(load_state(job.model_input).__getitem__)
     tokenizer = Tokenizer.load(job.model_input / "tokenizer")
     train, held_out = make_rows(job, config, tokenizer, model.config.sequence_len, seed)
-    keeper = Keeper(job, model, optimizer, world, progress)
+    keeper = Keeper(job, optimizer, world, progress)
 
     def evaluate(done: int) -> float:
         loss = mean_loss(model, held_out, job.resources.device_batch_size, world)
@@ -70,6 +73,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
             tokens, mask = take(train, share_of(ids, world), device)
             loss = add_gradients(
                 model,
+                optimizer,
                 tokens,
                 mask,
                 device_batch_size=job.resources.device_batch_size,
@@ -86,12 +90,13 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
             progress.step(done, loss=loss, tokens_per_second=speed)
             keeper.after_step(done, num_steps, stop, {"first_loss": first_loss})
         last_loss = evaluate(num_steps)
+    state = optimizer.gather()
     if world.is_first:
         save_model(
             job.output,
             model,
             tokenizer=job.model_input / "tokenizer",
-            optimizer=optimizer.state(),
+            optimizer=state,
             made_by=section,
         )
         write_samples(job, model, tokenizer, config)

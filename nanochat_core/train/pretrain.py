@@ -30,13 +30,13 @@ def run(job: Job) -> dict[str, Any]:
     world = open_world(job.resources.device)
     device = open_device(job.resources, local_rank=world.local_rank)
     model = make_model(job, device)
-    optimizer = Optimizer(model, optimizer_config, precision=model.numerics.precision)
+    optimizer = Optimizer(model, optimizer_config, precision=model.numerics.precision, world=world)
     train, validation = (Rows.open(job.inputs["rows"], split) for split in ("train", "val"))
     tokenizer = Tokenizer.load(job.inputs["tokenizer"])
     train.check_tokenizer(tokenizer.digest())
     token_bytes = tokenizer.token_bytes()
     progress = Progress(job.events, active=world.is_first)
-    keeper = Keeper(job, model, optimizer, world, progress)
+    keeper = Keeper(job, optimizer, world, progress)
 
     def evaluate(done: int) -> float:
         bpb = bits_per_byte(
@@ -61,6 +61,7 @@ def run(job: Job) -> dict[str, Any]:
             tokens = step_rows(train, step, rows_per_step, seed, world).to(device)
             loss = add_gradients(
                 model,
+                optimizer,
                 tokens,
                 None,
                 device_batch_size=job.resources.device_batch_size,
@@ -81,12 +82,13 @@ def run(job: Job) -> dict[str, Any]:
             if _is_due(done, job.resources.eval_every_steps) and done < config.num_steps:
                 evaluate(done)
         last_bpb = evaluate(config.num_steps)
+    state = optimizer.gather()
     if world.is_first:
         save_model(
             job.output,
             model,
             tokenizer=job.inputs["tokenizer"],
-            optimizer=optimizer.state(),
+            optimizer=state,
             made_by="pretrain",
         )
     trained = (config.num_steps - start) * config.total_batch_size

@@ -21,7 +21,7 @@ from nanochat_core.data.examples import open_task
 from nanochat_core.engine.engine import Engine
 from nanochat_core.evaluate.generate import accuracy
 from nanochat_core.job import Job
-from nanochat_core.model.checkpoint import load_model, load_optimizer, save_model
+from nanochat_core.model.checkpoint import load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.device import open_device
@@ -32,7 +32,7 @@ from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from nanochat_core.train.conversations import scaled
-from nanochat_core.train.step import IGNORE, Keeper, check_loss, sum_gradients
+from nanochat_core.train.step import IGNORE, Keeper, check_loss
 from tasks.base import Conversation
 from tasks.registry import is_correct
 
@@ -49,14 +49,17 @@ def run(job: Job) -> dict[str, Any]:
     progress = Progress(job.events, active=world.is_first)
     model = load_model(job.model_input, device)
     optimizer = Optimizer(
-        model, scaled(optimizer_config, config.lr_fraction), precision=model.numerics.precision
+        model,
+        scaled(optimizer_config, config.lr_fraction),
+        precision=model.numerics.precision,
+        world=world,
     )
-    optimizer.load_state(load_optimizer(job.model_input, device))
+    optimizer.load(load_state(job.model_input).__getitem__)
     tokenizer = Tokenizer.load(job.model_input / "tokenizer")
     engine = Engine(model, tokenizer)
     train = open_task(config.task, job.inputs["task_data"], "train")
     test = open_task(config.task, job.inputs["task_data"], "test").first(config.eval_examples)
-    keeper = Keeper(job, model, optimizer, world, progress)
+    keeper = Keeper(job, optimizer, world, progress)
 
     def evaluate(done: int) -> float:
         score = accuracy(engine, test, max_new_tokens=config.max_new_tokens, world=world)
@@ -74,7 +77,11 @@ def run(job: Job) -> dict[str, Any]:
             values = summary(rollouts, world)
             if values["useful_share"] > 0:  # else every group agrees and there is nothing to learn
                 loss = add_policy_gradients(
-                    model, rollouts, device_batch_size=job.resources.device_batch_size, world=world
+                    model,
+                    optimizer,
+                    rollouts,
+                    device_batch_size=job.resources.device_batch_size,
+                    world=world,
                 )
                 check_loss(loss, step)
                 optimizer.step(
@@ -88,12 +95,13 @@ def run(job: Job) -> dict[str, Any]:
             if job.resources.eval_every_steps and done % job.resources.eval_every_steps == 0:
                 evaluate(done)
         last_score = evaluate(config.num_steps)
+    state = optimizer.gather()
     if world.is_first:
         save_model(
             job.output,
             model,
             tokenizer=job.model_input / "tokenizer",
-            optimizer=optimizer.state(),
+            optimizer=state,
             made_by="rl",
         )
     return {"pass_at_1_first": first_score, "pass_at_1": last_score, "steps": config.num_steps}
@@ -161,12 +169,17 @@ def roll_out(
 
 
 def add_policy_gradients(
-    model: GPT, rollouts: Sequence[Rollout], *, device_batch_size: int, world: World
+    model: GPT,
+    optimizer: Optimizer,
+    rollouts: Sequence[Rollout],
+    *,
+    device_batch_size: int,
+    world: World,
 ) -> float:
-    """Gradients of -sum(advantage * log p(token)) / number of sampled tokens on all ranks.
+    """Give the optimizer the gradients of the objective, and return its value.
 
+    It is -sum(advantage * log p(token)) / number of sampled tokens on all ranks.
     Answers whose advantage is zero carry no gradient and are not run; their tokens still count.
-    Returns the value of the objective.
     """
     device = next(model.parameters()).device
     sampled = torch.tensor(float(sum(sum(r.mask) for r in rollouts)), device=device)
@@ -180,9 +193,8 @@ def add_policy_gradients(
         advantage_R = torch.tensor([r.advantage for r in batch], device=device)
         nats_RT = model.token_losses(tokens_RT, targets_RT)
         loss = (nats_RT * advantage_R[:, None]).sum() / count
-        loss.backward()
+        optimizer.backward(loss, last=first + device_batch_size >= len(useful))
         total += loss.detach()
-    sum_gradients(model, world)
     model.eval()
     return float(world.sum(total))
 

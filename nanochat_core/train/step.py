@@ -23,13 +23,16 @@ IGNORE = -1  # target that carries no loss
 
 def add_gradients(
     model: GPT,
+    optimizer: Optimizer,
     tokens: torch.Tensor,  # (B, T+1) int64
     mask: torch.Tensor | None,  # (B, T+1), 1 where the token is learnt from; None: everywhere
     *,
     device_batch_size: int,
     world: World,
 ) -> float:
-    """Gradients of the mean loss over every rank's targets; returns that mean in nats.
+    """Give the optimizer the gradients of the mean loss over every rank's targets.
+
+    Returns that mean in nats.
 
     `tokens` are this rank's rows of the step; they pass through the model in micro-steps of
     `device_batch_size` rows.
@@ -42,20 +45,9 @@ def add_gradients(
     for first in range(0, len(tokens), device_batch_size):
         rows = slice(first, first + device_batch_size)
         loss = model.token_losses(inputs[rows], targets[rows]).sum() / count
-        loss.backward()
+        optimizer.backward(loss, last=first + device_batch_size >= len(tokens))
         total += loss.detach()
-    sum_gradients(model, world)
     return float(world.sum(total))
-
-
-def sum_gradients(model: GPT, world: World) -> None:
-    """Add up every rank's gradients. A parameter without one on this rank counts as zero."""
-    if world.size == 1:
-        return
-    for parameter in model.parameters():
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        world.sum(parameter.grad)
 
 
 def check_loss(loss: float, step: int) -> None:
@@ -70,10 +62,8 @@ def check_loss(loss: float, step: int) -> None:
 class Keeper:
     """Saves a training loop's state, when it is due and when the job is asked to stop."""
 
-    def __init__(
-        self, job: Job, model: GPT, optimizer: Optimizer, world: World, progress: Progress
-    ) -> None:
-        self._job, self._model, self._optimizer = job, model, optimizer
+    def __init__(self, job: Job, optimizer: Optimizer, world: World, progress: Progress) -> None:
+        self._job, self._optimizer = job, optimizer
         self._world, self._progress = world, progress
         self._saved_at = time.monotonic()
 
@@ -82,10 +72,7 @@ class Keeper:
         found = find_checkpoint(self._job.checkpoints, warn=self._progress.message)
         if found is None:
             return 0, {}
-        device = next(self._model.parameters()).device
-        tensors = found.tensors(device)
-        self._model.load_state_dict(_part(tensors, "model/"))
-        self._optimizer.load_state(_part(tensors, "optimizer/"))
+        self._optimizer.load(found.tensors(torch.device("cpu")).__getitem__)
         return found.step, found.state
 
     def after_step(self, done: int, total: int, stop: Stop, state: dict[str, Any]) -> None:
@@ -97,9 +84,8 @@ class Keeper:
         due = time.monotonic() - self._saved_at >= self._job.resources.save_every_seconds
         if not (stopping or self._world.any(due or done == total)):
             return
+        tensors = self._optimizer.gather()
         if self._world.is_first:
-            tensors = {f"model/{k}": v for k, v in self._model.state_dict().items()}
-            tensors |= {f"optimizer/{k}": v for k, v in self._optimizer.state().items()}
             save_checkpoint(
                 self._job.checkpoints, step=done, total=total, tensors=tensors, state=state
             )
@@ -108,7 +94,3 @@ class Keeper:
         if stopping:
             self._progress.message(f"stopped at step {done}/{total}; the same command goes on")
             raise Interrupted
-
-
-def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

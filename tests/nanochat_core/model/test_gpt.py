@@ -10,6 +10,7 @@ from torch import Tensor
 from nanochat_core.config import ModelConfig, NumericsConfig
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.distributed import ALONE
 from nanochat_core.scaling import numerics, run_for_depth
 
 pytestmark = pytest.mark.torch
@@ -177,7 +178,7 @@ def test_a_model_overfits_one_batch() -> None:
     config = dataclasses.replace(CONFIG, depth=3, windows=(8, 8, 32))
     model = GPT(config, FP32)
     model.init_weights(7)
-    optimizer = Optimizer(model, run_for_depth(12).optimizer, precision="fp32")
+    optimizer = Optimizer(model, run_for_depth(12).optimizer, precision="fp32", world=ALONE)
     tokens = tokens_of(4, 33)
     losses: list[float] = []
     for _ in range(60):

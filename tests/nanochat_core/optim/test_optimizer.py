@@ -12,6 +12,7 @@ from nanochat_core.errors import ModelError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.groups import adamw_group
 from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.distributed import ALONE
 from nanochat_core.scaling import numerics, run_for_depth
 
 pytestmark = pytest.mark.torch
@@ -88,6 +89,7 @@ def test_a_learning_rate_moves_its_parameters_only(rate: str, moved: str | tuple
         model,
         dataclasses.replace(run_for_depth(12).optimizer, **(still | {rate: 0.1})),
         precision="fp32",
+        world=ALONE,
     )
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
@@ -99,7 +101,7 @@ def test_a_learning_rate_moves_its_parameters_only(rate: str, moved: str | tuple
 
 def test_a_step_consumes_the_gradients() -> None:
     model = make_model()
-    optimizer = Optimizer(model, RATES, precision="fp32")
+    optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
     train(model, optimizer, range(1))
     assert all(parameter.grad is None for parameter in model.parameters())
     with pytest.raises(AssertionError, match="gradient"):
@@ -109,14 +111,14 @@ def test_a_step_consumes_the_gradients() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_going_on_from_saved_state_equals_never_stopping(precision: str, tmp_path: Path) -> None:
     straight, stopped = make_model(precision), make_model(precision)
-    train(straight, Optimizer(straight, RATES, precision=precision), range(6))
+    train(straight, Optimizer(straight, RATES, precision=precision, world=ALONE), range(6))
 
-    first = Optimizer(stopped, RATES, precision=precision)
+    first = Optimizer(stopped, RATES, precision=precision, world=ALONE)
     train(stopped, first, range(3))
-    copies = {name: tensor.clone() for name, tensor in first.state().items()}
-    save_file(copies, tmp_path / "optimizer.safetensors")
-    second = Optimizer(stopped, RATES, precision=precision)
-    second.load_state(load_file(tmp_path / "optimizer.safetensors"))
+    save_file(first.gather(), tmp_path / "state.safetensors")
+    stopped = make_model(precision)
+    second = Optimizer(stopped, RATES, precision=precision, world=ALONE)
+    second.load(load_file(tmp_path / "state.safetensors").__getitem__)
     train(stopped, second, range(3, 6))
     for name, weight in straight.state_dict().items():
         assert torch.equal(weight, stopped.state_dict()[name]), name
@@ -124,7 +126,7 @@ def test_going_on_from_saved_state_equals_never_stopping(precision: str, tmp_pat
 
 def test_state_is_keyed_by_parameter() -> None:
     model = make_model("bf16")
-    state = Optimizer(model, RATES, precision="bf16").state()
+    state = Optimizer(model, RATES, precision="bf16", world=ALONE).pieces()
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     assert shapes["step"] == ()
     assert shapes["momentum/transformer.h.0.mlp.c_fc.weight"] == (128, 32)
@@ -132,16 +134,15 @@ def test_state_is_keyed_by_parameter() -> None:
     assert shapes["second_moment/transformer.h.0.mlp.c_proj.weight"] == (1, 128)
     assert state["exp_avg/transformer.wte.weight"].dtype == torch.bfloat16
     assert state["exp_avg_sq/lm_head.weight"].dtype == torch.float32
-    assert len(state) == 1 + 2 * len(list(model.parameters()))
+    assert state["weight/lm_head.weight"].dtype == torch.float32
+    assert len(state) == 1 + 3 * len(list(model.parameters()))
 
 
 def test_state_that_does_not_fit_is_refused() -> None:
-    optimizer = Optimizer(make_model(), RATES, precision="fp32")
-    state = {name: tensor.clone() for name, tensor in optimizer.state().items()}
-    lacking = {k: v for k, v in state.items() if k != "exp_avg/lm_head.weight"}
-    with pytest.raises(ModelError, match=r"lacks exp_avg/lm_head\.weight"):
-        optimizer.load_state(lacking)
-    with pytest.raises(ModelError, match="unknown entry momentum/elsewhere"):
-        optimizer.load_state(state | {"momentum/elsewhere": torch.zeros(1)})
+    optimizer = Optimizer(make_model(), RATES, precision="fp32", world=ALONE)
+    state = optimizer.gather()
     with pytest.raises(ModelError, match="x0_lambdas has shape"):
-        optimizer.load_state(state | {"exp_avg/x0_lambdas": torch.zeros(7)})
+        optimizer.load((state | {"exp_avg/x0_lambdas": torch.zeros(7)}).__getitem__)
+    with pytest.raises(ModelError, match=r"c_q.weight has shape .*needs \(32, 32\)"):
+        wrong = {"momentum/transformer.h.1.attn.c_q.weight": torch.zeros(32, 31)}
+        optimizer.load((state | wrong).__getitem__)
