@@ -1,0 +1,127 @@
+"""Logits of nanochat's own models, with random weights, against ours with the same weights.
+
+Its versions are the checkouts that NANOCHAT_DIR (of since 14 March 2026) and NANOCHAT_JAN_DIR (of
+5 January 2026) name; without one, what needs it is skipped. They run in processes of their own.
+"""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from nanochat_core.config import ModelConfig
+from nanochat_core.eras import ERAS, numerics, of_era
+from nanochat_core.model.gpt import GPT
+
+pytestmark = pytest.mark.torch
+
+PEERS = {"2026-01-05": "NANOCHAT_JAN_DIR", "2026-03-14": "NANOCHAT_DIR"}
+SHAPE = ModelConfig(
+    depth=5,
+    width=64,
+    num_heads=4,
+    num_kv_heads=2,
+    sequence_len=512,
+    vocab_size=300,
+    windows=(512,) * 5,
+    residual_scalars=True,
+    value_embeds=True,
+    smear=True,
+    backout=True,
+)
+# Longer than a short window. Every weight is random, those that start at zero too.
+_CODE = """
+import os, sys, torch
+from safetensors.torch import save_file
+sys.path.insert(0, os.getcwd())
+from nanochat.gpt import GPT, GPTConfig
+out, precision = sys.argv[1:]
+shape = {"n_layer": 5, "n_head": 4, "n_kv_head": 2, "n_embd": 64}
+model = GPT(GPTConfig(sequence_len=512, vocab_size=300, **shape))
+model.init_weights()
+torch.manual_seed(7)
+with torch.no_grad():
+    for name, p in model.named_parameters():
+        p.copy_(torch.randn(p.shape) * (1.0 if "wte" in name else 0.3))
+january = not hasattr(model, "smear_lambda")
+if january and precision == "bf16":  # as on a GPU; later versions do without autocast
+    model.transformer.wte.to(torch.bfloat16)
+tokens = torch.randint(300, (2, 400))
+autocast = torch.autocast("cpu", torch.bfloat16, enabled=january and precision == "bf16")
+with torch.no_grad(), autocast:
+    logits = model(tokens)
+tensors = {"weights/" + name: p.detach() for name, p in model.named_parameters()}
+save_file(tensors | {"tokens": tokens, "logits": logits}, out)
+"""
+
+
+@pytest.fixture(scope="module", params=PEERS)
+def era(request: pytest.FixtureRequest) -> str:
+    variable = PEERS[request.param]
+    if variable not in os.environ:
+        pytest.skip(f"{variable} names no checkout of nanochat")
+    return request.param
+
+
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def peer(
+    request: pytest.FixtureRequest, era: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, Tensor]]:
+    """The precision, and what the peer had and gave in it."""
+    out = tmp_path_factory.mktemp("peer") / "model.safetensors"
+    dtype = {"fp32": "float32", "bf16": "bfloat16"}[request.param]
+    subprocess.run(
+        [sys.executable, "-c", _CODE, str(out), request.param],
+        cwd=Path(os.environ[PEERS[era]]),
+        env={**os.environ, "NANOCHAT_DTYPE": dtype, "CUDA_VISIBLE_DEVICES": ""},
+        check=True,
+    )
+    return request.param, load_file(out)
+
+
+def our_model(era: str, precision: str, weights: dict[str, Tensor]) -> GPT:
+    pattern = "SSSL" if ERAS[era].short_window else "L"
+    model = GPT(of_era(SHAPE, era, pattern=pattern), numerics(precision, era=era))
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict among the tensors."""
+    prefix = "weights/"
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+@torch.no_grad()
+def test_our_logits_are_nanochats(era: str, peer: tuple[str, dict[str, Tensor]]) -> None:
+    precision, tensors = peer
+    weights = of(tensors)
+    expected = tensors["logits"]
+    assert expected.std() > 0.5
+    model = our_model(era, precision, weights)
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == weights[name].dtype, name
+    difference = (model(tensors["tokens"]) - expected).abs().max()
+    # Bf16 rounds alike because the operations come in the same order.
+    assert difference <= (1e-5 if precision == "fp32" else 0.0), difference
+
+
+@torch.no_grad()
+def test_the_constants_of_another_era_give_other_logits(
+    era: str, peer: tuple[str, dict[str, Tensor]]
+) -> None:
+    precision, tensors = peer
+    model = our_model(era, precision, of(tensors))
+    for name in ("rotary_base", "qk_scale", "softcap"):
+        constants = dataclasses.replace(
+            model.numerics, **{name: getattr(model.numerics, name) * 1.1}
+        )
+        other = GPT(model.config, constants)
+        other.load_state_dict(of(tensors))
+        assert (other(tensors["tokens"]) - tensors["logits"]).abs().max() > 1e-3, name
