@@ -72,6 +72,7 @@ def nanochat(
     run_name: str | None = None,
     store: str | None = None,
     gpus: int | None = None,
+    place: tuple[str, ...] = (),
     strict: bool = False,
 ) -> Outcome:
     """Train, evaluate and report a model; whatever is up to date is reused.
@@ -85,12 +86,17 @@ def nanochat(
         run_name: What to call the run; by default as its profile.
         store: URL of the artifact store; by default the one this machine is set up for.
         gpus: GPUs to use, 0 for the CPU; by default all that the profile can fill.
+        place: Changed settings of the placement, each as name=value.
         strict: Whether code that a fingerprint does not see is an error.
     """
     caller = CALLER.get()
     opened = open_profile(profile, depth=depth, overrides=overrides)
     placement = make_placement(
-        opened.pace, home=caller.home if caller else None, store=store, gpus=gpus
+        opened.pace,
+        home=caller.home if caller else None,
+        store=store,
+        gpus=gpus,
+        settings=place,
     )
     placement.home.mkdir(parents=True, exist_ok=True)
     site = Site(

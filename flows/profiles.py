@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from flows.datasets import with_snapshots
-from infra.placement import Placement, count_gpus, count_threads, default_home, default_store
+from infra.placement import (
+    Placement,
+    count_gpus,
+    count_threads,
+    default_home,
+    default_sinks,
+    default_store,
+    with_settings,
+)
 from nanochat_core import scaling, scaling_january
 from nanochat_core.config import (
     BaseEvalConfig,
@@ -262,20 +270,27 @@ def make_placement(
     home: Path | None = None,
     store: str | None = None,
     gpus: int | None = None,
-    device_batch_size: int | None = None,
+    settings: Sequence[str] = (),
 ) -> Placement:
-    """Where a run executes: what a person gave, else the environment, else this machine."""
+    """Where a run executes: what a person gave, else the environment, else this machine.
+
+    `settings` are changed in the end, each a `name=value`. Raises ConfigError on a wrong one.
+    """
     home = home or default_home()
-    return Placement(
+    gpus = min(count_gpus(), pace.max_gpus) if gpus is None else gpus
+    placement = Placement(
         home=home,
         store=store or default_store(home),
-        gpus=min(count_gpus(), pace.max_gpus) if gpus is None else gpus,
+        gpus=gpus,
         threads=count_threads(),
-        device_batch_size=device_batch_size or pace.device_batch_size,
+        device_batch_size=pace.device_batch_size,
         save_every_seconds=pace.save_every_seconds,
         eval_every_steps=pace.eval_every_steps,
         dollars_per_hour=0.0,
+        compile=gpus > 0,
+        sinks=default_sinks(),
     )
+    return with_settings(placement, settings)
 
 
 def folder_snapshot(path: str | None) -> tuple[str, ...]:

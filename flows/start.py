@@ -33,6 +33,7 @@ def run_flow(
     run_name: str | None = None,
     store: str | None = None,
     gpus: int | None = None,
+    place: Sequence[str] = (),
     strict: bool = False,
 ) -> "Outcome":
     """Run the flow with these parameters, showing its stages on `display`, which is open.
@@ -55,6 +56,7 @@ def run_flow(
             run_name=run_name,
             store=store,
             gpus=gpus,
+            place=tuple(place),
             strict=strict,
         )
         return outcome

@@ -22,6 +22,7 @@ from nanochat_core.errors import StageError
 FORMAT = 1
 
 Status: TypeAlias = Literal["finished", "interrupted"]
+Determinism: TypeAlias = Literal["default", "strict"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,14 @@ class Resources:
     save_every_seconds: float  # between checkpoints
     eval_every_steps: int  # between validations inside training; 0: only at both ends
     dollars_per_hour: float  # of the whole placement
+    save_every_steps: int = 0  # a checkpoint after each so many steps besides; 0: by time alone
+    keep_checkpoints: int = 2  # the newest so many stay on this machine, and the best
+    hang_seconds: float = 600.0  # without a sign of life from any rank the job is ended
+    retry_smaller_batch: bool = True  # when out of memory: half the device batch, and go on
+    attention: str = "auto"  # a backend's name, or the best one this device has
+    compile: bool = False  # whether torch.compile makes kernels for the model
+    determinism: Determinism = "default"  # "strict": only kernels that repeat themselves
+    sinks: tuple[str, ...] = ()  # where metrics go besides: "wandb", "trackio"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +96,8 @@ class Job:
     def read(cls, path: Path) -> Self:
         """Read job.json. Raises StageError when it is not one or of another format."""
         tree = _read_tree(path)
+        resources: dict[str, Any] = {**tree["resources"]}
+        resources["sinks"] = tuple(resources.get("sinks", ()))
         return cls(
             directory=path.resolve().parent,
             stage=tree["stage"],
@@ -94,7 +105,7 @@ class Job:
             fingerprint=tree["fingerprint"],
             config=tree["config"],
             inputs={name: Path(p) for name, p in tree["inputs"].items()},
-            resources=Resources(**tree["resources"]),
+            resources=Resources(**resources),
         )
 
 

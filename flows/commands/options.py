@@ -1,5 +1,6 @@
 """The options that several commands share: what is trained, and where."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,19 +143,52 @@ class Where(Place):
         int | None,
         Parameter(help="GPUs to use, 0 for the CPU; default all that the profile can fill."),
     ] = None
+    device_batch_size: Annotated[
+        int | None,
+        Parameter(help="Rows per device at a time; fewer need less memory. Default the profile's."),
+    ] = None
+    attention: Annotated[
+        str | None, Parameter(help="Attention backend; default the best one the device has.")
+    ] = None
+    compile: Annotated[
+        bool | None, Parameter(help="Let torch.compile make kernels; default on a GPU only.")
+    ] = None
+    place: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--place",
+            negative="",
+            show_default=False,
+            help="Change one setting of the placement, as name=value; may be repeated.",
+        ),
+    ] = ()
 
     @property
     def words(self) -> list[str]:
         """The options that were given, for a command that a person may copy."""
         gpus = [] if self.gpus is None else ["--gpus", str(self.gpus)]
-        return [*super().words, *gpus]
+        return [*super().words, *gpus, *(w for s in self.settings for w in ("--place", s))]
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Every changed setting of the placement, as name=value."""
+        given = [
+            ("device_batch_size", self.device_batch_size),
+            ("attention", self.attention),
+            ("compile", None if self.compile is None else json.dumps(self.compile)),
+        ]
+        return (*(f"{name}={value}" for name, value in given if value is not None), *self.place)
 
     def placement(self, profile: Profile) -> Placement:
         """Where and how fast a run of `profile` executes."""
         if self.gpus is not None and self.gpus < 0:
             raise ConfigError(f"--gpus is {self.gpus}", hint="0 is the CPU")
         return make_placement(
-            profile.pace, home=self.open_home(), store=self.store_url, gpus=self.gpus
+            profile.pace,
+            home=self.open_home(),
+            store=self.store_url,
+            gpus=self.gpus,
+            settings=self.settings,
         )
 
     def device(self) -> str:

@@ -79,6 +79,7 @@ def run(
             force=force,
             store=where.store_url,
             gpus=where.gpus,
+            place=where.settings,
         )
     took = duration(time.monotonic() - began)
     place = Place(home=where.home, store=where.store).words
