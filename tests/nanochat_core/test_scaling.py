@@ -4,6 +4,8 @@ import pytest
 
 from nanochat_core import scaling
 from nanochat_core.config import RunConfig
+from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
+from nanochat_core.scaling_january import january_run, num_heads_for
 
 # depth: width, heads, value embeddings, params M, scaling params M, tokens B, log2 batch, steps at
 # 12 and at 8 tokens per parameter, weight decay, lr of lm_head, wte, value embeddings, Muon, x0,
@@ -95,3 +97,84 @@ def test_counted_parameters_are_the_models_own(depth: int) -> None:
     assert sizes["lm_head.weight"] == scaling.num_lm_head_params(config)
     if depth == 12:
         assert (len(sizes), sum(sizes.values())) == (91, 286_261_730)
+
+
+# January's dial. depth: width, heads, params M at 65536 tokens, steps, lr of lm_head and wte
+JANUARY = """
+ 4  256  2   36.7  1400 .006928 .51962
+10  640  5  133.0  5075 .004382 .32863
+11  704  8  157.7  6015 .004178 .31334
+12  768  6  185.6  7080 .004000 .30000
+20 1280 10  561.0 21400 .003098 .23238
+26 1664 13 1082.0 41275 .002717 .20381
+32 2048 16 1879.0 71680 .002449 .18371
+"""
+JANUARY_ROWS = {int(line.split()[0]): line.split()[1:] for line in JANUARY.strip().splitlines()}
+
+
+@pytest.mark.parametrize("depth", JANUARY_ROWS)
+def test_januarys_dial_gives_its_numbers(depth: int) -> None:
+    run = january_run(depth)
+    found = [
+        run.model.width,
+        run.model.num_heads,
+        scaling.num_params(run.model, run.numerics) / 1e6,
+        run.pretrain.num_steps,
+        run.optimizer.lm_head_lr,
+        run.optimizer.embedding_lr,
+    ]
+    row = JANUARY_ROWS[depth]
+    rounded = [float(shown(f, text)) for f, text in zip(found, row, strict=True)]
+    assert rounded == [float(text) for text in row]
+    assert run.model.num_kv_heads == run.model.num_heads
+    assert set(run.model.windows) == {run.model.sequence_len}
+    assert run.pretrain.total_batch_size == 524_288
+    assert run.optimizer.muon_lr == 0.02
+
+
+def test_januarys_recipe_is_its_own_at_every_stage() -> None:
+    run = january_run(20)
+    assert (run.model.vocab_size, run.shards.source, run.shards.num_shards) == (
+        65_536,
+        "fineweb-edu",
+        216,
+    )
+    rates = run.optimizer
+    assert (rates.muon, rates.grad_clip, rates.muon_weight_decay) == ("newton_schulz", 1.0, 0.0)
+    assert (rates.lm_head_beta2, rates.embedding_beta2) == (0.95, 0.95)
+    assert (rates.lm_head_weight_decay, rates.embedding_weight_decay) == (0.0, 0.0)
+    per_matrix = 6 * (560_988_160 - 65_536 * 1280)
+    assert scaling.flops_per_token(run.model, run.numerics) == per_matrix + 12 * 20 * 1280 * 2048
+    assert (run.midtrain.total_batch_size, run.midtrain.lr_fraction) == (524_288, 1.0)
+    assert (run.sft.total_batch_size, run.sft.lr_fraction) == (16_384, 0.02)
+    assert run.rl.num_steps == 467
+
+
+@pytest.mark.parametrize(
+    ("step", "rate", "momentum"),
+    [
+        (0, 1.0, 0.85),
+        (150, 1.0, 0.90),
+        (300, 1.0, 0.95),
+        (12_840, 1.0, 0.95),  # 40 % before the end
+        (17_120, 0.5, 0.95),
+        (21_399, 1 / 8560, 0.95),
+    ],
+)
+def test_januarys_schedule(step: int, rate: float, momentum: float) -> None:
+    pretrain = january_run(20).pretrain
+    found = lr_multiplier(step, pretrain.num_steps, pretrain.schedule)
+    assert found == pytest.approx(rate, abs=1e-12)
+    found = muon_momentum(step, pretrain.num_steps, pretrain.schedule)
+    assert found == pytest.approx(momentum, abs=1e-12)
+    sft = january_run(20).sft.schedule
+    assert lr_multiplier(150, 600, sft) == pytest.approx(0.75)
+    assert muon_momentum(0, 600, sft) == pytest.approx(0.95)
+
+
+def test_heads_are_the_divisor_nearest_to_128_channels() -> None:
+    """As nanochat sought them: further out by one at a time, the larger first."""
+    for width in range(64, 64 * 60, 64):
+        ideal = max(1, round(width / 128))
+        tried = (n for offset in range(width) for n in (ideal + offset, ideal - offset))
+        assert num_heads_for(width) == next(n for n in tried if n > 0 and width % n == 0)
