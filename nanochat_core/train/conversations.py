@@ -110,12 +110,12 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
 
 
 def scaled(config: OptimizerConfig, fraction: float) -> OptimizerConfig:
-    """The same optimizer with every learning rate times `fraction`."""
+    """The optimizer of a stage after pretraining: every learning rate times `fraction`, no clip."""
     tree = {
         name: value * fraction if name.endswith("_lr") else value
         for name, value in vars(config).items()
     }
-    return OptimizerConfig(**tree)
+    return OptimizerConfig(**{**tree, "grad_clip": None})
 
 
 def make_rows(

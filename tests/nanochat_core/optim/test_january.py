@@ -15,6 +15,8 @@ from nanochat_core.optim.january import (
     squared_norm,
 )
 from nanochat_core.scaling import run_for_depth
+from nanochat_core.scaling_january import january_run
+from nanochat_core.train.conversations import scaled
 
 pytestmark = pytest.mark.torch
 
@@ -115,6 +117,14 @@ def test_the_norm_of_bf16_gradients_is_summed_in_fp32() -> None:
     grad = torch.full((4096, 16), 0.01).bfloat16()
     exact = grad.double().square().sum()
     torch.testing.assert_close(squared_norm([grad]).double(), exact, rtol=1e-5, atol=0)
+
+
+def test_stages_after_pretraining_clip_nothing() -> None:
+    config = january_run(20).optimizer
+    later = scaled(config, 0.5)
+    assert (config.grad_clip, later.grad_clip) == (1.0, None)
+    assert later.muon_lr == config.muon_lr / 2
+    assert (later.muon, later.lm_head_beta2) == (config.muon, config.lm_head_beta2)
 
 
 @pytest.mark.parametrize(
