@@ -1,0 +1,129 @@
+"""The peer's side of `bench/train.py` and `bench/parity.py`: nanochat's own script, unchanged.
+
+`peer_train.py OPTIONS` with JSON: `checkout`, `arguments` of scripts/base_train.py, `seed`, and for
+the bench `case`. The script is run as the program; only what it would read from disk (for the
+bench: tokens and tokenizer are random) and the module wandb, where that is not installed, are put
+in its place. Nothing of ours is on its path.
+"""
+
+import json
+import os
+import runpy
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+NUM_BATCHES = 8  # random ones, one after another for ever
+
+
+def main() -> None:
+    """Run the script until it ends or the driver has enough."""
+    options = json.loads(sys.argv[1])
+    checkout = Path(options["checkout"])
+    sys.path[0] = str(checkout)
+    sys.argv = ["base_train", *options["arguments"]]
+    if not installed("wandb"):
+        sys.modules["wandb"] = types.ModuleType("wandb")
+    import torch
+
+    torch.set_num_threads(options["threads"])
+    seed = torch.manual_seed
+    torch.manual_seed = lambda _: seed(options["seed"])
+    if (case := options.get("case")) is not None:
+        prepare(case)
+    runpy.run_module("scripts.base_train", run_name="__main__")
+
+
+def installed(module: str) -> bool:
+    """Whether a module can be imported."""
+    import importlib.util
+
+    return importlib.util.find_spec(module) is not None
+
+
+def prepare(case: dict[str, Any]) -> None:
+    """Random tokens, sections and the gate."""
+    sys.path.insert(1, os.path.dirname(os.path.abspath(__file__)))
+    from train_gate import open_gate
+
+    gate = open_gate(case["device"], "peer")
+    # A checkout is not a package of ours: nothing can be said of its types.
+    import nanochat.common as common  # pyright: ignore[reportMissingImports]
+    import nanochat.dataloader as dataloader  # pyright: ignore[reportMissingImports]
+    import nanochat.flash_attention as attention  # pyright: ignore[reportMissingImports]
+    import nanochat.gpt as gpt  # pyright: ignore[reportMissingImports]
+    import nanochat.optim as optim  # pyright: ignore[reportMissingImports]
+    import nanochat.tokenizer as tokenizer  # pyright: ignore[reportMissingImports]
+    import torch
+
+    if case["attention"] == "sdpa":
+        attention.USE_FA3 = False
+    vocabulary = types.SimpleNamespace(get_vocab_size=lambda: case["vocab_size"])
+    tokenizer.get_tokenizer = lambda: vocabulary
+    tokenizer.get_token_bytes = lambda device: torch.ones(case["vocab_size"], device=device)
+    name = "tokenizing_distributed_data_loader_with_state_bos_bestfit"
+    setattr(dataloader, name, lambda *_, **__: Timed(random_batches(case), gate))
+    tell = common.print0
+
+    def print0(text: str = "", **named: Any) -> None:
+        tell(text, **named)
+        if text.startswith("step "):
+            gate.after_step()
+
+    common.print0 = print0
+    optim.MuonAdamW.step = gate.wrap(optim.MuonAdamW.step, "optimizer")
+    torch.Tensor.backward = gate.wrap(
+        torch.Tensor.backward, "backward" if case["compile"] else "loss"
+    )
+    if not case["compile"]:
+        mark_loss(gpt.GPT, gate)
+
+
+class Timed:
+    """An iterator whose work counts as data."""
+
+    def __init__(self, batches: Iterator[Any], gate: Any) -> None:
+        self._next = gate.wrap(lambda: next(batches), "data")
+
+    def __iter__(self) -> "Timed":
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch."""
+        return self._next()
+
+
+def random_batches(case: dict[str, Any]) -> Iterator[Any]:
+    """Inputs and targets (B, T) as the peer's loader gives them: from pinned memory, in place."""
+    import torch
+
+    shape = (NUM_BATCHES, case["rows"], case["sequence_len"] + 1)
+    tokens = torch.randint(case["vocab_size"], shape, generator=torch.Generator().manual_seed(1))
+    state = {"pq_idx": 0, "rg_idx": 0, "epoch": 1}
+    while True:
+        for rows in tokens:
+            batch = rows.to(case["device"], non_blocking=True)
+            yield batch[:, :-1].contiguous(), batch[:, 1:].contiguous(), state
+
+
+def mark_loss(model: Any, gate: Any) -> None:
+    """The last matrix, the soft cap and the cross-entropy count as loss, forward and backward."""
+    build = model.setup_optimizer
+
+    def with_marks(self: Any, *arguments: Any, **named: Any) -> Any:
+        def begin(_: Any, inputs: Any) -> None:
+            if inputs[0].requires_grad:
+                inputs[0].register_hook(lambda grad: gate.switch("backward") and None)
+                gate.switch("loss")
+
+        self.lm_head.register_forward_pre_hook(begin)
+        return build(self, *arguments, **named)
+
+    model.setup_optimizer = with_marks
+    model.forward = gate.wrap(model.forward, "forward")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""How fast pretraining runs: ours beside nanochat's own script, in turn, in the same run.
+
+    NANOCHAT_DIR=/path/to/nanochat python bench/train.py [--cases d4 d12 d24-fp8] [--json FILE]
+
+Each side is a process of its own that runs its own loop, stage `pretrain` and scripts/base_train.py
+unchanged, on random tokens; it is held between rounds, so that the two alternate. What counts is
+the ratio of the medians. Sections are timed in a round of their own, since timing them takes time.
+Without NANOCHAT_DIR we run alone; cases for a GPU are skipped where there is none. Exit 1: a case
+was slower than --at-least.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from nanochat_core.scaling import flops_per_token, run_for_depth
+
+PEAK_FLOPS = 989e12  # of one H100 or H200 in bf16; fp8 runs are held against it too
+HERE = Path(__file__).resolve().parent
+Round: TypeAlias = dict[str, Any]  # what the gate answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model and a step to time."""
+
+    name: str
+    depth: int
+    device: str  # "cpu" or "cuda"
+    precision: str  # "fp32", "bf16" or "fp8"
+    rows: int  # per micro-step
+    accumulate: int  # micro-steps in a step
+    sequence_len: int = 2048
+    vocab_size: int = 32768
+    attention: str = "sdpa"  # "sdpa": the same for both; "best": each what it takes by itself
+    compile: bool = True
+
+    @property
+    def title(self) -> str:
+        """What tells it from other variants of the case."""
+        return f"{self.name} {self.attention} {'compiled' if self.compile else 'eager'}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in a step."""
+        return self.rows * self.accumulate * self.sequence_len
+
+
+def variants(case: Case, *pairs: tuple[str, bool]) -> list[Case]:
+    """The case with each (attention, compile)."""
+    return [dataclasses.replace(case, attention=a, compile=c) for a, c in pairs]
+
+
+def gpu_case(name: str, depth: int, precision: str, rows: int) -> Case:
+    """Two micro-steps a step: enough that the optimizer does not rule, as it would not."""
+    return Case(name=name, depth=depth, device="cuda", precision=precision, rows=rows, accumulate=8)
+
+
+COMPILED = (("sdpa", True), ("best", True))
+CASES = {
+    "d4": variants(
+        Case(name="d4", depth=4, device="cpu", precision="fp32", rows=2, accumulate=2),
+        ("sdpa", False),
+        ("sdpa", True),
+    ),
+    "d12": variants(gpu_case("d12", 12, "bf16", 32), ("sdpa", False), *COMPILED),
+    "d20": variants(gpu_case("d20", 20, "bf16", 16), *COMPILED),
+    "d24": variants(gpu_case("d24", 24, "bf16", 16), *COMPILED),
+    "d24-fp8": variants(gpu_case("d24-fp8", 24, "fp8", 16), *COMPILED),
+}
+
+
+class SideFailed(Exception):
+    """A side's process ended before its time."""
+
+
+class Side:
+    """One side's process."""
+
+    def __init__(self, command: Sequence[str], directory: Path, *, eager: bool) -> None:
+        self._log = directory / "log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=directory,
+                env=os.environ
+                | {"NANOCHAT_BASE_DIR": str(directory), "TORCHDYNAMO_DISABLE": str(int(eager))},
+            )
+
+    def run(self, steps: int, *, sections: bool = False) -> Round:
+        """Let it train so many steps."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{'sections' if sections else 'run'} {steps}\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            told = self._log.read_text().splitlines() or ["without a word"]
+            raise SideFailed(f"ended with {self._process.wait()}: {told[-1]}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def main() -> None:
+    """Measure, print a table."""
+    parser = argparse.ArgumentParser(description="How fast pretraining runs, beside nanochat's.")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--only", choices=("eager", "compiled"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, help="in a round; 2 on a CPU, 10 on a GPU")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--at-least", type=float, default=1.0, help="our speed / the peer's")
+    parser.add_argument("--json", type=Path, help="write every measurement here")
+    options = parser.parse_args()
+    checkout = os.environ.get("NANOCHAT_DIR")
+    if checkout is None:
+        print("the peer is skipped: NANOCHAT_DIR names no checkout of nanochat")
+    print(describe_machine(options.threads))
+    results: list[dict[str, Any]] = []
+    for case in find_cases(options.cases, options.only):
+        print(f"\n{case.title}: {case.tokens:,} tokens a step, {case.rows} rows at a time")
+        rounds = measure(
+            case, checkout, rounds=options.rounds, steps=options.steps, threads=options.threads
+        )
+        results.append({"case": dataclasses.asdict(case), "rounds": rounds})
+        for line in table(case, rounds):
+            print(line)
+    if options.json:
+        tree = {"machine": describe_machine(options.threads), "results": results}
+        options.json.write_text(json.dumps(tree, indent=1))
+    failures = find_failures(results, at_least=options.at_least)
+    for line in failures:
+        print(line)
+    sys.exit(1 if failures else 0)
+
+
+def find_cases(names: Sequence[str], only: str | None) -> Iterator[Case]:
+    """The cases this machine can run; says which are skipped."""
+    for name in names:
+        for case in CASES[name]:
+            if case.device == "cuda" and not torch.cuda.is_available():
+                print(f"{case.title} is skipped: torch sees no GPU")
+            elif only is None or case.compile == (only == "compiled"):
+                yield case
+
+
+def measure(
+    case: Case, checkout: str | None, *, rounds: int, steps: int | None, threads: int
+) -> dict[str, list[Round]]:
+    """Side -> its rounds, the sections' round last; a side that fails has none."""
+    steps = steps or (2 if case.device == "cpu" else 10)
+    commands = {"ours": our_command(case, threads)}
+    if checkout is not None:
+        commands["peer"] = peer_command(case, Path(checkout), threads)
+    found: dict[str, list[Round]] = {name: [] for name in commands}
+    # Two training states do not fit one GPU: there a side begins anew with each round.
+    keep = case.device == "cpu"
+    with contextlib.ExitStack() as stack:
+        sides: dict[str, Side] = {}
+        for number in range(rounds + 1):
+            for name in list(commands):
+                try:
+                    if name not in sides:
+                        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench"))
+                        sides[name] = Side(commands[name], Path(directory), eager=not case.compile)
+                        stack.callback(sides[name].close)
+                        sides[name].run(steps)  # warm-up
+                    found[name].append(sides[name].run(steps, sections=number == rounds))
+                    if not keep:
+                        sides.pop(name).close()
+                except SideFailed as error:
+                    print(f"{name} {error}")
+                    found[name] = []
+                    del commands[name]
+    return found
+
+
+def our_command(case: Case, threads: int) -> list[str]:
+    """Our side; it works in the directory where it is started."""
+    tree = dataclasses.asdict(case) | {"threads": threads}
+    return [str(HERE / "our_train.py"), json.dumps(tree), "."]
+
+
+def peer_command(case: Case, checkout: Path, threads: int) -> list[str]:
+    """nanochat's script, with nothing but training steps."""
+    arguments = {
+        "device-type": case.device,
+        "depth": case.depth,
+        "max-seq-len": case.sequence_len,
+        "device-batch-size": case.rows,
+        "total-batch-size": case.tokens,
+        "num-iterations": 10**6,
+        "eval-every": -1,
+        "core-metric-every": -1,
+        "sample-every": -1,
+    }
+    words = [f"--{name}={value}" for name, value in arguments.items()]
+    if case.precision == "fp8":
+        words.append("--fp8")
+    tree = {
+        "checkout": str(checkout.resolve()),
+        "arguments": words,
+        "threads": threads,
+        "seed": 42,
+        "case": dataclasses.asdict(case),
+    }
+    return [str(HERE / "peer_train.py"), json.dumps(tree)]
+
+
+def table(case: Case, rounds: dict[str, list[Round]]) -> Iterator[str]:
+    """A line for each side that came through, and the ratio of both."""
+    speeds = {name: speed(case, r[:-1]) for name, r in rounds.items() if r}
+    yield f"{'':<6}{'tokens/s':>10}{'per CPU s':>10}{'MFU':>7}{'GB':>7}{'ms/step':>9}  a step"
+    for name, tokens_per_second in speeds.items():
+        *timed, split = rounds[name]
+        per_cpu = statistics.median(tokens_of(case, r) / r["cpu_seconds"] for r in timed)
+        peak = max(r["peak_bytes"] for r in timed) / 1e9
+        step = 1000 * case.tokens / tokens_per_second
+        yield (
+            f"{name:<6}{tokens_per_second:>10,.0f}{per_cpu:>10,.0f}"
+            f"{mfu(case, tokens_per_second):>7}{peak:>7.2f}{step:>9,.0f}  {shares(split)}"
+        )
+    if len(speeds) == 2:
+        cpu = [statistics.median(r["cpu_seconds"] for r in rounds[n][:-1]) for n in speeds]
+        yield f"ours / peer: {speeds['ours'] / speeds['peer']:.2f}, of CPU s {cpu[1] / cpu[0]:.2f}"
+
+
+def tokens_of(case: Case, measured: Round) -> int:
+    """Tokens in a round."""
+    return case.tokens * measured["steps"]
+
+
+def speed(case: Case, rounds: Sequence[Round]) -> float:
+    """Median over rounds of tokens per second."""
+    return statistics.median(tokens_of(case, r) / r["seconds"] for r in rounds)
+
+
+def mfu(case: Case, tokens_per_second: float) -> str:
+    """The share of the GPU's peak that is used; nothing to say of a CPU."""
+    if case.device == "cpu":
+        return "-"
+    run = run_for_depth(
+        case.depth,
+        precision=case.precision,
+        sequence_len=case.sequence_len,
+        vocab_size=case.vocab_size,
+    )
+    flops = flops_per_token(run.model, run.numerics)
+    return f"{tokens_per_second * flops / PEAK_FLOPS:.1%}"
+
+
+def shares(split: Round) -> str:
+    """Milliseconds of a step by section, the longest first."""
+    sections = sorted(split["sections"].items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {1000 * s / split['steps']:,.0f}" for name, s in sections)
+
+
+def find_failures(results: Sequence[dict[str, Any]], *, at_least: float) -> list[str]:
+    """One line for each case in which we were too slow."""
+    lines: list[str] = []
+    for result in results:
+        case, rounds = Case(**result["case"]), result["rounds"]
+        if not rounds["ours"]:
+            lines.append(f"{case.title}: ours failed")
+        elif rounds.get("peer"):
+            ratio = speed(case, rounds["ours"][:-1]) / speed(case, rounds["peer"][:-1])
+            if ratio < at_least:
+                lines.append(f"{case.title}: {ratio:.2f} times the peer, {at_least} is wanted")
+    return lines
+
+
+def describe_machine(threads: int) -> str:
+    """What the figures depend on."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        name = next(iter(names), name)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return (
+        f"{name}, {os.cpu_count()} cores, {threads} threads a side, {gpu}, "
+        f"torch {torch.__version__}, load {os.getloadavg()[0]:.1f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""The measuring half of `bench/train.py`, inside the process that trains: ours or the peer's.
+
+A training loop calls `after_step` at the end of each step, and is held there until the driver asks
+for more: two loops can take turns on one machine although neither knows of the other. What is
+wrapped as a section is timed when the driver asks for it.
+
+The driver writes `run STEPS` or `sections STEPS`, a line each, to the process's stdin; each is
+answered with a line of JSON on its former stdout. At the end of stdin the process ends.
+"""
+
+import functools
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+REST = "other"  # the section of whatever is not wrapped
+
+
+class Gate:
+    """Holds a training loop between rounds, and measures the rounds."""
+
+    def __init__(
+        self, *, synchronize: Callable[[], None], peak_bytes: Callable[[], int], name: str
+    ) -> None:
+        """`synchronize` waits for the device; `peak_bytes` is its most memory so far."""
+        self._synchronize = synchronize
+        self._peak_bytes = peak_bytes
+        self._name = name
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # what the loop prints is not an answer
+        self._steps = self._left = 0
+        self._timed = False
+        self._began = self._cpu_began = self._last = 0.0
+        self._current = REST
+        self._sections: dict[str, float] = {}
+
+    def after_step(self) -> None:
+        """A step is done. The first one is the loop's warm-up and answers to nothing."""
+        self._left -= 1
+        if self._left > 0:
+            return
+        if self._steps:
+            self._answer()
+        self._next_round()
+
+    def wrap(self, function: Callable[..., Any], section: str) -> Callable[..., Any]:
+        """The function, its time counted to a section, its callees' sections left out."""
+
+        @functools.wraps(function)
+        def timed(*arguments: Any, **named: Any) -> Any:
+            before = self.switch(section)
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.switch(before)
+
+        return timed
+
+    def switch(self, section: str) -> str:
+        """Count the time from here to `section`; returns the section before."""
+        before = self._current
+        if self._timed:
+            self._synchronize()
+            now = time.perf_counter()
+            self._sections[before] = self._sections.get(before, 0.0) + now - self._last
+            self._last = now
+        self._current = section
+        return before
+
+    def _next_round(self) -> None:
+        words = sys.stdin.readline().split()
+        if not words:
+            os._exit(0)  # the loop has thousands of steps to go
+        self._steps = self._left = int(words[1])
+        self._timed = words[0] == "sections"
+        self._sections = {}
+        self._synchronize()
+        self._cpu_began = cpu_seconds()
+        self._began = self._last = time.perf_counter()
+
+    def _answer(self) -> None:
+        self._synchronize()
+        seconds = time.perf_counter() - self._began
+        self.switch(REST)
+        answer = {
+            "name": self._name,
+            "steps": self._steps,
+            "seconds": seconds,
+            "cpu_seconds": cpu_seconds() - self._cpu_began,
+            "peak_bytes": self._peak_bytes(),
+            "sections": self._sections,
+        }
+        self._answers.write(json.dumps(answer) + "\n")
+        self._answers.flush()
+
+
+def open_gate(device: str, name: str) -> Gate:
+    """The gate of a process that trains on "cpu" or "cuda"."""
+    import torch
+
+    if device == "cuda":
+        return Gate(
+            synchronize=torch.cuda.synchronize,
+            peak_bytes=torch.cuda.max_memory_allocated,
+            name=name,
+        )
+    return Gate(synchronize=lambda: None, peak_bytes=peak_resident, name=name)
+
+
+def cpu_seconds() -> float:
+    """User and system time of all threads of this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def peak_resident() -> int:
+    """The most bytes this process had in memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
