@@ -311,3 +311,19 @@ def pass_on(
         done += len(chunk)
     if done != length:
         raise Lost(f"the store sent {done} bytes instead of {length}")
+
+
+def version_of(answer: Any) -> str:
+    """An object's version, without the quotes that some servers leave out."""
+    return answer.get("ETag", "").strip('"')
+
+
+def is_whole(answer: Any) -> bool:
+    """Whether the answer to a request for a range is the whole object."""
+    return answer["ResponseMetadata"]["HTTPStatusCode"] == 200
+
+
+def check_version(answer: Any, found: Head) -> None:
+    """Raises Changed when the answer is of another version."""
+    if version_of(answer) != found.version:
+        raise Changed

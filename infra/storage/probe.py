@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from infra.storage.answers import Lost, Patience, Refused
 from infra.storage.base import Missing, Store
+from infra.storage.checksums import CHECKSUMS
 from infra.storage.conditional import TRIALS, Semantics, Support, describe
 from infra.storage.parts import PART
 from nanochat_core.errors import StoreError
@@ -280,7 +281,7 @@ class _BucketTrial:
         """A body that was damaged on its way is refused."""
         if _refuses_damage(self._store, self._key()):
             return Finding(name="checksum", state="ok", found="a damaged body is refused")
-        for kind in ("md5", "sha256"):
+        for kind in CHECKSUMS:
             other = type(self._store)(
                 self._store.url, settings=replace(self._store.settings, checksum=kind)
             )

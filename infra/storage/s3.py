@@ -6,10 +6,8 @@ object's bytes is not trusted: whoever fetches checks a digest; here only sizes,
 are compared.
 """
 
-import base64
 import contextlib
 import functools
-import hashlib
 import http.client
 import re
 import threading
@@ -24,20 +22,23 @@ from botocore.loaders import Loader  # pyright: ignore[reportMissingTypeStubs]
 from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
 
 from infra.storage.answers import (
-    Changed,
     Head,
     Lost,
     NoRanges,
     Page,
     Refused,
     Where,
+    check_version,
     describe_loss,
     field_of,
     find_date,
+    is_whole,
     parse_range,
     pass_on,
+    version_of,
 )
 from infra.storage.base import Entry, Missing, Stored, check_key
+from infra.storage.checksums import Checksum, algorithm_of, checksum_of
 from infra.storage.parts import THREADS, Part
 from infra.storage.settings import Settings, client_hint, endpoint_setting
 from nanochat_core.errors import StoreError
@@ -73,6 +74,17 @@ class Bucket:
         self._is_aws = False
 
     @property
+    def is_aws(self) -> bool:
+        """Whether this is Amazon's own."""
+        self._client()
+        return self._is_aws
+
+    @property
+    def checksum(self) -> Checksum:
+        """What is sent along with small bodies."""
+        return self._settings.checksum or ("sha256" if self.is_aws else "md5")
+
+    @property
     def where(self) -> Where:
         """The address, for errors."""
         client = self._client()
@@ -97,7 +109,7 @@ class Bucket:
         claim: bytes | None = None,
     ) -> None:
         """Write an object. `claim` are other bytes that its checksum is made of, for a trial."""
-        checksum = self._checksum(data if claim is None else claim)
+        checksum = checksum_of(data if claim is None else claim, self.checksum)
         self._ask("put_object", key, {"Body": data, **condition, **checksum})
 
     def get(self, key: str) -> bytes:
@@ -113,13 +125,13 @@ class Bucket:
             if now is None:
                 raise Refused("NoDate", message="its answers have no Date header")
             age = max(0.0, now - field_of(answer, "LastModified").timestamp())
-            return Stored(data=data, version=_version(answer), age=age)
+            return Stored(data=data, version=version_of(answer), age=age)
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Bytes from `start`; fewer at the object's end."""
         try:
             with self._reading(key, Part(index=0, start=start, length=length)) as answer:
-                if _is_whole(answer):
+                if is_whole(answer):
                     return answer["Body"].read(start + length)[start:]
                 data: bytes = answer["Body"].read()
         except Refused as error:
@@ -134,7 +146,7 @@ class Bucket:
     def read(self, key: str, found: Head, write: Callable[[int, bytes], None]) -> None:
         """Pass the whole object on, in pieces with their offsets. Raises Changed."""
         with self._reading(key) as answer:
-            _check_version(answer, found)
+            check_version(answer, found)
             pass_on(answer["Body"].iter_chunks(_CHUNK), 0, found.size, write)
 
     def read_part(
@@ -142,8 +154,8 @@ class Bucket:
     ) -> None:
         """Pass a part of the object on. Raises NoRanges and Changed."""
         with self._reading(key, part) as answer:
-            _check_version(answer, found)
-            if _is_whole(answer):
+            check_version(answer, found)
+            if is_whole(answer):
                 raise NoRanges
             if parse_range(answer.get("ContentRange", "")) != (
                 part.start,
@@ -164,7 +176,7 @@ class Bucket:
                 pass
         return Head(
             size=field_of(answer, "ContentLength"),
-            version=_version(answer),
+            version=version_of(answer),
             modified=field_of(answer, "LastModified").timestamp(),
         )
 
@@ -200,15 +212,24 @@ class Bucket:
         except Missing:
             raise Missing(source) from None
 
-    def begin_upload(self, key: str) -> str:
+    def begin_upload(self, key: str, checksum: Checksum) -> str:
         """Begin to write an object in parts; its id."""
-        told = self._checksum(b"")
-        checksum = {name: told[name] for name in told if name == "ChecksumAlgorithm"}
-        return field_of(self._ask("create_multipart_upload", key, checksum), "UploadId")
+        answer = self._ask("create_multipart_upload", key, algorithm_of(checksum))
+        return field_of(answer, "UploadId")
 
-    def put_part(self, key: str, upload: str, part: Part, data: bytes) -> Mapping[str, Any]:
-        """Write a part; what `complete_upload` must be told of it."""
-        return self._part("upload_part", key, upload, part, {"Body": data, **self._checksum(data)})
+    def put_part(
+        self,
+        key: str,
+        upload: str,
+        part: Part,
+        data: bytes,
+        checksum: Checksum,
+        *,
+        claim: bytes | None = None,
+    ) -> Mapping[str, Any]:
+        """Write a part; what `complete_upload` must be told of it. `claim` as in `put`."""
+        told = checksum_of(data if claim is None else claim, checksum)
+        return self._part("upload_part", key, upload, part, {"Body": data, **told})
 
     def copy_part(self, key: str, upload: str, part: Part, source: str) -> Mapping[str, Any]:
         """Copy a part of another object."""
@@ -222,7 +243,8 @@ class Bucket:
         place = {"UploadId": upload, "PartNumber": number}
         answer = self._ask(verb, key, {**place, **what}, slow=slow)
         tag = answer.get("CopyPartResult", answer)
-        told = {name: tag[name] for name in ("ETag", "ChecksumSHA256") if name in tag}
+        names = ("ETag", "ChecksumSHA256", "ChecksumCRC32")
+        told = {name: tag[name] for name in names if name in tag}
         return {"PartNumber": number, **told}
 
     def complete_upload(self, key: str, upload: str, parts: Iterable[Mapping[str, Any]]) -> None:
@@ -256,19 +278,6 @@ class Bucket:
 
     def _source(self, key: str) -> dict[str, str]:
         return {"Bucket": self.name, "Key": self.prefix + check_key(key)}
-
-    def _checksum(self, data: bytes) -> dict[str, str]:
-        """What lets the store find out that a body was damaged on its way.
-
-        MD5 is what every server that speaks S3 knows; only AWS surely knows the other.
-        """
-        self._client()
-        if (self._settings.checksum or ("sha256" if self._is_aws else "md5")) == "md5":
-            digest = hashlib.md5(data, usedforsecurity=False).digest()
-            return {"ContentMD5": base64.b64encode(digest).decode()}
-        digest = hashlib.sha256(data).digest()
-        told = {"ChecksumSHA256": base64.b64encode(digest).decode()}
-        return {"ChecksumAlgorithm": "SHA256", **told}
 
     @contextlib.contextmanager
     def _reading(self, key: str, part: Part | None = None) -> Generator[Any]:
@@ -384,16 +393,3 @@ def _translating() -> Generator[None]:
         raise Refused("NoCredentials", message=str(error)) from error
     except boto.BotoCoreError as error:
         raise Refused(type(error).__name__, message=str(error)) from error
-
-
-def _version(answer: Any) -> str:
-    return answer.get("ETag", "").strip('"')
-
-
-def _is_whole(answer: Any) -> bool:
-    return answer["ResponseMetadata"]["HTTPStatusCode"] == 200
-
-
-def _check_version(answer: Any, found: Head) -> None:
-    if _version(answer) != found.version:
-        raise Changed

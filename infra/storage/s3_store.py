@@ -28,6 +28,7 @@ from infra.storage.answers import (
     persist,
 )
 from infra.storage.base import Entry, Missing, OnBytes, Stored, check_key, ignore_bytes
+from infra.storage.checksums import Checksum, checks_parts
 from infra.storage.conditional import ATOMIC, TRIALS, Semantics
 from infra.storage.parts import (
     PART,
@@ -35,26 +36,20 @@ from infra.storage.parts import (
     Part,
     PartFile,
     open_part_file,
-    part_length,
-    plan_parts,
     run_all,
     writing_to,
 )
 from infra.storage.s3 import Bucket
 from infra.storage.settings import Settings, read_settings
+from infra.storage.uploads import Uploads
 from nanochat_core.errors import StoreError
 
 COPY_LIMIT = 5 << 30  # bytes that one request may copy, on AWS
 _FIRST_CONTACT = 3  # tries of a store that never answered: its address may be wrong
 _ROUNDS = 3  # for an object that changes under a fetch, or an upload that the store forgets
 _TROUBLED = {"SignatureDoesNotMatch"}  # damage on the way, once the credentials were accepted
-_FORGOTTEN = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _T = TypeVar("_T")
-
-
-class _Forgotten(Exception):
-    """The store does not know the upload any more, or made something else of it."""
 
 
 class S3Store:
@@ -73,8 +68,10 @@ class S3Store:
         self._patience = patience
         self._lock = threading.Lock()
         self._semantics: Semantics | None = None
+        self._checksum_of_parts: Checksum | None = None
         self._has_ranges = True
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")  # for all transfers
+        self._uploads = Uploads(self.bucket, self._pool, persist=self._persist)
 
     @property
     def url(self) -> str:
@@ -169,7 +166,7 @@ class S3Store:
         def copy(upload: str, part: Part) -> Mapping[str, Any]:
             return self.bucket.copy_part(key, upload, part, source)
 
-        self._send_parts(key, found.size, copy)
+        self._uploads.send(key, found.size, copy, checksum=self.bucket.checksum)
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
@@ -187,13 +184,15 @@ class S3Store:
                 on_bytes(size)
                 return
 
+            checksum = self.checksum_of_parts()
+
             def send(upload: str, part: Part) -> Mapping[str, Any]:
                 data = read(part.start, part.length)
-                tag = self.bucket.put_part(key, upload, part, data)
+                tag = self.bucket.put_part(key, upload, part, data, checksum)
                 on_bytes(part.length)
                 return tag
 
-            self._send_parts(key, size, send)
+            self._uploads.send(key, size, send, checksum=checksum)
 
     def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
@@ -243,7 +242,7 @@ class S3Store:
         """What the store makes of conditions; tried once, unless it is AWS itself."""
         with self._lock:
             if self._semantics is None:
-                self._semantics = ATOMIC if self.bucket.where.is_aws else self.try_conditions()
+                self._semantics = ATOMIC if self.bucket.is_aws else self.try_conditions()
             return self._semantics
 
     def try_conditions(self, *, rounds: int = conditional.ROUNDS) -> Semantics:
@@ -254,6 +253,22 @@ class S3Store:
             rounds=rounds,
             persist=lambda request: self._persist("try the store's conditions", request),
         )
+
+    def checksum_of_parts(self) -> Checksum:
+        """What is sent along with large bodies: the cheapest that the store is seen to check."""
+        with self._lock:
+            if self._checksum_of_parts is None:
+                chosen = self.bucket.checksum
+                may_choose = self.settings.checksum is None and not self.bucket.is_aws
+                if may_choose and checks_parts(
+                    self.bucket, "crc32", under=TRIALS, persist=self._try_checksum
+                ):
+                    chosen = "crc32"
+                self._checksum_of_parts = chosen
+            return self._checksum_of_parts
+
+    def _try_checksum(self, request: Callable[[], _T]) -> _T:
+        return self._persist("try the store's checksums", request)
 
     def _head(self, key: str) -> Head:
         return self._persist(f"look at {key}", lambda: self.bucket.head(key))
@@ -278,72 +293,6 @@ class S3Store:
                 file.finish(part)
                 on_bytes(part.length)
 
-    def _send_parts(
-        self, key: str, size: int, send: Callable[[str, Part], Mapping[str, Any]]
-    ) -> None:
-        """Make an object of parts that `send` writes; all again if the store forgets them."""
-        for left in reversed(range(_ROUNDS)):
-            try:
-                self._send_parts_once(key, size, send)
-            except _Forgotten as error:
-                if not left:
-                    raise StoreError(
-                        f"store {self.url} cannot put {key} together: {error}",
-                        hint="`nanochat doctor --probe-store` tries what the store can do",
-                    ) from error
-            else:
-                return
-
-    def _send_parts_once(
-        self, key: str, size: int, send: Callable[[str, Part], Mapping[str, Any]]
-    ) -> None:
-        parts = plan_parts(size, length=part_length(size))
-        before = self._find(key)
-        upload = self._persist(f"put {key}", lambda: self.bucket.begin_upload(key))
-        tags: dict[int, Mapping[str, Any]] = {}
-
-        def work(part: Part, stop: threading.Event) -> None:
-            tags[part.index] = self._persist(f"put {key}", lambda: send(upload, part), stop=stop)
-
-        try:
-            # A part is in memory while it is sent.
-            run_all(self._pool, parts, work, at_once=max(1, THREADS * PART // parts[0].length))
-            told = [tags[part.index] for part in parts]
-            self._persist(f"put {key}", lambda: self._complete(key, upload, told, size, before))
-        except BaseException as error:
-            with contextlib.suppress(Lost, Refused):
-                self.bucket.abort_upload(key, upload)
-            cause = error.__cause__
-            if isinstance(cause, Refused) and cause.code in _FORGOTTEN:
-                raise _Forgotten(str(cause)) from cause
-            raise
-
-    def _complete(
-        self,
-        key: str,
-        upload: str,
-        told: Sequence[Mapping[str, Any]],
-        size: int,
-        before: Head | None,
-    ) -> None:
-        """Put the parts together; they may be already, when only the answer was lost."""
-        try:
-            self.bucket.complete_upload(key, upload, told)
-        except (Lost, Refused):
-            try:
-                found = self.bucket.head(key)
-            except (Missing, Lost, Refused):
-                found = None
-            if found is None or found == before or found.size != size:
-                raise
-        else:
-            try:
-                actual = self.bucket.head(key).size
-            except Missing:
-                raise Lost("it does not show what it has just put together") from None
-            if actual != size:
-                raise Refused("InvalidPart", message=f"{actual} bytes instead of {size}")
-
     def _remove_old(self, key: str, older_than: float) -> bool:
         try:
             is_old = self.get_stored(key).age > older_than
@@ -352,12 +301,6 @@ class S3Store:
         if is_old:
             self.delete(key)
         return is_old
-
-    def _find(self, key: str) -> Head | None:
-        try:
-            return self._head(key)
-        except Missing:
-            return None
 
     def _persist(
         self, what: str, operation: Callable[[], _T], *, stop: threading.Event | None = None

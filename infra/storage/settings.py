@@ -3,8 +3,12 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
+from infra.storage.checksums import CHECKSUMS, Checksum
 from nanochat_core.errors import StoreError
+
+_Choice = TypeVar("_Choice", bound=str)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,22 +17,25 @@ class Settings:
 
     addressing: str | None  # bucket in the path or in the host name
     etag: str  # how a version stands in If-Match
-    checksum: str | None  # of what is put
+    checksum: Checksum | None  # of what is put
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     """The NANOCHAT_S3_... variables. Raises StoreError."""
 
-    def choose(name: str, *choices: str) -> str | None:
+    def choose(name: str, *choices: _Choice) -> _Choice | None:
         value = environment.get(name) or None
-        if value is not None and value not in choices:
+        for choice in choices:
+            if value == choice:
+                return choice
+        if value is not None:
             raise StoreError(f"{name} is '{value}'", hint=f"it can be {' or '.join(choices)}")
-        return value
+        return None
 
     return Settings(
         addressing=choose("NANOCHAT_S3_ADDRESSING", "path", "virtual"),
         etag=choose("NANOCHAT_S3_ETAG", "quoted", "plain") or "quoted",
-        checksum=choose("NANOCHAT_S3_CHECKSUM", "md5", "sha256"),
+        checksum=choose("NANOCHAT_S3_CHECKSUM", *CHECKSUMS),
     )
 
 

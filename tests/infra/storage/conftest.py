@@ -49,12 +49,21 @@ def store_on(fake: FakeS3, *, patience: Patience = IMPATIENT) -> S3Store:
     return S3Store(f"s3://{fake.bucket}/{uuid.uuid4().hex}", patience=patience)
 
 
+def tried_store_on(fake: FakeS3) -> S3Store:
+    """An empty store that has been seen to check checksums; only what comes now is counted."""
+    store = store_on(fake)
+    assert store.checksum_of_parts() == "crc32"
+    fake.requests.clear()
+    return store
+
+
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of a part, so that small objects go in parts."""
     part = 1 << 16
     monkeypatch.setattr("infra.storage.parts.PART", part)
     monkeypatch.setattr("infra.storage.s3_store.PART", part)
+    monkeypatch.setattr("infra.storage.uploads.PART", part)
     return part
 
 

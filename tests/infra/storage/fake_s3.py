@@ -9,6 +9,7 @@ import hashlib
 import threading
 import time
 import uuid
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -230,14 +231,20 @@ class FakeS3:
             return data[first : last + 1]
         md5 = request.headers.get("content-md5")
         sha256 = request.headers.get("x-amz-checksum-sha256")
-        if (md5 and Quirk.REFUSES_MD5 in self.quirks) or (
-            sha256 and Quirk.REFUSES_SHA256 in self.quirks
-        ):
+        crc32 = request.headers.get("x-amz-checksum-crc32")
+        refused = {
+            Quirk.REFUSES_MD5: md5,
+            Quirk.REFUSES_SHA256: sha256,
+            Quirk.REFUSES_CRC32: crc32,
+        }
+        if any(told and quirk in self.quirks for quirk, told in refused.items()):
             raise FakeError(400, "InvalidArgument")
         if Quirk.CHECKS_NO_CHECKSUMS not in self.quirks:
             if Quirk.CHECKS_NO_MD5 not in self.quirks:
                 _compare(md5, hashlib.md5(request.body).digest())
             _compare(sha256, hashlib.sha256(request.body).digest())
+            if Quirk.CHECKS_NO_CRC32 not in self.quirks:
+                _compare(crc32, zlib.crc32(request.body).to_bytes(4))
         return request.body
 
     def _copied(self, request: Request, etag: str) -> Answer:

@@ -22,6 +22,8 @@ class Quirk(Enum):
     LISTS_1000_SILENTLY = auto()
     CHECKS_NO_CHECKSUMS = auto()
     CHECKS_NO_MD5 = auto()
+    CHECKS_NO_CRC32 = auto()
+    REFUSES_CRC32 = auto()
     REFUSES_MD5 = auto()
     REFUSES_SHA256 = auto()
     COPIES_NOTHING = auto()

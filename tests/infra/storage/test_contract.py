@@ -81,6 +81,7 @@ def server(
     """A store of each kind, for all tests of this file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("infra.storage.s3_store.PART", PART)
+        patch.setattr("infra.storage.uploads.PART", PART)
         patch.setattr(parts, "PART", PART)
         if request.param == "local":
             store = LocalStore(tmp_path_factory.mktemp("contract") / "store")

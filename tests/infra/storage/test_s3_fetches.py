@@ -15,7 +15,7 @@ from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from infra.storage.parts import PART
 from nanochat_core.errors import StoreError
-from tests.infra.storage.conftest import PARTS, MakeFake, store_on
+from tests.infra.storage.conftest import PARTS, MakeFake, store_on, tried_store_on
 from tests.infra.storage.fake_s3 import FakeS3, Object
 from tests.infra.storage.misbehaviour import Answer, Fault, Kind, Quirk, Request
 
@@ -145,7 +145,7 @@ def test_a_store_without_ranges_sends_each_object_once(
     make_fake: MakeFake, large: Path, small_parts: int, tmp_path: Path
 ) -> None:
     fake = make_fake(Quirk.IGNORES_RANGES)
-    store = store_on(fake)
+    store = tried_store_on(fake)
     store.upload("large", large)
     told: list[int] = []
     store.fetch("large", tmp_path / "target", on_bytes=told.append)
@@ -161,7 +161,7 @@ def test_a_store_without_ranges_sends_each_object_once(
 def test_a_part_that_comes_short_is_fetched_again(
     fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, kind: Kind
 ) -> None:
-    store = store_on(fake)
+    store = tried_store_on(fake)
     store.upload("large", large)
     fake.faults.append(Fault(kind=kind, verb="GET", times=7))
     store.fetch("large", tmp_path / "target")

@@ -221,7 +221,7 @@ def test_a_body_damaged_on_its_way_in_is_refused_and_sent_again(fake: FakeS3) ->
 def test_control_without_a_checksum_the_damage_is_stored(
     fake: FakeS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3.Bucket, "_checksum", lambda *_: {})
+    monkeypatch.setattr(s3, "checksum_of", lambda *_: {})
     fake.faults.append(Fault(kind=Kind.FLIP_REQUEST, verb="PUT", times=2))
     store = store_on(fake)
     store.put("a", b"whole")
@@ -229,7 +229,12 @@ def test_control_without_a_checksum_the_damage_is_stored(
 
 
 @pytest.mark.parametrize(
-    ("checksum", "header"), [("md5", "content-md5"), ("sha256", "x-amz-checksum-sha256")]
+    ("checksum", "header"),
+    [
+        ("md5", "content-md5"),
+        ("sha256", "x-amz-checksum-sha256"),
+        ("crc32", "x-amz-checksum-crc32"),
+    ],
 )
 def test_the_checksum_is_the_one_asked_for(
     fake: FakeS3, monkeypatch: pytest.MonkeyPatch, small_parts: int, tmp_path: Path,

@@ -1,0 +1,110 @@
+"""Objects put together from parts: sent several at once, all again when the store forgets them."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from infra.storage.answers import Head, Lost, Refused
+from infra.storage.base import Missing
+from infra.storage.checksums import Checksum
+from infra.storage.parts import PART, THREADS, Part, part_length, plan_parts, run_all
+from infra.storage.s3 import Bucket
+from nanochat_core.errors import StoreError
+
+ROUNDS = 3  # for an upload that the store forgets
+_FORGOTTEN = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}
+_T = TypeVar("_T")
+# (upload, part) -> what the store must be told of the part at the end
+Send: TypeAlias = Callable[[str, Part], Mapping[str, Any]]
+
+
+class Persist(Protocol):
+    """Does an operation until it has an answer. Raises StoreError."""
+
+    def __call__(
+        self, what: str, operation: Callable[[], _T], *, stop: threading.Event | None = None
+    ) -> _T:
+        """`what` is for errors; `stop` ends waiting for another try."""
+        ...
+
+
+class _Forgotten(Exception):
+    """The store does not know the upload any more, or made something else of it."""
+
+
+class Uploads:
+    """Writes objects in parts."""
+
+    def __init__(self, bucket: Bucket, pool: Executor, *, persist: Persist) -> None:
+        self._bucket = bucket
+        self._pool = pool
+        self._persist = persist
+
+    def send(self, key: str, size: int, send: Send, *, checksum: Checksum) -> None:
+        """Make an object of `size` bytes of parts that `send` writes. Raises StoreError."""
+        for left in reversed(range(ROUNDS)):
+            try:
+                self._send_once(key, size, send, checksum)
+            except _Forgotten as error:
+                if not left:
+                    raise StoreError(
+                        f"store {self._bucket.url} cannot put {key} together: {error}",
+                        hint="`nanochat doctor --probe-store` tries what the store can do",
+                    ) from error
+            else:
+                return
+
+    def _send_once(self, key: str, size: int, send: Send, checksum: Checksum) -> None:
+        parts = plan_parts(size, length=part_length(size))
+        before = self._persist(f"look at {key}", lambda: self._find(key))
+        upload = self._persist(f"put {key}", lambda: self._bucket.begin_upload(key, checksum))
+        tags: dict[int, Mapping[str, Any]] = {}
+
+        def work(part: Part, stop: threading.Event) -> None:
+            tags[part.index] = self._persist(f"put {key}", lambda: send(upload, part), stop=stop)
+
+        try:
+            # A part is in memory while it is sent.
+            run_all(self._pool, parts, work, at_once=max(1, THREADS * PART // parts[0].length))
+            told = [tags[part.index] for part in parts]
+            self._persist(f"put {key}", lambda: self._complete(key, upload, told, size, before))
+        except BaseException as error:
+            with contextlib.suppress(Lost, Refused):
+                self._bucket.abort_upload(key, upload)
+            cause = error.__cause__
+            if isinstance(cause, Refused) and cause.code in _FORGOTTEN:
+                raise _Forgotten(str(cause)) from cause
+            raise
+
+    def _complete(
+        self,
+        key: str,
+        upload: str,
+        told: Sequence[Mapping[str, Any]],
+        size: int,
+        before: Head | None,
+    ) -> None:
+        """Put the parts together; they may be already, when only the answer was lost."""
+        try:
+            self._bucket.complete_upload(key, upload, told)
+        except (Lost, Refused):
+            try:
+                found = self._find(key)
+            except (Lost, Refused):
+                found = None
+            if found is None or found == before or found.size != size:
+                raise
+        else:
+            found = self._find(key)
+            if found is None:
+                raise Lost("it does not show what it has just put together")
+            if found.size != size:
+                raise Refused("InvalidPart", message=f"{found.size} bytes instead of {size}")
+
+    def _find(self, key: str) -> Head | None:
+        try:
+            return self._bucket.head(key)
+        except Missing:
+            return None

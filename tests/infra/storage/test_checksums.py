@@ -1,0 +1,48 @@
+"""Large bodies carry the cheapest checksum that their store was seen to check."""
+
+import pytest
+
+from infra.storage.checksums import CHECKSUMS, Checksum, algorithm_of, checksum_of
+from tests.infra.storage.conftest import MakeFake, store_on
+from tests.infra.storage.fake_s3 import FakeS3
+from tests.infra.storage.misbehaviour import Fault, Kind, Quirk
+
+
+def test_a_store_that_checks_crc32_gets_it_and_keeps_nothing_of_the_trial(fake: FakeS3) -> None:
+    store = store_on(fake)
+    assert store.checksum_of_parts() == "crc32"
+    requests = len(fake.requests)
+    assert store.checksum_of_parts() == "crc32"
+    assert len(fake.requests) == requests, "it is tried once"
+    assert fake.objects == fake.uploads == {}
+
+
+@pytest.mark.parametrize(
+    "quirk", [Quirk.CHECKS_NO_CRC32, Quirk.CHECKS_NO_CHECKSUMS, Quirk.REFUSES_CRC32]
+)
+def test_a_store_that_was_not_seen_to_check_it_gets_md5(make_fake: MakeFake, quirk: Quirk) -> None:
+    fake = make_fake(quirk)
+    assert store_on(fake).checksum_of_parts() == "md5"
+    assert fake.objects == fake.uploads == {}
+
+
+@pytest.mark.parametrize("kind", [Kind.LOSE, Kind.REFUSE_AFTER, Kind.RESET])
+def test_a_bad_day_is_not_taken_for_a_store_that_does_not_check(fake: FakeS3, kind: Kind) -> None:
+    fake.faults.append(Fault(kind=kind, verb="PUT partNumber", times=2))
+    assert store_on(fake).checksum_of_parts() == "crc32"
+
+
+@pytest.mark.parametrize("kind", CHECKSUMS)
+def test_what_a_person_asked_for_is_not_tried(
+    fake: FakeS3, monkeypatch: pytest.MonkeyPatch, kind: Checksum
+) -> None:
+    monkeypatch.setenv("NANOCHAT_S3_CHECKSUM", kind)
+    assert store_on(fake).checksum_of_parts() == kind
+    assert fake.requests == []
+
+
+def test_checksums_are_those_of_the_published_definitions() -> None:
+    assert checksum_of(b"123456789", "crc32")["ChecksumCRC32"] == "y/Q5Jg=="  # 0xCBF43926
+    assert checksum_of(b"", "md5") == {"ContentMD5": "1B2M2Y8AsgTpgAmY7PhCfg=="}
+    assert algorithm_of("md5") == {}
+    assert algorithm_of("crc32") == {"ChecksumAlgorithm": "CRC32"}
