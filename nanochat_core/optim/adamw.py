@@ -31,7 +31,7 @@ def adamw_(
         exp_avg_sq,
         [],
         # torch's function counts them up itself, one tensor for each parameter
-        [torch.tensor(step - 1.0, device=p.device) for p in parameters],
+        [torch.full((), step - 1.0, device=p.device) for p in parameters],
         fused=True,
         amsgrad=False,
         beta1=group.beta1,

@@ -1,10 +1,12 @@
 """Which parameter is updated how: matrices inside blocks by Muon, everything else by AdamW.
 
-The constants are nanochat's; the learning rates come from `OptimizerConfig`, where the scale
-factors of batch and width are multiplied in already.
+The constants are nanochat's. Those that changed between its eras, and the learning rates, come from
+`OptimizerConfig`; the scale factors of batch and width are multiplied in there already.
 """
 
 from dataclasses import dataclass
+
+from nanochat_core.config import OptimizerConfig
 
 MUON_PREFIX = "transformer.h."
 
@@ -14,46 +16,68 @@ class AdamWGroup:
     """Parameters that share AdamW's constants."""
 
     prefixes: tuple[str, ...]  # of parameter names
-    lr: str  # a field of OptimizerConfig
+    lr: float
     beta1: float
     beta2: float
     weight_decay: float  # constant over the run; the step is lr * weight_decay
 
 
-ADAMW_GROUPS = (
-    AdamWGroup(prefixes=("lm_head.",), lr="lm_head_lr", beta1=0.8, beta2=0.96, weight_decay=0.01),
-    AdamWGroup(
-        prefixes=("transformer.wte.",),
-        lr="embedding_lr",
-        beta1=0.8,
-        beta2=0.995,
-        weight_decay=0.001,
-    ),
-    AdamWGroup(
-        prefixes=("value_embeds.",),
-        lr="value_embed_lr",
-        beta1=0.8,
-        beta2=0.995,
-        weight_decay=0.01,
-    ),
-    AdamWGroup(
-        prefixes=("resid_lambdas",), lr="residual_lr", beta1=0.8, beta2=0.95, weight_decay=0.05
-    ),
-    AdamWGroup(prefixes=("x0_lambdas",), lr="x0_lr", beta1=0.96, beta2=0.95, weight_decay=0.0),
-    AdamWGroup(
-        prefixes=("smear_gate.", "smear_lambda", "backout_lambda"),
-        lr="smear_lr",
-        beta1=0.8,
-        beta2=0.95,
-        weight_decay=0.0,
-    ),
-)
+def adamw_groups(config: OptimizerConfig) -> tuple[AdamWGroup, ...]:
+    """AdamW's groups. A model of an era without a part has no parameter of that name."""
+    return (
+        AdamWGroup(
+            prefixes=("lm_head.",),
+            lr=config.lm_head_lr,
+            beta1=0.8,
+            beta2=config.lm_head_beta2,
+            weight_decay=config.lm_head_weight_decay,
+        ),
+        AdamWGroup(
+            prefixes=("transformer.wte.",),
+            lr=config.embedding_lr,
+            beta1=0.8,
+            beta2=config.embedding_beta2,
+            weight_decay=config.embedding_weight_decay,
+        ),
+        AdamWGroup(
+            prefixes=("value_embeds.",),
+            lr=config.value_embed_lr,
+            beta1=0.8,
+            beta2=0.995,
+            weight_decay=0.01,
+        ),
+        AdamWGroup(
+            prefixes=("resid_lambdas",),
+            lr=config.residual_lr,
+            beta1=0.8,
+            beta2=0.95,
+            weight_decay=0.05,
+        ),
+        AdamWGroup(
+            prefixes=("x0_lambdas",), lr=config.x0_lr, beta1=0.96, beta2=0.95, weight_decay=0.0
+        ),
+        AdamWGroup(
+            prefixes=("smear_gate.", "smear_lambda", "backout_lambda"),
+            lr=config.smear_lr,
+            beta1=0.8,
+            beta2=0.95,
+            weight_decay=0.0,
+        ),
+    )
 
 
-def adamw_group(name: str) -> AdamWGroup | None:
+def group_of(name: str, groups: tuple[AdamWGroup, ...]) -> AdamWGroup | None:
     """The AdamW group of a parameter; None: it is Muon's."""
     if name.startswith(MUON_PREFIX):
         return None
-    groups = [group for group in ADAMW_GROUPS if name.startswith(group.prefixes)]
-    assert len(groups) == 1, f"parameter {name} belongs to {len(groups)} optimizer groups"
-    return groups[0]
+    found = [group for group in groups if name.startswith(group.prefixes)]
+    assert len(found) == 1, f"parameter {name} belongs to {len(found)} optimizer groups"
+    return found[0]
+
+
+def layer_of(name: str) -> float:
+    """The layer a parameter's gradient is ready after, in a backward pass from high to low."""
+    for prefix in (MUON_PREFIX, "value_embeds."):
+        if name.startswith(prefix):
+            return int(name.removeprefix(prefix).partition(".")[0])
+    return float("inf") if name.startswith("lm_head.") else -1

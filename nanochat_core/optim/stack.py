@@ -56,7 +56,9 @@ class Stack:
         rank owns all items, and the sum over ranks reaches all of them.
         """
         like = next(iter(parameters.values()))
-        self._world, self._replicated, self._by_row = world, replicated, by_row
+        assert len({(p.shape, p.dtype, p.device) for p in parameters.values()}) == 1
+        self.replicated = replicated
+        self._world, self._by_row = world, by_row
         count = like.size(0) if by_row else 1
         self.parts = [
             Part(name=name, parameter=p, first=i * count, count=count)
@@ -76,6 +78,7 @@ class Stack:
         if self._weights is not initial:
             self.masters = self.masters.clone()  # and let go of what this rank does not own
         self.state = {kind: self.masters.new_zeros((owned, *item)) for kind, item in state.items()}
+        self.num_elements = initial.numel()
         self._gradients: Tensor | None = None
         self._buffer: Tensor | None = None
         self._taken: set[str] = set()
@@ -115,7 +118,7 @@ class Stack:
                 self._of(part, self._gradients).zero_()
         if self._world.size > 1:
             self._gradients = self._gradients.float()
-        if self._replicated:
+        if self.replicated:
             self._pending = self._world.start_sum(self._gradients)
         else:
             self._pending = self._world.start_sum_to_owners(self._gradients)
@@ -129,13 +132,17 @@ class Stack:
         assert self._gradients is not None
         return self._gradients[self._owned].to(self.masters.dtype)
 
-    def start_share(self) -> None:
-        """Drop the gradients, and begin to give every rank the updated weights."""
+    def drop_gradients(self) -> None:
+        """Forget this step's gradients, once their sum is there or was not begun."""
+        self._wait()
         self._gradients = None
         self._taken.clear()
+
+    def start_share(self) -> None:
+        """Begin to give every rank the updated weights."""
         if self.masters.dtype != self._weights.dtype:
             self._weights[self._owned].copy_(self.masters)
-        if not self._replicated:
+        if not self.replicated:
             self._pending = self._world.start_share(self._weights)
 
     def finish_share(self) -> None:
@@ -145,7 +152,7 @@ class Stack:
 
     def pieces(self) -> Iterator[tuple[str, Tensor]]:
         """What this rank owns, by key; of replicated items, what the first rank owns."""
-        if self._replicated and not self._world.is_first:
+        if self.replicated and not self._world.is_first:
             return
         for kind, stacked in self._kinds():
             for part in self.parts:
@@ -177,7 +184,7 @@ class Stack:
         """Whole tensors by key, on the host of the first rank; nothing elsewhere. Collective."""
         for kind, stacked in self._kinds():
             whole = stacked
-            if self._world.size > 1 and not self._replicated:
+            if self._world.size > 1 and not self.replicated:
                 whole = stacked.new_zeros((len(stacked) * self._world.size, *stacked.shape[1:]))
                 whole[self._owned] = stacked
                 pending = self._world.start_share(whole)

@@ -1,6 +1,7 @@
 """The ranks of a job, and what they do together. One rank needs no process group."""
 
 import atexit
+import dataclasses
 import datetime
 import os
 from collections.abc import Callable
@@ -17,6 +18,9 @@ class World:
     rank: int
     local_rank: int
     size: int
+    # For questions between ranks (any, barrier), beside the group of the sums: so that it does not
+    # matter which of the two a rank comes to first. None: the same group.
+    control: dist.ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -56,7 +60,7 @@ class World:
         if self.size == 1:
             return lambda: flag
         votes = torch.tensor(int(flag))
-        pending = self.start_sum(votes)
+        pending = dist.all_reduce(votes, group=self.control, async_op=True)
 
         def answer() -> bool:
             assert pending is not None
@@ -72,7 +76,7 @@ class World:
     def barrier(self) -> None:
         """Wait for every rank."""
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(group=self.control)
 
 
 ALONE = World(rank=0, local_rank=0, size=1)
@@ -85,9 +89,18 @@ def open_world(device: str) -> World:
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         size=int(os.environ.get("WORLD_SIZE", "1")),
     )
-    if world.size > 1 and not dist.is_initialized():
-        backend = "cuda:nccl,cpu:gloo" if device == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=datetime.timedelta(minutes=10))
+    if world.size == 1:
+        return world
+    if not dist.is_initialized():
+        on_gpu = device == "cuda" and torch.cuda.is_available()
+        dist.init_process_group(
+            "cuda:nccl,cpu:gloo" if on_gpu else "gloo",
+            timeout=datetime.timedelta(minutes=10),
+            # Ranks meet here once, so that no later sum has to wait for the others to begin.
+            device_id=torch.device("cuda", world.local_rank) if on_gpu else None,
+        )
         # Left to the interpreter's end, gloo's threads crashed in 3 of 6 runs of two ranks.
         atexit.register(dist.destroy_process_group)
-    return world
+    control = dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=10))
+    assert isinstance(control, dist.ProcessGroup)
+    return dataclasses.replace(world, control=control)

@@ -9,9 +9,9 @@ loss.
 Shapes: P questions, G samples of each, T tokens. `tokens_RT` has R = P * G rows.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +32,11 @@ from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from nanochat_core.train.conversations import scaled
-from nanochat_core.train.step import IGNORE, Keeper, check_loss
+from nanochat_core.train.fitting import Fitting
+from nanochat_core.train.keeper import Keeper
+from nanochat_core.train.losses import StepLog
+from nanochat_core.train.machine import machine
+from nanochat_core.train.step import IGNORE
 from tasks.base import Conversation
 from tasks.registry import is_correct
 
@@ -59,42 +63,46 @@ def run(job: Job) -> dict[str, Any]:
     engine = Engine(model, tokenizer)
     train = open_task(config.task, job.inputs["task_data"], "train")
     test = open_task(config.task, job.inputs["task_data"], "test").first(config.eval_examples)
-    keeper = Keeper(job, optimizer, world, progress)
+    log = StepLog(progress, None, late=False)
+    keeper = Keeper(job, optimizer, world, progress, log)
+    fitting = Fitting(job, optimizer, world, progress)
 
     def evaluate(done: int) -> float:
         score = accuracy(engine, test, max_new_tokens=config.max_new_tokens, world=world)
         progress.eval(done, pass_at_1=score)
+        keeper.judge(done, -score)
         return score
 
     start, state = keeper.resume()
     progress.start(config.num_steps, step=start)
     first_score = state["first_score"] if start else evaluate(0)
-    with STOP.deferred() as stop:
+    with STOP.deferred():
+        log.begin()
         for step in range(start, config.num_steps):
-            began = time.monotonic()
             questions = [train[i] for i in question_ids(step, len(train), config, seed, world)]
             rollouts = roll_out(engine, tokenizer, questions, config, seed_for(seed, step))
             values = summary(rollouts, world)
             if values["useful_share"] > 0:  # else every group agrees and there is nothing to learn
-                loss = add_policy_gradients(
-                    model,
-                    optimizer,
-                    rollouts,
-                    device_batch_size=job.resources.device_batch_size,
-                    world=world,
+                objective = fitting.gradients(
+                    partial(add_policy_gradients, model, optimizer, rollouts, world=world)
                 )
-                check_loss(loss, step)
+                log.read(step + 1, objective, **values)
                 optimizer.step(
                     lr_multiplier=1.0 - step / config.num_steps,
                     momentum=MOMENTUM,
                     weight_decay=0.0,
                 )
+            else:
+                log.read(step + 1, torch.zeros(()), **values)
+            log.tell()
             done = step + 1
-            progress.step(done, **values, seconds=time.monotonic() - began)
-            keeper.after_step(done, config.num_steps, stop, {"first_score": first_score})
-            if job.resources.eval_every_steps and done % job.resources.eval_every_steps == 0:
+            judged = _is_due(done, job.resources.eval_every_steps) and done < config.num_steps
+            keeper.after_step(done, config.num_steps, {"first_score": first_score}, now=judged)
+            if judged:
                 evaluate(done)
+                log.begin()
         last_score = evaluate(config.num_steps)
+        keeper.close()
     state = optimizer.gather()
     if world.is_first:
         save_model(
@@ -104,7 +112,16 @@ def run(job: Job) -> dict[str, Any]:
             optimizer=state,
             made_by="rl",
         )
-    return {"pass_at_1_first": first_score, "pass_at_1": last_score, "steps": config.num_steps}
+    return {
+        "pass_at_1_first": first_score,
+        "pass_at_1": last_score,
+        "steps": config.num_steps,
+        **machine(job, device, world, device_batch_size=fitting.size),
+    }
+
+
+def _is_due(done: int, every: int) -> bool:
+    return every > 0 and done % every == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,10 +192,10 @@ def add_policy_gradients(
     *,
     device_batch_size: int,
     world: World,
-) -> float:
-    """Give the optimizer the gradients of the objective, and return its value.
+) -> torch.Tensor:
+    """Give the optimizer the gradients of the objective; returns this rank's share of its value.
 
-    It is -sum(advantage * log p(token)) / number of sampled tokens on all ranks.
+    The objective is -sum(advantage * log p(token)) / number of sampled tokens on all ranks.
     Answers whose advantage is zero carry no gradient and are not run; their tokens still count.
     """
     device = next(model.parameters()).device
@@ -195,8 +212,9 @@ def add_policy_gradients(
         loss = (nats_RT * advantage_R[:, None]).sum() / count
         optimizer.backward(loss, last=first + device_batch_size >= len(useful))
         total += loss.detach()
+    optimizer.start_sums()
     model.eval()
-    return float(world.sum(total))
+    return total
 
 
 def pad(batch: Sequence[Rollout], longest: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from nanochat_core.config import ModelConfig, OptimizerConfig
 from nanochat_core.errors import ModelError
 from nanochat_core.model.gpt import GPT
-from nanochat_core.optim.groups import adamw_group
+from nanochat_core.optim.groups import adamw_groups, group_of
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.distributed import ALONE
 from nanochat_core.scaling import numerics, run_for_depth
@@ -31,6 +31,15 @@ CONFIG = ModelConfig(
     backout=True,
 )
 RATES = run_for_depth(12).optimizer
+# a rate by which each group can be told
+RATE_OF = {
+    "lm_head_lr": 1,
+    "embedding_lr": 2,
+    "value_embed_lr": 3,
+    "residual_lr": 4,
+    "x0_lr": 5,
+    "smear_lr": 6,
+}
 
 
 def make_model(precision: str = "fp32") -> GPT:
@@ -48,7 +57,8 @@ def train(model: GPT, optimizer: Optimizer, steps: range) -> None:
 
 
 def test_each_parameter_has_one_rule() -> None:
-    rules = {name: adamw_group(name) for name, _ in make_model().named_parameters()}
+    groups = adamw_groups(dataclasses.replace(RATES, **RATE_OF))
+    rules = {name: group_of(name, groups) for name, _ in make_model().named_parameters()}
     assert all(name.startswith("transformer.h.") for name, rule in rules.items() if rule is None)
     constants = {
         name: (rule.lr, rule.beta1, rule.beta2, rule.weight_decay)
@@ -56,15 +66,15 @@ def test_each_parameter_has_one_rule() -> None:
         if rule is not None
     }
     assert constants == {
-        "lm_head.weight": ("lm_head_lr", 0.8, 0.96, 0.01),
-        "transformer.wte.weight": ("embedding_lr", 0.8, 0.995, 0.001),
-        "value_embeds.0.weight": ("value_embed_lr", 0.8, 0.995, 0.01),
-        "value_embeds.2.weight": ("value_embed_lr", 0.8, 0.995, 0.01),
-        "resid_lambdas": ("residual_lr", 0.8, 0.95, 0.05),
-        "x0_lambdas": ("x0_lr", 0.96, 0.95, 0.0),
-        "smear_gate.weight": ("smear_lr", 0.8, 0.95, 0.0),
-        "smear_lambda": ("smear_lr", 0.8, 0.95, 0.0),
-        "backout_lambda": ("smear_lr", 0.8, 0.95, 0.0),
+        "lm_head.weight": (1, 0.8, 0.96, 0.01),
+        "transformer.wte.weight": (2, 0.8, 0.995, 0.001),
+        "value_embeds.0.weight": (3, 0.8, 0.995, 0.01),
+        "value_embeds.2.weight": (3, 0.8, 0.995, 0.01),
+        "resid_lambdas": (4, 0.8, 0.95, 0.05),
+        "x0_lambdas": (5, 0.96, 0.95, 0.0),
+        "smear_gate.weight": (6, 0.8, 0.95, 0.0),
+        "smear_lambda": (6, 0.8, 0.95, 0.0),
+        "backout_lambda": (6, 0.8, 0.95, 0.0),
     }
 
 
@@ -143,6 +153,6 @@ def test_state_that_does_not_fit_is_refused() -> None:
     state = optimizer.gather()
     with pytest.raises(ModelError, match="x0_lambdas has shape"):
         optimizer.load((state | {"exp_avg/x0_lambdas": torch.zeros(7)}).__getitem__)
+    wrong = {"momentum/transformer.h.1.attn.c_q.weight": torch.zeros(32, 31)}
     with pytest.raises(ModelError, match=r"c_q.weight has shape .*needs \(32, 32\)"):
-        wrong = {"momentum/transformer.h.1.attn.c_q.weight": torch.zeros(32, 31)}
         optimizer.load((state | wrong).__getitem__)

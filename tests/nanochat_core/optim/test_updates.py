@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from nanochat_core.optim.adamw import adamw_
-from nanochat_core.optim.groups import ADAMW_GROUPS
+from nanochat_core.optim.groups import adamw_groups
 from nanochat_core.optim.muon import muon_, second_moment_shape
+from nanochat_core.scaling import run_for_depth
 
 pytestmark = pytest.mark.torch
+GROUPS = adamw_groups(run_for_depth(12).optimizer)
 
 COEFFICIENTS = [
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -145,7 +147,7 @@ def test_muon_in_bf16_steps_in_nearly_the_same_direction() -> None:
     assert torch.cosine_similarity(updates[0], updates[1], dim=0) > 0.999
 
 
-@pytest.mark.parametrize("group", ADAMW_GROUPS, ids=lambda group: group.lr)
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.prefixes[0])
 def test_adamw_is_its_formula_over_several_steps(group) -> None:
     generator = torch.Generator().manual_seed(5)
     shapes = [(40, 8), (7,), (1,)]
@@ -171,7 +173,7 @@ def test_adamw_of_a_bf16_table_computes_in_fp32() -> None:
     generator = torch.Generator().manual_seed(6)
     start = torch.randn(64, 16, generator=generator).bfloat16()
     grad = torch.randn(64, 16, generator=generator).bfloat16()
-    group = ADAMW_GROUPS[1]
+    group = GROUPS[1]
     narrow, wide = start.clone(), start.float()
     adamw_(
         [narrow],
