@@ -14,7 +14,9 @@ from nanochat_core.eras import ERAS, HEAD, eras_with, numerics, of_era, windows_
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.kv_cache import KVCache
-from nanochat_core.scaling import model_for_depth, num_matrix_params, num_params
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.distributed import ALONE
+from nanochat_core.scaling import model_for_depth, num_matrix_params, num_params, run_for_depth
 from nanochat_core.scaling_january import january_model
 from nanochat_core.tokenizer.bpe import Tokenizer
 
@@ -171,6 +173,29 @@ def test_the_engine_answers_with_a_model_of_another_era(era: str) -> None:
     found = Engine(model, tokenizer).complete(prompts, num_samples=1, seeds=[3, 4], **options)
     for answers, prompt, seed in zip(found, prompts, (3, 4), strict=True):
         assert answers == [generate_naive(model, tokenizer, prompt, seed=seed, **options)]
+
+
+@pytest.mark.parametrize("era", [FIRST, "2026-01-11", "2026-03-09"])
+@pytest.mark.parametrize("muon", ["polar_express", "newton_schulz"])
+def test_a_model_of_another_era_overfits_one_batch(era: str, muon: str) -> None:
+    model = GPT(config_of(era), numerics("fp32", era=era))
+    model.init_weights(7)
+    rates = dataclasses.replace(
+        run_for_depth(12).optimizer, muon=muon, muon_weight_decay=0.0, grad_clip=1.0
+    )
+    optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
+    tokens = tokens_of(2, 33)
+    losses: list[float] = []
+    for _ in range(30):
+        loss = model.token_losses(tokens[:, :-1], tokens[:, 1:]).mean()
+        loss.backward()
+        optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.0)
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(math.log(SHAPE.vocab_size), abs=0.05)
+    assert losses[-1] < 0.5
+    assert any(key.startswith("second_moment/") for key in optimizer.pieces()) == (
+        muon == "polar_express"
+    )
 
 
 @pytest.mark.parametrize("part", PARTS)
