@@ -36,7 +36,8 @@ CARRIERS = frozenset(
         "nanochat_core.model.checkpoint",
         "nanochat_core.runtime.interrupt",
         "nanochat_core.runtime.progress",
-        "nanochat_core.scaling",  # its choices are configuration, its counts are only reported
+        # Its choices, and those of `eras` behind it, are configuration; its counts are reported.
+        "nanochat_core.scaling",
         "nanochat_core.section",
     }
 )

@@ -1,5 +1,7 @@
 """The depth dial against nanochat's numbers, and its parameter counts against the real model."""
 
+import dataclasses
+
 import pytest
 
 from nanochat_core import scaling
@@ -77,6 +79,17 @@ def test_windows_are_three_short_and_one_long_and_the_last_is_long() -> None:
 def test_odd_depths_round_the_width_up_to_whole_heads() -> None:
     model = scaling.model_for_depth(5)
     assert (model.width, model.num_heads, model.head_dim) == (384, 3, 128)
+
+
+def test_what_a_models_shape_implies_is_pinned() -> None:
+    """config.py is not part of an identity, so what it works out must never change."""
+    layers = {1: (0,), 2: (1,), 3: (0, 2), 4: (1, 3), 7: (0, 2, 4, 6)}
+    for depth, expected in layers.items():
+        model = scaling.model_for_depth(depth)
+        assert model.value_embed_layers == expected
+        assert dataclasses.replace(model, value_embeds=False).value_embed_layers == ()
+    model = scaling.model_for_depth(5, vocab_size=32_769)
+    assert (model.padded_vocab_size, model.head_dim) == (32_832, 128)
 
 
 @pytest.mark.torch
