@@ -1,4 +1,4 @@
-"""Models and checkpoints on disk. Never a pickle: safetensors for tensors, JSON for the rest.
+"""Models on disk. Never a pickle: safetensors for tensors, JSON for the rest.
 
 A model directory, fit to answer or to be trained further:
 
@@ -6,20 +6,13 @@ A model directory, fit to answer or to be trained further:
     model.safetensors       weights, one entry per parameter, nanochat's names
     tokenizer/              see tokenizer/bpe.py
     optimizer.safetensors   optimizer state per parameter, free of world size (optional)
-
-A checkpoint, state inside an unfinished job, is a directory `step-0000200` with tensors.safetensors
-and COMMIT.json. COMMIT.json is written last and holds the sha256 of the tensors: without it, or
-with another hash, the directory is not a checkpoint and the one before it counts.
 """
 
-import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from safetensors import SafetensorError
@@ -27,11 +20,10 @@ from safetensors.torch import load_file, save_file
 
 from nanochat_core.config import ModelConfig, NumericsConfig
 from nanochat_core.errors import ConfigError, ModelError
-from nanochat_core.job import sync_directory, write_json
+from nanochat_core.job import write_json
 from nanochat_core.model.gpt import GPT
 
 FORMAT = 1
-KEEP_CHECKPOINTS = 2
 WEIGHT = "weight/"  # begins the keys of the masters in an optimizer's state
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
@@ -104,68 +96,6 @@ def load_state(directory: Path) -> Tensors:
     return {f"{WEIGHT}{name}": tensor for name, tensor in weights.items()} | state
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """A valid checkpoint. `state` is whatever the loop gave to `save_checkpoint`."""
-
-    step: int
-    total: int
-    directory: Path
-    state: dict[str, Any]
-
-    def tensors(self, device: torch.device) -> Tensors:
-        """The saved tensors."""
-        return _load_tensors(self.directory / "tensors.safetensors", device)
-
-
-def save_checkpoint(
-    root: Path, *, step: int, total: int, tensors: Tensors, state: dict[str, Any]
-) -> None:
-    """Make `step` of `total` resumable, then drop all but the newest two checkpoints."""
-    directory = root / f"step-{step:07d}"
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    path = directory / "tensors.safetensors"
-    save_file(_on_host(tensors), path)
-    _sync_file(path)
-    commit = {
-        "format": FORMAT,
-        "step": step,
-        "total": total,
-        "files": {path.name: {"size": path.stat().st_size, "sha256": _sha256(path)}},
-        "state": state,
-    }
-    write_json(directory / "COMMIT.json", commit)
-    sync_directory(root)
-    for old in sorted(root.glob("step-*"))[:-KEEP_CHECKPOINTS]:
-        shutil.rmtree(old)
-
-
-def find_checkpoint(root: Path, *, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest valid checkpoint, or None. A damaged one is named to `warn` and passed over."""
-    for directory in sorted(root.glob("step-*"), reverse=True):
-        try:
-            return _read_checkpoint(directory)
-        except (OSError, ValueError, KeyError, ModelError) as error:
-            warn(f"checkpoint {directory.name} is damaged and is passed over: {error}")
-    return None
-
-
-def _read_checkpoint(directory: Path) -> Checkpoint:
-    commit = json.loads((directory / "COMMIT.json").read_text(encoding="utf-8"))
-    if commit["format"] != FORMAT:
-        raise ModelError(f"format {commit['format']}, this version reads {FORMAT}")
-    for name, expected in commit["files"].items():
-        actual = _sha256(directory / name)
-        if actual != expected["sha256"]:
-            raise ModelError(
-                f"{name} has sha256 {actual[:12]}, committed {expected['sha256'][:12]}"
-            )
-    return Checkpoint(
-        step=commit["step"], total=commit["total"], directory=directory, state=commit["state"]
-    )
-
-
 def _load_tensors(path: Path, device: torch.device) -> Tensors:
     try:
         return load_file(path, device=str(device))
@@ -193,13 +123,3 @@ def _mismatches(expected: Tensors, actual: Tensors) -> Iterator[tuple[str, str]]
 def _on_host(tensors: Tensors) -> Tensors:
     """Contiguous CPU tensors of their own memory: safetensors refuses views that share it."""
     return {name: tensors[name].detach().cpu().contiguous().clone() for name in sorted(tensors)}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

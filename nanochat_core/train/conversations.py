@@ -8,8 +8,10 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from nanochat_core.config import ChatTrainConfig, OptimizerConfig
@@ -25,12 +27,18 @@ from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.device import open_device
 from nanochat_core.runtime.distributed import World, open_world
+from nanochat_core.runtime.garbage import frozen
 from nanochat_core.runtime.interrupt import STOP
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
-from nanochat_core.train.step import IGNORE, Keeper, add_gradients, check_loss
+from nanochat_core.train.feed import feed
+from nanochat_core.train.fitting import Fitting
+from nanochat_core.train.keeper import Keeper
+from nanochat_core.train.losses import StepLog, pace_of
+from nanochat_core.train.machine import machine
+from nanochat_core.train.step import IGNORE, add_gradients
 from tasks.base import Conversation, text_of
 from tasks.mixture import mixture
 
@@ -53,43 +61,44 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     optimizer.load(load_state(job.model_input).__getitem__)
     tokenizer = Tokenizer.load(job.model_input / "tokenizer")
     train, held_out = make_rows(job, config, tokenizer, model.config.sequence_len, seed)
-    keeper = Keeper(job, optimizer, world, progress)
+    pace = pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world)
+    log = StepLog(progress, pace, late=device.type == "cuda")
+    keeper = Keeper(job, optimizer, world, progress, log)
+    fitting = Fitting(job, optimizer, world, progress)
 
     def evaluate(done: int) -> float:
-        loss = mean_loss(model, held_out, job.resources.device_batch_size, world)
+        loss = mean_loss(model, held_out, fitting.size, world)
         progress.eval(done, val_loss=loss)
+        keeper.judge(done, loss)
         return loss
 
     rows_per_step = config.total_batch_size // model.config.sequence_len
     num_steps = config.num_epochs * math.ceil(len(train.tokens) / rows_per_step)
+
+    def take_step(step: int) -> tuple[npt.NDArray[Any], ...]:
+        ids = share_of(epoch_ids(step, len(train.tokens), rows_per_step, seed), world).numpy()
+        return train.tokens[ids], train.mask[ids]
+
     start, state = keeper.resume()
     progress.start(num_steps, step=start)
     started = time.monotonic()
     first_loss = state["first_loss"] if start else evaluate(0)
-    with STOP.deferred() as stop:
-        for step in range(start, num_steps):
-            began = time.monotonic()
-            ids = epoch_ids(step, len(train.tokens), rows_per_step, seed)
-            tokens, mask = take(train, share_of(ids, world), device)
-            loss = add_gradients(
-                model,
-                optimizer,
-                tokens,
-                mask,
-                device_batch_size=job.resources.device_batch_size,
-                world=world,
+    with STOP.deferred(), frozen():
+        log.begin()
+        for step, (tokens, mask) in feed(take_step, start=start, stop=num_steps, device=device):
+            loss = fitting.gradients(
+                partial(add_gradients, model, optimizer, tokens, mask, world=world)
             )
-            check_loss(loss, step)
+            log.read(step + 1, loss)
             optimizer.step(
                 lr_multiplier=lr_multiplier(step, num_steps, config.schedule),
                 momentum=muon_momentum(step, num_steps, config.schedule),
                 weight_decay=0.0,
             )
-            done = step + 1
-            speed = len(ids) * model.config.sequence_len / (time.monotonic() - began)
-            progress.step(done, loss=loss, tokens_per_second=speed)
-            keeper.after_step(done, num_steps, stop, {"first_loss": first_loss})
+            log.tell()
+            keeper.after_step(step + 1, num_steps, {"first_loss": first_loss}, now=False)
         last_loss = evaluate(num_steps)
+        keeper.close()
     state = optimizer.gather()
     if world.is_first:
         save_model(
@@ -106,6 +115,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         "steps": num_steps,
         "rows": len(train.tokens),
         "seconds": time.monotonic() - started,
+        **machine(job, device, world, device_batch_size=fitting.size),
     }
 
 

@@ -1,8 +1,10 @@
 """Stage `pretrain`: a base model from packed rows of text."""
 
 import time
+from functools import partial
 from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from nanochat_core.config import ModelConfig, NumericsConfig, OptimizerConfig, PretrainConfig
@@ -14,12 +16,18 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum, muon_weight_decay
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.device import open_device
-from nanochat_core.runtime.distributed import World, open_world
+from nanochat_core.runtime.distributed import open_world
+from nanochat_core.runtime.garbage import frozen
 from nanochat_core.runtime.interrupt import STOP
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.scaling import flops_per_token, num_params
 from nanochat_core.tokenizer.bpe import Tokenizer
-from nanochat_core.train.step import Keeper, add_gradients, check_loss
+from nanochat_core.train.feed import feed
+from nanochat_core.train.fitting import Fitting
+from nanochat_core.train.keeper import Keeper
+from nanochat_core.train.losses import StepLog, pace_of
+from nanochat_core.train.machine import machine
+from nanochat_core.train.step import add_gradients
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -36,7 +44,10 @@ def run(job: Job) -> dict[str, Any]:
     train.check_tokenizer(tokenizer.digest())
     token_bytes = tokenizer.token_bytes()
     progress = Progress(job.events, active=world.is_first)
-    keeper = Keeper(job, optimizer, world, progress)
+    pace = pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world)
+    log = StepLog(progress, pace, late=device.type == "cuda")
+    keeper = Keeper(job, optimizer, world, progress, log)
+    fitting = Fitting(job, optimizer, world, progress)
 
     def evaluate(done: int) -> float:
         bpb = bits_per_byte(
@@ -44,30 +55,30 @@ def run(job: Job) -> dict[str, Any]:
             validation,
             token_bytes,
             num_tokens=config.eval_tokens,
-            batch_size=job.resources.device_batch_size,
+            batch_size=fitting.size,
             world=world,
         )
         progress.eval(done, val_bpb=bpb)
+        keeper.judge(done, bpb)
         return bpb
 
     rows_per_step = config.total_batch_size // model.config.sequence_len
+
+    def take(step: int) -> tuple[npt.NDArray[Any]]:
+        return (train.batch(step, rows_per_step, seed=seed, rank=world.rank, world=world.size),)
+
     start, state = keeper.resume()
     progress.start(config.num_steps, step=start)
     started = time.monotonic()
     first_bpb = state["first_bpb"] if start else evaluate(0)
-    with STOP.deferred() as stop:
-        for step in range(start, config.num_steps):
-            began = time.monotonic()
-            tokens = step_rows(train, step, rows_per_step, seed, world).to(device)
-            loss = add_gradients(
-                model,
-                optimizer,
-                tokens,
-                None,
-                device_batch_size=job.resources.device_batch_size,
-                world=world,
+    with STOP.deferred(), frozen():
+        log.begin()
+        for step, (tokens,) in feed(take, start=start, stop=config.num_steps, device=device):
+            done = step + 1
+            loss = fitting.gradients(
+                partial(add_gradients, model, optimizer, tokens, None, world=world)
             )
-            check_loss(loss, step)
+            log.read(done, loss)
             optimizer.step(
                 lr_multiplier=lr_multiplier(step, config.num_steps, config.schedule),
                 momentum=muon_momentum(step, config.num_steps, config.schedule),
@@ -75,13 +86,14 @@ def run(job: Job) -> dict[str, Any]:
                     step, config.num_steps, optimizer_config.muon_weight_decay
                 ),
             )
-            done = step + 1
-            seconds = time.monotonic() - began
-            progress.step(done, loss=loss, tokens_per_second=config.total_batch_size / seconds)
-            keeper.after_step(done, config.num_steps, stop, {"first_bpb": first_bpb})
-            if _is_due(done, job.resources.eval_every_steps) and done < config.num_steps:
+            log.tell()
+            judged = _is_due(done, job.resources.eval_every_steps) and done < config.num_steps
+            keeper.after_step(done, config.num_steps, {"first_bpb": first_bpb}, now=judged)
+            if judged:
                 evaluate(done)
+                log.begin()
         last_bpb = evaluate(config.num_steps)
+        keeper.close()
     state = optimizer.gather()
     if world.is_first:
         save_model(
@@ -101,6 +113,7 @@ def run(job: Job) -> dict[str, Any]:
         * config.total_batch_size
         * flops_per_token(model.config, model.numerics),
         "tokens_per_second": trained / (time.monotonic() - started),
+        **machine(job, device, world, device_batch_size=fitting.size),
     }
 
 
@@ -112,12 +125,6 @@ def make_model(job: Job, device: torch.device) -> GPT:
     model.to_empty(device=device)
     model.init_weights(job.config["seed"])
     return model
-
-
-def step_rows(rows: Rows, step: int, rows_per_step: int, seed: int, world: World) -> torch.Tensor:
-    """This rank's share of a step's rows, (b, T+1) int64; b differs by one where it must."""
-    batch = rows.batch(step, rows_per_step, seed=seed, rank=world.rank, world=world.size)
-    return torch.from_numpy(batch).long()
 
 
 def _is_due(done: int, every: int) -> bool:

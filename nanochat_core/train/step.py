@@ -1,22 +1,14 @@
-"""What every training loop must do alike: one step's gradients, and its saved state.
+"""What every training loop must do alike: one step's gradients.
 
 The loss of a step is the mean over all its targets on all ranks, so neither the world size nor the
 device batch size changes it (beyond the order of a sum).
 """
 
-import time
-from typing import Any
-
 import torch
 
-from nanochat_core.errors import StageError
-from nanochat_core.job import Job
-from nanochat_core.model.checkpoint import find_checkpoint, save_checkpoint
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.distributed import World
-from nanochat_core.runtime.interrupt import Interrupted, Stop
-from nanochat_core.runtime.progress import Progress
 
 IGNORE = -1  # target that carries no loss
 
@@ -29,10 +21,11 @@ def add_gradients(
     *,
     device_batch_size: int,
     world: World,
-) -> float:
+) -> torch.Tensor:
     """Give the optimizer the gradients of the mean loss over every rank's targets.
 
-    Returns that mean in nats.
+    Returns this rank's share of that mean, in nats, a scalar on the device: the sum over ranks is
+    the loss. Nothing here waits for the device, nor for other ranks once the micro-steps begin.
 
     `tokens` are this rank's rows of the step; they pass through the model in micro-steps of
     `device_batch_size` rows.
@@ -47,50 +40,5 @@ def add_gradients(
         loss = model.token_losses(inputs[rows], targets[rows]).sum() / count
         optimizer.backward(loss, last=first + device_batch_size >= len(tokens))
         total += loss.detach()
-    return float(world.sum(total))
-
-
-def check_loss(loss: float, step: int) -> None:
-    """Stop before a broken step is taken: what is saved stays good."""
-    if loss != loss or loss in (float("inf"), float("-inf")):
-        raise StageError(
-            f"the loss is {loss} at step {step}",
-            hint="lower the learning rates (--set optimizer.muon_lr=...) and run again",
-        )
-
-
-class Keeper:
-    """Saves a training loop's state, when it is due and when the job is asked to stop."""
-
-    def __init__(self, job: Job, optimizer: Optimizer, world: World, progress: Progress) -> None:
-        self._job, self._optimizer = job, optimizer
-        self._world, self._progress = world, progress
-        self._saved_at = time.monotonic()
-
-    def resume(self) -> tuple[int, dict[str, Any]]:
-        """Load the newest checkpoint; returns the number of steps done and the loop's own state."""
-        found = find_checkpoint(self._job.checkpoints, warn=self._progress.message)
-        if found is None:
-            return 0, {}
-        self._optimizer.load(found.tensors(torch.device("cpu")).__getitem__)
-        return found.step, found.state
-
-    def after_step(self, done: int, total: int, stop: Stop, state: dict[str, Any]) -> None:
-        """Save if it is time, and after the last step: evaluating and writing may be killed too.
-
-        Raises Interrupted, saved, when any rank was asked to stop.
-        """
-        stopping = self._world.any(stop.requested)
-        due = time.monotonic() - self._saved_at >= self._job.resources.save_every_seconds
-        if not (stopping or self._world.any(due or done == total)):
-            return
-        tensors = self._optimizer.gather()
-        if self._world.is_first:
-            save_checkpoint(
-                self._job.checkpoints, step=done, total=total, tensors=tensors, state=state
-            )
-        self._world.barrier()
-        self._saved_at = time.monotonic()
-        if stopping:
-            self._progress.message(f"stopped at step {done}/{total}; the same command goes on")
-            raise Interrupted
+    optimizer.start_sums()
+    return total

@@ -1,0 +1,219 @@
+"""Checkpoints: resumable state inside an unfinished job, written by every rank, read by any number.
+
+    step-0000200/tensors-00000.safetensors   what rank 0 owns of the training state, and so on
+    step-0000200/COMMIT.json                 written last, by rank 0, when every file is whole
+    best.json                                {"step", "value"}: what validation liked best
+
+COMMIT.json names every file with its size and sha256, the step and the loop's own state. Without
+it, or with another hash, the directory is no checkpoint and the one before it counts. A tensor that
+several ranks share is saved in pieces: the key `weight/x#128` holds its rows from 128 on. Never a
+pickle.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nanochat_core.errors import ModelError
+from nanochat_core.job import sync_directory, write_json
+
+FORMAT = 2
+BEST = "best.json"
+_COMMIT = "COMMIT.json"
+_SECONDS_BETWEEN_LOOKS = 0.02  # of rank 0, for the other ranks' files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A committed checkpoint. `state` is whatever the loop gave with it."""
+
+    step: int
+    total: int
+    world_size: int  # of the job that wrote it; any other may read it
+    seconds: float  # that the job had run for by then, all its executions together
+    directory: Path
+    state: dict[str, Any]
+    # key -> its pieces: first row, file, key in the file; by first row
+    pieces: dict[str, list[tuple[int, str, str]]] = field(repr=False)
+
+    def read(self, key: str) -> Tensor:
+        """The whole tensor of `key`, on the CPU. Raises ModelError when it was not saved."""
+        if key not in self.pieces:
+            raise ModelError(f"checkpoint {self.directory.name} has no tensor {key}")
+        parts: list[Tensor] = []
+        for first, name, inner in self.pieces[key]:
+            assert first == sum(len(part) for part in parts), f"{key} lacks rows before {first}"
+            with safe_open(self.directory / name, framework="pt", device="cpu") as file:
+                parts.append(file.get_tensor(inner))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What COMMIT.json says of a checkpoint beside its files."""
+
+    step: int
+    total: int
+    world_size: int
+    seconds: float
+    state: dict[str, Any]
+
+
+def directory_of(root: Path, step: int) -> Path:
+    """Where the checkpoint of `step` lies."""
+    return root / f"step-{step:07d}"
+
+
+def write_pieces(directory: Path, rank: int, tensors: Mapping[str, Tensor]) -> None:
+    """Write what one rank owns, and read it back: afterwards the disk holds these very values.
+
+    `tensors` are contiguous, on the CPU, and finite in every number. Raises OSError on a full disk,
+    ModelError when the disk gives back something else.
+    """
+    path = directory / f"tensors-{rank:05d}.safetensors"
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:  # the system's number for it is only in the text
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):  # read from the disk, not from memory
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with safe_open(path, framework="pt", device="cpu") as file:
+        for key, tensor in tensors.items():
+            if not torch.equal(file.get_tensor(key), tensor):
+                raise ModelError(f"{path} gives back other values of {key} than were written")
+    write_json(_record(directory, rank), {"size": path.stat().st_size, "sha256": _sha256(path)})
+
+
+def commit(directory: Path, facts: Facts) -> None:
+    """Make the directory a checkpoint as soon as every rank's file is whole. For rank 0."""
+    records = [_record(directory, rank) for rank in range(facts.world_size)]
+    for record in records:
+        while not record.exists():
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    files = {
+        f"tensors-{rank:05d}.safetensors": json.loads(record.read_text(encoding="utf-8"))
+        for rank, record in enumerate(records)
+    }
+    write_json(directory / _COMMIT, {"format": FORMAT, "files": files, **vars(facts)})
+    sync_directory(directory.parent)
+    for record in records:
+        record.unlink()
+
+
+def clear(root: Path, step: int) -> Path:
+    """An empty directory for the checkpoint of `step`; what a dead attempt left there goes."""
+    directory = directory_of(root, step)
+    (directory / _COMMIT).unlink(missing_ok=True)  # first: half of a checkpoint is none
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory
+
+
+def prune(root: Path, *, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints and the best. Call it after a commit."""
+    committed = [path.parent for path in sorted(root.glob(f"step-*/{_COMMIT}"))]
+    best = find_best(root)
+    for old in committed[:-keep]:
+        if best is None or old.name != directory_of(root, best[0]).name:
+            (old / _COMMIT).unlink()
+            shutil.rmtree(old)
+
+
+def newest_step(root: Path) -> int | None:
+    """The step of the newest checkpoint that was committed, or None. Nothing is verified."""
+    names = sorted(path.parent.name for path in root.glob(f"step-*/{_COMMIT}"))
+    return int(names[-1].removeprefix("step-")) if names else None
+
+
+def write_best(root: Path, step: int, value: float) -> None:
+    """Name the checkpoint that validation likes best so far."""
+    write_json(root / BEST, {"format": FORMAT, "step": step, "value": value})
+
+
+def find_best(root: Path) -> tuple[int, float] | None:
+    """Step and validation of the best one, or None when none was judged."""
+    try:
+        tree = json.loads((root / BEST).read_text(encoding="utf-8"))
+        return (tree["step"], tree["value"]) if tree["format"] == FORMAT else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def find_checkpoint(
+    root: Path,
+    *,
+    warn: Callable[[str], None],
+    rank: int = 0,
+    world_size: int = 1,
+    any_rank: Callable[[bool], bool] = bool,
+) -> Checkpoint | None:
+    """The newest whole checkpoint, or None. A damaged one is named to `warn` and passed over.
+
+    Every rank calls this; each reads through its share of the files, and `any_rank` tells whether
+    one of them found damage, so that all return the same.
+    """
+    for directory in sorted(root.glob("step-*"), reverse=True):
+        found, problem = None, None
+        try:
+            found = _open(directory, rank, world_size)
+        except (OSError, ValueError, KeyError, TypeError, ModelError) as error:
+            problem = error
+        if not any_rank(problem is not None):
+            return found
+        why = problem or "another rank found its files so"
+        warn(f"checkpoint {directory.name} is damaged and is passed over: {why}")
+    return None
+
+
+def _open(directory: Path, rank: int, world_size: int) -> Checkpoint:
+    tree = json.loads((directory / _COMMIT).read_text(encoding="utf-8"))
+    if tree["format"] != FORMAT:
+        raise ModelError(f"format {tree['format']}, this version reads {FORMAT}")
+    pieces: dict[str, list[tuple[int, str, str]]] = {}
+    for number, (name, expected) in enumerate(tree["files"].items()):
+        path = directory / name
+        if path.stat().st_size != expected["size"]:
+            raise ModelError(f"{name} has {path.stat().st_size} bytes, not {expected['size']}")
+        if number % world_size == rank and (actual := _sha256(path)) != expected["sha256"]:
+            raise ModelError(
+                f"{name} has sha256 {actual[:12]}, committed {expected['sha256'][:12]}"
+            )
+        with safe_open(path, framework="pt", device="cpu") as file:
+            for inner in file.keys():  # noqa: SIM118 - it is no dict
+                key, _, first = inner.partition("#")
+                pieces.setdefault(key, []).append((int(first or 0), name, inner))
+    return Checkpoint(
+        step=tree["step"],
+        total=tree["total"],
+        world_size=tree["world_size"],
+        seconds=tree["seconds"],
+        directory=directory,
+        state=tree["state"],
+        pieces={key: sorted(found) for key, found in pieces.items()},
+    )
+
+
+def _record(directory: Path, rank: int) -> Path:
+    """Says that a rank's file is whole."""
+    return directory / f"tensors-{rank:05d}.json"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

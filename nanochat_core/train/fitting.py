@@ -1,0 +1,100 @@
+"""Running out of memory in a step's gradients: all ranks agree on it, and go on with smaller bites.
+
+The rows of a step and its loss do not depend on the device batch size, beyond the order of a sum,
+so a step whose gradients did not fit is simply done again. Only gradients are covered: the
+optimizer's step changes the state as it goes, and needs no more memory at step 1000 than at step 1.
+"""
+
+import gc
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nanochat_core.errors import StageError
+from nanochat_core.job import Job
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.progress import Progress
+
+
+class Fitting:
+    """The device batch size of a loop. `size` is what it is by now."""
+
+    def __init__(self, job: Job, optimizer: Optimizer, world: World, progress: Progress) -> None:
+        """Begins with the job's device batch size."""
+        self.size = job.resources.device_batch_size
+        self._retry = job.resources.retry_smaller_batch
+        self._optimizer, self._world, self._progress = optimizer, world, progress
+
+    def gradients(self, compute: Callable[..., Tensor]) -> Tensor:
+        """The loss of a step over all ranks, whose gradients `compute` adds to the optimizer's.
+
+        `compute(device_batch_size=...)` gives this rank's share of the loss. After its first
+        micro-step has begun it must not wait for other ranks: one of them may be out of memory by
+        then. Raises StageError when nothing smaller may be tried.
+        """
+        HEART.beat("gradients")
+        while True:
+            loss, why = None, ""
+            try:
+                loss = compute(device_batch_size=self.size)
+            except RuntimeError as error:  # torch's OutOfMemoryError is one
+                if not is_out_of_memory(error):
+                    raise
+                why = str(error).splitlines()[0]
+            # The error is gone by here, and with it the frames that hold the step's activations.
+            if loss is None:
+                make_room()
+                self._optimizer.start_sums()  # the others have begun theirs, in this order
+            HEART.beat("agreeing on memory")
+            if not self._world.any(loss is None):
+                assert loss is not None
+                return self._world.sum(loss)
+            del loss
+            self._optimizer.drop_gradients()
+            make_room()
+            self._shrink(why or "another rank is out of memory")
+
+    def _shrink(self, why: str) -> None:
+        tried, peak = self.size, peak_gigabytes()
+        memory = "" if peak is None else f", at a peak of {peak:.1f} GB"
+        if tried == 1:
+            raise StageError(
+                f"out of memory with one row per device{memory}: {why}",
+                hint="a row of rows.sequence_len tokens does not fit: use more GPUs, or bigger "
+                "ones, or a smaller --depth",
+            )
+        fits = tried // 2
+        if not self._retry:
+            raise StageError(
+                f"out of memory with {tried} rows per device{memory}: {why}",
+                hint=f"give --device-batch-size {fits}: the result is the same",
+            )
+        self.size = fits
+        self._progress.message(
+            f"out of memory with {tried} rows per device{memory}: going on with {fits}. The same "
+            "rows make up each step; only the order in which they are summed differs"
+        )
+
+
+def make_room() -> None:
+    """Give back what nothing refers to."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch had no memory left: on a GPU an error of its own, on the CPU only a text."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        "DefaultCPUAllocator: can't allocate memory" in str(error)
+    )
+
+
+def peak_gigabytes() -> float | None:
+    """Most GPU memory that this process has had in use; None on the CPU."""
+    if not torch.cuda.is_initialized():
+        return None
+    return torch.cuda.max_memory_allocated() / 1e9

@@ -1,0 +1,227 @@
+"""Keeps a training loop's state: a copy is taken between two steps, and written while it goes on.
+
+What a rank owns is copied to the host (on a GPU into pinned memory, by the stream that computes, so
+the host waits for nothing), then written, read back and committed by a thread. One save at a time:
+when the next is due while one is being written, the loop waits. The first save comes after the
+first step of an execution: the memory for copies is there from then on, and a disk or a store that
+refuses is known within the first minute.
+
+A thread, not a process: what it does (copying, writing, hashing) runs without Python's lock, and a
+process would need the copy in shared memory and a torch of its own. On a CPU its work costs the
+loop what it costs in cores; it runs at a lower priority.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat_core.job import Job
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.garbage import collect
+from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.interrupt import SECONDS_TO_SAVE, STOP, Interrupted
+from nanochat_core.runtime.progress import Progress
+from nanochat_core.train.checkpoint import (
+    Facts,
+    clear,
+    commit,
+    find_best,
+    find_checkpoint,
+    newest_step,
+    prune,
+    write_best,
+    write_pieces,
+)
+from nanochat_core.train.losses import StepLog, broken
+
+_NICENESS = 10  # of the writing thread, on Linux
+
+
+class Keeper:
+    """Saves a training loop's state when it is due and when the job is asked to stop."""
+
+    def __init__(
+        self, job: Job, optimizer: Optimizer, world: World, progress: Progress, log: StepLog
+    ) -> None:
+        self._root, self._resources = job.checkpoints, job.resources
+        self._optimizer, self._world, self._progress, self._log = optimizer, world, progress, log
+        self._saved_at = time.monotonic()
+        self._saved_step: int | None = None  # by this execution
+        self._staging = Staging()
+        self._writing: _Writing | None = None
+        log.last_saved = self._last_good
+
+    def resume(self) -> tuple[int, dict[str, Any]]:
+        """Load the newest checkpoint; returns the number of steps done and the loop's own state."""
+        HEART.beat("resuming")
+        found = find_checkpoint(
+            self._root,
+            warn=self._progress.message,
+            rank=self._world.rank,
+            world_size=self._world.size,
+            any_rank=self._world.any,
+        )
+        if found is None:
+            return 0, {}
+        self._optimizer.load(found.read)
+        self._log.resume(found.state, found.seconds)
+        return found.step, found.state
+
+    def after_step(self, done: int, total: int, state: dict[str, Any], *, now: bool) -> None:
+        """Save if it is time, if the loop asks for it (`now`), and after the last step.
+
+        A loop asks before it evaluates, which may be killed too. Raises Interrupted, saved, when
+        any rank was asked to stop, and whatever an earlier save ended with.
+        """
+        HEART.beat("agreeing to go on", steps=1)
+        stopping, due = self._agree(STOP.requested, self._is_due(done))
+        if self._writing is not None and self._writing.ended:
+            self._wait()
+        if stopping or due or now or done == total:
+            self._save(done, total, state)
+        if stopping:
+            self._wait()
+            self._world.barrier()
+            self._progress.message(f"stopped at step {done}/{total}; the same command goes on")
+            raise Interrupted
+
+    def judge(self, step: int, value: float) -> None:
+        """Validation says `value` of the state after `step`; lower is better.
+
+        It counts if that state was saved.
+        """
+        if self._world.is_first and step == self._saved_step:
+            best = find_best(self._root)
+            if best is None or value < best[1]:
+                write_best(self._root, step, value)
+
+    def close(self) -> None:
+        """Wait until the last save is committed."""
+        self._wait()
+        HEART.rest()
+
+    def _is_due(self, done: int) -> bool:
+        every = self._resources.save_every_steps
+        return (
+            self._saved_step is None
+            or time.monotonic() - self._saved_at >= self._resources.save_every_seconds
+            or (every > 0 and done % every == 0)
+        )
+
+    def _agree(self, *flags: bool) -> list[bool]:
+        """Each flag: whether it is set on any rank."""
+        if self._world.size == 1:
+            return list(flags)
+        return [bool(n) for n in self._world.sum(torch.tensor(flags, dtype=torch.int64)).tolist()]
+
+    def _save(self, done: int, total: int, state: dict[str, Any]) -> None:
+        self._log.settle()  # a state whose loss is broken is not saved
+        HEART.beat("waiting for a save")
+        self._wait()
+        HEART.beat("saving")
+        if self._world.is_first:
+            clear(self._root, done)
+        self._world.barrier()
+        facts = Facts(
+            step=done,
+            total=total,
+            world_size=self._world.size,
+            seconds=self._log.seconds,
+            state={**state, **self._log.state()},
+        )
+        tensors, arrived = self._staging.copy(self._optimizer.pieces())
+        self._writing = _Writing(lambda: self._write(facts, tensors, arrived))
+        self._saved_at, self._saved_step = time.monotonic(), done
+        collect()
+        self._log.begin()
+
+    def _write(
+        self, facts: Facts, tensors: Mapping[str, Tensor], arrived: Callable[[], None]
+    ) -> None:
+        """In the writing thread: make the copy a checkpoint."""
+        arrived()
+        for key, tensor in tensors.items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                what = f"{key} is not finite after step {facts.step}"
+                raise broken(what, newest_step(self._root))
+        directory = self._root / f"step-{facts.step:07d}"
+        write_pieces(directory, self._world.rank, tensors)
+        if self._world.is_first:
+            commit(directory, facts)
+            prune(self._root, keep=self._resources.keep_checkpoints)
+
+    def _last_good(self) -> int | None:
+        """The step of the newest checkpoint, once what is being written is there."""
+        if self._writing is not None:
+            self._writing.join(SECONDS_TO_SAVE)
+        return newest_step(self._root)
+
+    def _wait(self) -> None:
+        """Until nothing is being written. Raises what went wrong."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.wait()
+
+
+class Staging:
+    """Host memory for copies of the state, taken once and used again."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], None]]:
+        """Copies on the host, and what waits until they have arrived there.
+
+        They are overwritten by the next call. Copies from a GPU are ordered with what its current
+        stream computes: later steps do not touch what was not copied yet.
+        """
+        for key, tensor in tensors.items():
+            if key not in self._buffers:
+                self._buffers[key] = torch.empty(
+                    tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
+                )
+            self._buffers[key].copy_(tensor.detach(), non_blocking=True)
+        if not any(tensor.is_cuda for tensor in tensors.values()):
+            return dict(self._buffers), lambda: None
+        event = torch.cuda.Event()
+        event.record()
+        return dict(self._buffers), event.synchronize
+
+
+class _Writing:
+    """A save in a thread of its own, which ends with the process."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether `wait` would return at once."""
+        return not self._thread.is_alive()
+
+    def join(self, seconds: float) -> None:
+        """Until it is done, but so long at most."""
+        self._thread.join(seconds)
+
+    def wait(self) -> None:
+        """Until it is done. Raises what it raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        if hasattr(os, "setpriority"):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - the loop raises it
+            self._error = error

@@ -1,0 +1,388 @@
+"""Saving while the loop goes on: what is kept, what is never saved, and when a loop waits."""
+
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nanochat_core.errors import ModelError, StageError
+from nanochat_core.job import Job
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime import interrupt
+from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.progress import Progress, read_events
+from nanochat_core.train import keeper as keeper_module
+from nanochat_core.train.checkpoint import (
+    Facts,
+    clear,
+    commit,
+    find_best,
+    find_checkpoint,
+    newest_step,
+    prune,
+    write_best,
+    write_pieces,
+)
+from nanochat_core.train.keeper import Keeper
+from nanochat_core.train.losses import StepLog
+
+pytestmark = pytest.mark.torch
+ALONE = World(rank=0, local_rank=0, size=1)
+MakeJob: TypeAlias = Callable[..., Job]
+
+
+class Owner:
+    """What a keeper needs of an optimizer: some state."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        self.weight = torch.full((4, 3), value)
+
+    def pieces(self) -> dict[str, torch.Tensor]:
+        """The state itself, as an optimizer gives it."""
+        return {"weight/x": self.weight, "step": torch.tensor(3)}
+
+    def load(self, read: Callable[[str], torch.Tensor]) -> None:
+        """Take over a saved state."""
+        self.weight.copy_(read("weight/x"))
+
+
+@pytest.fixture(autouse=True)
+def _no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt.STOP, "requested", False)
+
+
+@pytest.fixture
+def job(make_job: MakeJob, tmp_path: Path) -> Job:
+    return make_job("shards", tmp_path / "job", {})
+
+
+def make_keeper(job: Job, owner: Owner, *, late: bool = False) -> tuple[Keeper, StepLog]:
+    progress = Progress(job.events)
+    log = StepLog(progress, None, late=late)
+    optimizer: Any = owner
+    assert isinstance(optimizer, Owner | Optimizer)
+    return Keeper(job, optimizer, ALONE, progress, log), log
+
+
+def steps_in(job: Job) -> list[int]:
+    """Steps of the committed checkpoints."""
+    return sorted(int(p.parent.name[5:]) for p in job.checkpoints.glob("step-*/COMMIT.json"))
+
+
+def with_resources(job: Job, **resources: Any) -> Job:
+    """The job with other resources."""
+    return replace(job, resources=replace(job.resources, **resources))
+
+
+def save(root: Path, step: int, tensors: dict[str, torch.Tensor], *, rank: int = 0) -> None:
+    write_pieces(clear(root, step), rank, tensors)
+    commit(root / f"step-{step:07d}", facts(step))
+
+
+def facts(step: int, *, world_size: int = 1) -> Facts:
+    return Facts(step=step, total=9, world_size=world_size, seconds=1.5, state={"losses": []})
+
+
+# The format.
+
+
+def test_pieces_of_several_ranks_are_read_as_whole_tensors(tmp_path: Path) -> None:
+    table, matrix = torch.arange(21.0).view(7, 3), torch.randn(2, 2)
+    directory = clear(tmp_path, 5)
+    write_pieces(directory, 1, {"weight/table#4": table[4:], "weight/matrix": matrix})
+    write_pieces(directory, 0, {"weight/table#0": table[:4], "step": torch.tensor(5)})
+    assert find_checkpoint(tmp_path, warn=lambda text: None) is None
+    commit(directory, facts(5, world_size=2))
+    found = find_checkpoint(tmp_path, warn=pytest.fail)
+    assert found is not None
+    assert (found.step, found.world_size, found.seconds) == (5, 2, 1.5)
+    assert torch.equal(found.read("weight/table"), table)
+    assert torch.equal(found.read("weight/matrix"), matrix)
+    assert int(found.read("step")) == 5
+    with pytest.raises(ModelError, match="has no tensor weight/other"):
+        found.read("weight/other")
+    listed = json.loads((directory / "COMMIT.json").read_text())["files"]
+    assert sorted(listed) == sorted(p.name for p in directory.iterdir() if p.suffix[1:4] == "saf")
+    assert all(listed[name]["size"] == (directory / name).stat().st_size for name in listed)
+
+
+def test_rank_0_commits_only_when_the_last_rank_has_written(tmp_path: Path) -> None:
+    directory = clear(tmp_path, 5)
+    write_pieces(directory, 0, {"a": torch.ones(2)})
+    thread = threading.Thread(target=commit, args=(directory, facts(5, world_size=2)))
+    thread.start()
+    time.sleep(0.2)
+    assert newest_step(tmp_path) is None
+    write_pieces(directory, 1, {"b": torch.ones(2)})
+    thread.join(10)
+    assert newest_step(tmp_path) == 5
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "commit", "format"])
+def test_a_damaged_newest_is_named_and_the_one_before_counts(tmp_path: Path, damage: str) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, {"weight/x": torch.full((100,), float(step))})
+    newest = tmp_path / "step-0000002"
+    path, committed = newest / "tensors-00000.safetensors", newest / "COMMIT.json"
+    data = bytearray(path.read_bytes())
+    match damage:
+        case "flip":
+            data[-5] ^= 1
+            path.write_bytes(data)
+        case "cut":
+            path.write_bytes(data[:-1])
+        case "gone":
+            path.unlink()
+        case "commit":
+            committed.write_text(committed.read_text()[:40])
+        case _:
+            committed.write_text(committed.read_text().replace('"format": 2', '"format": 1'))
+    told: list[str] = []
+    found = find_checkpoint(tmp_path, warn=told.append)
+    assert found is not None
+    assert found.step == 1
+    assert torch.equal(found.read("weight/x"), torch.ones(100))
+    assert len(told) == 1
+    assert "step-0000002 is damaged" in told[0]
+
+
+def test_damage_that_another_rank_found_counts_for_all(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, {"a": torch.ones(1)})
+    answers = iter([True, False])  # what all ranks together say of step 2, then of step 1
+    told: list[str] = []
+    found = find_checkpoint(tmp_path, warn=told.append, any_rank=lambda mine: next(answers))
+    assert found is not None
+    assert found.step == 1
+    assert "another rank" in told[0]
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        save(tmp_path, step, {"a": torch.ones(1)})
+        if step == 2:
+            write_best(tmp_path, 2, 0.5)
+        prune(tmp_path, keep=2)
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == [
+        f"step-000000{step}" for step in (2, 4, 5)
+    ]
+    assert find_best(tmp_path) == (2, 0.5)
+
+
+def test_what_the_disk_gives_back_otherwise_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_wrongly(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file({key: tensor + 1 for key, tensor in tensors.items()}, path)
+
+    monkeypatch.setattr("nanochat_core.train.checkpoint.save_file", write_wrongly)
+    with pytest.raises(ModelError, match="gives back other values of a"):
+        save(tmp_path, 1, {"a": torch.ones(3)})
+    assert newest_step(tmp_path) is None
+
+
+# The keeper.
+
+
+def test_a_copy_is_saved_and_not_what_the_next_step_makes_of_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    write = keeper_module.write_pieces
+    monkeypatch.setattr(keeper_module, "write_pieces", lambda *a: (go.wait(10), write(*a)))
+    owner = Owner(1.0)
+    keeper, _ = make_keeper(job, owner)
+    keeper.after_step(1, 9, {"first": 2.5}, now=False)  # the first is always saved
+    owner.weight.fill_(7.0)  # the next step, while the disk is slow
+    assert steps_in(job) == []
+    go.set()
+    keeper.close()
+    saved = load_file(job.checkpoints / "step-0000001" / "tensors-00000.safetensors")
+    assert torch.equal(saved["weight/x"], torch.ones(4, 3))
+    other = Owner(0.0)
+    again, log = make_keeper(job, other)
+    step, state = again.resume()
+    assert (step, state["first"]) == (1, 2.5)
+    assert torch.equal(other.weight, torch.ones(4, 3))
+    assert (
+        log.seconds
+        >= json.loads((job.checkpoints / "step-0000001" / "COMMIT.json").read_text())["seconds"]
+    )
+
+
+def test_two_saves_are_never_written_at_once_and_the_loop_waits(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = with_resources(job, save_every_steps=1)
+    going: list[int] = []
+    most: list[int] = []
+    write = keeper_module.write_pieces
+
+    def slowly(*arguments: Any) -> None:
+        going.append(1)
+        most.append(len(going))
+        time.sleep(0.1)
+        write(*arguments)
+        going.pop()
+
+    monkeypatch.setattr(keeper_module, "write_pieces", slowly)
+    keeper, _ = make_keeper(job, Owner())
+    began = time.monotonic()
+    for done in range(1, 5):
+        keeper.after_step(done, 9, {}, now=False)
+    assert time.monotonic() - began > 0.29
+    keeper.close()
+    assert max(most) == 1
+    assert steps_in(job) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("resources", "kept"),
+    [
+        ({}, [1, 9]),  # the first of an execution, and the last
+        ({"save_every_steps": 4}, [1, 4, 8, 9]),
+        ({"save_every_seconds": 0.0}, list(range(1, 10))),
+    ],
+)
+def test_the_cadence_is_by_time_and_by_steps(
+    job: Job, resources: dict[str, Any], kept: list[int]
+) -> None:
+    job = with_resources(job, keep_checkpoints=100, **resources)
+    keeper, _ = make_keeper(job, Owner())
+    for done in range(1, 10):
+        keeper.after_step(done, 9, {}, now=False)
+    keeper.close()
+    assert steps_in(job) == kept
+
+
+def test_a_loop_that_evaluates_has_saved_before(job: Job) -> None:
+    keeper, _ = make_keeper(job, Owner())
+    keeper.after_step(1, 9, {}, now=False)
+    keeper.after_step(2, 9, {}, now=True)
+    keeper.judge(2, 0.8)
+    keeper.after_step(3, 9, {}, now=True)
+    keeper.judge(3, 0.9)  # no better
+    keeper.judge(4, 0.1)  # of a state that nobody saved
+    for done in (5, 6):
+        keeper.after_step(done, 9, {}, now=True)
+    keeper.close()
+    assert find_best(job.checkpoints) == (2, 0.8)
+    assert steps_in(job) == [2, 5, 6]
+
+
+def test_sigterm_saves_this_step_before_the_job_ends(job: Job) -> None:
+    old = signal.getsignal(signal.SIGTERM)
+    interrupt.install()
+    keeper, _ = make_keeper(job, Owner())
+
+    def loop() -> None:
+        with interrupt.STOP.deferred():
+            for done in range(1, 5):
+                if done == 3:
+                    signal.raise_signal(signal.SIGTERM)
+                keeper.after_step(done, 9, {}, now=False)
+
+    try:
+        with pytest.raises(interrupt.Interrupted):
+            loop()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGTERM, old)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert steps_in(job) == [1, 3]
+    assert list(read_events(job.events))[-1]["text"].startswith("stopped at step 3/9")
+
+
+def test_a_full_disk_ends_the_loop_and_leaves_the_checkpoint_before(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, _ = make_keeper(job, Owner())
+    keeper.after_step(1, 9, {}, now=False)
+    keeper.after_step(2, 9, {}, now=True)
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    keeper.close()
+    monkeypatch.setattr(keeper_module, "write_pieces", refuse)
+    keeper.after_step(3, 9, {}, now=True)
+
+    def loop() -> None:
+        for done in range(4, 100):
+            time.sleep(0.01)
+            keeper.after_step(done, 900, {}, now=False)
+
+    with pytest.raises(OSError, match="No space left"):
+        loop()
+    assert steps_in(job) == [1, 2]
+
+
+# What is never saved.
+
+
+def read_steps(log: StepLog, keeper: Keeper, losses: list[float]) -> Iterator[int]:
+    """A loop over these losses that saves after every step."""
+    for done, loss in enumerate(losses, 1):
+        log.read(done, torch.tensor(loss))
+        yield done  # the optimizer's step
+        log.tell()
+        keeper.after_step(done, 9, {}, now=True)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_state_after_a_broken_step_is_never_saved(job: Job, late: bool) -> None:
+    job = with_resources(job, keep_checkpoints=100)
+    keeper, log = make_keeper(job, Owner(), late=late)
+    applied: list[int] = []
+    with pytest.raises(StageError, match=r"the loss is nan at step 3; .*that of step 3$") as caught:
+        applied.extend(read_steps(log, keeper, [2.0, 1.9, 1.8, math.nan, 1.7]))
+    assert steps_in(job) == [1, 2, 3]
+    assert "go on from there" in str(caught.value.hint)
+    told = [e["step"] for e in read_events(job.events) if e["kind"] == "step"]
+    assert told == [1, 2, 3]
+
+
+def test_read_at_once_a_broken_step_is_not_even_applied(job: Job) -> None:
+    keeper, log = make_keeper(job, Owner())
+    applied: list[int] = []
+    with pytest.raises(StageError):
+        applied.extend(read_steps(log, keeper, [2.0, math.inf]))
+    assert applied == [1]
+
+
+def test_read_late_without_saves_between_it_is_noticed_one_step_later(job: Job) -> None:
+    _, log = make_keeper(job, Owner(), late=True)
+    seen: list[int] = []
+
+    def loop() -> Iterator[int]:
+        for done, loss in enumerate([2.0, math.nan, 1.0, 1.0], 1):
+            log.read(done, torch.tensor(loss))
+            log.tell()
+            yield done
+
+    with pytest.raises(StageError, match="no checkpoint was saved before"):
+        seen.extend(loop())
+    assert seen == [1, 2]
+
+
+def test_a_state_with_a_number_that_is_not_finite_is_not_committed(job: Job) -> None:
+    owner = Owner()
+    keeper, _ = make_keeper(job, owner)
+    keeper.after_step(1, 9, {}, now=False)
+    keeper.close()
+    owner.weight[2, 1] = math.nan  # though its own loss was fine
+    keeper.after_step(2, 9, {}, now=True)
+    with pytest.raises(StageError, match=r"weight/x is not finite after step 2.*that of step 1"):
+        keeper.close()
+    assert steps_in(job) == [1]
