@@ -13,12 +13,7 @@ import dataclasses
 import math
 
 from nanochat_core import scaling
-from nanochat_core.config import (
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    ShardsConfig,
-)
+from nanochat_core.config import ModelConfig, OptimizerConfig, RunConfig, ShardsConfig
 from nanochat_core.eras import JANUARY_5, numerics, of_era
 
 TOKENS_PER_PARAM = 20
