@@ -1,9 +1,10 @@
 """Examples in files: JSONL, one conversation a line, read when they are asked for."""
 
+import functools
 import json
 import mmap
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -53,6 +54,10 @@ class JsonLines(Sequence[Conversation]):
         except OSError as error:
             raise TaskError(f"{path} cannot be read: {error.strerror}") from error
 
+    def __reduce__(self) -> tuple[Callable[[Path], "JsonLines"], tuple[Path]]:
+        """Travels to another process by its path, and is opened there once."""
+        return _open_once, (self._path,)
+
     def __len__(self) -> int:
         return len(self._starts)
 
@@ -68,6 +73,11 @@ class JsonLines(Sequence[Conversation]):
         end = self._data.find(b"\n", start)
         line = self._data[start : end if end >= 0 else len(self._data)]
         return _parse(line, where=f"{self._path}:{self._numbers[index]}")
+
+
+@functools.lru_cache(maxsize=64)  # of a process that is given many parts of few files
+def _open_once(path: Path) -> JsonLines:
+    return JsonLines(path)
 
 
 def _parse(line: bytes, *, where: str) -> Conversation:

@@ -7,7 +7,6 @@ one loop, so that they cannot drift apart. Only the assistant's tokens carry los
 import json
 import math
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from nanochat_core.config import ChatTrainConfig, OptimizerConfig
-from nanochat_core.data.chat_rows import ChatRows, pack_conversations
+from nanochat_core.data.chat_rows import ChatRows, conversation_rows
 from nanochat_core.data.examples import open_task
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError
@@ -28,18 +27,18 @@ from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.device import open_device
 from nanochat_core.runtime.distributed import World, open_world
 from nanochat_core.runtime.garbage import frozen
+from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.interrupt import STOP
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
-from nanochat_core.tokenizer.chat import render_conversation
 from nanochat_core.train.feed import feed
 from nanochat_core.train.fitting import Fitting
 from nanochat_core.train.keeper import Keeper
 from nanochat_core.train.losses import StepLog, pace_of
 from nanochat_core.train.machine import machine
 from nanochat_core.train.step import IGNORE, add_gradients
-from tasks.base import Conversation, text_of
+from tasks.base import text_of
 from tasks.mixture import mixture
 
 
@@ -60,7 +59,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     )
     optimizer.load(load_state(job.model_input).__getitem__)
     tokenizer = Tokenizer.load(job.model_input / "tokenizer")
-    train, held_out = make_rows(job, config, tokenizer, model.config.sequence_len, seed)
+    train, held_out = make_rows(job, config, model.config.sequence_len, seed, world)
     pace = pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world)
     log = StepLog(progress, pace, late=device.type == "cuda")
     keeper = Keeper(job, optimizer, world, progress, log)
@@ -77,7 +76,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
 
     def take_step(step: int) -> tuple[npt.NDArray[Any], ...]:
         ids = share_of(epoch_ids(step, len(train.tokens), rows_per_step, seed), world).numpy()
-        return train.tokens[ids], train.mask[ids]
+        return train.take(ids)
 
     start, state = keeper.resume()
     progress.start(num_steps, step=start)
@@ -129,9 +128,12 @@ def scaled(config: OptimizerConfig, fraction: float) -> OptimizerConfig:
 
 
 def make_rows(
-    job: Job, config: ChatTrainConfig, tokenizer: Tokenizer, sequence_len: int, seed: int
+    job: Job, config: ChatTrainConfig, sequence_len: int, seed: int, world: World
 ) -> tuple[ChatRows, ChatRows]:
-    """Packed rows of sequence_len + 1 tokens: the training mixture, and held-out conversations."""
+    """Packed rows of sequence_len + 1 tokens: the training mixture, and held-out conversations.
+
+    One rank of a node writes them below the job's directory, and all of them map the files.
+    """
     directory = job.inputs["task_data"]
     tasks = [(entry, open_task(entry.task, directory, "train")) for entry in config.mixture]
     for entry, task in tasks:
@@ -148,20 +150,15 @@ def make_rows(
     train = mixture(parts, seed)
     tests = [open_task(entry.task, directory, "test") for entry in config.mixture]
     held_out = mixture([(task, 1) for task in tests], seed)[: config.eval_examples]
-    return (
-        _pack(train, tokenizer, sequence_len + 1),
-        _pack(held_out, tokenizer, sequence_len + 1),
+    pack = partial(
+        conversation_rows,
+        tokenizer=job.model_input / "tokenizer",
+        row_len=sequence_len + 1,
+        writes=world.local_rank == 0,
+        barrier=world.barrier,
     )
-
-
-def _pack(conversations: Sequence[Conversation], tokenizer: Tokenizer, row_len: int) -> ChatRows:
-    rendered = [render_conversation(tokenizer, c, max_tokens=row_len) for c in conversations]
-    if not any(any(mask) for _, mask in rendered):
-        raise DataError(
-            "the mixture has no token to learn from",
-            hint="a conversation needs at least one assistant message",
-        )
-    return pack_conversations(rendered, row_len=row_len)
+    scratch = job.directory / "scratch"
+    return pack(train, directory=scratch / "train"), pack(held_out, directory=scratch / "held_out")
 
 
 def epoch_ids(step: int, num_rows: int, rows_per_step: int, seed: int) -> torch.Tensor:
@@ -182,8 +179,8 @@ def take(
     rows: ChatRows, ids: torch.Tensor, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens (B, T+1) int64 and mask (B, T+1) of the rows `ids`."""
-    tokens = torch.from_numpy(rows.tokens[ids.numpy()]).to(device)
-    return tokens, torch.from_numpy(rows.mask[ids.numpy()]).to(device)
+    tokens, mask = map(torch.from_numpy, rows.take(ids.numpy()))
+    return tokens.to(device).long(), mask.to(device)
 
 
 @torch.no_grad()
@@ -193,6 +190,7 @@ def mean_loss(model: GPT, rows: ChatRows, batch_size: int, world: World) -> floa
     device = next(model.parameters()).device
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     for ids in share_of(torch.arange(len(rows.tokens)), world).split(batch_size):
+        HEART.beat("evaluating")
         tokens, mask = take(rows, ids, device)
         targets = tokens[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORE)
         sums[0] += model.token_losses(tokens[:, :-1], targets).sum()

@@ -1,12 +1,28 @@
 import random
+import tempfile
+import threading
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanochat_core.data.chat_rows import assign_rows, pack_conversations
+from nanochat_core.data import chat_rows
+from nanochat_core.data.chat_rows import (
+    ChatRows,
+    assign_rows,
+    conversation_rows,
+    make_piece,
+    write_rows,
+)
+from nanochat_core.data.examples import open_task as open_examples
+from nanochat_core.errors import DataError
+from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.tokenizer.chat import render_conversation
+from tasks.files import open_task, write_examples
+from tasks.mixture import mixture
 
 BOS = 0
 
@@ -20,9 +36,35 @@ def conversations(lengths, seed=0):
     ]
 
 
-def cut(rows):
+def pack(rendered, *, row_len, pieces=1):
+    """(tokens, mask) of the rows of what was rendered, in so many pieces."""
+    with tempfile.TemporaryDirectory() as folder:
+        size = -(-len(rendered) // pieces)
+        made = [
+            make_piece(rendered[i : i + size], dtype="uint16")
+            for i in range(0, len(rendered), size)
+        ]
+        write_rows(made, Path(folder) / "rows", row_len=row_len)
+        rows = ChatRows.open(Path(folder) / "rows")
+        assert rows.tokens.dtype == np.uint16
+        return rows.take(np.arange(len(rows.tokens)))
+
+
+def rows_in_memory(rendered, *, row_len):
+    """The same rows by the shortest way: everything in memory."""
+    rows = assign_rows([len(ids) for ids, _ in rendered], row_len=row_len)
+    tokens = np.full((len(rows), row_len), rendered[0][0][0])
+    mask = np.zeros((len(rows), row_len), dtype=np.uint8)
+    for row, members in enumerate(rows):
+        for part, array in enumerate((tokens, mask)):
+            laid = [value for member in members for value in rendered[member][part]]
+            array[row, : len(laid)] = laid
+    return tokens, mask
+
+
+def cut(packed):
     """The conversations in packed rows, by their BOS; a BOS alone is padding."""
-    for tokens, mask in zip(rows.tokens.tolist(), rows.mask.tolist(), strict=True):
+    for tokens, mask in zip(*(array.tolist() for array in packed), strict=True):
         starts = [i for i, token in enumerate(tokens) if token == BOS]
         for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
             if end - start > 1:
@@ -45,15 +87,17 @@ def reference(lengths, row_len):
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(2, 24), max_size=60))
-def test_every_conversation_is_in_the_rows_once_and_whole(lengths):
-    rendered = conversations(lengths)
-    rows = pack_conversations(rendered, row_len=24)
-    assert rows.tokens.shape == rows.mask.shape == (len(rows.tokens), 24)
-    assert (rows.tokens.dtype, rows.mask.dtype) == (np.int64, np.uint8)
-    assert Counter((tuple(i), tuple(m)) for i, m in cut(rows)) == Counter(
+@given(st.lists(st.integers(2, 24), min_size=1, max_size=60), st.integers(1, 5))
+def test_every_conversation_is_in_the_rows_once_and_whole(lengths, pieces):
+    rendered = conversations([24, *lengths])
+    rendered[0][1][1] = 1
+    packed = pack(rendered, row_len=24, pieces=pieces)
+    assert all(array.shape == (len(packed[0]), 24) for array in packed)
+    assert Counter((tuple(i), tuple(m)) for i, m in cut(packed)) == Counter(
         (tuple(i), tuple(m)) for i, m in rendered
     )
+    for array, expected in zip(packed, rows_in_memory(rendered, row_len=24), strict=True):
+        assert array.tolist() == expected.tolist()
 
 
 @given(st.lists(st.integers(1, 30), max_size=40))
@@ -61,32 +105,103 @@ def test_rows_are_filled_by_best_fit(lengths):
     assert assign_rows(lengths, row_len=30) == reference(lengths, 30)
 
 
-def test_packing_depends_on_its_arguments_alone():
-    rendered = conversations([random.Random(1).randint(2, 50) for _ in range(300)])
-    once, again = (pack_conversations(rendered, row_len=64) for _ in range(2))
-    assert (once.tokens == again.tokens).all()
-    assert (once.mask == again.mask).all()
-
-
 def test_padding_is_bos_without_loss():
-    rows = pack_conversations([([7, 1, 2], [0, 1, 1])], row_len=6)
-    assert rows.tokens.tolist() == [[7, 1, 2, 7, 7, 7]]
-    assert rows.mask.tolist() == [[0, 1, 1, 0, 0, 0]]
+    tokens, mask = pack([([7, 1, 2], [0, 1, 1])], row_len=6)
+    assert tokens.tolist() == [[7, 1, 2, 7, 7, 7]]
+    assert mask.tolist() == [[0, 1, 1, 0, 0, 0]]
 
 
 def test_short_conversations_waste_at_most_three_per_cent():
     rng = random.Random(0)
     rendered = conversations([rng.randint(20, 64) for _ in range(1000)])
-    rows = pack_conversations(rendered, row_len=257)
-    used = sum(len(ids) for ids, _ in rendered)
-    assert used / rows.tokens.size > 0.97
+    tokens, _ = pack(rendered, row_len=257)
+    assert sum(len(ids) for ids, _ in rendered) / tokens.size > 0.97
 
 
-def test_no_conversations_make_no_rows():
-    rows = pack_conversations([], row_len=8)
-    assert rows.tokens.shape == rows.mask.shape == (0, 8)
-
-
-def test_a_conversation_longer_than_a_row_is_a_bug_of_the_caller():
+def test_a_conversation_longer_than_a_row_is_a_bug_of_the_caller(tmp_path):
+    piece = make_piece([([BOS] * 9, [1] * 9)], dtype="uint16")
     with pytest.raises(AssertionError, match="9 tokens do not fit a row of 8"):
-        pack_conversations(conversations([9]), row_len=8)
+        write_rows([piece], tmp_path / "rows", row_len=8)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def talk(tmp_path):
+    """A mixture in files, in which each conversation comes twice."""
+    rng = random.Random(4)
+    words = [f"word{i}" for i in range(40)]
+
+    def turn(role):
+        return {"role": role, "content": " ".join(rng.choices(words, k=rng.randint(1, 30)))}
+
+    (tmp_path / "talk").mkdir()
+    write_examples(
+        tmp_path / "talk" / "train.jsonl",
+        ({"messages": [turn("user"), turn("assistant")]} for _ in range(60)),
+    )
+    return mixture([(open_task("talk", tmp_path, "train"), 2)], seed=5)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_files_are_packed_like_what_they_hold_in_one_process_and_in_two(
+    talk, tokenizer_dir, tmp_path, monkeypatch, processes
+):
+    monkeypatch.setattr(chat_rows, "_PIECE", 17)
+    rows = conversation_rows(
+        talk, tokenizer_dir, tmp_path / "rows", row_len=101, processes=processes
+    )
+    tokenizer = Tokenizer.load(tokenizer_dir)
+    rendered = [render_conversation(tokenizer, c, max_tokens=101) for c in talk]
+    expected = rows_in_memory(rendered, row_len=101)
+    some = np.array([3, 0, len(rows.tokens) - 1])
+    for array, wanted in zip(rows.take(some), expected, strict=True):
+        assert array.tolist() == wanted[some].tolist()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rows", "talk", "tokenizer"]
+
+
+def test_ranks_that_do_not_write_wait_for_the_one_that_does(talk, tokenizer_dir, tmp_path):
+    directory = tmp_path / "rows"
+    directory.mkdir()
+    (directory / "tokens.npy").write_text("of an earlier attempt, on another mixture")
+    barrier = threading.Barrier(3)
+    found = {}
+
+    def rank(number):
+        found[number] = conversation_rows(
+            talk,
+            tokenizer_dir,
+            directory,
+            row_len=64,
+            writes=number == 0,
+            barrier=lambda: barrier.wait(20),
+        )
+
+    ranks = [threading.Thread(target=rank, args=(number,)) for number in range(3)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join(20)
+    assert [found[number].tokens.tolist() for number in range(3)] == [found[0].tokens.tolist()] * 3
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "user", "content": "Hello?"}]])
+def test_a_mixture_without_an_answer_is_refused_and_leaves_nothing(
+    messages, tokenizer_dir, tmp_path
+):
+    conversations = [{"messages": messages}] * len(messages)
+    with pytest.raises(DataError, match="the mixture has no token to learn from"):
+        conversation_rows(conversations, tokenizer_dir, tmp_path / "rows", row_len=64)
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer"]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_damaged_line_is_named_and_leaves_nothing(tokenizer_dir, tmp_path, processes):
+    (tmp_path / "talk").mkdir()
+    line = '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}\n'
+    (tmp_path / "talk" / "train.jsonl").write_text(line * 3)
+    examples = open_examples("talk", tmp_path, "train").examples
+    with pytest.raises(DataError, match=r"train\.jsonl:1: message 1 is of role 'user'"):
+        conversation_rows(
+            examples, tokenizer_dir, tmp_path / "rows", row_len=64, processes=processes
+        )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["talk", "tokenizer"]
