@@ -35,6 +35,7 @@ from infra.storage.base import Store
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import NanochatError, StageError, StoreError
 from nanochat_core.job import Job, Result
+from nanochat_core.runtime.metrics import FILE as METRICS_FILE
 from nanochat_core.section import Section
 
 # Called with a stage's name and an event, from the thread that builds the stage. Kinds of event
@@ -347,12 +348,12 @@ def _publish(
     result: Result,
     lease: Lease,
 ) -> Published:
-    logs = [job.events, job.directory / "worker.log"]
+    logs = [job.events, job.directory / METRICS_FILE, job.directory / "worker.log"]
     published = publish(
         site.store,
         identity,
         job.output,
-        logs=[log for log in logs if log.stat().st_size],
+        logs=[log for log in logs if log.exists() and log.stat().st_size],
         inputs={name: inputs[name] for name in job.inputs},
         provenance=Provenance(
             run=site.run_id,

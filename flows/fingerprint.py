@@ -34,11 +34,20 @@ CARRIERS = frozenset(
         "nanochat_core.errors",
         "nanochat_core.job",
         "nanochat_core.model.checkpoint",
+        "nanochat_core.runtime.garbage",
+        "nanochat_core.runtime.heartbeat",
         "nanochat_core.runtime.interrupt",
+        "nanochat_core.runtime.metrics",
+        "nanochat_core.runtime.peak",
         "nanochat_core.runtime.progress",
+        "nanochat_core.runtime.sinks",
         # Its choices, and those of `eras` behind it, are configuration; its counts are reported.
         "nanochat_core.scaling",
         "nanochat_core.section",
+        "nanochat_core.train.checkpoint",
+        "nanochat_core.train.keeper",
+        "nanochat_core.train.losses",
+        "nanochat_core.train.machine",
     }
 )
 

@@ -34,7 +34,7 @@ from nanochat_core.section import Tree
 
 STEPS = 5
 # Read off a clock: they differ between any two runs.
-_SPEEDS = frozenset({"seconds", "tokens_per_second"})
+_SPEEDS = frozenset({"dollars", "mfu", "seconds", "tokens_per_second"})
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SECONDS_BETWEEN_LINES = 2.0
 _SHOWN_CHANGES = 3

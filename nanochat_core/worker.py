@@ -6,6 +6,7 @@ error.json; its exit code says the same but is lost behind torchrun, so nobody r
 
 import ctypes
 import errno
+import faulthandler
 import fcntl
 import importlib
 import os
@@ -18,6 +19,9 @@ from typing import IO, Any
 from nanochat_core.errors import NanochatError
 from nanochat_core.job import Job, Result, write_json
 from nanochat_core.runtime import interrupt
+from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.metrics import write_metrics
+from nanochat_core.runtime.sinks import following
 
 _PACKAGES = ("nanochat_core", "tasks", "flows", "infra")
 _PR_SET_PDEATHSIG = 1
@@ -29,6 +33,7 @@ def main(arguments: list[str]) -> int:
     """Run the job file named in `arguments`; returns the exit code."""
     die_with_parent()
     interrupt.install()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the launcher asks where we stand
     if steps := os.environ.get(STEPS_VARIABLE):
         interrupt.STOP.steps_left = int(steps)
     job = Job.read(Path(arguments[0]))
@@ -45,8 +50,10 @@ def _run(job: Job, rank: int) -> int:
         job.output.mkdir(exist_ok=True)
         job.checkpoints.mkdir(exist_ok=True)
         _remove_half_files(job.output)
+    HEART.open(job.directory / "ranks", rank)
     try:
-        metrics = importlib.import_module(job.entry).run(job)
+        with following(job, active=rank == 0):
+            metrics = importlib.import_module(job.entry).run(job)
     except interrupt.Interrupted:
         interrupt.ignore()
         if rank == 0:
@@ -56,6 +63,7 @@ def _run(job: Job, rank: int) -> int:
         _write_error(job, rank, error)
         return 1
     if rank == 0:
+        write_metrics(job)
         Result(status="finished", metrics=metrics, modules=imported_modules()).write(job.directory)
     return 0
 

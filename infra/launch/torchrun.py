@@ -18,8 +18,10 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
+from infra.launch.hang import Hang, HangWatch, find_place, pulses_of
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job, Result
+from nanochat_core.runtime.heartbeat import forget_pulses
 from nanochat_core.worker import LAUNCHER_VARIABLE, STEPS_VARIABLE
 
 OnEvent: TypeAlias = Callable[[dict[str, Any]], None]
@@ -60,8 +62,9 @@ def run_job(
     them first. With `root` the workers run the code of the repository that lies there; with `steps`
     they are interrupted after so many, their state saved, unless they come to their end before.
 
-    Raises StageInterrupted when the job saved and stopped, JobFailed when it broke, and StageError
-    with the worker's own message and hint when the worker met a mistake that a person can mend.
+    Raises StageInterrupted when the job saved and stopped, JobFailed when it broke or stood still
+    for the resources' `hang_seconds`, and StageError with the worker's own message and hint when
+    the worker met a mistake that a person can mend.
     """
     assert processes >= 1, processes
     stop = stop or threading.Event()
@@ -70,13 +73,22 @@ def run_job(
     with _earlier_workers_gone(job, on_event):
         for name in ("result.json", "error.json"):
             (job.directory / name).unlink(missing_ok=True)
+        forget_pulses(pulses_of(job))
         events = _Tail.after_last_attempt(job.events)
+    watch = HangWatch(job)
+
+    def look() -> None:
+        events.pass_to(on_event)
+        if hang := watch.find():
+            watch.dump_stacks()
+            raise _hung(job, hang)
+
     with (job.directory / "worker.log").open("wb") as log:
         returncode = _supervise(
             _command(path, processes),
             _environment(job, processes, root=root, steps=steps),
             log,
-            lambda: events.pass_to(on_event),
+            look,
             stop,
         )
     return _classify(job, returncode, asked_to_stop=stop.is_set())
@@ -125,6 +137,8 @@ def _environment(
         LAUNCHER_VARIABLE: str(os.getpid()),
         STEPS_VARIABLE: str(steps or ""),
     }
+    if job.resources.determinism == "strict":
+        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # else its sums depend on timing
     if root is not None:  # comes before what is installed
         paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
@@ -255,6 +269,19 @@ def _failure(job: Job, error: dict[str, Any]) -> StageError:
         f"{job.stage} failed on rank {error['rank']}: {error['type']}: {first_line}",
         hint=_hint_for_bug(job),
         log_tail=_log_tail(job, rank=error["rank"]),
+    )
+
+
+def _hung(job: Job, hang: Hang) -> JobFailed:
+    log = _log_tail(job, rank=hang.rank)
+    place = find_place(log)
+    where = f"{hang.doing}, after {hang.steps} steps" + (f", at {place}" if place else "")
+    return JobFailed(
+        f"{job.stage} hangs: nothing has moved for {hang.seconds:.0f} seconds; rank {hang.rank} "
+        f"stopped first ({where})",
+        hint="run the same command again: it goes on from the last checkpoint; if the machine is "
+        f"only slow, with --place hang_seconds={4 * job.resources.hang_seconds:g}",
+        log_tail=log,
     )
 
 

@@ -23,6 +23,7 @@ from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.errors import DataError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.kv_cache import KVCache
+from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 # Answers that are over stay in the batch until they are this share of it (dropping them copies the
@@ -166,6 +167,7 @@ class Engine:
             for row, token in zip(rows, chosen.tolist(), strict=True):
                 if not row.answer.is_over:
                     row.answer.take(token)
+            HEART.beat("answering")
             yield
             going = [i for i, row in enumerate(rows) if not row.answer.is_over]
             if not going:

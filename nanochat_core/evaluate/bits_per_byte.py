@@ -14,6 +14,7 @@ import torch
 from nanochat_core.data.row_files import Rows
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.heartbeat import HEART
 
 
 @torch.no_grad()
@@ -39,6 +40,7 @@ def bits_per_byte(
     share = np.arange(world.rank, num_rows, world.size)
     sums = torch.zeros(2, dtype=torch.float64, device=device)  # nats, bytes
     for first in range(0, len(share), batch_size):
+        HEART.beat("evaluating")
         tokens = torch.from_numpy(rows.take(share[first : first + batch_size])).to(device)
         targets = tokens[:, 1:]  # (B, T)
         nats = model.token_losses(tokens[:, :-1], targets)  # (B, T)

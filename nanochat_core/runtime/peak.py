@@ -4,8 +4,6 @@ Dense bf16 with fp32 accumulation, from the vendors' data sheets. fp8 is measure
 number, nanochat's convention, so that a faster format shows as a higher MFU.
 """
 
-import torch
-
 # A part of torch's name for the device -> teraFLOP/s. The first that fits counts.
 _TERAFLOPS = (
     ("B300", 2250.0),
@@ -30,8 +28,3 @@ _TERAFLOPS = (
 def peak_flops(name: str) -> float | None:
     """FLOP/s of a GPU that torch calls `name`; None when it is not known, as for a CPU."""
     return next((tera * 1e12 for part, tera in _TERAFLOPS if part in name), None)
-
-
-def device_name(device: torch.device) -> str:
-    """What torch calls the device: a GPU's product name, or "cpu"."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

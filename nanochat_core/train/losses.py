@@ -22,9 +22,10 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.interrupt import STOP
-from nanochat_core.runtime.peak import device_name, peak_flops
+from nanochat_core.runtime.peak import peak_flops
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.scaling import flops_per_token
+from nanochat_core.train.machine import device_name
 
 WINDOW = 50  # steps whose median is the running level
 PATIENCE = 10  # steps in a row above the limit before the run is stopped

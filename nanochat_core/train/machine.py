@@ -6,7 +6,6 @@ import torch
 
 from nanochat_core.job import Job
 from nanochat_core.runtime.distributed import World
-from nanochat_core.runtime.peak import device_name
 from nanochat_core.train.fitting import peak_gigabytes
 
 
@@ -29,3 +28,8 @@ def machine(
     }
     peak = peak_gigabytes()
     return found if peak is None else {**found, "peak_memory_gb": round(peak, 2)}
+
+
+def device_name(device: torch.device) -> str:
+    """What torch calls the device: a GPU's product name, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -50,7 +50,7 @@ def test_the_manifest_says_how_the_stage_was_executed(toys: Any) -> None:
     manifest = build(toys.stage("first"), toys.site("run-7"), {}, force=False).manifest
 
     assert manifest.provenance.run == "run-7"
-    assert [log.path for log in manifest.logs] == ["events.jsonl"]
+    assert [log.path for log in manifest.logs] == ["events.jsonl", "metrics.parquet"]
     (segment,) = manifest.provenance.segments
     assert (segment["first_step"], segment["last_step"]) == (0, 2)
     assert (segment["device"], segment["processes"], segment["threads"]) == ("cpu", 1, 1)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import pytest
 import torch
@@ -68,9 +68,7 @@ def job(make_job: MakeJob, tmp_path: Path) -> Job:
 def make_keeper(job: Job, owner: Owner, *, late: bool = False) -> tuple[Keeper, StepLog]:
     progress = Progress(job.events)
     log = StepLog(progress, None, late=late)
-    optimizer: Any = owner
-    assert isinstance(optimizer, Owner | Optimizer)
-    return Keeper(job, optimizer, ALONE, progress, log), log
+    return Keeper(job, cast(Optimizer, owner), ALONE, progress, log), log
 
 
 def steps_in(job: Job) -> list[int]:

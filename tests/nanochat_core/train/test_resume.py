@@ -91,7 +91,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     run_stage(whole)
     parts = make_job("pretrain", tmp_path / "parts", models, resources={"save_every_seconds": 0.0})
     run_stage(parts)
-    newest = sorted(parts.checkpoints.glob("step-*"))[-1] / "tensors.safetensors"
+    newest = sorted(parts.checkpoints.glob("step-*"))[-1] / "tensors-00000.safetensors"
     flipped = bytearray(newest.read_bytes())
     flipped[-5] ^= 1
     newest.write_bytes(flipped)

@@ -1,0 +1,91 @@
+"""Metrics on their way to wandb or trackio: beside the job, which never waits and never fails.
+
+A thread of rank 0's process follows events.jsonl, the job's own record: what a slow service has not
+taken yet waits in that file and nowhere else. Whatever goes wrong is said once and ends the thread;
+at the end of the job it has some seconds to catch up, then it is left behind. Both packages are
+imported here only, when asked for; where they send is their own environment's business.
+"""
+
+import contextlib
+import importlib
+import json
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from nanochat_core.job import Job
+from nanochat_core.runtime.progress import Progress
+
+PROJECT = "nanochat-flows"
+_SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_TO_CATCH_UP = 10.0
+
+
+@contextlib.contextmanager
+def following(job: Job, *, active: bool) -> Generator[None]:
+    """While the block runs, pass on what the job tells to the sinks that it names."""
+    if not (active and job.resources.sinks):
+        yield
+        return
+    ended = threading.Event()
+    threads = [
+        threading.Thread(target=_follow, args=(job, name, ended), name=name, daemon=True)
+        for name in job.resources.sinks
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(_SECONDS_TO_CATCH_UP)
+
+
+def _follow(job: Job, name: str, ended: threading.Event) -> None:
+    progress = Progress(job.events)
+    try:
+        tail = _Tail(job.events)
+        sink = importlib.import_module(name)
+        run = sink.init(
+            project=PROJECT,
+            name=f"{job.stage}-{job.fingerprint[:12]}",
+            config={"stage": job.stage, "fingerprint": job.fingerprint, **job.config},
+        )
+        while True:
+            is_last = ended.wait(_SECONDS_BETWEEN_LOOKS)
+            for event in tail.read():
+                if event["kind"] in ("step", "eval"):
+                    run.log(event["values"], step=event["step"])
+            if is_last:
+                break
+        run.finish()
+    except ImportError:
+        progress.message(f"{name} is not installed: metrics are in events.jsonl only")
+    except BaseException as error:  # noqa: BLE001 - whatever a service does, the job goes on
+        said = (str(error).splitlines() or [""])[0]
+        progress.message(f"{name} gets no more metrics: {type(error).__name__}: {said}")
+
+
+class _Tail:
+    """The events that are appended to a file from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Whole lines written since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        found: list[dict[str, Any]] = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found
