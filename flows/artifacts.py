@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from flows.documents import find_document, find_stored, seal
+from flows.documents import find_document, find_stored, mend_hint, seal
 from flows.fingerprint import Identity, short
 from flows.manifest import FORMAT, File, Input, Manifest, Provenance, digest_of
 from flows.shared_files import LOOKED_AT, Shared, find_shared, sharing
@@ -51,7 +51,7 @@ def find_manifest(store: Store, stage: str, fingerprint: str) -> Manifest | None
     if (manifest.stage, manifest.fingerprint) != (stage, fingerprint):
         raise ArtifactError(
             f"{store.url}/{key} is the manifest of {manifest.name}",
-            hint="delete it and run the stage again",
+            hint=mend_hint("delete it and run the stage again"),
         )
     return manifest
 

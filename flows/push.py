@@ -27,6 +27,7 @@ from flows.revocation import (
     ancestors_revoked,
     check_not_revoked,
     find_revoked,
+    revocation_key,
 )
 from flows.runs import Run, find_run, find_tag, point, write_run
 from flows.stages import STAGES
@@ -333,7 +334,7 @@ def _send(
 def _put_revocation(target: Store, revoked: Revoked) -> None:
     """Write a revocation, unless the same build is revoked there or the record is of theirs."""
     stage, fingerprint, ours = revoked.stage, revoked.fingerprint, revoked.revocation
-    key = f"{stage}/{fingerprint}/revoked.json"
+    key = revocation_key(stage, fingerprint)
     data = seal(asdict(ours), format=REVOCATION)
     found = find_stored(target, key, format=REVOCATION)
     if found is None:

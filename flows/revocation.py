@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from flows.artifacts import find_manifest
-from flows.documents import find_document, find_stored, seal
+from flows.documents import find_document, find_stored, mend_hint, seal
 from flows.fingerprint import short
 from flows.manifest import Facts, Manifest
 from flows.parallel import in_parallel
@@ -68,7 +68,7 @@ def find_revocation(store: Store, stage: str, fingerprint: str) -> Revocation | 
 
     Raises StoreError when the store cannot be asked, ArtifactError when its answer is damaged.
     """
-    key = _key(stage, fingerprint)
+    key = revocation_key(stage, fingerprint)
     tree = find_document(store, key, format=FORMAT)
     return None if tree is None else _from_tree(tree, where=f"{store.url}/{key}")
 
@@ -79,7 +79,7 @@ def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -
     revocation = Revocation(
         why=one_line(why), when=when, who=who, owner=made.owner, epoch=made.epoch
     )
-    key = _key(manifest.stage, manifest.fingerprint)
+    key = revocation_key(manifest.stage, manifest.fingerprint)
     data = seal(asdict(revocation), format=FORMAT)
     found = find_stored(store, key, format=FORMAT)
     if found is None:
@@ -101,7 +101,7 @@ def undo_revocation(store: Store, manifest: Manifest) -> Revocation:
     revocation = find_revocation(store, manifest.stage, manifest.fingerprint)
     if revocation is None or not revocation.is_of(manifest):
         raise ArtifactError(f"{manifest.name} is not revoked", hint="there is nothing to undo")
-    store.delete(_key(manifest.stage, manifest.fingerprint))
+    store.delete(revocation_key(manifest.stage, manifest.fingerprint))
     return revocation
 
 
@@ -175,7 +175,8 @@ def this_person() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _key(stage: str, fingerprint: str) -> str:
+def revocation_key(stage: str, fingerprint: str) -> str:
+    """Where the record lies that takes an artifact back."""
     return f"{stage}/{fingerprint}/revoked.json"
 
 
@@ -185,7 +186,7 @@ def _from_tree(tree: Facts, *, where: str) -> Revocation:
     except TypeError as error:
         raise ArtifactError(
             f"{where} is not a revocation: {error}",
-            hint="delete it, then revoke the artifact again",
+            hint=mend_hint("delete it and revoke the artifact again"),
         ) from error
 
 

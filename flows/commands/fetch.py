@@ -12,11 +12,8 @@ from flows.commands.options import Place
 from flows.commands.progress import count_of, describe_transfer, show_bytes
 from flows.commands.terminal import print_warning, screen
 from flows.fingerprint import short
-from flows.manifest import Manifest
 from flows.own_copy import choose_files, copy_files
-from flows.references import open_artifact
-from flows.revocation import check_not_revoked, find_revoked
-from infra.storage.base import Store
+from flows.references import open_usable
 
 
 def fetch(
@@ -43,8 +40,7 @@ def fetch(
     Never overwrites a file that differs. Interrupted, the same command goes on where it was.
     """
     store = place.open_store()
-    manifest = open_artifact(store, reference)
-    _check_not_revoked(store, manifest, reference)
+    manifest = open_usable(store, reference, warn=print_warning)
     files = choose_files(manifest, path)
     target = to or Path(f"{manifest.stage}-{short(manifest.fingerprint)}")
     began = time.monotonic()
@@ -72,11 +68,3 @@ def fetch(
     took = describe_transfer(sent, time.monotonic() - began)
     screen().print(f"{target}: {text}{there}{took}")
     return 0
-
-
-def _check_not_revoked(store: Store, manifest: Manifest, reference: str) -> None:
-    """Raises ArtifactError for a revoked artifact, unless its very fingerprint was asked for."""
-    if "/" not in reference:
-        check_not_revoked(store, manifest)
-    elif revoked := find_revoked(store, manifest):
-        print_warning(f"{revoked}")

@@ -41,9 +41,9 @@ def mirror(
         if newest is not None and newest != sent:
             try:
                 with _held(newest[0]) as copy:
+                    if copy is None:
+                        return  # dropped meanwhile; a newer one is there
                     send(copy)
-            except FileNotFoundError:
-                return  # dropped before it was held; a newer one is there
             except NanochatError as error:
                 on_error(error)
                 return
@@ -76,22 +76,29 @@ def _newest(checkpoints: Path) -> tuple[Path, int] | None:
 
 
 @contextlib.contextmanager
-def _held(directory: Path) -> Generator[Path]:
+def _held(directory: Path) -> Generator[Path | None]:
     """Another directory with the same files, which stay when the job drops its own names.
 
-    Raises FileNotFoundError when one of them vanished meanwhile.
+    None when one of them vanished before it was held.
     """
     copy = directory.with_name(f".mirror-{directory.name}")
     shutil.rmtree(copy, ignore_errors=True)
     try:
-        copy.mkdir()
+        yield copy if _hold(directory, copy) else None
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def _hold(directory: Path, copy: Path) -> bool:
+    copy.mkdir()
+    try:
         for path in [path for path in directory.rglob("*") if path.is_file()]:
             target = copy / path.relative_to(directory)
             target.parent.mkdir(parents=True, exist_ok=True)
             _link_or_copy(path, target)
-        yield copy
-    finally:
-        shutil.rmtree(copy, ignore_errors=True)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -133,3 +133,18 @@ def test_a_disk_that_refuses_is_told_of_and_the_job_goes_on(tmp_path: Path):
     with mirror(tmp_path, send, on_error=receiver.errors.append, every=60.0):
         save(tmp_path, 1)
     assert [str(error).endswith("no space left on device") for error in receiver.errors] == [True]
+
+
+def test_a_file_that_sending_misses_is_told_of_and_tried_again(tmp_path: Path):
+    receiver = Receiver()
+    sent: list[str] = []
+
+    def send(copy: Path) -> None:
+        sent.append(copy.name)
+        if len(sent) == 1:
+            raise FileNotFoundError(2, "No such file or directory")
+
+    with mirror(tmp_path, send, on_error=receiver.errors.append, every=0.005):
+        save(tmp_path, 1)
+        wait_for(lambda: len(sent) == 2)
+    assert len(receiver.errors) == 1
