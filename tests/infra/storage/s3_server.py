@@ -9,7 +9,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from infra.containers.local_s3 import free_port, server_environment
 
 READY_WITHIN = 30  # seconds; it takes 0.3 on an idle machine
 KEY, SECRET, REGION = "test", "test", "us-east-1"
@@ -111,7 +112,7 @@ def start_s3(directory: Path, port: int | None = None) -> S3Server:
     with log.open("ab") as file:
         process = subprocess.Popen(
             [Path(sys.executable).parent / "ministack"],
-            env=_server_environment(directory, port),
+            env=server_environment(directory, port),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=file,
@@ -126,29 +127,6 @@ def start_s3(directory: Path, port: int | None = None) -> S3Server:
             raise RuntimeError(f"the S3 server does not start:\n{log.read_text()[-2000:]}")
         time.sleep(0.05)
     return server
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _server_environment(directory: Path, port: int) -> dict[str, str]:
-    ours = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-    return ours | {
-        "HOME": str(directory),
-        "GATEWAY_PORT": str(port),
-        "BIND_HOST": "127.0.0.1",
-        "AUTH": "true",
-        "S3_PERSIST": "1",
-        "S3_DATA_DIR": str(directory / "objects"),
-        "SERVICES": "s3,iam",
-        "IOT_MTLS_ENABLED": "0",  # else it listens on all addresses of the machine
-        "SFTP_ENABLED": "0",
-        "LOG_LEVEL": "WARNING",
-    }
 
 
 def _die_with_parent() -> None:
