@@ -24,7 +24,7 @@ from nanochat_core.runtime.distributed import World
 SMALL = 1024  # elements
 # Elements of a stack that one rank owns, at most: on a GPU enough to keep it busy and a collective
 # at full speed; on a CPU what its cache holds of Muon's working memory, several times the stack.
-STACK_ELEMENTS = {"cpu": 2**19, "cuda": 2**24}
+STACK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 
 
 @dataclass(frozen=True, kw_only=True)
