@@ -130,15 +130,15 @@ def instrument(gate: Gate, *, eager: bool) -> None:
     row_files.Rows.take = gate.wrap(row_files.Rows.take, "data")
     torch.Tensor.backward = gate.wrap(torch.Tensor.backward, "loss" if eager else "backward")
     if eager:
-        losses = gpt.softcap_cross_entropy
+        losses = gpt.softcap_loss
 
         def with_mark(hidden: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
             if hidden.requires_grad:
                 hidden.register_hook(lambda grad: gate.switch("backward") and None)
             return losses(hidden, *arguments, **named)
 
-        gpt.softcap_cross_entropy = gate.wrap(with_mark, "loss")
-        gpt.GPT.token_losses = gate.wrap(gpt.GPT.token_losses, "forward")
+        gpt.softcap_loss = gate.wrap(with_mark, "loss")
+        gpt.GPT.summed_loss = gate.wrap(gpt.GPT.summed_loss, "forward")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 What differs from a plain GPT: parameter-free RMSNorm, rotary positions and QK-norm, relu^2, smear
 (a token mixes in its predecessor's embedding), value embeddings on every second layer, per-layer
 weights on the residual stream and on the first embedding, backout (half of the middle layer's
-stream is taken out again at the end), sliding windows, soft-capped logits.
+stream is taken out again at the end), sliding windows, soft-capped logits. Of these, smear, value
+embeddings, the per-layer weights and backout are there where `ModelConfig` says so, or else have no
+parameters (see eras.py).
 
 Shapes: B rows, T tokens, C width, H query heads, K key/value heads, D head dim, V vocabulary.
 Weights are fp32, embeddings in the compute dtype; every matrix is cast to the activations' dtype
@@ -21,7 +23,16 @@ from torch import Tensor, nn
 from nanochat_core.config import ModelConfig, NumericsConfig
 from nanochat_core.model.attention import attend, attend_cached, cached_mask
 from nanochat_core.model.kv_cache import KVCache
-from nanochat_core.model.loss import softcap_cross_entropy
+from nanochat_core.model.layers import (
+    Embedding,
+    Linear,
+    Rotary,
+    refresh_fp8,
+    rms_norm,
+    rotary_table,
+    rotate,
+)
+from nanochat_core.model.loss import softcap_loss, softcap_losses
 from nanochat_core.runtime.device import compute_dtype
 from nanochat_core.runtime.seeding import seed_for
 
@@ -30,31 +41,6 @@ ROTARY_ROWS = 10  # the rotary table covers this many times sequence_len before 
 
 # (layer, q, k, v) -> attention's output in q's shape
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-Rotary: TypeAlias = tuple[Tensor, Tensor]  # cos, sin: (B or 1, T, 1, D/2)
-
-
-class Linear(nn.Module):
-    """A matrix without bias, in fp32, cast to the dtype of what it multiplies."""
-
-    def __init__(self, num_in: int, num_out: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_out, num_in))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., num_in) -> (..., num_out)."""
-        return F.linear(x, self.weight.to(x.dtype))
-
-
-class Embedding(nn.Module):
-    """A table of vectors, kept in the compute dtype."""
-
-    def __init__(self, num_rows: int, width: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_rows, width, dtype=dtype))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """int64 (...) -> (..., width)."""
-        return F.embedding(tokens, self.weight)
 
 
 class Attention(nn.Module):
@@ -191,16 +177,56 @@ class GPT(nn.Module):
         return self._logits(self._hidden(tokens))
 
     def token_losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy in nats, (B, T) fp32, 0 where the target is -1. tokens, targets (B, T)."""
+        """Cross-entropy in nats, (B, T) fp32, 0 where the target is -1. tokens, targets (B, T).
+
+        To train, take `summed_loss`: the gradient of these computes the logits a second time.
+        """
+        hidden, picked, learnt = self._targeted(tokens, targets)
+        losses = softcap_losses(
+            hidden, self._head(hidden.dtype), picked, softcap=self.numerics.softcap
+        )
+        if len(losses) == learnt.numel():
+            return torch.where(learnt, losses.view(learnt.shape), 0.0)
+        return losses.new_zeros(learnt.shape).masked_scatter(learnt, losses)
+
+    def summed_loss(self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The sum of `token_losses`, each times its weight: a scalar, fp32.
+
+        tokens, targets (B, T); weights, if any, of a shape that spreads to (B, T), fp32.
+        """
+        hidden, picked, learnt = self._targeted(tokens, targets)
+        scale = learnt.float() if weights is None else learnt * weights
+        scale = scale.flatten() if len(picked) == learnt.numel() else scale[learnt]
+        whole = len(self.lm_head.weight) == self.config.vocab_size  # else fp8 has rows too many
+        return softcap_loss(
+            hidden,
+            self._head(hidden.dtype),
+            picked,
+            scale,
+            softcap=self.numerics.softcap,
+            quantised=self.lm_head.quantised if self.training and whole else None,
+        )
+
+    def _targeted(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What lm_head reads (N, C), its targets (N,), and (B, T) which targets are learnt from.
+
+        N counts the targets that are learnt from, or all of them, the others as class 0: a GPU is
+        not asked how many there are, as it would have to be waited for.
+        """
         hidden = rms_norm(self._hidden(tokens), self.numerics.norm_eps)
         learnt = targets != IGNORED
-        losses = softcap_cross_entropy(
-            hidden[learnt],
-            self.lm_head.weight[: self.config.vocab_size].to(hidden.dtype),
-            targets[learnt],
-            softcap=self.numerics.softcap,
+        if targets.device.type == "cpu" and not learnt.all():
+            return hidden[learnt], targets[learnt], learnt
+        return hidden.flatten(0, 1), targets.clamp(min=0).flatten(), learnt
+
+    def _head(self, dtype: torch.dtype) -> Tensor:
+        """lm_head's rows that stand for tokens (V, C)."""
+        weight = self.lm_head.weight
+        # A slice of everything would cost a copy of the gradient.
+        weight = (
+            weight if len(weight) == self.config.vocab_size else weight[: self.config.vocab_size]
         )
-        return hidden.new_zeros(targets.shape, dtype=torch.float32).masked_scatter(learnt, losses)
+        return weight.to(dtype)
 
     @torch.no_grad()
     def decode(self, tokens: Tensor, counts: Tensor, cache: KVCache) -> Tensor:
@@ -231,6 +257,8 @@ class GPT(nn.Module):
     def _hidden(self, tokens: Tensor) -> Tensor:
         """tokens (B, T) -> what lm_head reads (B, T, C), before the last norm."""
         windows = self.config.windows
+        if self.numerics.precision == "fp8" and self.training and torch.is_grad_enabled():
+            refresh_fp8(self)
 
         def mix(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return attend(q, k, v, window=windows[layer])
@@ -281,28 +309,3 @@ class GPT(nn.Module):
                 table = rotary_table(rows, self.config.head_dim, self.numerics, device)
             self._rotary = table
         return table
-
-
-def rms_norm(x: Tensor, eps: float) -> Tensor:
-    """Divide by the root mean square over the last dimension; computed in fp32."""
-    return F.rms_norm(x, (x.size(-1),), eps=eps)
-
-
-def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary positions on x (B, T, heads, D): channel j turns with channel j + D/2, clockwise."""
-    cos, sin = rotary
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos + b * sin, b * cos - a * sin], dim=-1)
-
-
-def rotary_table(
-    num_positions: int, head_dim: int, numerics: NumericsConfig, device: torch.device
-) -> Rotary:
-    """cos and sin (num_positions, 1, head_dim / 2) in the compute dtype."""
-    channels = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
-    frequencies = 1.0 / (numerics.rotary_base ** (channels / head_dim))
-    positions = torch.arange(num_positions, dtype=torch.float32, device=device)
-    angles = torch.outer(positions, frequencies).unsqueeze(1)
-    dtype = compute_dtype(numerics.precision)
-    rounded = torch.bfloat16 if numerics.rotary_precision == "bf16" else dtype
-    return angles.cos().to(rounded).to(dtype), angles.sin().to(rounded).to(dtype)

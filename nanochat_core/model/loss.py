@@ -1,68 +1,202 @@
 """Cross-entropy under soft-capped logits, a block of rows at a time.
 
-The logits of a micro-step are its largest tensor by far (T x V). Written with plain operations they
-are walked over a dozen times in main memory; here each block is finished while the cache holds it.
+The logits of a micro-step are its largest tensor by far (N x V), so no more than a block of them is
+ever kept. Where the weight of every token in the loss is known beforehand (`softcap_loss`), the
+forward pass works out the gradients too, and the backward pass only scales them. Where it is not
+(`softcap_losses`), the backward pass computes the logits a second time.
 
-Shapes: N tokens, C width, V vocabulary.
+With s = sigmoid(2 z / softcap), a logit is softcap * (2 s - 1) and its slope in z is 4 s (1 - s).
+
+Shapes: N tokens, C width, V vocabulary; R rows of a block, S columns of a chunk.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Logits in a block: 4 MB in fp32 on a CPU, where it must fit the cache; on a GPU large enough to
-# keep it busy.
-BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**28}
-SOFTCAP_LIMIT = 60.0  # exp(60) * V is far inside fp32, so the softmax needs no maximum
+from nanochat_core.model.fp8 import E4M3, E5M2, Quantised, quantise, weight_gradient
+from nanochat_core.runtime.kernels import fused
+
+# A CPU works a block of rows off in chunks of columns that fit its cache, as several operations
+# follow one another on each; with fewer rows the matrix products are slow. On a GPU the operations
+# are one kernel, and a block is one chunk, large enough to keep it busy.
+CPU_ROWS, CPU_COLUMNS = 512, 1024
+GPU_ELEMENTS = 2**28
+SOFTCAP_LIMIT = 30.0  # exp(2 * 30) * V is far inside fp32, so the softmax needs no maximum
 
 
-def softcap_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, softcap: float
+def softcap_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    scale: Tensor,
+    *,
+    softcap: float,
+    quantised: Quantised | None = None,
 ) -> Tensor:
-    """Losses in nats, (N,) fp32, of logits softcap * tanh(hidden @ weight.T / softcap).
+    """The sum of `scale` times each token's loss in nats: a scalar, fp32.
 
-    hidden (N, C) and weight (V, C) of one dtype; targets (N,) int64, each a class.
+    The logits are softcap * tanh(hidden @ weight.T / softcap): hidden (N, C) and weight (V, C) of
+    one dtype. targets (N,) int64, each a class; scale (N,) fp32, which gets no gradient. With
+    `quantised`, of the same weight, the products are fp8.
     """
     assert softcap <= SOFTCAP_LIMIT
-    return _SoftcapCrossEntropy.apply(hidden, weight, targets, softcap)
+    return _Loss.apply(hidden, weight, targets, scale, softcap, quantised)
 
 
-class _SoftcapCrossEntropy(torch.autograd.Function):
+def softcap_losses(hidden: Tensor, weight: Tensor, targets: Tensor, *, softcap: float) -> Tensor:
+    """Each token's loss in nats, (N,) fp32, for any incoming gradient. See `softcap_loss`."""
+    assert softcap <= SOFTCAP_LIMIT
+    return _Losses.apply(hidden, weight, targets, softcap)
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        scale: Tensor,
+        softcap: float,
+        quantised: Quantised | None,
+    ) -> Tensor:
+        head = _Head(weight=weight, softcap=softcap, quantised=quantised)
+        wanted = any(ctx.needs_input_grad)
+        losses, *gradients = _walk(hidden, head, targets, scale if wanted else None)
+        ctx.save_for_backward(*gradients)
+        return losses.dot(scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        factor = grad_outputs[0]  # of no dimension, so it leaves their dtype as it is
+        return grad_hidden * factor, grad_weight * factor, None, None, None, None
+
+
+class _Losses(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float
     ) -> Tensor:
-        size = max(1, BLOCK_ELEMENTS[hidden.device.type] // weight.size(0))
-        tanhs: list[Tensor] = []
-        sums: list[Tensor] = []
-        losses: list[Tensor] = []
-        for rows, target in zip(hidden.split(size), targets.split(size), strict=True):
-            tanh = F.linear(rows, weight).float().div_(softcap).tanh_()
-            total = tanh.mul(softcap).exp_().sum(dim=-1)
-            picked = tanh.gather(1, target.unsqueeze(1)).squeeze(1)
-            losses.append(total.log() - softcap * picked)
-            tanhs.append(tanh)
-            sums.append(total)
-        ctx.save_for_backward(hidden, weight, targets, *tanhs, *sums)
-        ctx.softcap, ctx.size = softcap, size
-        return torch.cat(losses)
+        ctx.save_for_backward(hidden, weight, targets)
+        ctx.softcap = softcap
+        return _walk(hidden, _Head(weight=weight, softcap=softcap), targets, None)[0]
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        (grad,) = grad_outputs
-        hidden, weight, targets, *saved = ctx.saved_tensors
-        tanhs, sums = saved[: len(saved) // 2], saved[len(saved) // 2 :]
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        blocks = [t.split(ctx.size) for t in (hidden, targets, grad, grad_hidden)]
-        for tanh, total, rows, target, scale, into in zip(tanhs, sums, *blocks, strict=True):
-            scale = scale.unsqueeze(1)
-            z = tanh.mul(ctx.softcap).exp_().div_(total.unsqueeze(1))
-            z[torch.arange(len(z), device=z.device), target] -= 1.0
-            # times the slope of the soft cap and the incoming gradient
-            z = z.mul_(torch.addcmul(scale, tanh, tanh * scale, value=-1)).to(hidden.dtype)
-            torch.mm(z, weight, out=into)
-            grad_weight += z.T @ rows
-        return grad_hidden, grad_weight.to(weight.dtype), None, None
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets = ctx.saved_tensors
+        head = _Head(weight=weight, softcap=ctx.softcap)
+        _, *gradients = _walk(hidden, head, targets, grad_outputs[0])
+        return *gradients, None, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Head:
+    """The matrix that turns hidden states into logits, and its products."""
+
+    weight: Tensor
+    softcap: float
+    quantised: Quantised | None = None
+
+    def blocks(self, num_tokens: int) -> list[slice]:
+        """The tokens in blocks."""
+        rows = CPU_ROWS
+        if self.weight.device.type != "cpu":
+            rows = max(16, GPU_ELEMENTS // len(self.weight) // 16 * 16)  # 16: see fp8.MULTIPLE
+        return [slice(first, first + rows) for first in range(0, num_tokens, rows)]
+
+    def chunks(self) -> list[slice]:
+        """The vocabulary in chunks."""
+        size = len(self.weight)
+        columns = CPU_COLUMNS if self.weight.device.type == "cpu" and not self.quantised else size
+        return [slice(first, min(first + columns, size)) for first in range(0, size, columns)]
+
+    def logits(self, rows: Tensor, chunk: slice) -> Tensor:
+        """Logits before the soft cap: (R, C) -> (R, S)."""
+        if self.quantised is None:
+            return F.linear(rows, self.weight[chunk])
+        return self.quantised.output(*quantise(rows, E4M3))
+
+    def add_gradients(
+        self, grad: Tensor, rows: Tensor, chunk: slice, into_rows: Tensor, into_weight: Tensor
+    ) -> None:
+        """Add to the gradients of rows (R, C) and of the weight's chunk (S, C), fp32."""
+        if self.quantised is None:
+            into_rows.addmm_(grad, self.weight[chunk])
+            if grad.dtype == into_weight.dtype:
+                into_weight.addmm_(grad.T, rows)
+            else:
+                into_weight.add_(grad.T @ rows)
+            return
+        values, unit = quantise(grad, E5M2)
+        into_rows.add_(self.quantised.input_gradient(values, unit))
+        into_weight.add_(weight_gradient(values, unit, *quantise(rows, E4M3)))
+
+
+def _walk(
+    hidden: Tensor, head: _Head, targets: Tensor, scale: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses (N,) fp32, and with `scale` the gradients of hidden and weight, else empty ones."""
+    losses = hidden.new_empty(len(hidden), dtype=torch.float32)
+    grad_hidden = torch.zeros_like(hidden) if scale is not None else hidden.new_empty(0)
+    shape = head.weight.shape if scale is not None else (0,)
+    grad_weight = head.weight.new_zeros(shape, dtype=torch.float32)
+    for block in head.blocks(len(hidden)):
+        rows, target = hidden[block], targets[block].unsqueeze(1)
+        logits, total, picked = _read(rows, head, target)
+        loss = total.log() - head.softcap * picked  # (R, 1)
+        losses[block] = loss.squeeze(1)
+        if scale is not None:
+            factor = scale[block].unsqueeze(1)
+            # Of the target's logit: its probability less 1, without cancellation, times its slope.
+            grad_target = factor * torch.expm1(-loss) * (1 - picked.square())
+            for chunk, z in zip(head.chunks(), logits, strict=True):
+                grad = _gradient(z, head.softcap, factor / total)
+                at, inside = _place(target, chunk)
+                grad_target = grad_target.to(grad.dtype)
+                grad.scatter_(1, at, torch.where(inside, grad_target, grad.gather(1, at)))
+                head.add_gradients(grad, rows, chunk, grad_hidden[block], grad_weight[chunk])
+    return losses, grad_hidden, grad_weight.to(head.weight.dtype)
+
+
+def _read(rows: Tensor, head: _Head, target: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Of rows (R, C): logits by chunk before the cap, the sum of exp(logit), the target's tanh."""
+    logits: list[Tensor] = []
+    total, picked = rows.new_zeros((2, len(rows), 1), dtype=torch.float32)
+    for chunk in head.chunks():
+        z = head.logits(rows, chunk)
+        at, inside = _place(target, chunk)
+        total += _sum_exp(z, head.softcap)
+        picked += torch.where(inside, torch.tanh(z.gather(1, at).float() / head.softcap), 0.0)
+        logits.append(z)
+    return logits, total, picked
+
+
+def _place(target: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
+    """The target's column in a chunk, any column where it is in another; and whether it is in."""
+    inside = (target >= chunk.start) & (target < chunk.stop)
+    return (target - chunk.start).clamp(0, chunk.stop - chunk.start - 1), inside
+
+
+def _sigmoid(z: Tensor, softcap: float) -> Tensor:
+    return (z.float() * (2 / softcap)).sigmoid_()
+
+
+@fused
+def _sum_exp(z: Tensor, softcap: float) -> Tensor:
+    """Per row, the sum of exp(logit): (R, S) -> (R, 1) fp32."""
+    total = _sigmoid(z, softcap).mul_(2 * softcap).exp_().sum(-1, keepdim=True)
+    return total * math.exp(-softcap)
+
+
+@fused
+def _gradient(z: Tensor, softcap: float, factor: Tensor) -> Tensor:
+    """exp(logit) * slope * factor (R, 1), in z's dtype: (R, S)."""
+    s = _sigmoid(z, softcap)
+    exp = (s * (2 * softcap)).exp_()
+    return exp.mul_(s.addcmul_(s, s, value=-1)).mul_(factor * (4 * math.exp(-softcap))).to(z.dtype)

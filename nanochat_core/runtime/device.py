@@ -5,7 +5,8 @@ import torch
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Resources
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# fp8 is a way to multiply: what goes in and comes out is bf16.
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
 def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:

@@ -208,8 +208,7 @@ def add_policy_gradients(
         batch = useful[first : first + device_batch_size]
         tokens_RT, targets_RT = (t.to(device) for t in pad(batch, model.config.sequence_len))
         advantage_R = torch.tensor([r.advantage for r in batch], device=device)
-        nats_RT = model.token_losses(tokens_RT, targets_RT)
-        loss = (nats_RT * advantage_R[:, None]).sum() / count
+        loss = model.summed_loss(tokens_RT, targets_RT, advantage_R[:, None]) / count
         optimizer.backward(loss, last=first + device_batch_size >= len(useful))
         total += loss.detach()
     optimizer.start_sums()

@@ -37,7 +37,7 @@ def add_gradients(
     total = torch.zeros((), device=tokens.device)
     for first in range(0, len(tokens), device_batch_size):
         rows = slice(first, first + device_batch_size)
-        loss = model.token_losses(inputs[rows], targets[rows]).sum() / count
+        loss = model.summed_loss(inputs[rows], targets[rows]) / count
         optimizer.backward(loss, last=first + device_batch_size >= len(tokens))
         total += loss.detach()
     optimizer.start_sums()

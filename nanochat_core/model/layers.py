@@ -1,0 +1,84 @@
+"""What the transformer is made of: matrices, tables, norms and rotary positions.
+
+Shapes: B rows, T tokens, P positions, D head dim.
+"""
+
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanochat_core.config import NumericsConfig
+from nanochat_core.model.fp8 import Quantised, is_eligible
+from nanochat_core.model.fp8 import linear as fp8_linear
+from nanochat_core.runtime.device import compute_dtype
+
+Rotary: TypeAlias = tuple[Tensor, Tensor]  # cos, sin: (B or 1, T, 1, D/2)
+
+
+class Linear(nn.Module):
+    """A matrix without bias, in fp32, cast to the dtype of what it multiplies.
+
+    Training in precision fp8 sets `quantised`; whoever evaluates sees the matrix as it is.
+    """
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_out, num_in))
+        self.quantised: Quantised | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., num_in) -> (..., num_out)."""
+        if self.quantised is not None and self.training and torch.is_grad_enabled():
+            return fp8_linear(x, self.weight, self.quantised)
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class Embedding(nn.Module):
+    """A table of vectors, kept in the compute dtype."""
+
+    def __init__(self, num_rows: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_rows, width, dtype=dtype))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64 (...) -> (..., width)."""
+        return F.embedding(tokens, self.weight)
+
+
+def refresh_fp8(model: nn.Module) -> None:
+    """Quantise the eligible matrices that were written to since: once after each step.
+
+    Raises ConfigError where fp8 products cannot run.
+    """
+    for module in model.modules():
+        if isinstance(module, Linear) and is_eligible(module.weight):
+            if module.quantised is None:
+                module.quantised = Quantised(module.weight)
+            module.quantised.refresh()
+
+
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    """Divide by the root mean square over the last dimension; computed in fp32."""
+    return F.rms_norm(x, (x.size(-1),), eps=eps)
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Rotary positions on x (B, T, heads, D): channel j turns with channel j + D/2, clockwise."""
+    cos, sin = rotary
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos + b * sin, b * cos - a * sin], dim=-1)
+
+
+def rotary_table(
+    num_positions: int, head_dim: int, numerics: NumericsConfig, device: torch.device
+) -> Rotary:
+    """cos and sin (num_positions, 1, head_dim / 2) in the compute dtype."""
+    channels = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
+    frequencies = 1.0 / (numerics.rotary_base ** (channels / head_dim))
+    positions = torch.arange(num_positions, dtype=torch.float32, device=device)
+    angles = torch.outer(positions, frequencies).unsqueeze(1)
+    dtype = compute_dtype(numerics.precision)
+    rounded = torch.bfloat16 if numerics.rotary_precision == "bf16" else dtype
+    return angles.cos().to(rounded).to(dtype), angles.sin().to(rounded).to(dtype)

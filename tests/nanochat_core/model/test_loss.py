@@ -1,0 +1,122 @@
+"""The one-pass loss and its gradients against cross-entropy written out in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanochat_core.model import loss as module
+from nanochat_core.model.loss import softcap_loss, softcap_losses
+
+pytestmark = pytest.mark.torch
+
+SOFTCAP = 15.0
+N, C, V = 700, 32, 2500  # more than one block of rows, and a last chunk of columns that is short
+
+
+def inputs(spread: float = 0.5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(N, C, generator=generator)
+    weight = spread * torch.randn(V, C, generator=generator)
+    targets = torch.randint(V, (N,), generator=generator)
+    targets[:3] = torch.tensor([0, V - 1, module.CPU_COLUMNS])  # the edges of chunks
+    scale = torch.randn(N, generator=generator)
+    return hidden, weight, targets, scale
+
+
+def reference(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    logits = SOFTCAP * torch.tanh(hidden.double() @ weight.double().T / SOFTCAP)
+    return F.cross_entropy(logits, targets, reduction="none")
+
+
+def leaves(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.clone().requires_grad_() for tensor in tensors]
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.5, 3.0], ids=["first-step", "trained", "capped"])
+def test_losses_and_gradients_of_the_sum_are_those_of_float64(spread: float) -> None:
+    hidden, weight, targets, scale = inputs(spread)
+    expected_leaves = leaves(hidden.double(), weight.double())
+    losses = reference(*expected_leaves, targets)
+    (losses * scale).sum().backward()
+    h, w = leaves(hidden, weight)
+    total = softcap_loss(h, w, targets, scale, softcap=SOFTCAP)
+    (3 * total).backward()
+    torch.testing.assert_close(
+        softcap_losses(hidden, weight, targets, softcap=SOFTCAP).double(),
+        losses.detach(),
+        rtol=1e-6,
+        atol=1e-6,
+    )
+    assert total.item() == pytest.approx((losses * scale).sum().item(), rel=1e-6, abs=1e-3)
+    for got, leaf in zip((h, w), expected_leaves, strict=True):
+        assert got.grad is not None
+        assert leaf.grad is not None
+        bound = 3e-6 * leaf.grad.abs().max().item()
+        torch.testing.assert_close(got.grad.double() / 3, leaf.grad, rtol=0, atol=bound)
+
+
+def test_losses_one_by_one_take_any_gradient_and_agree_with_the_sum() -> None:
+    hidden, weight, targets, scale = inputs()
+    one, two = leaves(hidden, weight), leaves(hidden, weight)
+    softcap_loss(*one, targets, scale, softcap=SOFTCAP).backward()
+    (softcap_losses(*two, targets, softcap=SOFTCAP) * scale).sum().backward()
+    for a, b in zip(one, two, strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, targets, scale = inputs()
+    one, two = leaves(hidden, weight), leaves(hidden, weight)
+    a = softcap_loss(*one, targets, scale, softcap=SOFTCAP)
+    a.backward()
+    monkeypatch.setattr(module, "CPU_ROWS", 99)
+    monkeypatch.setattr(module, "CPU_COLUMNS", 2 * V)
+    b = softcap_loss(*two, targets, scale, softcap=SOFTCAP)
+    b.backward()
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-4)
+    for x, y in zip(one, two, strict=True):
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_a_confident_token_has_a_small_gradient_not_none_in_bf16() -> None:
+    hidden = torch.ones(1, 16, dtype=torch.bfloat16)
+    weight = torch.zeros(4, 16, dtype=torch.bfloat16)
+    weight[2] = 0.5  # logit 7.3: probability 0.998, which bf16 would round to 1
+    weight.requires_grad_()
+    target, scale = torch.tensor([2]), torch.ones(1)
+    softcap_loss(hidden, weight, target, scale, softcap=SOFTCAP).backward()
+    exact = weight.detach().double().requires_grad_()
+    reference(hidden, exact, target).sum().backward()
+    torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=0.02, atol=0)
+
+
+def test_no_token_to_learn_from_costs_nothing() -> None:
+    hidden, weight, targets, scale = inputs()
+    h, w = leaves(hidden[:0], weight)
+    total = softcap_loss(h, w, targets[:0], scale[:0], softcap=SOFTCAP)
+    total.backward()
+    assert total.item() == 0
+    assert not w.grad.any()
+
+
+def test_no_more_than_a_block_of_logits_is_alive() -> None:
+    hidden, weight, targets, scale = inputs()
+    sizes: list[int] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, Tensor):
+                sizes.append(result.numel())
+            return result
+
+    with Watch():
+        softcap_loss(*leaves(hidden, weight), targets, scale, softcap=SOFTCAP).backward()
+    assert max(sizes) <= max(module.CPU_ROWS * module.CPU_COLUMNS, weight.numel())
+
+
+def test_a_softcap_that_could_overflow_is_our_bug() -> None:
+    hidden, weight, targets, scale = inputs()
+    with pytest.raises(AssertionError):
+        softcap_loss(hidden, weight, targets, scale, softcap=31.0)
