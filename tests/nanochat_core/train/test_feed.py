@@ -1,0 +1,91 @@
+"""Rows come in order, whole, ahead of time, and as int64."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from nanochat_core.train.feed import feed, widen
+
+pytestmark = pytest.mark.torch
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int64])
+def test_ids_keep_their_value_whatever_they_are_stored_as(dtype: type[np.generic]) -> None:
+    ids = np.array([[0, 1, 32767], [32768, 40000, 65535]], dtype=dtype)
+    ((step, (tensor,)),) = feed(lambda step: (ids,), start=4, stop=5, device=CPU)
+    assert step == 4
+    assert tensor.dtype == torch.int64
+    assert tensor.tolist() == ids.tolist()
+    big = np.array([2**31, 2**32 - 1], dtype=np.uint32)
+    assert widen(torch.from_numpy(big.view(np.int32))).tolist() == big.tolist()
+
+
+def rows(step: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Two arrays that say which step they are of."""
+    return np.full((step + 1, 2), step, dtype=np.uint16), np.full((step + 1,), 1, dtype=np.uint8)
+
+
+def test_steps_come_in_order_each_with_its_own_rows() -> None:
+    seen = [
+        (step, tokens.tolist(), mask.tolist())
+        for step, (tokens, mask) in feed(rows, start=2, stop=6, device=CPU)
+    ]
+    assert seen == [(s, [[s, s]] * (s + 1), [1] * (s + 1)) for s in range(2, 6)]
+    assert list(feed(rows, start=6, stop=6, device=CPU)) == []
+
+
+def test_the_next_steps_rows_are_taken_while_this_one_is_used() -> None:
+    taken = [threading.Event() for _ in range(4)]
+
+    def take(step: int) -> tuple[npt.NDArray[Any], ...]:
+        taken[step].set()
+        return rows(step)
+
+    for step, _ in feed(take, start=0, stop=3, device=CPU):
+        assert taken[step].is_set()
+        if step < 2:
+            assert taken[step + 1].wait(5)
+    assert not taken[3].is_set()
+
+
+def test_what_taking_raises_is_raised_when_its_step_comes() -> None:
+    def take(step: int) -> tuple[npt.NDArray[Any], ...]:
+        if step == 2:
+            raise ValueError("no such row")
+        return rows(step)
+
+    seen: list[int] = []
+    with pytest.raises(ValueError, match="no such row"):
+        seen.extend(step for step, _ in feed(take, start=0, stop=5, device=CPU))
+    assert seen == [0, 1]
+
+
+def test_a_loop_that_is_left_leaves_no_thread() -> None:
+    before = threading.active_count()
+    for step, _ in feed(rows, start=0, stop=100, device=CPU):
+        if step == 3:
+            break
+    assert threading.active_count() == before
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_nothing_overtakes_its_copy() -> None:
+    """The device is kept busy, so that a copy which did not wait would be seen. Needs a GPU."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    device = torch.device("cuda", 0)
+
+    def take(step: int) -> tuple[npt.NDArray[Any], ...]:
+        return (np.full((64, 2049), step * 500, dtype=np.uint16),)
+
+    busy = torch.randn(4096, 4096, device=device)
+    sums: list[torch.Tensor] = []
+    for _, (tokens,) in feed(take, start=0, stop=40, device=device):
+        busy = busy @ busy.clamp(-1e-3, 1e-3)
+        sums.append(tokens.sum())
+    assert [int(s) for s in sums] == [step * 500 * 64 * 2049 for step in range(40)]

@@ -1,0 +1,131 @@
+"""Out of memory in a step: half the device batch, the same step, or a person is told what fits."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+
+from nanochat_core.errors import StageError
+from nanochat_core.job import Job
+from nanochat_core.model.gpt import GPT
+from nanochat_core.runtime.progress import last_by_step, read_events
+from nanochat_core.train.fitting import is_out_of_memory
+
+pytestmark = pytest.mark.torch
+MakeJob: TypeAlias = Callable[..., Job]
+RunStage: TypeAlias = Callable[[Job], dict[str, Any]]
+
+CPU_TEXT = (
+    "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory: "
+    "you tried to allocate 8796093022208 bytes. Error code 12 (Cannot allocate memory)"
+)
+ERRORS = {
+    "gpu": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "cpu": lambda: RuntimeError(CPU_TEXT),
+}
+
+
+def fail_above(
+    rows: int, monkeypatch: pytest.MonkeyPatch, error: Callable[[], RuntimeError], *, after: int = 0
+) -> None:
+    """Training passes of more than `rows` rows find no memory, once `after` were done."""
+    real, passes = GPT.token_losses, iter(range(10**6))
+
+    def token_losses(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() and len(tokens) > rows and next(passes) >= after:
+            raise error()
+        return real(self, tokens, targets)
+
+    monkeypatch.setattr(GPT, "token_losses", token_losses)
+
+
+def test_torchs_own_words_are_known() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**43, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_the_step_is_done_again_with_half_the_rows_and_its_loss_is_the_same(
+    kind: str,
+    data: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resources = {"device_batch_size": 2}
+    small = make_job("pretrain", tmp_path / "small", data, resources={"device_batch_size": 1})
+    expected = run_stage(small)
+    job = make_job("pretrain", tmp_path / "job", data, resources=resources)
+    fail_above(1, monkeypatch, ERRORS[kind])
+    metrics = run_stage(job)
+    assert metrics["device_batch_size"] == 1
+    assert metrics["val_bpb"] == expected["val_bpb"]
+    told, wanted = (last_by_step(read_events(j.events), "step") for j in (job, small))
+    assert [v["loss"] for v in told.values()] == [v["loss"] for v in wanted.values()]
+    (message,) = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
+    assert message.startswith("out of memory with 2 rows per device: going on with 1.")
+
+
+def test_in_the_middle_of_a_step_what_was_added_before_is_forgotten(
+    data: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = make_job("pretrain", tmp_path / "whole", data, resources={"device_batch_size": 2})
+    expected = run_stage(whole)
+    job = make_job("pretrain", tmp_path / "job", data, resources={"device_batch_size": 2})
+    fail_above(1, monkeypatch, ERRORS["gpu"], after=5)  # two passes a step: in the third step
+    metrics = run_stage(job)
+    assert metrics["device_batch_size"] == 1
+    assert metrics["val_bpb"] == pytest.approx(expected["val_bpb"], rel=1e-5)
+    told, wanted = (last_by_step(read_events(j.events), "step") for j in (job, whole))
+    assert [v["loss"] for v in told.values()] == pytest.approx(
+        [v["loss"] for v in wanted.values()], rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "retry", "message", "hint"),
+    [
+        (4, False, "out of memory with 4 rows per device: CUDA out", "--device-batch-size 2"),
+        (1, True, "out of memory with one row per device: CUDA out", "smaller --depth"),
+    ],
+)
+def test_a_person_is_told_what_fits(
+    size: int,
+    retry: bool,
+    message: str,
+    hint: str,
+    data: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resources = {"device_batch_size": size, "retry_smaller_batch": retry}
+    job = make_job("pretrain", tmp_path / "job", data, resources=resources)
+    fail_above(0, monkeypatch, ERRORS["gpu"])
+    with pytest.raises(StageError, match=f"^{message}") as caught:
+        run_stage(job)
+    assert hint in str(caught.value.hint)
+
+
+def test_another_error_is_not_taken_for_a_lack_of_memory(
+    data: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = make_job("pretrain", tmp_path / "job", data)
+    fail_above(0, monkeypatch, lambda: RuntimeError("shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="shapes cannot"):
+        run_stage(job)

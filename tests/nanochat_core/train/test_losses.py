@@ -1,0 +1,168 @@
+"""When a loss ends a run, and what a loop tells of its steps."""
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+
+from nanochat_core.errors import StageError
+from nanochat_core.job import Job
+from nanochat_core.runtime.peak import peak_flops
+from nanochat_core.runtime.progress import Progress, last_by_step, read_events
+from nanochat_core.train import losses as losses_module
+from nanochat_core.train.checkpoint import find_checkpoint, newest_step
+from nanochat_core.train.losses import Pace, StepLog, is_exploding
+
+pytestmark = pytest.mark.torch
+PACE = Pace(tokens_per_step=100, flops_per_token=10.0, peak_flops=4000.0, dollars_per_hour=3600.0)
+CALM = [3.0] * 50
+MakeJob: TypeAlias = Callable[..., Job]
+
+
+@pytest.mark.parametrize(
+    ("losses", "step", "exploding"),
+    [
+        ([*CALM, *[10.1] * 10], 200, True),  # above 3 x 3 + 1
+        ([*CALM, *[10.0] * 10], 200, False),
+        ([*CALM, *[10.1] * 10], 99, False),  # the learning rate still warms up
+        ([*CALM, *[10.1] * 9], 200, False),
+        ([*CALM, *[10.1] * 9, 9.9], 200, False),  # it comes back by itself
+        ([*CALM[:49], *[10.1] * 10], 200, False),  # too little to compare with
+        ([*[90.0] * 24, *[3.0] * 26, *[10.1] * 10], 200, True),  # the median, not the mean
+        ([*[0.001] * 50, *[0.9] * 10], 200, False),  # what is learnt by heart may be forgotten
+        ([], 200, False),
+    ],
+)
+def test_only_a_loss_that_stays_far_above_its_level_explodes(
+    losses: list[float], step: int, exploding: bool
+) -> None:
+    assert is_exploding(losses, step) is exploding
+
+
+def test_an_exploding_loss_stops_the_loop_at_the_tenth_step(tmp_path: Path) -> None:
+    log = StepLog(Progress(tmp_path / "events.jsonl"), PACE, late=False)
+    losses = itertools.chain([3.0] * 150, itertools.repeat(40.0))
+    seen: list[int] = []
+
+    def loop() -> None:
+        for done, loss in enumerate(losses, 1):
+            log.read(done, torch.tensor(loss))
+            log.tell()
+            seen.append(done)
+
+    with pytest.raises(StageError, match=r"explodes: 40 at step 159, .* level of 3, and no"):
+        loop()
+    assert seen[-1] == 159
+
+
+def test_a_step_is_told_with_its_speed_use_and_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 10.0, 12.0, 12.0, 99.0, 103.0, 103.0])
+    monkeypatch.setattr(losses_module.time, "monotonic", lambda: next(clock))
+    log = StepLog(Progress(tmp_path / "events.jsonl"), PACE, late=False)
+    log.resume({"losses": [3.0]}, 50.0)
+    log.begin()
+    for done in (8, 9):
+        log.read(done, torch.tensor(2.5))
+        log.tell()
+        if done == 8:
+            log.begin()  # after an evaluation: it is nobody's time
+    told = last_by_step(read_events(tmp_path / "events.jsonl"), "step")
+    assert told[8] == {"loss": 2.5, "tokens_per_second": 50.0, "mfu": 0.125, "dollars": 62.0}
+    assert told[9] == {"loss": 2.5, "tokens_per_second": 25.0, "mfu": 0.0625, "dollars": 153.0}
+    assert log.state() == {"losses": [3.0, 2.5, 2.5]}
+
+
+def test_what_is_not_known_is_not_told(tmp_path: Path) -> None:
+    pace = Pace(tokens_per_step=100, flops_per_token=10.0, peak_flops=None, dollars_per_hour=0.0)
+    log = StepLog(Progress(tmp_path / "events.jsonl"), pace, late=False)
+    log.read(1, torch.tensor(2.5))
+    log.tell()
+    (values,) = last_by_step(read_events(tmp_path / "events.jsonl"), "step").values()
+    assert sorted(values) == ["loss", "tokens_per_second"]
+
+
+def test_read_late_every_step_is_told_once_and_in_order(tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "events.jsonl")
+    progress.start(4)
+    log = StepLog(progress, PACE, late=True)
+    told: list[list[int]] = []
+    for done in range(1, 5):
+        log.read(done, torch.tensor(float(done)))
+        log.tell()
+        if done == 3:
+            log.settle()  # to save
+        told.append(list(last_by_step(read_events(tmp_path / "events.jsonl"), "step")))
+    log.settle()
+    steps = [e for e in read_events(tmp_path / "events.jsonl") if e["kind"] == "step"]
+    assert told == [[], [1], [1, 2, 3], [1, 2, 3]]
+    assert [(e["step"], e["values"]["loss"]) for e in steps] == [(i, float(i)) for i in range(1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H200", 989.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA L4", 121.0),
+        ("cpu", None),
+    ],
+)
+def test_the_peak_of_a_gpu_follows_from_its_name(name: str, tera: float | None) -> None:
+    assert peak_flops(name) == (None if tera is None else tera * 1e12)
+
+
+# In a stage.
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_pretraining_stops_at_a_broken_loss_and_keeps_the_state_before(
+    late: bool,
+    data: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: Callable[[Job], dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Step 3 gives a loss that is no number, and gradients likewise, as a broken GPU would."""
+    from nanochat_core.model.gpt import GPT
+    from nanochat_core.train import pretrain
+
+    monkeypatch.setattr(
+        pretrain, "StepLog", lambda progress, pace, late: StepLog(progress, pace, late=is_late)
+    )
+    is_late = late
+    job = make_job(
+        "pretrain",
+        tmp_path / "job",
+        data,
+        resources={"save_every_steps": 1, "keep_checkpoints": 9},
+    )
+    real = GPT.token_losses
+    passes = itertools.count()
+
+    def broken(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        is_broken = torch.is_grad_enabled() and next(passes) >= 3
+        return real(self, tokens, targets) * (math.nan if is_broken else 1.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GPT, "token_losses", broken)
+        message = r"the loss is nan at step 3; the last good checkpoint is that of step 3$"
+        with pytest.raises(StageError, match=message):
+            run_stage(job)
+    assert newest_step(job.checkpoints) == 3
+    found = find_checkpoint(job.checkpoints, warn=pytest.fail)
+    assert found is not None
+    for key in found.pieces:
+        assert torch.isfinite(found.read(key).float()).all()
+    metrics = run_stage(job)  # the same command goes on
+    assert math.isfinite(metrics["val_bpb"])
+    assert list(last_by_step(read_events(job.events), "step")) == [1, 2, 3, 4, 5, 6]
