@@ -46,6 +46,7 @@ def make_units(
     for name, parameter in model.named_parameters():
         group = group_of(name, groups)
         if group is None:
+            assert parameter.dtype == torch.float32, f"{name} is another optimizer's working weight"
             muon[name] = parameter
         else:
             stack = _table(name, parameter, dtype, world)

@@ -75,7 +75,7 @@ class Stack:
         for part in self.parts:
             part.parameter.data = self._of(part, self._weights)
         self.masters = initial[self._owned]
-        if self._weights is not initial:
+        if self._weights is not initial and owned < len(initial):
             self.masters = self.masters.clone()  # and let go of what this rank does not own
         self.state = {kind: self.masters.new_zeros((owned, *item)) for kind, item in state.items()}
         self.num_elements = initial.numel()

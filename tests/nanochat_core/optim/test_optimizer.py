@@ -1,11 +1,13 @@
 """The optimizer as a whole: which rule a parameter gets, and state that can be carried on."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from nanochat_core.config import ModelConfig, OptimizerConfig
 from nanochat_core.errors import ModelError
@@ -156,3 +158,89 @@ def test_state_that_does_not_fit_is_refused() -> None:
     wrong = {"momentum/transformer.h.1.attn.c_q.weight": torch.zeros(32, 31)}
     with pytest.raises(ModelError, match=r"c_q.weight has shape .*needs \(32, 32\)"):
         optimizer.load((state | wrong).__getitem__)
+
+
+def with_gradients(rates: OptimizerConfig, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The masters after one step with these gradients."""
+    model = make_model()
+    optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
+    for name, gradient in gradients.items():
+        model.get_parameter(name).grad = gradient.clone()
+    optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.1)
+    return optimizer.gather()
+
+
+def some_gradients() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    named = make_model().named_parameters()
+    return {name: torch.randn(p.shape, generator=generator) for name, p in named}
+
+
+def test_a_parameter_without_a_gradient_counts_as_zero() -> None:
+    gradients = some_gradients()
+    absent = ["transformer.h.1.attn.c_q.weight", "value_embeds.0.weight", "smear_lambda"]
+    zero = gradients | {name: torch.zeros_like(gradients[name]) for name in absent}
+    some = {name: g for name, g in gradients.items() if name not in absent}
+    expected, actual = with_gradients(RATES, zero), with_gradients(RATES, some)
+    assert all(torch.equal(actual[key], expected[key]) for key in expected)
+
+
+def test_the_whole_gradient_is_clipped_to_a_norm() -> None:
+    gradients = some_gradients()
+    norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
+    clipped = dataclasses.replace(RATES, grad_clip=norm / 4)
+    quarter = {name: g / 4 for name, g in gradients.items()}
+    actual, expected = with_gradients(clipped, gradients), with_gradients(RATES, quarter)
+    for key, value in expected.items():
+        torch.testing.assert_close(actual[key], value, rtol=1e-4, atol=1e-6, msg=key)
+    wide = dataclasses.replace(RATES, grad_clip=norm * 4)
+    actual, expected = with_gradients(wide, gradients), with_gradients(RATES, gradients)
+    assert all(torch.equal(actual[key], expected[key]) for key in expected)
+
+
+def test_in_bf16_gradients_of_micro_steps_add_up_in_fp32() -> None:
+    model = make_model("bf16")
+    optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
+    expected: dict[str, Tensor] = {}
+    for step in range(16):
+        tokens = torch.randint(60, (1, 17), generator=torch.Generator().manual_seed(step))
+        loss = model.token_losses(tokens[:, :-1], tokens[:, 1:]).sum()
+        optimizer.backward(loss, last=step == 15)
+        alone = make_model("bf16")
+        Optimizer(alone, RATES, precision="bf16", world=ALONE)
+        alone.token_losses(tokens[:, :-1], tokens[:, 1:]).sum().backward()
+        for name, parameter in alone.named_parameters():
+            assert parameter.grad is not None
+            expected[name] = expected.get(name, 0) + parameter.grad.float()
+    for name, gradient in optimizer.gradients().items():
+        assert gradient.dtype == torch.float32, name
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+def test_in_bf16_the_model_works_with_rounded_masters_and_embeddings_are_their_own() -> None:
+    model = make_model("bf16")
+    optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
+    train(model, optimizer, range(2))
+    state = optimizer.pieces()
+    for name, parameter in model.named_parameters():
+        master = state[f"weight/{name}"]
+        assert torch.equal(parameter, master.to(parameter.dtype)), name
+        table = name.startswith(("transformer.wte", "value_embeds"))
+        assert master.dtype == (torch.bfloat16 if table else torch.float32), name
+        small = parameter.numel() < 1024 and not name.startswith("transformer.h.")
+        assert parameter.dtype == (torch.float32 if small else torch.bfloat16), name
+
+
+def test_a_step_moves_the_version_of_every_weight() -> None:
+    model = make_model()
+    optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
+    before = {name: p._version for name, p in model.named_parameters()}
+    train(model, optimizer, range(1))
+    assert all(p._version > before[name] for name, p in model.named_parameters())
+
+
+def test_a_model_serves_one_optimizer_at_a_time() -> None:
+    model = make_model("bf16")
+    Optimizer(model, RATES, precision="bf16", world=ALONE)
+    with pytest.raises(AssertionError, match="another optimizer"):
+        Optimizer(model, RATES, precision="bf16", world=ALONE)

@@ -80,6 +80,33 @@ def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[
     }
 
 
+def check_questions(world: World) -> None:
+    """Whether any rank says yes; the answers are of their own question."""
+    answers = [world.start_any(rank == world.rank) for rank in range(world.size)]
+    assert not world.any(False)
+    assert all(answer() for answer in reversed(answers))
+
+
+def check_dropping(world: World, precision: str) -> None:
+    """One rank fails before its last micro-step, the others have begun sums: all start again."""
+    model = make_model(precision)
+    optimizer = Optimizer(model, RATES, precision=precision, world=world)
+    tokens = torch.randint(60, (1, 17), generator=torch.Generator().manual_seed(7))
+    for last in (False, True):
+        if not (last and world.is_first):
+            loss = model.token_losses(tokens[:, :-1], tokens[:, 1:]).sum()
+            optimizer.backward(loss, last=last)
+    assert world.any(world.is_first)
+    optimizer.drop_gradients()
+    assert not optimizer.gradients()
+    train(optimizer, model, world, range(2))
+    expected = make_model(precision)
+    second = Optimizer(expected, RATES, precision=precision, world=world)
+    train(second, expected, world, range(2))
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, expected.state_dict()[name]), name
+
+
 class Unshared(World):
     """Ranks that keep what they updated to themselves."""
 
@@ -103,7 +130,7 @@ def reader(files: list[Path]) -> Callable[[str], Tensor]:
 
 
 def check_training(world: World, root: Path) -> None:
-    """Two ranks: as one, overlapping or not; a step's clip too; resumed to the bit."""
+    """Two ranks train as one, with sums during the backward pass or after it, with a clip too."""
     for file, rates in (("plain", RATES), ("clipped", CLIPPED)):
         states = []
         for overlap in (True, False):
@@ -120,6 +147,10 @@ def check_training(world: World, root: Path) -> None:
                     assert torch.equal(weight, whole[f"weight/{name}"]), name
         assert states[0].keys() == states[1].keys()
         assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def check_forgetting(world: World, root: Path) -> None:
+    """Ranks that keep their updates to themselves are found out by the comparison above."""
     forgetful = make_model()
     alone = Unshared(rank=world.rank, local_rank=world.rank, size=world.size)
     optimizer = Optimizer(forgetful, RATES, precision="fp32", world=alone)
@@ -178,9 +209,15 @@ def run_rank(rank: int, root: Path) -> None:
             continue
         store = dist.FileStore(str(root / f"store-{size}"), size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-        world = World(rank=rank, local_rank=rank, size=size)
+        control = dist.new_group()
+        assert isinstance(control, dist.ProcessGroup)
+        world = World(rank=rank, local_rank=rank, size=size, control=control)
+        check_questions(world)
         if size == 2:
             check_training(world, root)
+            check_forgetting(world, root)
+            check_dropping(world, "fp32")
+            check_dropping(world, "bf16")
         for precision in ("fp32", "bf16"):
             if size == 2:
                 save_two(world, root, precision)
