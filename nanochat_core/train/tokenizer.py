@@ -1,4 +1,8 @@
-"""Stage `tokenizer`: learn a vocabulary from the training shards."""
+"""Stage `tokenizer`: learn a vocabulary from the training shards.
+
+How well it fits is told as an event, not as a file of the artifact: later stages are rebuilt when a
+file changes, and nobody trains a model again for one more text to measure with.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +14,7 @@ from nanochat_core.data.shard_files import ShardSet, read_row_groups
 from nanochat_core.job import Job
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.tokenizer.evaluation import HELD_OUT, evaluate
 
 MEASURED_CHARS = 2_000_000  # of validation text, to say how well the vocabulary fits
 
@@ -29,10 +34,12 @@ def run(job: Job) -> dict[str, Any]:
     tokenizer = Tokenizer.train(texts, vocab_size=config.vocab_size)
     progress.message(f"learnt them in {time.monotonic() - started:.1f} seconds")
     tokenizer.save(job.output)
-    return {
-        "vocab_size": tokenizer.vocab_size,
-        "bytes_per_token": _bytes_per_token(tokenizer, shards.validation),
-    }
+    held_out = limited_texts(
+        [shards.validation], max_chars=MEASURED_CHARS, document_cap=MEASURED_CHARS
+    )
+    fit = evaluate(tokenizer, list(held_out))
+    progress.eval(0, **fit)
+    return {"vocab_size": tokenizer.vocab_size, "bytes_per_token": fit[HELD_OUT]}
 
 
 def limited_texts(shards: Sequence[Path], *, max_chars: int, document_cap: int) -> Iterator[str]:
@@ -46,9 +53,3 @@ def limited_texts(shards: Sequence[Path], *, max_chars: int, document_cap: int) 
                 yield text
                 if given >= max_chars:
                     return
-
-
-def _bytes_per_token(tokenizer: Tokenizer, shard: Path) -> float:
-    texts = list(limited_texts([shard], max_chars=MEASURED_CHARS, document_cap=MEASURED_CHARS))
-    num_bytes = sum(len(text.encode()) for text in texts)
-    return num_bytes / sum(len(ids) for ids in tokenizer.encode_batch(texts))

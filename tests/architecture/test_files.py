@@ -12,7 +12,12 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("deployments", "flows", "infra", "nanochat_core", "tasks")
 OURS = (*PACKAGES, "bench", "docs")
 MAX_LINES = 400
-READ_THE_ENVIRONMENT = ("infra/", "nanochat_core/runtime/distributed.py", "nanochat_core/worker.py")
+READ_THE_ENVIRONMENT = (
+    "infra/",
+    "nanochat_core/runtime/distributed.py",
+    "nanochat_core/runtime/tiktoken_cache.py",
+    "nanochat_core/worker.py",
+)
 
 
 def python_files(*folders: str) -> Iterator[Path]:

@@ -6,6 +6,7 @@ from nanochat_core.config import TokenizerConfig
 from nanochat_core.data.shard_files import ShardSet, shard_name, write_shard
 from nanochat_core.errors import DataError
 from nanochat_core.job import Job, Resources
+from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import tokenizer
 from nanochat_core.train.tokenizer import limited_texts
@@ -69,6 +70,15 @@ def test_the_tokenizer_is_learnt_from_the_training_shards_alone(tmp_path, shards
     }
     names = sorted(p.name for p in job.output.iterdir())
     assert names == ["tokenizer.json", "tokenizer.tiktoken"]
+
+
+def test_how_well_it_fits_is_told_as_an_event(tmp_path, shards):
+    job = make_job(tmp_path, shards)
+    metrics = tokenizer.run(job)
+    [told] = last_by_step(read_events(job.events), "eval").values()
+    assert told["held-out"] == metrics["bytes_per_token"]
+    assert {"python", "maths", "russian", "english/gpt2", "english/cl100k_base"} <= told.keys()
+    assert told["held-out"] > told["english"] > 1  # the words of the shards are not English ones
 
 
 def test_reading_stops_at_its_limits(shards):
