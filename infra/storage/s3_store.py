@@ -71,7 +71,6 @@ class S3Store:
         self._checksum_of_parts: Checksum | None = None
         self._has_ranges = True
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")  # for all transfers
-        self._uploads = Uploads(self.bucket, self._pool, persist=self._persist)
 
     @property
     def url(self) -> str:
@@ -253,6 +252,10 @@ class S3Store:
             rounds=rounds,
             persist=lambda request: self._persist("try the store's conditions", request),
         )
+
+    @property
+    def _uploads(self) -> Uploads:
+        return Uploads(self.bucket, self._pool, persist=self._persist)
 
     def checksum_of_parts(self) -> Checksum:
         """What is sent along with large bodies: the cheapest that the store is seen to check."""

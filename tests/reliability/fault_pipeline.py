@@ -24,7 +24,7 @@ import flows.build
 from flows.heartbeat import Terms
 from flows.manifest import Manifest
 from flows.stages import Stage
-from infra.storage import parts, s3, s3_store
+from infra.storage import parts, s3, s3_store, uploads
 from infra.storage.answers import Patience
 from infra.storage.base import Store
 from infra.storage.conditional import ATOMIC, Semantics
@@ -223,7 +223,7 @@ def open_pipeline(directory: Path, server: S3Server) -> Generator[Pipeline]:
     (directory / "root" / "tasks" / "__init__.py").touch()
     toys = Toys(root=directory / "root", home=directory)
     with contextlib.ExitStack() as stack:
-        for where in (parts, s3_store):
+        for where in (parts, s3_store, uploads):
             stack.enter_context(mock.patch.object(where, "PART", _PART))
         stack.enter_context(mock.patch.object(flows.build, "run_job", toy_job))
         upstream = ("127.0.0.1", server.port)
