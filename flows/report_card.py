@@ -10,8 +10,10 @@ from flows.report_charts import Chart
 from flows.report_inputs import Artifact
 from flows.report_text import duration, percent
 from flows.stages import REPORT, Stage
+from nanochat_core.runtime.progress import last_by_step
 
 CHAT_MODELS = {"midtrain": "mid", "sft": "SFT", "rl": "RL"}  # stage -> column of the score table
+VOCABULARIES = {"gpt2": "GPT-2", "cl100k_base": "GPT-4"}  # beside ours; name -> how it is called
 _UNSHOWN = {"host", "first_step", "last_step", "started", "ended", "dollars"}  # of a segment
 
 
@@ -72,6 +74,14 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FitRow:
+    """Bytes per token on one kind of text: ours, then those of VOCABULARIES in their order."""
+
+    kind: str
+    values: tuple[float | None, ...]  # None: its files were not at hand
+
+
+@dataclass(frozen=True, kw_only=True)
 class Card:
     """Everything on the report card."""
 
@@ -90,6 +100,7 @@ class Card:
     chat_samples: tuple[Sample, ...]
     base_samples: tuple[Sample, ...]
     base_scores: tuple[tuple[str, float], ...]  # (name, value)
+    fit: tuple[FitRow, ...]  # empty: the tokenizer is from before it was told
     stages: tuple[StageRow, ...]
     speeds: tuple[Speed, ...]
     environment: tuple[tuple[str, str], ...]
@@ -98,6 +109,11 @@ class Card:
     def bpb_fall(self) -> float:
         """Share by which validation bits per byte fell from step 0."""
         return 1 - self.bpb_last / self.bpb_first
+
+    @property
+    def best_fit(self) -> float:
+        """Most bytes per token of any vocabulary on any kind of text."""
+        return max(value for row in self.fit for value in row.values if value is not None)
 
     @property
     def work(self) -> str:
@@ -158,6 +174,7 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
             for name, value in artifacts["base_eval"].read_json("scores.json").items()
             if isinstance(value, float)
         ),
+        fit=_fit(artifacts["tokenizer"]),
         stages=stages,
         speeds=tuple(_speed(stage, artifacts[stage]) for stage in ("pretrain", *CHAT_MODELS)),
         environment=_environment(pretrain),
@@ -225,6 +242,15 @@ def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:
             ),
         )
         for prompt in prompts
+    )
+
+
+def _fit(tokenizer: Artifact) -> tuple[FitRow, ...]:
+    told = last_by_step(iter(tokenizer.events), "eval").get(0, {})
+    return tuple(
+        FitRow(kind=name, values=(told[name], *(told.get(f"{name}/{v}") for v in VOCABULARIES)))
+        for name in told
+        if "/" not in name
     )
 
 

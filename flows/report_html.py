@@ -9,7 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from flows import report_text
-from flows.report_card import CHAT_MODELS, Card
+from flows.report_card import CHAT_MODELS, VOCABULARIES, Card
 from flows.report_charts import Chart
 
 TEMPLATE = "report.html.jinja"
@@ -26,7 +26,13 @@ def render(card: Card) -> str:
     )
     source = Path(__file__).with_name(TEMPLATE).read_text(encoding="utf-8")
     template = environment.from_string(source)
-    return template.render(card=card, models=CHAT_MODELS, words=report_text, drawing=_drawing)
+    return template.render(
+        card=card,
+        models=CHAT_MODELS,
+        vocabularies=VOCABULARIES,
+        words=report_text,
+        drawing=_drawing,
+    )
 
 
 def _drawing(chart: Chart) -> Markup:

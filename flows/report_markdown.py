@@ -6,13 +6,14 @@ Foreign text stands in fenced blocks, where markdown has no meaning; everything 
 import re
 from collections.abc import Iterator, Sequence
 
-from flows.report_card import CHAT_MODELS, Card, Sample, Score
-from flows.report_text import count, duration, percent, size, visible
+from flows.report_card import CHAT_MODELS, VOCABULARIES, Card, Sample, Score
+from flows.report_text import bytes_per_token, count, duration, percent, size, visible
 
 
 def render(card: Card) -> str:
     """The text. The same card gives the same text."""
-    parts = [*_headline(card), *_scores(card), *_samples(card), *_stages(card), *_machine(card)]
+    parts = [*_headline(card), *_scores(card), *_samples(card), *_fit(card)]
+    parts += [*_stages(card), *_machine(card)]
     return "\n".join(parts) + "\n"
 
 
@@ -70,6 +71,18 @@ def fenced(text: str) -> str:
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"
+
+
+def _fit(card: Card) -> Iterator[str]:
+    if not card.fit:
+        return
+    yield "\n## Vocabulary\n"
+    yield "Bytes per token: more is better. All kinds but held-out are short texts of our own."
+    yield ""
+    yield from _table(
+        ["text", "ours", *VOCABULARIES.values()],
+        [[row.kind, *map(bytes_per_token, row.values)] for row in card.fit],
+    )
 
 
 def _stages(card: Card) -> Iterator[str]:

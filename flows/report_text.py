@@ -51,3 +51,8 @@ def duration(seconds: float) -> str:
 def percent(share: float) -> str:
     """0.1234 -> "12.3 %"."""
     return f"{100 * share:.1f} %"
+
+
+def bytes_per_token(value: float | None) -> str:
+    """4.5678 -> "4.57"; None -> "not at hand"."""
+    return "not at hand" if value is None else f"{value:.2f}"

@@ -43,6 +43,14 @@ METRICS = {
     }
 }
 
+FIT = {
+    "held-out": 4.31,
+    "held-out/cl100k_base": 4.62,
+    "russian": 1.9,
+    "russian/gpt2": 1.69,
+    "russian/cl100k_base": 3.83,
+}
+
 
 @pytest.fixture(scope="module")
 def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
@@ -94,6 +102,23 @@ def test_every_stage_stands_in_the_lineage_with_its_digest(tmp_path: Path) -> No
             assert manifest["fingerprint"][:12] in document
             assert manifest["digest"][:12] in document
             assert manifest["digest"][:13] not in document
+
+
+def test_bytes_per_token_stand_beside_those_of_known_vocabularies(card: Card) -> None:
+    page, text = card
+    assert "| held-out | 4.31 | not at hand | 4.62 |" in text
+    assert "| russian | 1.90 | 1.69 | 3.83 |" in text
+    told = " ".join(re.sub("<[^>]*>", " ", page).split())
+    assert "text ours GPT-2 GPT-4 held-out 4.31 not at hand 4.62 russian 1.90 1.69 3.83" in told
+    widths = re.findall(r"left:0;width:([\d.]+)%", page)
+    assert widths == ["93.29", "100.00", "41.13", "36.58", "82.90"]
+
+
+def test_a_tokenizer_of_which_nothing_was_told_has_no_table(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    (inputs["tokenizer"].parent / "logs" / "events.jsonl").unlink()
+    page, text = run_report(tmp_path, inputs)
+    assert "Vocabulary" not in page + text
 
 
 def test_resumes_are_marked_on_their_curves(card: Card) -> None:
@@ -265,7 +290,7 @@ def write_events(path: Path, stage: str, num_steps: int) -> None:
             falling = 8 / (1 + step / 9) + noise.random() / 9
             values = {"loss": falling, "tokens_per_second": 50_000.0, "reward": 1 / falling}
             events.append({"kind": "step", "step": step + 1, "values": values})
-        measured = {"val_bpb": 3.2 - start / 20, "pass_at_1": 0.2}
+        measured = FIT if stage == "tokenizer" else {"val_bpb": 3.2 - start / 20, "pass_at_1": 0.2}
         events.append({"kind": "eval", "step": start, "values": measured})
     path.parent.mkdir()
     path.write_text("".join(json.dumps({"time": 0.0, **e}) + "\n" for e in events))
