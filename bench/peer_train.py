@@ -1,9 +1,9 @@
 """The peer's side of `bench/train.py` and `bench/parity.py`: nanochat's own script, unchanged.
 
-`peer_train.py OPTIONS` with JSON: `checkout`, `arguments` of scripts/base_train.py, `seed`, and for
-the bench `case`. The script is run as the program; only what it would read from disk (for the
-bench: tokens and tokenizer are random) and the module wandb, where that is not installed, are put
-in its place. Nothing of ours is on its path.
+`peer_train.py OPTIONS` with JSON: `checkout`, `arguments` of scripts/base_train.py, `threads`,
+`seed`, and perhaps `case` (the bench: random tokens, held by the gate) or `rows` (a file of batches
+instead of its loader's). The script is run as the program; all else is its own. Where the module
+wandb is not installed, which it imports and does not use here, an empty one takes its place.
 """
 
 import json
@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+LOADER = "tokenizing_distributed_data_loader_with_state_bos_bestfit"
+STATE = {"pq_idx": 0, "rg_idx": 0, "epoch": 1}  # the place in the data that it prints
 NUM_BATCHES = 8  # random ones, one after another for ever
 
 
@@ -33,6 +35,8 @@ def main() -> None:
     torch.manual_seed = lambda _: seed(options["seed"])
     if (case := options.get("case")) is not None:
         prepare(case)
+    if (rows := options.get("rows")) is not None:
+        give_rows(rows)
     runpy.run_module("scripts.base_train", run_name="__main__")
 
 
@@ -63,8 +67,7 @@ def prepare(case: dict[str, Any]) -> None:
     vocabulary = types.SimpleNamespace(get_vocab_size=lambda: case["vocab_size"])
     tokenizer.get_tokenizer = lambda: vocabulary
     tokenizer.get_token_bytes = lambda device: torch.ones(case["vocab_size"], device=device)
-    name = "tokenizing_distributed_data_loader_with_state_bos_bestfit"
-    setattr(dataloader, name, lambda *_, **__: Timed(random_batches(case), gate))
+    setattr(dataloader, LOADER, lambda *_, **__: Timed(random_batches(case), gate))
     tell = common.print0
 
     def print0(text: str = "", **named: Any) -> None:
@@ -79,6 +82,23 @@ def prepare(case: dict[str, Any]) -> None:
     )
     if not case["compile"]:
         mark_loss(gpt.GPT, gate)
+
+
+def give_rows(path: str) -> None:
+    """The loader gives the batches of a file, (steps, B, T+1), again and again."""
+    import nanochat.dataloader as dataloader  # pyright: ignore[reportMissingImports]
+    import numpy as np
+    import torch
+
+    steps = np.load(path)
+
+    def batches(*_: Any, **__: Any) -> Iterator[Any]:
+        while True:
+            for step in steps:
+                tokens = torch.from_numpy(step)
+                yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), STATE
+
+    setattr(dataloader, LOADER, batches)
 
 
 class Timed:
@@ -101,11 +121,10 @@ def random_batches(case: dict[str, Any]) -> Iterator[Any]:
 
     shape = (NUM_BATCHES, case["rows"], case["sequence_len"] + 1)
     tokens = torch.randint(case["vocab_size"], shape, generator=torch.Generator().manual_seed(1))
-    state = {"pq_idx": 0, "rg_idx": 0, "epoch": 1}
     while True:
         for rows in tokens:
             batch = rows.to(case["device"], non_blocking=True)
-            yield batch[:, :-1].contiguous(), batch[:, 1:].contiguous(), state
+            yield batch[:, :-1].contiguous(), batch[:, 1:].contiguous(), STATE
 
 
 def mark_loss(model: Any, gate: Any) -> None:
