@@ -116,8 +116,7 @@ def nanochat(
         placement=placement,
     )
     _show_plan(plan)
-    if plan.exit_code:
-        _tell_weaknesses(site)
+    weaknesses = _tell_weaknesses(site) if plan.exit_code else ()
     run = Run(
         run=site.run_id,
         name=run_name or profile,
@@ -128,16 +127,19 @@ def nanochat(
         started=timestamp(time.time()),
         ended=None,
         stages={},
+        weaknesses=weaknesses,
     )
     redo = stages_to_redo(STAGES, force=force, from_stage=from_stage)
     return run_pipeline(STAGES, site, run, redo=redo)
 
 
-def _tell_weaknesses(site: Site) -> None:
+def _tell_weaknesses(site: Site) -> tuple[str, ...]:
     """What the store does not guarantee is said before anything is decided in it."""
-    for text in site.store.weaknesses():
+    weaknesses = tuple(site.store.weaknesses())
+    for text in weaknesses:
         get_run_logger().warning(f"store {site.store.url}: {text}")
         site.watch("store", {"kind": "warning", "text": text})
+    return weaknesses
 
 
 def run_pipeline(

@@ -41,6 +41,7 @@ class Run:
     started: str  # UTC, 2026-11-21T05:53:38Z
     ended: str | None
     stages: dict[str, str]  # stage -> fingerprint, of the artifacts known so far
+    weaknesses: tuple[str, ...] = ()  # what the store did not guarantee, one line each
 
 
 def timestamp(seconds: float) -> str:
@@ -80,6 +81,7 @@ def find_run(store: Store, run: str) -> Run | None:
         return None
     try:
         tree["overrides"] = tuple(tree["overrides"])
+        tree["weaknesses"] = tuple(tree.get("weaknesses", ()))
         found = Run(**tree)
     except (TypeError, KeyError) as error:
         raise ArtifactError(f"{store.url}/{key} is not a run's record: {error}") from error

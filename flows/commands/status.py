@@ -63,6 +63,8 @@ def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
     yield f"run {run.run}: {run.status}"
     yield f"  command  {command}"
     yield f"  started  {run.started}" + (f", ended {run.ended}" if run.ended else "")
+    for text in run.weaknesses:
+        yield f"  store    {text}"
     yield ""
     profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
     planned = make_plan(profile.run, store, place.work)

@@ -1,5 +1,6 @@
 """What `nanochat status` says of work in progress, here and on other machines."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from flows.cli import main
 from flows.fingerprint import REPOSITORY, Code, identify
 from flows.lease import Held, renew, try_acquire
 from flows.profiles import open_profile
-from flows.runs import Run, write_run
+from flows.runs import Run, find_run, write_run
 from flows.stages import SHARDS
 from infra.storage.base import Store
 from infra.storage.open import open_store
@@ -104,3 +105,12 @@ def test_another_builder_does_not_pass_for_a_job_that_was_left_here(
     job.mkdir(parents=True)
     (job / "events.jsonl").write_text('{"kind": "step", "step": 7, "total": 9}\n')
     assert "step 7/9" not in said(capsys)
+
+
+def test_what_the_store_did_not_guarantee_is_part_of_the_run(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = find_run(store_of(home), "tiny-1")
+    assert run is not None
+    write_run(store_of(home), replace(run, weaknesses=("the store ignores If-None-Match",)))
+    assert "  store    the store ignores If-None-Match\n" in said(capsys)
