@@ -1,15 +1,20 @@
-"""What data costs beside nanochat's loader: CPU for reading, for tokenising, for packing.
+"""What data costs beside nanochat's loader: CPU for reading, for tokenising, for packing. And what
+its packing loses, by the length of a document, beside ours.
 
     NANOCHAT_DIR=/path/to/nanochat python bench/data.py [--seconds 10]
 
 Both sides get the same text (docstrings of the packages installed here), the same vocabulary and
 the same row length, in the same run. Everything is CPU time, of all threads and processes: it is
-what reading takes away from whatever else the machine does.
+what reading takes away from whatever else the machine does. Packing is a function of lengths alone,
+so what it loses is told for drawn lengths too, which are long like web text: pieces of software are
+documented briefly.
 """
 
 import argparse
+import itertools
 import json
 import os
+import random
 import resource
 import sys
 import tempfile
@@ -24,7 +29,7 @@ from nanochat_core.config import RunConfig
 from nanochat_core.data import rows as rows_stage
 from nanochat_core.data import shards as shards_stage
 from nanochat_core.data import tokenize as tokens_stage
-from nanochat_core.data.packing import batches, pack
+from nanochat_core.data.packing import BATCH_DOCUMENTS, POLICIES, Row, batches, pack
 from nanochat_core.data.row_files import Rows
 from nanochat_core.data.shard_files import ShardSet, read_row_groups
 from nanochat_core.data.token_files import TokenSet
@@ -34,6 +39,7 @@ from nanochat_core.train import tokenizer as tokenizer_stage
 
 ROWS_PER_BATCH = 8
 SEQUENCE_LEN = 2048
+LENGTH_BOUNDS = (512, 2049, 4096, 8192)  # tokens; 2049 fill a row
 RESOURCES = Resources(
     device="cpu",
     threads=1,
@@ -56,6 +62,10 @@ def main() -> None:
             "tokenising": tokenising(made, options.seconds),
             "packing": packing(made, options.seconds),
         }
+        losses = {
+            "docstrings": losing(arriving_batches(made["tokens"])),
+            "drawn": losing(drawn_batches()),
+        }
         checkout = os.environ.get("NANOCHAT_DIR")
         if checkout is None:
             print("the peer is skipped: NANOCHAT_DIR names no checkout of nanochat")
@@ -63,6 +73,8 @@ def main() -> None:
         else:
             theirs = peer(Path(checkout), Path(directory), made, options.seconds)
     report(ours, theirs)
+    report_losses(losses)
+    print(json.dumps({"ours": ours, "theirs": theirs, "losses": losses}))
 
 
 def prepare(directory: Path) -> dict[str, Path]:
@@ -101,7 +113,7 @@ def _sections(run: RunConfig) -> dict[str, Any]:
 
 
 def reading(made: dict[str, Path], seconds: float) -> float:
-    """CPU seconds per million training tokens, from rows on disk to tensors."""
+    """CPU seconds per million training tokens, from rows on disk to tensors, u16 as they travel."""
     import torch
 
     rows = Rows.open(made["rows"], "train")
@@ -109,7 +121,7 @@ def reading(made: dict[str, Path], seconds: float) -> float:
 
     def one_batch() -> int:
         nonlocal step
-        tensor = torch.from_numpy(rows.batch(step, ROWS_PER_BATCH, seed=1)).long()
+        tensor = torch.from_numpy(rows.batch(step, ROWS_PER_BATCH, seed=1))
         step += 1
         return tensor.shape[0] * SEQUENCE_LEN
 
@@ -129,19 +141,57 @@ def tokenising(made: dict[str, Path], seconds: float) -> float:
 
 def packing(made: dict[str, Path], seconds: float) -> float:
     """Tokens per CPU second that the default policy places, from document lengths to rows."""
-    tokens = TokenSet.open(made["tokens"])
+    arriving = arriving_batches(made["tokens"])
+
+    def one_pass() -> int:
+        return SEQUENCE_LEN * sum(1 for _ in packed(arriving, "default"))
+
+    return tokens_per_cpu_second(one_pass, seconds)
+
+
+def packed(arriving: list[list[int]], policy: str) -> Iterator[Row]:
+    """Rows of these documents, as the stage packs them."""
+    return pack(arriving, row_len=SEQUENCE_LEN + 1, policy=policy, buffer_documents=1000)
+
+
+def arriving_batches(directory: Path) -> list[list[int]]:
+    """Lengths of the training documents, in the batches in which they arrive."""
+    tokens = TokenSet.open(directory)
     arriving: list[list[int]] = []
     for shard in tokens.shards[:-1]:
         lengths, start = tokens.read_lengths(shard).tolist(), 0
         for size in batches(shard.row_groups):
             arriving.append(lengths[start : start + size])
             start += size
+    return arriving
 
-    def one_pass() -> int:
-        packed = pack(arriving, row_len=SEQUENCE_LEN + 1, policy="default", buffer_documents=1000)
-        return sum(SEQUENCE_LEN + 1 for _ in packed)
 
-    return tokens_per_cpu_second(one_pass, seconds)
+def drawn_batches() -> list[list[int]]:
+    """Lengths of 100,000 documents, half of them below 490 tokens and one in 13 above 2049."""
+    draw = random.Random(1)
+    lengths = [max(2, int(draw.lognormvariate(6.2, 1.0))) for _ in range(100_000)]
+    return [lengths[i : i + BATCH_DOCUMENTS] for i in range(0, len(lengths), BATCH_DOCUMENTS)]
+
+
+def losing(arriving: list[list[int]]) -> dict[str, dict[str, float]]:
+    """policy -> what is trained on: of all tokens, of each class of lengths, and of documents."""
+    lengths = [length for batch in arriving for length in batch]
+    found: dict[str, dict[str, float]] = {}
+    for policy in POLICIES:
+        placed = [0] * len(lengths)
+        for row in packed(arriving, policy):
+            for segment in row:
+                placed[segment.document] += segment.length
+        shares = {"all": sum(placed) / sum(lengths)}
+        bounds = (0, *LENGTH_BOUNDS, max(lengths))
+        for low, high in itertools.pairwise(bounds):
+            its = [i for i, length in enumerate(lengths) if low < length <= high]
+            if its:
+                total = sum(lengths[i] for i in its)
+                shares[f"{low + 1}-{high}"] = sum(placed[i] for i in its) / total
+        shares["documents in no row"] = sum(1 for share in placed if not share) / len(placed)
+        found[policy] = shares
+    return found
 
 
 def peer(
@@ -226,7 +276,15 @@ def report(ours: dict[str, float], theirs: dict[str, float]) -> None:
             ratio = other / value if name == "reading" else value / other
             line += f"; nanochat {other:,.4g}; {ratio:,.1f}x"
         print(line)
-    print(json.dumps({"ours": ours, "theirs": theirs}))
+
+
+def report_losses(losses: dict[str, dict[str, dict[str, float]]]) -> None:
+    """For each set of documents and policy, the share of tokens in rows."""
+    for documents, policies in losses.items():
+        print(f"{documents}: share of tokens trained on, by tokens of the document")
+        for policy, shares in policies.items():
+            cells = "  ".join(f"{name} {share:.4f}" for name, share in shares.items())
+            print(f"  {policy:<9} {cells}")
 
 
 if __name__ == "__main__":

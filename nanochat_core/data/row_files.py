@@ -92,7 +92,8 @@ class Rows:
         if self.mapping is None:
             return
         row_bytes = self.ids.itemsize * self.ids.shape[1]
-        for block in np.setdiff1d(following // BLOCK_ROWS, current // BLOCK_ROWS).tolist():
+        present, needed = (set((ids // BLOCK_ROWS).tolist()) for ids in (current, following))
+        for block in needed - present:
             start = block * BLOCK_ROWS * row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
             end = min((block + 1) * BLOCK_ROWS * row_bytes, len(self.mapping))
             self.mapping.madvise(mmap.MADV_WILLNEED, start, end - start)
@@ -102,38 +103,48 @@ class Rows:
         return self.ids[ids].astype(np.int64)
 
     def step_ids(self, step: int, rows_per_step: int, seed: int) -> npt.NDArray[np.int64]:
-        """Which rows step `step` trains on (rows_per_step,).
+        """Which rows step `step` trains on (rows_per_step,), read-only.
 
         Each epoch goes through every row once, in its own order: blocks of neighbouring rows are
         shuffled, and the rows inside each block. Steps follow one another through the epochs, so
         the answer depends on the arguments alone.
         """
         assert rows_per_step > 0
-        first = step * rows_per_step
-        parts: list[npt.NDArray[np.int64]] = []
-        while rows_per_step > 0:
-            epoch, start = divmod(first, self.num_rows)
-            count = min(rows_per_step, self.num_rows - start)
-            parts.append(self._epoch_ids(seed, epoch, start, start + count))
-            first += count
-            rows_per_step -= count
-        return np.concatenate(parts)
+        return _ids_of_step(self.num_rows, step, rows_per_step, seed)
 
-    def _epoch_ids(self, seed: int, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Rows at the places `start` to `stop` of one epoch's order."""
-        num_blocks = -(-self.num_rows // BLOCK_ROWS)
-        blocks = permutation(num_blocks, seed_for(seed, "blocks", epoch))
-        sizes = np.minimum(BLOCK_ROWS, self.num_rows - blocks * BLOCK_ROWS)
-        ends = np.cumsum(sizes)
-        first, last = np.searchsorted(ends, (start, stop - 1), side="right")
-        parts = [
-            block * BLOCK_ROWS + permutation(size, seed_for(seed, "rows", epoch, block))
-            for block, size in zip(
-                blocks[first : last + 1].tolist(), sizes[first : last + 1].tolist(), strict=True
-            )
-        ]
-        before = ends[first] - sizes[first]
-        return np.concatenate(parts)[start - before : stop - before]
+
+@lru_cache(maxsize=4)  # of a step, asked for again when it is the one that follows no more
+def _ids_of_step(num_rows: int, step: int, count: int, seed: int) -> npt.NDArray[np.int64]:
+    first = step * count
+    parts: list[npt.NDArray[np.int64]] = []
+    while count > 0:
+        epoch, start = divmod(first, num_rows)
+        stop = min(start + count, num_rows)
+        parts.append(_epoch_ids(num_rows, seed, epoch, start, stop))
+        first += stop - start
+        count -= stop - start
+    ids = np.concatenate(parts)
+    ids.setflags(write=False)
+    return ids
+
+
+def _epoch_ids(
+    num_rows: int, seed: int, epoch: int, start: int, stop: int
+) -> npt.NDArray[np.int64]:
+    """Rows at the places `start` to `stop` of one epoch's order."""
+    num_blocks = -(-num_rows // BLOCK_ROWS)
+    blocks = permutation(num_blocks, seed_for(seed, "blocks", epoch))
+    sizes = np.minimum(BLOCK_ROWS, num_rows - blocks * BLOCK_ROWS)
+    ends = np.cumsum(sizes)
+    first, last = np.searchsorted(ends, (start, stop - 1), side="right")
+    parts = [
+        block * BLOCK_ROWS + permutation(size, seed_for(seed, "rows", epoch, block))
+        for block, size in zip(
+            blocks[first : last + 1].tolist(), sizes[first : last + 1].tolist(), strict=True
+        )
+    ]
+    before = ends[first] - sizes[first]
+    return np.concatenate(parts)[start - before : stop - before]
 
 
 def write_index(directory: Path, tree: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nanochat_core.data import row_files
 from nanochat_core.data.row_files import BLOCK_ROWS, Rows, permutation, write_index
 
 WORLDS = (1, 2, 4, 8)
@@ -83,6 +84,7 @@ def test_training_that_stops_at_any_step_goes_on_with_the_rows_it_would_have_had
     whole = [sorted(trained(rows, s, 150, world=before, device_batch_size=8)) for s in steps]
     for stop in steps:
         permutation.cache_clear()  # as a new process begins
+        row_files._ids_of_step.cache_clear()
         again = Rows.open(directory, "train")
         step = trained(again, stop, 150, world=after, device_batch_size=5)
         assert sorted(step) == whole[stop]
