@@ -141,6 +141,14 @@ class GPT(nn.Module):
         if config.backout:
             self.backout_lambda = nn.Parameter(torch.empty(1))
         self._rotary: Rotary | None = None
+        self._compiled: Callable[[Tensor], Tensor] | None = None
+
+    def compile_passes(self) -> None:
+        """Have torch.compile make the kernels of training and evaluation passes, per batch shape.
+
+        It takes up to minutes at the first pass of a shape. Decoding stays as it is.
+        """
+        self._compiled = torch.compile(self._stream, dynamic=False)
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
@@ -256,9 +264,13 @@ class GPT(nn.Module):
 
     def _hidden(self, tokens: Tensor) -> Tensor:
         """tokens (B, T) -> what lm_head reads (B, T, C), before the last norm."""
-        windows = self.config.windows
         if self.numerics.precision == "fp8" and self.training and torch.is_grad_enabled():
             refresh_fp8(self)
+        return (self._compiled or self._stream)(tokens)
+
+    def _stream(self, tokens: Tensor) -> Tensor:
+        """The work of `_hidden`, fit to be compiled."""
+        windows = self.config.windows
 
         def mix(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return attend(q, k, v, window=windows[layer])

@@ -12,6 +12,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
     """The device this process uses; fixes the number of CPU threads, on which sums depend."""
     torch.set_num_threads(resources.threads)
+    torch.use_deterministic_algorithms(resources.determinism == "strict")
     if resources.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():

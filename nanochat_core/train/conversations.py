@@ -58,6 +58,8 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         world=world,
     )
     optimizer.load(load_state(job.model_input).__getitem__)
+    if job.resources.compile:
+        model.compile_passes()
     tokenizer = Tokenizer.load(job.model_input / "tokenizer")
     train, held_out = make_rows(job, config, model.config.sequence_len, seed, world)
     pace = pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world)

@@ -39,6 +39,8 @@ def run(job: Job) -> dict[str, Any]:
     device = open_device(job.resources, local_rank=world.local_rank)
     model = make_model(job, device)
     optimizer = Optimizer(model, optimizer_config, precision=model.numerics.precision, world=world)
+    if job.resources.compile:
+        model.compile_passes()
     train, validation = (Rows.open(job.inputs["rows"], split) for split in ("train", "val"))
     tokenizer = Tokenizer.load(job.inputs["tokenizer"])
     train.check_tokenizer(tokenizer.digest())

@@ -31,14 +31,14 @@ def fail_above(
     rows: int, monkeypatch: pytest.MonkeyPatch, error: Callable[[], RuntimeError], *, after: int = 0
 ) -> None:
     """Training passes of more than `rows` rows find no memory, once `after` were done."""
-    real, passes = GPT.token_losses, iter(range(10**6))
+    real, passes = GPT.summed_loss, iter(range(10**6))
 
-    def token_losses(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def summed_loss(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled() and len(tokens) > rows and next(passes) >= after:
             raise error()
         return real(self, tokens, targets)
 
-    monkeypatch.setattr(GPT, "token_losses", token_losses)
+    monkeypatch.setattr(GPT, "summed_loss", summed_loss)
 
 
 def test_torchs_own_words_are_known() -> None:

@@ -146,7 +146,7 @@ def test_pretraining_stops_at_a_broken_loss_and_keeps_the_state_before(
         data,
         resources={"save_every_steps": 1, "keep_checkpoints": 9},
     )
-    real = GPT.token_losses
+    real = GPT.summed_loss
     passes = itertools.count()
 
     def broken(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ def test_pretraining_stops_at_a_broken_loss_and_keeps_the_state_before(
         return real(self, tokens, targets) * (math.nan if is_broken else 1.0)
 
     with monkeypatch.context() as patch:
-        patch.setattr(GPT, "token_losses", broken)
+        patch.setattr(GPT, "summed_loss", broken)
         message = r"the loss is nan at step 3; the last good checkpoint is that of step 3$"
         with pytest.raises(StageError, match=message):
             run_stage(job)

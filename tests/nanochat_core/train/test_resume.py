@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+import torch
 
 from nanochat_core.job import Job
 from nanochat_core.runtime import interrupt
@@ -114,3 +115,33 @@ def test_device_batch_size_changes_no_row_and_hardly_the_loss(
         steps = last_by_step(read_events(job.events), "step")
         losses.append([values["loss"] for values in steps.values()])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_strict_determinism_computes_the_same_on_a_cpu(
+    data: dict[str, Path], make_job: Callable[..., Job], run_stage: RunStage, tmp_path: Path
+) -> None:
+    outputs: list[dict[str, str]] = []
+    for determinism in ("strict", "default"):
+        job = make_job(
+            "pretrain", tmp_path / determinism, data, resources={"determinism": determinism}
+        )
+        assert run_stage(job)["determinism"] == determinism
+        assert torch.are_deterministic_algorithms_enabled() == (determinism == "strict")
+        outputs.append(digest(job.output))
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dynamo detected", "ignore:.*deprecated")
+def test_compiled_passes_give_the_losses_of_eager_ones(
+    data: dict[str, Path], make_job: Callable[..., Job], run_stage: RunStage, tmp_path: Path
+) -> None:
+    """Takes about a minute on a CPU, nearly all of it in the compiler."""
+    losses: list[list[float]] = []
+    for compiled in (False, True):
+        job = make_job("pretrain", tmp_path / str(compiled), data, resources={"compile": compiled})
+        run_stage(job)
+        steps = last_by_step(read_events(job.events), "step")
+        losses.append([values["loss"] for values in steps.values()])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0] != losses[1]  # else nothing was compiled
