@@ -1,0 +1,236 @@
+"""What several processes do together with one optimizer, and check of it, on CPUs or on GPUs."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nanochat_core.config import ModelConfig, OptimizerConfig
+from nanochat_core.model.gpt import GPT
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.distributed import ALONE, World, open_world
+from nanochat_core.scaling import numerics, run_for_depth
+
+CONFIG = ModelConfig(
+    depth=3, width=32, num_heads=2, num_kv_heads=2, sequence_len=16, vocab_size=60,
+    windows=(4, 4, 16), residual_scalars=True, value_embeds=True, smear=True, backout=True,
+)  # fmt: skip
+RATES = run_for_depth(12).optimizer
+CLIPPED = dataclasses.replace(RATES, muon="newton_schulz", muon_weight_decay=0.0, grad_clip=0.01)
+CPU = torch.device("cpu")
+STEPS = 3
+ROWS = 6  # of a step, over all ranks
+
+
+def make_model(precision: str = "fp32", device: torch.device = CPU) -> GPT:
+    with torch.device(device):
+        model = GPT(CONFIG, numerics(precision))
+    model.init_weights(1)
+    return model
+
+
+def train(
+    optimizer: Optimizer, model: GPT, world: World, steps: range, *, overlap: bool = True
+) -> None:
+    """Each rank takes every size-th row, one at a time; in the last step the first takes all."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        rows = torch.randint(60, (ROWS, 17), generator=generator).to(model.lm_head.weight.device)
+        own = rows[world.rank :: world.size]
+        if step == STEPS - 1:
+            own = rows if world.is_first else rows[:0]
+        for i, row in enumerate(own):
+            loss = model.token_losses(row[None, :-1], row[None, 1:]).sum() / (ROWS * 16)
+            optimizer.backward(loss, last=overlap and i == len(own) - 1)
+        optimizer.start_sums()
+        optimizer.step(lr_multiplier=1 / (step + 1), momentum=0.9, weight_decay=0.1)
+
+
+def trained_alone(
+    rates: OptimizerConfig, steps: int, device: torch.device = CPU
+) -> dict[str, Tensor]:
+    """The whole state after so many steps of one rank."""
+    model = make_model(device=device)
+    optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
+    train(optimizer, model, ALONE, range(steps))
+    return optimizer.gather()
+
+
+def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """By kind of state: the norm of the difference as a share of the norm.
+
+    Of all parameters together: where a gradient is nearly 0, Muon and AdamW make much of its
+    rounding, and single ones differ by 1e-4.
+    """
+    assert actual.keys() == expected.keys()
+    kinds = sorted({key.partition("/")[0] for key in expected})
+    flat = [
+        torch.cat([t[key].double().flatten() for key in expected if key.split("/")[0] == kind])
+        for kind in kinds
+        for t in (actual, expected)
+    ]
+    return {
+        kind: float((one - other).norm() / other.norm())
+        for kind, one, other in zip(kinds, flat[::2], flat[1::2], strict=True)
+    }
+
+
+def check_questions(world: World) -> None:
+    """Whether any rank says yes; the answers are of their own question."""
+    answers = [world.start_any(rank == world.rank) for rank in range(world.size)]
+    assert not world.any(False)
+    assert all(answer() for answer in reversed(answers))
+
+
+def check_dropping(world: World, precision: str) -> None:
+    """One rank fails before its last micro-step, the others have begun sums: all start again."""
+    model = make_model(precision)
+    optimizer = Optimizer(model, RATES, precision=precision, world=world)
+    tokens = torch.randint(60, (1, 17), generator=torch.Generator().manual_seed(7))
+    for last in (False, True):
+        if not (last and world.is_first):
+            loss = model.token_losses(tokens[:, :-1], tokens[:, 1:]).sum()
+            optimizer.backward(loss, last=last)
+    assert world.any(world.is_first)
+    optimizer.drop_gradients()
+    assert not optimizer.gradients()
+    train(optimizer, model, world, range(2))
+    expected = make_model(precision)
+    second = Optimizer(expected, RATES, precision=precision, world=world)
+    train(second, expected, world, range(2))
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, expected.state_dict()[name]), name
+
+
+class Unshared(World):
+    """Ranks that keep what they updated to themselves."""
+
+    def start_share(self, tensor: Tensor) -> None:
+        """Forgets to."""
+
+
+def reader(files: list[Path]) -> Callable[[str], Tensor]:
+    """Reads a key from the pieces in several files."""
+    pieces = {key: tensor for file in files for key, tensor in load_file(file).items()}
+
+    def read(key: str) -> Tensor:
+        parts = [k for k in pieces if k == key or k.startswith(f"{key}#")]
+        parts.sort(key=lambda k: int(k.partition("#")[2] or 0))
+        firsts = [int(k.partition("#")[2] or 0) for k in parts]
+        sizes = [len(pieces[k]) if pieces[k].dim() else 1 for k in parts]
+        assert firsts == [sum(sizes[:i]) for i in range(len(parts))]
+        return pieces[parts[0]] if len(parts) == 1 else torch.cat([pieces[k] for k in parts])
+
+    return read
+
+
+def check_training(world: World, root: Path, device: torch.device = CPU) -> None:
+    """Two ranks train as one, with sums during the backward pass or after it, with a clip too."""
+    for file, rates in (("plain", RATES), ("clipped", CLIPPED)):
+        states = []
+        for overlap in (True, False):
+            model = make_model(device=device)
+            optimizer = Optimizer(model, rates, precision="fp32", world=world)
+            train(optimizer, model, world, range(STEPS), overlap=overlap)
+            states.append({k: v.clone() for k, v in optimizer.pieces().items()})
+            whole = optimizer.gather()
+            if world.is_first:
+                worst = differences(whole, load_file(root / f"{file}.safetensors"))
+                assert max(worst["weight"], worst["exp_avg"]) < 1e-5, worst
+                assert max(worst.values()) < 1e-3, worst
+                for name, weight in model.state_dict().items():
+                    assert torch.equal(weight.cpu(), whole[f"weight/{name}"]), name
+        assert states[0].keys() == states[1].keys()
+        assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def check_forgetting(world: World, root: Path) -> None:
+    """Ranks that keep their updates to themselves are found out by the comparison above."""
+    forgetful = make_model()
+    alone = Unshared(rank=world.rank, local_rank=world.rank, size=world.size)
+    optimizer = Optimizer(forgetful, RATES, precision="fp32", world=alone)
+    train(optimizer, forgetful, alone, range(STEPS))
+    whole = load_file(root / "plain.safetensors")
+    found = {f"weight/{k}": v for k, v in forgetful.state_dict().items()}
+    assert max(differences(found, {k: whole[k] for k in found}).values()) > 1e-2
+
+
+def save_two(world: World, root: Path, precision: str) -> None:
+    """Two ranks: save after STEPS, go on to the bit with what was saved."""
+    model = make_model(precision)
+    optimizer = Optimizer(model, RATES, precision=precision, world=world)
+    train(optimizer, model, world, range(STEPS))
+    pieces = {k: v.clone() for k, v in optimizer.pieces().items()}
+    save_file(pieces, root / f"{precision}-{world.rank}.safetensors")
+    whole = optimizer.gather()
+    if world.is_first:
+        save_file(whole, root / f"{precision}-whole.safetensors")
+    dist.barrier()
+    train(optimizer, model, world, range(STEPS, STEPS + 2))
+    again = make_model(precision)
+    second = Optimizer(again, RATES, precision=precision, world=world)
+    second.load(reader([root / f"{precision}-{rank}.safetensors" for rank in range(2)]))
+    train(second, again, world, range(STEPS, STEPS + 2))
+    first, resumed = optimizer.pieces(), second.pieces()
+    assert all(torch.equal(first[key], resumed[key]) for key in first | resumed)
+
+
+def check_loading(world: World, root: Path, precision: str) -> None:
+    """Any number of ranks: what two saved is there to the bit, and trains on as one would."""
+    expected = load_file(root / f"{precision}-whole.safetensors")
+    model = make_model(precision)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)  # nothing of a fresh model may remain
+    optimizer = Optimizer(model, RATES, precision=precision, world=world)
+    optimizer.load(reader([root / f"{precision}-{rank}.safetensors" for rank in range(2)]))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, expected[f"weight/{name}"].to(parameter.dtype)), name
+    whole = optimizer.gather()
+    assert all(torch.equal(whole[key], expected[key]) for key in (expected if whole else {}))
+    assert bool(whole) == world.is_first
+    train(optimizer, model, world, range(STEPS, STEPS + 2))
+    whole = optimizer.gather()
+    if world.is_first and precision == "fp32":
+        worst = differences(whole, load_file(root / "later.safetensors"))
+        assert max(worst.values()) < 1e-4, worst
+
+
+def run_rank(rank: int, root: Path) -> None:
+    """What each process does."""
+    torch.set_num_threads(1)
+    for size in (2, 4, 3):
+        if rank >= size:
+            continue
+        store = dist.FileStore(str(root / f"store-{size}"), size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        control = dist.new_group()
+        assert isinstance(control, dist.ProcessGroup)
+        world = World(rank=rank, local_rank=rank, size=size, control=control)
+        check_questions(world)
+        if size == 2:
+            check_training(world, root)
+            check_forgetting(world, root)
+            check_dropping(world, "fp32")
+            check_dropping(world, "bf16")
+        for precision in ("fp32", "bf16"):
+            if size == 2:
+                save_two(world, root, precision)
+            else:
+                check_loading(world, root, precision)
+        dist.destroy_process_group()
+
+
+def run_gpu_rank(rank: int, root: Path, port: int) -> None:
+    """What each process does on a GPU of its own."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.cuda.set_device(rank)
+    world = open_world("cuda")
+    check_questions(world)
+    check_training(world, root, torch.device("cuda", rank))
