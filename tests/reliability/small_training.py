@@ -1,0 +1,125 @@
+"""A pretraining job small enough to be run, killed and started again many times."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nanochat_core import scaling
+from nanochat_core.config import ModelConfig
+from nanochat_core.data import row_files
+from nanochat_core.job import Job, Resources
+from nanochat_core.runtime.progress import read_events
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+LENGTH, VOCAB, ROWS_PER_STEP = 64, 300, 8
+TEXT = "one step after another, and each saved. " * 40 + "".join(map(chr, range(32, 127))) * 4
+CLOCKS = ("tokens_per_second", "seconds", "mfu", "eta_seconds", "dollars")
+
+
+def make_inputs(directory: Path) -> dict[str, Path]:
+    """Rows and tokenizer for `make_job`."""
+    tokenizer = Tokenizer.train(iter([TEXT]), vocab_size=VOCAB)
+    (directory / "tokenizer").mkdir(parents=True)
+    tokenizer.save(directory / "tokenizer")
+    rows = np.random.default_rng(1).integers(VOCAB, size=(200, LENGTH + 1)).astype("<u2")
+    rows[:, 1::2] = rows[:, :-1:2] // 3  # something to learn
+    (directory / "rows").mkdir()
+    for split in row_files.SPLITS:
+        rows.tofile(directory / "rows" / f"{split}.rows")
+    index: dict[str, Any] = {"num_train": len(rows), "num_val": len(rows), "tokens": rows.size}
+    index |= {"sequence_len": LENGTH, "dtype": "uint16", "vocab_size": VOCAB}
+    index |= {"tokenizer": tokenizer.digest(), "policy": "default", "waste": 0.0}
+    row_files.write_index(directory / "rows", index)
+    return {name: directory / name for name in ("rows", "tokenizer")}
+
+
+def make_job(directory: Path, inputs: dict[str, Path], *, num_steps: int) -> Job:
+    """Pretraining that saves after every fifth step."""
+    model = ModelConfig(
+        depth=2,
+        width=64,
+        num_heads=2,
+        num_kv_heads=2,
+        sequence_len=LENGTH,
+        vocab_size=VOCAB,
+        windows=(16, LENGTH),
+        residual_scalars=True,
+        value_embeds=True,
+        smear=True,
+        backout=True,
+    )
+    batch = ROWS_PER_STEP * LENGTH
+    optimizer = scaling.optimizer_for(
+        model, tokens=10**6, reference_tokens=10**6, total_batch_size=2**15
+    )
+    run = scaling.run_for_depth(4, precision="fp32")
+    job = Job(
+        directory=directory,
+        stage="pretrain",
+        entry="nanochat_core.train.pretrain",
+        fingerprint="0" * 12,
+        config={
+            "seed": 3,
+            "numerics": run.numerics.tree(),
+            "model": model.tree(),
+            "optimizer": optimizer.tree(),
+            "pretrain": run.pretrain.tree()
+            | {"num_steps": num_steps, "total_batch_size": batch, "eval_tokens": 4 * LENGTH},
+        },
+        inputs=inputs,
+        resources=Resources(
+            device="cpu",
+            threads=1,
+            device_batch_size=4,
+            save_every_seconds=3600.0,
+            save_every_steps=5,
+            eval_every_steps=40,
+            dollars_per_hour=0.0,
+        ),
+    )
+    job.output.mkdir(parents=True)
+    job.checkpoints.mkdir()
+    job.write()
+    return job
+
+
+def digests(job: Job) -> dict[str, str]:
+    """sha256 of every file that the job made."""
+    files = [path for path in sorted(job.output.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(job.output)): sha256(path) for path in files}
+
+
+def told(job: Job) -> dict[tuple[str, int], list[dict[str, float]]]:
+    """(kind, step) -> what each attempt told of it, clocks left out."""
+    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    for event in read_events(job.events):
+        if event["kind"] in ("step", "eval"):
+            values = {k: v for k, v in event["values"].items() if k not in CLOCKS}
+            found.setdefault((event["kind"], event["step"]), []).append(values)
+    return found
+
+
+def find_torn(job: Job) -> list[str]:
+    """Checkpoints that say they are whole and are not, judged by their files alone."""
+    torn: list[str] = []
+    for path in sorted(job.checkpoints.glob("step-*/COMMIT.json")):
+        try:
+            files = json.loads(path.read_text(encoding="utf-8"))["files"]
+            whole = bool(files) and all(
+                (path.parent / name).stat().st_size == file["size"]
+                and sha256(path.parent / name) == file["sha256"]
+                for name, file in files.items()
+            )
+        except (OSError, ValueError, KeyError):
+            whole = False
+        if not whole:
+            torn.append(path.parent.name)
+    return torn
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,231 @@
+"""kill -9 of a training job at any moment: it goes on, and ends with the same bytes.
+
+`make slow` runs it; the figures of the last run are in docs/reliability.md. By hand:
+
+    .venv/bin/python -m tests.reliability.test_kill_training --kills 50 --ranks 2 --seed 1
+
+A job is started as the product does, and the whole tree, launcher, torchrun and ranks, is killed at
+a random moment, again and again until it ends undisturbed; then another one, until enough kills
+have landed. Every loss that any attempt told, the final weights and the final optimizer state must
+be those of a job that nobody touched; after each kill every committed checkpoint must be whole.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from infra.launch.torchrun import StageInterrupted, run_job
+from nanochat_core.data.row_files import Rows
+from nanochat_core.job import Job
+from tests.reliability import small_training
+from tests.reliability.small_training import digests, find_torn, make_inputs, make_job, told
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.torch
+
+
+def test_a_training_job_killed_twice_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    report = campaign(tmp_path, kills=2, ranks=1, seed=1, num_steps=60)
+    assert report["kills"] == 2
+    assert report["faults"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fifty_kills_change_nothing(tmp_path: Path, ranks: int) -> None:
+    report = campaign(tmp_path, kills=50, ranks=ranks, seed=1)
+    assert report["kills"] >= 50
+    assert report["kills_in_a_row"] > 0
+    assert report["faults"] == []
+
+
+def test_a_resumed_job_without_its_optimizer_state_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The campaign's control: what is compared can tell."""
+    from nanochat_core.optim.sharded import Optimizer
+    from nanochat_core.train import pretrain
+
+    inputs = make_inputs(tmp_path / "inputs")
+    whole = make_job(tmp_path / "whole", inputs, num_steps=12)
+    pretrain.run(whole)
+    parts = make_job(tmp_path / "parts", inputs, num_steps=12)
+    with pytest.raises(StageInterrupted):
+        run_job(parts, processes=1, on_event=ignore, steps=6)
+    load = Optimizer.load
+
+    def load_weights(self: Optimizer, read: Callable[[str], Any]) -> None:
+        kept = ("weight/", "step")
+        load(self, lambda key: read(key) if key.startswith(kept) else 0 * read(key))
+
+    monkeypatch.setattr(Optimizer, "load", load_weights)
+    pretrain.run(parts)
+    faults = compare(parts, whole)
+    assert any("model.safetensors" in fault for fault in faults)
+    assert any(fault.startswith("step 8 ") for fault in faults)
+    assert not any(fault.startswith("step 6 ") for fault in faults)
+
+
+@pytest.mark.slow
+def test_two_ranks_then_one_then_four_train_the_same(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "inputs")
+    whole = make_job(tmp_path / "whole", inputs, num_steps=15)
+    run_job(whole, processes=1, on_event=ignore)
+    parts = make_job(tmp_path / "parts", inputs, num_steps=15)
+    for ranks in (2, 1):
+        with pytest.raises(StageInterrupted):
+            run_job(parts, processes=ranks, on_event=ignore, steps=5)
+    run_job(parts, processes=4, on_event=ignore)
+    expected, actual = told(whole), told(parts)
+    assert actual.keys() == expected.keys()
+    for place, values in expected.items():
+        assert actual[place][-1] == pytest.approx(values[-1], rel=1e-5), place
+    rows = Rows.open(inputs["rows"], "train")
+    for step in range(15):
+        ids = rows.step_ids(step, small_training.ROWS_PER_STEP, 3)
+        for size in (1, 2, 4):
+            shares = [
+                rows.batch(step, small_training.ROWS_PER_STEP, seed=3, rank=rank, world=size)
+                for rank in range(size)
+            ]
+            together = np.empty_like(rows.take(ids))
+            for rank, share in enumerate(shares):
+                together[rank::size] = share
+            assert (together == rows.take(ids)).all()
+
+
+def campaign(
+    directory: Path, *, kills: int, ranks: int, seed: int, num_steps: int = 250
+) -> dict[str, Any]:
+    """Land so many kills; what came of them, `faults` being what must be empty."""
+    moments = random.Random(seed)
+    inputs = make_inputs(directory / "inputs")
+    undisturbed = make_job(directory / "undisturbed", inputs, num_steps=num_steps)
+    run_job(undisturbed, processes=ranks, on_event=ignore)
+    report: dict[str, Any] = {"ranks": ranks, "seed": seed, "kills": 0, "jobs": 0}
+    report |= {"kills_in_a_row": 0, "killed_after_step": [], "faults": []}
+    while report["kills"] < kills:
+        report["jobs"] += 1
+        job = make_job(directory / f"job-{report['jobs']}", inputs, num_steps=num_steps)
+        place = 0
+        while report["kills"] < kills and kill_at_random(job, ranks, moments):
+            before, place = place, newest_told(job)
+            report["kills"] += 1
+            report["kills_in_a_row"] += place == before
+            report["killed_after_step"].append(place)
+            report["faults"] += [f"{name} is torn" for name in find_torn(job)]
+            report["faults"] += [f"{n} orphans" for n in (wait_for_none(job),) if n]
+        run_job(job, processes=ranks, on_event=ignore)
+        report["faults"] += compare(job, undisturbed)
+    return report
+
+
+def ignore(event: dict[str, Any]) -> None:
+    """An event that nobody asked for."""
+
+
+def compare(job: Job, undisturbed: Job) -> list[str]:
+    """What differs of a job's files, and of anything that any of its attempts told."""
+    expected, actual = digests(undisturbed), digests(job)
+    faults = [f"{n} differs" for n in expected | actual if expected.get(n) != actual.get(n)]
+    first = told(undisturbed)
+    for (kind, step), values in told(job).items():
+        for value in values:
+            if value != first[kind, step][0]:
+                faults.append(f"{kind} {step} was {first[kind, step][0]}, is {value}")
+    faults += [f"{kind} {step} is missing" for kind, step in first.keys() - told(job).keys()]
+    return faults
+
+
+def newest_told(job: Job) -> int:
+    """The last step that an attempt finished."""
+    return max((step for kind, step in told(job) if kind == "step"), default=0)
+
+
+def kill_at_random(job: Job, ranks: int, moments: random.Random) -> bool:
+    """Start the job, and kill its whole tree; False when it came to its end before.
+
+    One of four is killed while it starts, the others somewhere in their training.
+    """
+    size = job.events.stat().st_size if job.events.exists() else 0
+    command = ["-m", "tests.reliability.test_kill_training", "--launch", str(job.directory)]
+    process = subprocess.Popen(
+        [sys.executable, *command, "--ranks", str(ranks)],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    if moments.random() < 0.25:
+        time.sleep(moments.uniform(0.1, 4.0))
+    else:
+        while process.poll() is None and not has_begun(job, size):
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0.0, 1.5))
+    if process.poll() is not None:
+        assert process.returncode == 0, f"the job ended with {process.returncode}"
+        return False
+    root = psutil.Process(process.pid)
+    for victim in [*root.children(recursive=True), root]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.kill()
+    process.wait()
+    return True
+
+
+def has_begun(job: Job, size: int) -> bool:
+    """Whether an attempt has told of a step, its events beginning after `size` bytes."""
+    if not job.events.exists():
+        return False
+    with job.events.open("rb") as file:
+        file.seek(size)
+        return b'"kind": "step"' in file.read()
+
+
+def wait_for_none(job: Job) -> int:
+    """How many processes of the job are left, when they had a moment to go."""
+    until = time.monotonic() + 5.0
+    while (left := count_processes(job)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return left
+
+
+def count_processes(job: Job) -> int:
+    """Processes that name the job on their command line."""
+    others = [p for p in psutil.process_iter(["cmdline"]) if p.pid != os.getpid()]
+    return sum(any(str(job.directory) in w for w in p.info["cmdline"] or []) for p in others)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--launch", type=Path, help="only run the job of this directory")
+    given = parser.parse_args()
+    if given.launch:
+        job = Job.read(given.launch / "job.json")
+        run_job(job, processes=given.ranks, on_event=ignore)
+        sys.exit()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = campaign(Path(folder), kills=given.kills, ranks=given.ranks, seed=given.seed)
+    report["seconds"] = round(time.monotonic() - began)
+    if given.report:
+        given.report.write_text(json.dumps(report, indent=1), encoding="utf-8")
+    print(json.dumps(report, indent=1))  # noqa: T201
+    sys.exit(1 if report["faults"] else 0)
