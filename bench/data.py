@@ -11,6 +11,7 @@ documented briefly.
 """
 
 import argparse
+import base64
 import itertools
 import json
 import os
@@ -229,9 +230,9 @@ def peer(
 def _encoding(directory: Path) -> Any:
     """Our vocabulary as the encoding that nanochat's tokenizer wraps."""
     import tiktoken
-    from tiktoken.load import load_tiktoken_bpe
 
-    ranks = load_tiktoken_bpe(str(directory / "tokenizer.tiktoken"))
+    lines = (directory / "tokenizer.tiktoken").read_bytes().splitlines()
+    ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
     settings = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     return tiktoken.Encoding(
         name="peer",

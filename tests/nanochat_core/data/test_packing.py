@@ -143,6 +143,63 @@ def test_the_default_policy_trains_on_all_of_what_fills_rows_alone(lengths, row_
             assert tokens >= length - (rest or row_len - 1)
 
 
+def trained_on(arriving, *, row_len, policy, buffer_documents=1000):
+    """Tokens of each document that are in rows."""
+    placed = [0] * sum(map(len, arriving))
+    for row in pack(arriving, row_len=row_len, policy=policy, buffer_documents=buffer_documents):
+        for segment in row:
+            placed[segment.document] += segment.length
+    return placed
+
+
+@settings(deadline=None, max_examples=300)
+@given(LENGTHS, st.integers(2, 50), st.integers(1, 40), st.integers(1, 130))
+def test_every_document_is_trained_on_from_its_first_token_to_where_it_is_cropped(
+    lengths, row_len, buffer_documents, batch
+):
+    """What docs/guides/data.md promises of the default policy, word by word."""
+    arriving = split(lengths, batch)
+    rows = list(
+        pack(arriving, row_len=row_len, policy="default", buffer_documents=buffer_documents)
+    )
+    waiting = 0  # tokens of what had not been placed when the text ended
+    for document, length in enumerate(lengths):
+        its = sorted(
+            (s.start, s.length, row) for row in rows for s in row if s.document == document
+        )
+        placed = 0
+        for start, tokens, _ in its:
+            assert start == placed  # from the first token on, without a gap and nothing twice
+            placed += tokens
+        if placed == length:
+            continue
+        if not its or len(its[-1][2]) == 1:  # none of it, or only the rows it filled alone
+            waiting += length - placed
+        else:  # cropped: it is the last of its row
+            assert its[-1][2][-1].document == document
+            assert 0 < length - placed < row_len
+    assert waiting < row_len
+
+
+def test_documents_of_every_length_are_trained_on():
+    rng = random.Random(11)
+    lengths = [max(1, int(rng.lognormvariate(5, 1.3))) for _ in range(20_000)]
+    arriving = split(lengths, 128)
+    ours, nanochats = (
+        trained_on(arriving, row_len=257, policy=policy) for policy in ("default", "nanochat")
+    )
+
+    def share(placed, low, high):
+        its = [i for i, length in enumerate(lengths) if low < length <= high]
+        assert len(its) > 100
+        return sum(placed[i] for i in its) / sum(lengths[i] for i in its)
+
+    for low, high in ((64, 128), (128, 257), (257, 512), (512, 1024), (1024, 10**6)):
+        assert share(ours, low, high) > 0.9
+    assert share(nanochats, 1024, 10**6) < 0.3
+    assert sum(1 for placed in ours if not placed) < 257
+
+
 def test_a_long_document_fills_rows_at_once_and_its_rest_waits():
     rows = pack([[25, 3], [4]], row_len=10, policy="default", buffer_documents=1)
     assert list(rows) == [
