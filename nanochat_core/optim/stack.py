@@ -88,15 +88,12 @@ class Stack:
         """Add the parameter's gradient to this step's, in fp32, and drop it."""
         grad, part.parameter.grad = part.parameter.grad, None
         assert grad is not None
-        if self._gradients is None and grad.numel() == self._weights.numel():
-            # The parameter is the whole stack: its gradient serves as the buffer.
+        whole = grad.numel() == self._weights.numel()
+        if self._gradients is None and whole and grad.dtype == self.masters.dtype:
+            # The parameter is the whole stack: its gradient serves, unless there comes another.
             self._gradients = grad.contiguous().view(self._weights.shape)
         else:
-            if self._gradients is None:
-                self._gradients = self._zeroed_buffer()
-            elif self._gradients.dtype != torch.float32:
-                self._gradients = self._gradients.float()
-            into = self._of(part, self._gradients)
+            into = self._of(part, self._in_fp32())
             if part.name in self._taken:
                 into.add_(grad)
             else:
@@ -111,17 +108,15 @@ class Stack:
 
     def start_sum(self) -> None:
         """Begin to sum the gradients over ranks. A parameter without one here counts as zero."""
-        if self._gradients is None:
-            self._gradients = self._zeroed_buffer()
         for part in self.parts:
             if part.name not in self._taken:
-                self._of(part, self._gradients).zero_()
-        if self._world.size > 1:
-            self._gradients = self._gradients.float()
+                self._of(part, self._in_fp32()).zero_()
+        if self._world.size == 1:
+            return
         if self.replicated:
-            self._pending = self._world.start_sum(self._gradients)
+            self._pending = self._world.start_sum(self._in_fp32())
         else:
-            self._pending = self._world.start_sum_to_owners(self._gradients)
+            self._pending = self._world.start_sum_to_owners(self._in_fp32())
 
     def summed_gradients(self) -> Tensor:
         """The sum over ranks for the owned items (n, ...), once it is there.
@@ -218,10 +213,18 @@ class Stack:
             return stacked[first + rows.start : first + rows.stop]
         return stacked[first]
 
-    def _zeroed_buffer(self) -> Tensor:
-        if self._buffer is None:
-            self._buffer = torch.zeros_like(self._weights, dtype=torch.float32)
-        return self._buffer
+    def _in_fp32(self) -> Tensor:
+        """The step's gradients where they add up: what came in as fp32, or a buffer that is kept.
+
+        Memory taken anew in each step would cost a CPU more than the sum.
+        """
+        gradients = self._gradients
+        if gradients is None or gradients.dtype != torch.float32:
+            if self._buffer is None:
+                self._buffer = torch.zeros_like(self._weights, dtype=torch.float32)
+            self._gradients = self._buffer if gradients is None else self._buffer.copy_(gradients)
+        assert self._gradients is not None
+        return self._gradients
 
     def _wait(self) -> None:
         if self._pending is not None:
