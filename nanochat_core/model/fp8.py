@@ -120,6 +120,6 @@ class _Linear(torch.autograd.Function):
 
 def _product(a: Tensor, b: Tensor, a_unit: Tensor, b_unit: Tensor, *, fast: bool) -> Tensor:
     """a (M, K) row by row, b (K, N) column by column. `fast` sums in fewer bits than fp32."""
-    return torch._scaled_mm(
+    return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage] - there is no other name
         a, b, scale_a=a_unit, scale_b=b_unit, out_dtype=torch.bfloat16, use_fast_accum=fast
     )

@@ -1,0 +1,200 @@
+"""Attention backends: whether each can run here, and its call.
+
+Every call takes q (B, T, H, D), k and v (B, T, K, D) and a window below T, and gives q's shape. A
+backend's package is imported when it is asked for. SDPA is always there, and what the others are
+held against. Of the rest, only FlexAttention's forward pass has ever run in our tests (CPUs have no
+backward pass of it); the others are written to their documented interfaces and have met no GPU.
+What cannot run, or computes something else, is found out by `Backend.unable` and passed over.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanochat_core.model.attention_cudnn import attention as cudnn_attention
+from nanochat_core.model.attention_cudnn import frontend
+
+Call: TypeAlias = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+
+CPU_BLOCK = 128  # queries
+TOLERANCE = 0.03  # of the largest value; bf16 rounding is 0.004 of each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """One way to compute attention."""
+
+    name: str
+    capabilities: tuple[int, ...]  # major compute capabilities of GPUs it runs on; (): any device
+    dtypes: tuple[torch.dtype, ...]
+    load: Callable[[], Call]  # imports its package
+
+    def unable(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why it cannot train here on q, k, v of this dtype; None: it can."""
+        if self.capabilities and device.type != "cuda":
+            return f"it needs a GPU, and the device is {device.type}"
+        if self.capabilities:
+            major, minor = torch.cuda.get_device_capability(device)
+            if major not in self.capabilities:
+                majors = ", ".join(f"{m}.x" for m in self.capabilities)
+                return f"it is for compute capability {majors}, this GPU has {major}.{minor}"
+        if dtype not in self.dtypes:
+            return f"it does not compute in {str(dtype).removeprefix('torch.')}"
+        return None if self is SDPA else self._fault(device, dtype)
+
+    def _fault(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """How it fails on a small problem, or by how much its result differs from SDPA's."""
+        try:
+            return difference(self.load(), device, dtype)
+        except ImportError as error:
+            return f"its package is missing: {error}"
+        except Exception as error:  # noqa: BLE001 - foreign code on foreign machines: any failure
+            # means that it is not to be used, and the reason is told.
+            first = str(error).partition("\n")[0]
+            return f"{type(error).__name__} on a small problem: {first}"
+
+
+def difference(call: Call, device: torch.device, dtype: torch.dtype) -> str | None:
+    """What a call gets wrong beside SDPA, forward and backward, at the edges of windows."""
+    generator = torch.Generator().manual_seed(1)
+    problem = torch.randn(4, 1, 384, 4, 128, generator=generator).to(device, dtype)
+    for window in (100, 128, 383):
+        results: list[list[Tensor]] = []
+        for one in (call, _sdpa):
+            leaves = q, k, v = [t.clone().requires_grad_() for t in problem[:3]]
+            out = one(q, k, v, window)
+            results.append([out.detach(), *torch.autograd.grad(out, leaves, problem[3])])
+        for name, got, expected in zip(("o", "dq", "dk", "dv"), *results, strict=True):
+            error = (got.float() - expected.float()).abs().max() / expected.float().abs().max()
+            if not error <= TOLERANCE:  # also when it is not a number
+                return f"its {name} at window {window} is off by {float(error):.3f}"
+    return None
+
+
+def mixed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """torch's attention: q (B, H, T, D), k, v (B, K, S, D); no mask means causal, and S = T."""
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.size(1) != k.size(1)
+    )
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    length = q.size(1)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if window >= length - 1:
+        return mixed(q, k, v, None).transpose(1, 2)
+    if q.device.type != "cpu":
+        return mixed(q, k, v, band(length, length, window, q.device)).transpose(1, 2)
+    # A mask alone would not keep the CPU from multiplying what it hides: give each block of queries
+    # only the keys that it can see.
+    blocks: list[Tensor] = []
+    for first in range(0, length, CPU_BLOCK):
+        last = min(first + CPU_BLOCK, length)
+        keys = slice(max(0, first - window), last)
+        mask = band(last - first, keys.stop - keys.start, window, q.device)
+        blocks.append(mixed(q[:, :, first:last], k[:, :, keys], v[:, :, keys], mask))
+    return torch.cat(blocks, dim=2).transpose(1, 2)
+
+
+@lru_cache(maxsize=32)
+def band(num_queries: int, num_keys: int, window: int, device: torch.device) -> Tensor:
+    """Which keys each query sees, when the last query stands at the last key: (T, S) bool."""
+    # A tensor made in inference mode could not serve a later training step from the cache.
+    with torch.inference_mode(False):
+        keys = torch.arange(num_keys, device=device)
+        distance = keys[num_keys - num_queries :].unsqueeze(1) - keys
+        return (distance >= 0) & (distance <= window)
+
+
+def _flash(attention: Callable[..., Any], unlimited: int | None) -> Call:
+    """FlashAttention's interface: a window counts keys to the left, the query's own excluded."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        size = (window, 0) if window < q.size(1) - 1 else (unlimited, unlimited)
+        result = attention(q, k, v, causal=True, window_size=size)
+        # Some versions give the log-sum-exp along with the output.
+        return result[0] if isinstance(result, tuple) else result
+
+    return call
+
+
+def _load_fa3() -> Call:
+    try:
+        return _flash(import_module("flash_attn_interface").flash_attn_func, -1)
+    except ImportError:
+        kernel = import_module("kernels").get_kernel("kernels-community/flash-attn3")
+        return _flash(getattr(kernel, "flash_attn_interface", kernel).flash_attn_func, -1)
+
+
+def _load_fa4() -> Call:
+    # torch's compiler must leave it alone: it has a compiler of its own.
+    attention = import_module("flash_attn.cute").flash_attn_func
+    return _flash(torch.compiler.disable(attention), None)
+
+
+def _load_fa2() -> Call:
+    return _flash(import_module("flash_attn").flash_attn_func, -1)
+
+
+def _load_cudnn() -> Call:
+    frontend()
+    return cudnn_attention
+
+
+def load_flex() -> Call:
+    """FlexAttention, compiled on a GPU; as plain operations on a CPU, where it has no backward."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled = torch.compile(flex_attention)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        inside = torch.compiler.is_compiling() or q.device.type == "cpu"
+        flex: Callable[..., Any] = flex_attention if inside else compiled
+        mask = _block_mask(q.size(1), window, q.device)
+        mixed = flex(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            block_mask=mask,
+            enable_gqa=q.size(2) != k.size(2),
+        )
+        return mixed.transpose(1, 2)
+
+    return call
+
+
+@lru_cache(maxsize=16)
+def _block_mask(length: int, window: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query - key <= window)
+
+    with torch.inference_mode(False):
+        return create_block_mask(visible, None, None, length, length, device=str(device))
+
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+SDPA = Backend(
+    name="sdpa",
+    capabilities=(),
+    dtypes=(torch.float32, torch.float64, *_HALVES),
+    load=lambda: _sdpa,
+)
+
+# In the order of preference of "auto".
+BACKENDS = (
+    Backend(name="fa3", capabilities=(9,), dtypes=_HALVES, load=_load_fa3),
+    Backend(name="cudnn", capabilities=(9, 10), dtypes=_HALVES, load=_load_cudnn),
+    Backend(name="fa4", capabilities=(9, 10, 11), dtypes=_HALVES, load=_load_fa4),
+    Backend(name="flex", capabilities=(8, 9, 10, 11, 12), dtypes=_HALVES, load=load_flex),
+    Backend(name="fa2", capabilities=(8, 9, 10, 11, 12), dtypes=_HALVES, load=_load_fa2),
+    SDPA,
+)

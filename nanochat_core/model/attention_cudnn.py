@@ -1,0 +1,189 @@
+"""Attention by cuDNN's graph interface (package `nvidia-cudnn-frontend`), whose sliding windows
+torch's own cuDNN attention does not reach. No GPU has run it yet; see attention_backends.py.
+
+Graphs are built once per shape. A left bound of n lets a query see n keys, itself included: W + 1.
+
+Shapes: B rows, T tokens, H query heads, K key/value heads, D head dim.
+"""
+
+import math
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# (shape, stride) of a tensor as cuDNN sees it
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@lru_cache(maxsize=1)
+def frontend() -> Any:
+    """The optional package. Raises ImportError where it is missing."""
+    return import_module("cudnn")
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """q (B, T, H, D), k, v (B, T, K, D), bf16 or fp16 -> (B, T, H, D)."""
+    return forward(*(t.contiguous().transpose(1, 2) for t in (q, k, v)), window)[0].transpose(1, 2)
+
+
+@torch.library.custom_op("nanochat_flows::cudnn_attention", mutates_args=())
+def forward(q: Tensor, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, D) and the softmax statistics (B, H, T, 1) fp32 the backward pass needs."""
+    out, stats = _empty_outputs(q)
+    plan = _forward_plan(_layout(q), _layout(k), _layout(v), q.dtype, window)
+    plan.run(q, k, v, out, stats)
+    return out, stats
+
+
+@forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    return _empty_outputs(q)
+
+
+@torch.library.custom_op("nanochat_flows::cudnn_attention_backward", mutates_args=())
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    grad = grad.contiguous()
+    gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    plan = _backward_plan(
+        _layout(q), _layout(k), _layout(v), _layout(out), _layout(grad), q.dtype, window
+    )
+    plan.run(q, k, v, out, grad, stats, *gradients)
+    return gradients
+
+
+@backward.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ctx.window = inputs
+    ctx.save_for_backward(q, k, v, *output)
+
+
+def _gradients(ctx: Any, grad: Tensor, grad_stats: Tensor | None) -> tuple[Tensor | None, ...]:
+    return *backward(grad, *ctx.saved_tensors, ctx.window), None
+
+
+forward.register_autograd(_gradients, setup_context=_save)
+
+
+class _Plan:
+    """A built graph and the tensors it is run with, in order."""
+
+    def __init__(self, graph: Any, tensors: list[Any]) -> None:
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([frontend().heur_mode.A, frontend().heur_mode.FALLBACK])
+        graph.check_support()
+        graph.build_plans()
+        self._graph, self._tensors = graph, tensors
+
+    def run(self, *tensors: Tensor) -> None:
+        device = tensors[0].device
+        space = torch.empty(self._graph.get_workspace_size(), dtype=torch.uint8, device=device)
+        handle = _handle(device.index or 0)
+        frontend().set_stream(handle=handle, stream=torch.cuda.current_stream(device).cuda_stream)
+        self._graph.execute(dict(zip(self._tensors, tensors, strict=True)), space, handle=handle)
+
+
+@lru_cache(maxsize=32)
+def _forward_plan(q: Layout, k: Layout, v: Layout, dtype: torch.dtype, window: int) -> _Plan:
+    graph = _graph(dtype)
+    inputs = [_tensor(graph, layout, dtype) for layout in (q, k, v)]
+    out, stats = graph.sdpa(
+        **dict(zip("qkv", inputs, strict=True)),
+        name="attention",
+        generate_stats=True,
+        **_band(q, window),
+    )
+    _set_output(out, _output_layout(q[0]))
+    _set_output(stats, _contiguous((*q[0][:3], 1))).set_data_type(frontend().data_type.FLOAT)
+    return _Plan(graph, [*inputs, out, stats])
+
+
+@lru_cache(maxsize=32)
+def _backward_plan(
+    q: Layout, k: Layout, v: Layout, out: Layout, grad: Layout, dtype: torch.dtype, window: int
+) -> _Plan:
+    graph = _graph(dtype)
+    inputs = [_tensor(graph, layout, dtype) for layout in (q, k, v, out, grad)]
+    stats = _tensor(graph, _contiguous((*q[0][:3], 1)), torch.float32)
+    gradients = graph.sdpa_backward(
+        **dict(zip(("q", "k", "v", "o", "dO"), inputs, strict=True)),
+        stats=stats,
+        name="attention_backward",
+        **_band(q, window),
+    )
+    for gradient, layout in zip(gradients, (q, k, v), strict=True):
+        _set_output(gradient, layout)
+    return _Plan(graph, [*inputs, stats, *gradients])
+
+
+def _band(q: Layout, window: int) -> dict[str, Any]:
+    """Causal, the window, and the scale. Without a left bound when the window hides nothing."""
+    length, head_dim = q[0][2], q[0][3]
+    return {
+        "attn_scale": 1.0 / math.sqrt(head_dim),
+        "diagonal_alignment": frontend().diagonal_alignment.TOP_LEFT,
+        "diagonal_band_left_bound": window + 1 if window < length - 1 else None,
+        "diagonal_band_right_bound": 0,
+    }
+
+
+def _graph(dtype: torch.dtype) -> Any:
+    single = frontend().data_type.FLOAT
+    return frontend().pygraph(
+        io_data_type=_data_type(dtype),
+        intermediate_data_type=single,
+        compute_data_type=single,
+        handle=_handle(torch.cuda.current_device()),
+    )
+
+
+@lru_cache(maxsize=16)
+def _handle(index: int) -> Any:
+    with torch.cuda.device(index):
+        return frontend().create_handle()
+
+
+def _data_type(dtype: torch.dtype) -> Any:
+    names = {torch.bfloat16: "BFLOAT16", torch.float16: "HALF", torch.float32: "FLOAT"}
+    return getattr(frontend().data_type, names[dtype])
+
+
+def _tensor(graph: Any, layout: Layout, dtype: torch.dtype) -> Any:
+    return graph.tensor(dim=list(layout[0]), stride=list(layout[1]), data_type=_data_type(dtype))
+
+
+def _set_output(tensor: Any, layout: Layout) -> Any:
+    return tensor.set_output(True).set_dim(list(layout[0])).set_stride(list(layout[1]))
+
+
+def _layout(tensor: Tensor) -> Layout:
+    return tuple(tensor.shape), tuple(tensor.stride())
+
+
+def _empty_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
+    rows, heads, length, head_dim = q.shape
+    # Laid out as (B, T, H, D), so that what follows can join the heads without a copy.
+    out = q.new_empty(rows, length, heads, head_dim).transpose(1, 2)
+    return out, q.new_empty(rows, heads, length, 1, dtype=torch.float32)
+
+
+def _output_layout(shape: tuple[int, ...]) -> Layout:
+    _, heads, length, head_dim = shape
+    return shape, (length * heads * head_dim, head_dim, heads * head_dim, 1)
+
+
+def _contiguous(shape: tuple[int, ...]) -> Layout:
+    _, heads, length, width = shape
+    return shape, (heads * length * width, length * width, width, 1)

@@ -1,0 +1,180 @@
+"""Every backend that can run here against a mask written out in float64, at window edges."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanochat_core.errors import ConfigError
+from nanochat_core.model import attention, attention_backends
+from nanochat_core.model.attention import attend, attention_backend, choose
+from nanochat_core.model.attention_backends import BACKENDS, SDPA, Backend, difference, load_flex
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+# Rows shorter and longer than a block of queries; windows at, one below and one above its size.
+LENGTHS_AND_WINDOWS = [
+    (1, 5),
+    (7, 0),
+    (7, 1),
+    (100, 99),
+    (100, 98),
+    (128, 127),
+    (129, 128),
+    (300, 127),
+    (300, 128),
+    (300, 129),
+    (300, 298),
+    (300, 299),
+    (300, 5000),
+    (384, 256),
+]
+
+
+def problem(length: int, *, head_dim: int = 16) -> list[Tensor]:
+    """q, k, v and the output's gradient; 4 query heads, 2 key/value heads."""
+    generator = torch.Generator().manual_seed(length)
+    shapes = [(2, length, heads, head_dim) for heads in (4, 2, 2, 4)]
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Scores of every pair, all but the W + 1 keys up to the query's own set to minus infinity."""
+    q, k, v = q.double(), k.double(), v.double()
+    k, v = (t.repeat_interleave(q.size(2) // k.size(2), dim=2) for t in (k, v))
+    scores = torch.einsum("bthd,bshd->bhts", q, k) / math.sqrt(q.size(-1))
+    length = range(q.size(1))
+    hidden = [[not query - window <= key <= query for key in length] for query in length]
+    scores = scores.masked_fill(torch.tensor(hidden), -math.inf)
+    return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v)
+
+
+def results(call, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, window: int) -> list[Tensor]:
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    out = call(*leaves, window)
+    return [out, *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
+
+
+@pytest.mark.parametrize(("length", "window"), LENGTHS_AND_WINDOWS)
+def test_sdpa_sees_w_plus_one_keys_and_its_gradients_too(length: int, window: int) -> None:
+    q, k, v, grad = problem(length)
+    expected = results(written_out, q, k, v, grad, window)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        return attend(q, k, v, window=window)
+
+    for got, want in zip(results(call, q, k, v, grad, window), expected, strict=True):
+        torch.testing.assert_close(got.double(), want.double(), atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("length", "window"), [c for c in LENGTHS_AND_WINDOWS if c[0] >= 100])
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # torch's own
+def test_flex_attention_on_a_cpu_sees_the_same_keys(length: int, window: int) -> None:
+    q, k, v, _ = problem(length)
+    got = load_flex()(q, k, v, min(window, length - 1))
+    want = written_out(q, k, v, window)
+    torch.testing.assert_close(got.double(), want, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize(("length", "window"), [(384, 100), (384, 127), (384, 128), (384, 383)])
+def test_a_backend_on_a_gpu_sees_w_plus_one_keys(
+    backend: Backend, length: int, window: int
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    device = torch.device("cuda")
+    reason = backend.unable(device, torch.bfloat16)
+    if reason is not None:
+        pytest.skip(f"{backend.name}: {reason}")
+    narrow = [t.to(device, torch.bfloat16) for t in problem(length, head_dim=128)]
+    expected = results(written_out, *(t.cpu() for t in narrow), window)
+    for got, want in zip(results(backend.load(), *narrow, window), expected, strict=True):
+        bound = 0.02 * want.abs().max().item()
+        torch.testing.assert_close(got.cpu().double(), want.double(), atol=bound, rtol=0)
+
+
+@pytest.fixture
+def _back_to_sdpa():
+    yield
+    choose("sdpa", CPU, torch.float32)
+
+
+@pytest.mark.usefixtures("_back_to_sdpa")
+def test_auto_on_a_cpu_is_sdpa_and_the_choice_is_told() -> None:
+    assert choose("auto", CPU, torch.float32) is SDPA
+    assert attention_backend() == "sdpa"
+
+
+@pytest.mark.usefixtures("_back_to_sdpa")
+def test_a_backend_that_cannot_run_is_refused_with_its_reason() -> None:
+    with pytest.raises(ConfigError, match="'fa3' cannot run here: it needs a GPU") as caught:
+        choose("fa3", CPU, torch.bfloat16)
+    assert "sdpa" in str(caught.value.hint)
+    with pytest.raises(ConfigError, match="no attention backend 'fa9'") as caught:
+        choose("fa9", CPU, torch.bfloat16)
+    assert "flex" in str(caught.value.hint)
+    assert attention_backend() == "sdpa"
+
+
+def with_load(load) -> Backend:
+    return Backend(name="mine", capabilities=(), dtypes=(torch.float32,), load=load)
+
+
+def too_narrow(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    return SDPA.load()(q, k, v, window - 1)  # counts keys where it should count distance
+
+
+def missing() -> attention_backends.Call:
+    raise ImportError("No module named 'mine'")
+
+
+@pytest.mark.usefixtures("_back_to_sdpa")
+@pytest.mark.parametrize(
+    ("load", "reason"),
+    [
+        (lambda: too_narrow, "its o at window 100 is off by"),
+        (missing, "its package is missing: No module named 'mine'"),
+        (lambda: lambda *_: 1 / 0, "ZeroDivisionError on a small problem"),
+    ],
+    ids=["wrong", "missing", "failing"],
+)
+def test_auto_passes_over_what_fails_or_computes_something_else(
+    load, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = with_load(load)
+    monkeypatch.setattr(attention, "BACKENDS", (backend, SDPA))
+    assert choose("auto", CPU, torch.float32) is SDPA
+    with pytest.raises(ConfigError, match=reason):
+        choose("mine", CPU, torch.float32)
+
+
+@pytest.mark.usefixtures("_back_to_sdpa")
+def test_auto_takes_the_first_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = with_load(SDPA.load)
+    monkeypatch.setattr(attention, "BACKENDS", (backend, SDPA))
+    assert choose("auto", CPU, torch.float32) is backend
+    assert attention_backend() == "mine"
+    q, k, v, _ = problem(50)
+    torch.testing.assert_close(attend(q, k, v, window=3), SDPA.load()(q, k, v, 3))
+
+
+def test_a_wrong_gradient_alone_is_noticed() -> None:
+    class Off(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 1.1 * grad
+
+    def call(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        return SDPA.load()(q, Off.apply(k), v, window)
+
+    reason = difference(call, CPU, torch.float32)
+    assert reason is not None
+    assert reason.startswith("its dk at window 100 is off by")
