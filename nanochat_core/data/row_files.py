@@ -68,6 +68,18 @@ class Rows:
                 hint="make tokens and rows again with this tokenizer",
             )
 
+    def check_model(self, *, vocab_size: int, sequence_len: int) -> None:
+        """Raise DataError unless the rows are of a model's vocabulary and length."""
+        for name, ours, its in (
+            ("vocab_size", self.vocab_size, vocab_size),
+            ("sequence_len", self.sequence_len, sequence_len),
+        ):
+            if ours != its:
+                raise DataError(
+                    f"the rows have {name} {ours}, the model has {its}",
+                    hint="make the rows again with the model's settings",
+                )
+
     def batch(
         self, step: int, rows_per_step: int, *, seed: int, rank: int = 0, world: int = 1
     ) -> npt.NDArray[Any]:

@@ -151,6 +151,14 @@ class Tokenizer:
         """The id that begins every document and conversation."""
         return self._special[BOS]
 
+    def check_model(self, vocab_size: int) -> None:
+        """Raise ModelError unless a model of so many ids can be asked about this tokenizer's."""
+        if vocab_size != self.vocab_size:
+            raise ModelError(
+                f"the tokenizer has {self.vocab_size} tokens, the model has {vocab_size}",
+                hint="use the tokenizer that the model was trained with",
+            )
+
     def special(self, name: str) -> int:
         """The id of one of `SPECIAL_TOKENS`."""
         assert name in self._special, f"{name} is not a special token"

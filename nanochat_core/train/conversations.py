@@ -61,6 +61,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     if job.resources.compile:
         model.compile_passes()
     tokenizer = Tokenizer.load(job.model_input / "tokenizer")
+    tokenizer.check_model(model.config.vocab_size)
     train, held_out = make_rows(job, config, model.config.sequence_len, seed, world)
     pace = pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world)
     log = StepLog(progress, pace, late=device.type == "cuda")

@@ -44,6 +44,7 @@ def run(job: Job) -> dict[str, Any]:
     train, validation = (Rows.open(job.inputs["rows"], split) for split in ("train", "val"))
     tokenizer = Tokenizer.load(job.inputs["tokenizer"])
     train.check_tokenizer(tokenizer.digest())
+    train.check_model(vocab_size=model.config.vocab_size, sequence_len=model.config.sequence_len)
     token_bytes = tokenizer.token_bytes()
     progress = Progress(job.events, active=world.is_first)
     pace = pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world)
