@@ -212,7 +212,7 @@ class GPT(nn.Module):
             picked,
             scale,
             softcap=self.numerics.softcap,
-            quantised=self.lm_head.quantised if self.training and whole else None,
+            quantised=self.lm_head.in_training() if whole else None,
         )
 
     def _targeted(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -30,9 +30,14 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., num_in) -> (..., num_out)."""
-        if self.quantised is not None and self.training and torch.is_grad_enabled():
-            return fp8_linear(x, self.weight, self.quantised)
+        quantised = self.in_training()
+        if quantised is not None:
+            return fp8_linear(x, self.weight, quantised)
         return F.linear(x, self.weight.to(x.dtype))
+
+    def in_training(self) -> Quantised | None:
+        """`quantised` where a gradient will be wanted, else None."""
+        return self.quantised if self.training and torch.is_grad_enabled() else None
 
 
 class Embedding(nn.Module):

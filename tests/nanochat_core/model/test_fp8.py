@@ -1,0 +1,216 @@
+"""fp8 products against their formulas in float64, and when a weight is quantised again."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanochat_core.config import ModelConfig
+from nanochat_core.model import fp8
+from nanochat_core.model.fp8 import E4M3, E5M2, Quantised, is_eligible, quantise
+from nanochat_core.model.gpt import GPT
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.distributed import World
+from nanochat_core.scaling import numerics, run_for_depth
+
+pytestmark = pytest.mark.torch
+
+ALONE = World(rank=0, local_rank=0, size=1)
+CONFIG = ModelConfig(
+    depth=2,
+    width=128,
+    num_heads=2,
+    num_kv_heads=2,
+    sequence_len=32,
+    vocab_size=256,
+    windows=(8, 32),
+    residual_scalars=True,
+    value_embeds=True,
+    smear=True,
+    backout=True,
+)
+
+
+def random(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(E4M3, 448.0), (E5M2, 57344.0)])
+def test_the_largest_value_becomes_the_largest_that_fp8_has(
+    dtype: torch.dtype, largest: float
+) -> None:
+    x = random(64, 32)
+    values, unit = quantise(x, dtype)
+    assert values.float().abs().max() == largest
+    assert unit.dtype == torch.float32
+    assert float(unit) == pytest.approx(x.abs().max().item() / largest, rel=1e-6)
+    steps = {E4M3: 2**-4, E5M2: 2**-3}[dtype]  # half the distance of neighbours, of the value
+    error = (values.double() * unit.double() - x.double()).abs()
+    smallest = {E4M3: 2**-9, E5M2: 2**-16}[dtype] * unit.double()
+    assert (error <= steps * x.double().abs() + smallest).all()
+
+
+def test_zeros_and_infinities_stay_numbers_where_they_can() -> None:
+    values, unit = quantise(torch.zeros(4, 4), E4M3)
+    assert not values.float().any()
+    assert torch.isfinite(unit)
+    values, _ = quantise(torch.tensor([1e-30, -1e-30]), E5M2)
+    assert torch.isfinite(values.float()).all()
+
+
+def dequantised(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is left of x, written out: division in float64, clamped, rounded, scaled back."""
+    largest = torch.finfo(dtype).max
+    scale = (largest / max(x.abs().max().double().item(), 1e-12),)
+    scaled = (x.float() * torch.tensor(scale)).clamp(-largest, largest).to(dtype)
+    return scaled.double() / torch.tensor(scale).double()
+
+
+@pytest.mark.parametrize("in_fp8", [True, False], ids=["dw-fp8", "dw-bf16"])
+def test_a_product_and_its_gradients_are_the_formulas(
+    in_fp8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp8, "WEIGHT_GRADIENT_IN_FP8", in_fp8)
+    x = random(3, 16, 128).bfloat16().requires_grad_()
+    weight = torch.nn.Parameter(random(256, 128, seed=2))
+    grad = random(3, 16, 256, seed=3).bfloat16()
+    quantised = Quantised(weight)
+    quantised.refresh()
+    out = fp8.linear(x, weight, quantised)
+    out.backward(grad)
+    flat, flat_grad = x.detach().flatten(0, 1), grad.flatten(0, 1)
+    xs, ws, gs = dequantised(flat, E4M3), dequantised(weight.detach(), E4M3), None
+    gs = dequantised(flat_grad, E5M2)
+    expected_dw = gs.T @ xs if in_fp8 else flat_grad.double().T @ flat.double()
+    assert out.dtype == torch.bfloat16
+    for got, want in (
+        (out.detach().flatten(0, 1), xs @ ws.T),
+        (x.grad.flatten(0, 1), gs @ ws),
+        (weight.grad, expected_dw),
+    ):
+        bound = 0.005 * want.abs().max().item()  # bf16 rounds the result, and nothing else differs
+        torch.testing.assert_close(got.double(), want, atol=bound, rtol=0.004)
+
+
+def test_rows_that_fp8_cannot_divide_still_get_a_weight_gradient() -> None:
+    x = random(5, 128).bfloat16()
+    weight = torch.nn.Parameter(random(128, 128, seed=2))
+    quantised = Quantised(weight)
+    quantised.refresh()
+    fp8.linear(x, weight, quantised).sum().backward()
+    expected = x.double().sum(0).expand(128, 128)
+    torch.testing.assert_close(weight.grad.double(), expected, atol=0.05, rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("shape", "eligible"),
+    [((128, 128), True), ((2048, 256), True), ((112, 256), False), ((136, 256), False)],
+)
+def test_only_matrices_worth_it_are_eligible(shape: tuple[int, int], eligible: bool) -> None:
+    assert is_eligible(torch.empty(shape)) is eligible
+
+
+def model_of(precision: str, config: ModelConfig = CONFIG) -> GPT:
+    model = GPT(config, numerics(precision))
+    model.init_weights(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("c_proj.weight") or name == "lm_head.weight":
+                parameter.copy_(0.05 * random(*parameter.shape, seed=len(name)))
+    return model
+
+
+def rows() -> Tensor:
+    generator = torch.Generator().manual_seed(4)
+    return torch.randint(CONFIG.vocab_size, (2, 33), generator=generator)
+
+
+def gradients(model: GPT) -> dict[str, Tensor]:
+    tokens = rows()
+    model.zero_grad()
+    (model.summed_loss(tokens[:, :-1], tokens[:, 1:]) / 64).backward()
+    return {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_gates_stay_in_bf16_and_lm_head_is_quantised() -> None:
+    model = model_of("fp8")
+    gradients(model)
+    matrices = {n for n, m in model.named_modules() if getattr(m, "quantised", None) is not None}
+    blocks = {"attn.c_q", "attn.c_k", "attn.c_v", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}
+    expected = {f"transformer.h.{i}.{name}" for i in range(2) for name in blocks}
+    assert matrices == expected | {"lm_head"}
+    assert not any("quantised" in name for name in model.state_dict())
+
+
+def test_training_in_fp8_is_near_bf16_and_not_equal() -> None:
+    narrow, wide = gradients(model_of("fp8")), gradients(model_of("bf16"))
+    assert narrow.keys() == wide.keys()
+    for name in ("lm_head.weight", "transformer.h.0.mlp.c_fc.weight", "transformer.wte.weight"):
+        difference = (narrow[name] - wide[name]).norm() / wide[name].norm()
+        assert 0 < difference < 0.15, name
+
+
+def test_evaluation_in_fp8_is_bf16_to_the_bit() -> None:
+    narrow, wide = model_of("fp8"), model_of("bf16")
+    gradients(narrow)  # quantises
+    tokens = rows()
+    for evaluating in (True, False):
+        narrow.train(not evaluating)
+        with torch.no_grad():
+            assert torch.equal(narrow(tokens), wide(tokens))
+            args = tokens[:, :-1], tokens[:, 1:]
+            assert torch.equal(narrow.token_losses(*args), wide.token_losses(*args))
+            assert torch.equal(narrow.summed_loss(*args), wide.summed_loss(*args))
+
+
+def test_a_weight_is_quantised_once_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("fp8")
+    optimizer = Optimizer(model, run_for_depth(2).optimizer, precision="fp8", world=ALONE)
+    gradients(model)
+    matrix = model.transformer.h[0].mlp.c_fc
+    assert matrix.quantised is not None
+    before = matrix.quantised.values.float().clone()
+    calls: list[torch.Size] = []
+
+    def counted(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        calls.append(x.shape)
+        return quantise(x, dtype)
+
+    monkeypatch.setattr(fp8, "quantise", counted)
+    gradients(model)
+    assert matrix.weight.shape not in calls  # a second micro-step of the same step
+    optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.0)
+    calls.clear()
+    gradients(model)
+    gradients(model)
+    assert calls.count(matrix.weight.shape) == 2  # layer 0 and layer 1, once each
+    after = matrix.quantised
+    assert not torch.equal(after.values.float(), before)
+    expected, unit = quantise(matrix.weight.detach(), E4M3)
+    assert torch.equal(after.values.float(), expected.float())
+    assert torch.equal(after.transposed.float(), expected.float().T)
+    assert torch.equal(after.unit, unit)
+
+
+def test_a_vocabulary_with_padding_keeps_lm_head_in_bf16_and_trains() -> None:
+    model = model_of("fp8", dataclasses.replace(CONFIG, vocab_size=250))
+    tokens = rows().clamp(max=249)
+    model.summed_loss(tokens[:, :-1], tokens[:, 1:]).backward()
+    assert model.lm_head.weight.grad is not None
+    assert not model.lm_head.weight.grad[250:].any()
+    assert model.lm_head.weight.grad[:250].any()
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_what_the_cpu_does() -> None:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no GPU with fp8 here")
+    on_cpu, on_gpu = model_of("fp8"), model_of("fp8").cuda()
+    tokens = rows()
+    expected = gradients(on_cpu)
+    (on_gpu.summed_loss(tokens[:, :-1].cuda(), tokens[:, 1:].cuda()) / 64).backward()
+    for name, parameter in on_gpu.named_parameters():
+        if name in expected and expected[name].norm() > 0:
+            difference = (parameter.grad.cpu().double() - expected[name]).norm()
+            assert difference < 0.1 * expected[name].norm(), name
