@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+# Beyond the launcher's (see runtime/heartbeat.py): it says which rank hangs, a collective does not.
+PATIENCE = datetime.timedelta(hours=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class World:
@@ -95,12 +98,12 @@ def open_world(device: str) -> World:
         on_gpu = device == "cuda" and torch.cuda.is_available()
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if on_gpu else "gloo",
-            timeout=datetime.timedelta(minutes=10),
+            timeout=PATIENCE,
             # Ranks meet here once, so that no later sum has to wait for the others to begin.
             device_id=torch.device("cuda", world.local_rank) if on_gpu else None,
         )
         # Left to the interpreter's end, gloo's threads crashed in 3 of 6 runs of two ranks.
         atexit.register(dist.destroy_process_group)
-    control = dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=10))
+    control = dist.new_group(backend="gloo", timeout=PATIENCE)
     assert isinstance(control, dist.ProcessGroup)
     return dataclasses.replace(world, control=control)

@@ -80,7 +80,8 @@ class Keeper:
         any rank was asked to stop, and whatever an earlier save ended with.
         """
         HEART.beat("agreeing to go on", steps=1)
-        stopping, due = self._agree(STOP.requested, self._is_due(done))
+        asked = [self._world.start_any(flag) for flag in (STOP.requested, self._is_due(done))]
+        stopping, due = (answer() for answer in asked)
         if self._writing is not None and self._writing.ended:
             self._wait()
         if stopping or due or now or done == total:
@@ -101,6 +102,11 @@ class Keeper:
             if best is None or value < best[1]:
                 write_best(self._root, step, value)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a save is being written."""
+        return self._writing is not None and not self._writing.ended
+
     def close(self) -> None:
         """Wait until the last save is committed."""
         self._wait()
@@ -113,12 +119,6 @@ class Keeper:
             or time.monotonic() - self._saved_at >= self._resources.save_every_seconds
             or (every > 0 and done % every == 0)
         )
-
-    def _agree(self, *flags: bool) -> list[bool]:
-        """Each flag: whether it is set on any rank."""
-        if self._world.size == 1:
-            return list(flags)
-        return [bool(n) for n in self._world.sum(torch.tensor(flags, dtype=torch.int64)).tolist()]
 
     def _save(self, done: int, total: int, state: dict[str, Any]) -> None:
         self._log.settle()  # a state whose loss is broken is not saved
