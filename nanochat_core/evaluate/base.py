@@ -36,7 +36,6 @@ def run(job: Job) -> dict[str, Any]:
     for done, split in enumerate(splits, start=1):
         rows = Rows.open(job.inputs["rows"], split)
         rows.check_tokenizer(tokenizer.digest())
-        rows.check_model(vocab_size=model.config.vocab_size, sequence_len=model.config.sequence_len)
         bpb = bits_per_byte(
             model,
             rows,
