@@ -252,7 +252,8 @@ def main() -> None:
     for kind, row in rows.items():
         _say(f"| {kind} | {' | '.join(str(row[name]) for name in names)} |")
     broken = [{"trial": asdict(t), "outcome": asdict(o)} for t, o in bad(results)]
-    _say(f"{len(broken)} of {len(results)} trials broke a promise")
+    fired = sum(len(outcome.fired) for _, outcome in results)
+    _say(f"{len(broken)} of {len(results)} trials, {fired} faults, broke a promise")
     for one in broken[:20]:
         _say(json.dumps(one))
     if given.report:
