@@ -6,6 +6,7 @@ Run by the driver: `our_train.py CASE DIRECTORY` with the case as JSON.
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from nanochat_core.model import gpt
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.train import pretrain
+from nanochat_core.train.keeper import Keeper
 
 NUM_ROWS = 256
 NEVER = 1e9  # seconds
@@ -29,7 +31,7 @@ def main() -> None:
     """Train until the driver has enough."""
     case, directory = json.loads(sys.argv[1]), Path(sys.argv[2])
     gate = open_gate(case["device"], "ours")
-    instrument(gate, eager=not case["compile"])
+    instrument(gate)
     pretrain.run(make_job(case, directory))
 
 
@@ -65,6 +67,9 @@ def make_job(case: dict[str, Any], directory: Path) -> Job:
             save_every_seconds=NEVER,
             eval_every_steps=0,
             dollars_per_hour=0.0,
+            retry_smaller_batch=False,
+            attention="sdpa" if case["attention"] == "sdpa" else "auto",
+            compile=case["compile"],
         ),
     )
     job.output.mkdir(parents=True)
@@ -116,29 +121,33 @@ class RandomTokens:
         return np.ones(self.vocab_size, dtype=np.int32)
 
 
-def instrument(gate: Gate, *, eager: bool) -> None:
-    """Name the sections of our loop; what torch.compile sees stays untouched."""
+def instrument(gate: Gate) -> None:
+    """Name the sections of our loop, and let it save when the driver asks."""
     pretrain.Tokenizer = RandomTokens  # pyright: ignore[reportAttributeAccessIssue]
-    report = Progress.step
+    report, feed, loss, is_due = Progress.step, pretrain.feed, gpt.softcap_loss, Keeper._is_due
 
     def step_then_wait(self: Progress, step: int, **values: float) -> None:
         report(self, step, **values)
         gate.after_step()
 
+    def timed_feed(*arguments: Any, **named: Any) -> Iterator[Any]:
+        rows = feed(*arguments, **named)
+        following = gate.wrap(lambda: next(rows), "data")
+        while True:
+            yield following()
+
+    def marked_loss(hidden: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+        hidden.register_hook(lambda grad: gate.switch("backward") and None)
+        return loss(hidden, *arguments, **named)
+
     Progress.step = step_then_wait
+    pretrain.feed = timed_feed
+    gpt.softcap_loss = gate.wrap(marked_loss, "loss")
+    gpt.GPT.summed_loss = gate.wrap(gpt.GPT.summed_loss, "forward")
+    torch.Tensor.backward = gate.wrap(torch.Tensor.backward, "loss")
     Optimizer.step = gate.wrap(Optimizer.step, "optimizer")
-    row_files.Rows.take = gate.wrap(row_files.Rows.take, "data")
-    torch.Tensor.backward = gate.wrap(torch.Tensor.backward, "loss" if eager else "backward")
-    if eager:
-        losses = gpt.softcap_loss
-
-        def with_mark(hidden: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
-            if hidden.requires_grad:
-                hidden.register_hook(lambda grad: gate.switch("backward") and None)
-            return losses(hidden, *arguments, **named)
-
-        gpt.softcap_loss = gate.wrap(with_mark, "loss")
-        gpt.GPT.summed_loss = gate.wrap(gpt.GPT.summed_loss, "forward")
+    Keeper.after_step = gate.wrap(Keeper.after_step, "checkpoint")
+    Keeper._is_due = lambda self, done: gate.take_save() or is_due(self, done)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import torch
 from nanochat_core.scaling import flops_per_token, run_for_depth
 
 PEAK_FLOPS = 989e12  # of one H100 or H200 in bf16; fp8 runs are held against it too
+SIDES = ("ours", "peer")
 HERE = Path(__file__).resolve().parent
 Round: TypeAlias = dict[str, Any]  # what the gate answers
 
@@ -100,16 +101,18 @@ class Side:
                 stderr=log,
                 text=True,
                 cwd=directory,
-                env=os.environ
+                # Waiting threads sleep soon, as in our product: there is another side.
+                env={"GOMP_SPINCOUNT": "1000"}
+                | os.environ
                 | {"NANOCHAT_BASE_DIR": str(directory), "TORCHDYNAMO_DISABLE": str(int(eager))},
             )
 
-    def run(self, steps: int, *, sections: bool = False) -> Round:
-        """Let it train so many steps."""
+    def run(self, steps: int, how: str = "run") -> Round:
+        """Let it train so many steps; `how` is one of the gate's words."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(f"{'sections' if sections else 'run'} {steps}\n")
+            self._process.stdin.write(f"{how} {steps}\n")
             self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
@@ -169,7 +172,10 @@ def find_cases(names: Sequence[str], only: str | None) -> Iterator[Case]:
 def measure(
     case: Case, checkout: str | None, *, rounds: int, steps: int | None, threads: int
 ) -> dict[str, list[Round]]:
-    """Side -> its rounds, the sections' round last; a side that fails has none."""
+    """Side -> its rounds, the sections' round last; a side that fails has none.
+
+    "saving" is one more round of ours, with a checkpoint in it.
+    """
     steps = steps or (2 if case.device == "cpu" else 10)
     commands = {"ours": our_command(case, threads)}
     if checkout is not None:
@@ -187,7 +193,10 @@ def measure(
                         sides[name] = Side(commands[name], Path(directory), eager=not case.compile)
                         stack.callback(sides[name].close)
                         sides[name].run(steps)  # warm-up
-                    found[name].append(sides[name].run(steps, sections=number == rounds))
+                    how = "run" if number < rounds else "sections"
+                    found[name].append(sides[name].run(steps, how))
+                    if how == "sections" and name == "ours":
+                        found["saving"] = [sides[name].run(steps, "save")]
                     if not keep:
                         sides.pop(name).close()
                 except SideFailed as error:
@@ -231,7 +240,7 @@ def peer_command(case: Case, checkout: Path, threads: int) -> list[str]:
 
 def table(case: Case, rounds: dict[str, list[Round]]) -> Iterator[str]:
     """A line for each side that came through, and the ratio of both."""
-    speeds = {name: speed(case, r[:-1]) for name, r in rounds.items() if r}
+    speeds = {name: speed(case, rounds[name][:-1]) for name in SIDES if rounds.get(name)}
     yield f"{'':<6}{'tokens/s':>10}{'per CPU s':>10}{'MFU':>7}{'GB':>7}{'ms/step':>9}  a step"
     for name, tokens_per_second in speeds.items():
         *timed, split = rounds[name]
@@ -241,6 +250,14 @@ def table(case: Case, rounds: dict[str, list[Round]]) -> Iterator[str]:
         yield (
             f"{name:<6}{tokens_per_second:>10,.0f}{per_cpu:>10,.0f}"
             f"{mfu(case, tokens_per_second):>7}{peak:>7.2f}{step:>9,.0f}  {shares(split)}"
+        )
+    if saving := rounds.get("saving"):
+        split = rounds["ours"][-1]
+        held = saving[0]["sections"]["checkpoint"] - split["sections"]["checkpoint"]
+        longer = saving[0]["seconds"] - split["seconds"]
+        yield (
+            f"a checkpoint holds a step for {held:.2f} s, {held / 60:.2%} at one a minute; "
+            f"{longer:+.2f} s with what writing takes from the steps beside it"
         )
     if len(speeds) == 2:
         cpu = [statistics.median(r["cpu_seconds"] for r in rounds[n][:-1]) for n in speeds]

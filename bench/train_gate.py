@@ -4,8 +4,9 @@ A training loop calls `after_step` at the end of each step, and is held there un
 for more: two loops can take turns on one machine although neither knows of the other. What is
 wrapped as a section is timed when the driver asks for it.
 
-The driver writes `run STEPS` or `sections STEPS`, a line each, to the process's stdin; each is
-answered with a line of JSON on its former stdout. At the end of stdin the process ends.
+The driver writes `run STEPS`, `sections STEPS` or `save STEPS`, a line each, to the process's
+stdin; each is answered with a line of JSON on its former stdout. `save` is `sections` with one
+checkpoint, begun before the first step. At the end of stdin the process ends.
 """
 
 import functools
@@ -33,7 +34,7 @@ class Gate:
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # what the loop prints is not an answer
         self._steps = self._left = 0
-        self._timed = False
+        self._timed = self._save = False
         self._began = self._cpu_began = self._last = 0.0
         self._current = REST
         self._sections: dict[str, float] = {}
@@ -60,6 +61,11 @@ class Gate:
 
         return timed
 
+    def take_save(self) -> bool:
+        """Whether a checkpoint is wanted; once true, false from then on."""
+        wanted, self._save = self._save, False
+        return wanted
+
     def switch(self, section: str) -> str:
         """Count the time from here to `section`; returns the section before."""
         before = self._current
@@ -76,7 +82,8 @@ class Gate:
         if not words:
             os._exit(0)  # the loop has thousands of steps to go
         self._steps = self._left = int(words[1])
-        self._timed = words[0] == "sections"
+        self._timed = words[0] != "run"
+        self._save = words[0] == "save"
         self._sections = {}
         self._synchronize()
         self._cpu_began = cpu_seconds()

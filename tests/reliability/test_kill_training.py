@@ -162,9 +162,8 @@ def kill_at_random(job: Job, ranks: int, moments: random.Random) -> bool:
     One of four is killed while it starts, the others somewhere in their training.
     """
     size = job.events.stat().st_size if job.events.exists() else 0
-    command = ["-m", "tests.reliability.test_kill_training", "--launch", str(job.directory)]
     process = subprocess.Popen(
-        [sys.executable, *command, "--ranks", str(ranks)],
+        [sys.executable, "-m", "tests.reliability.launch_job", str(job.directory), str(ranks)],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
@@ -215,12 +214,7 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report", type=Path)
-    parser.add_argument("--launch", type=Path, help="only run the job of this directory")
     given = parser.parse_args()
-    if given.launch:
-        job = Job.read(given.launch / "job.json")
-        run_job(job, processes=given.ranks, on_event=ignore)
-        sys.exit()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = campaign(Path(folder), kills=given.kills, ranks=given.ranks, seed=given.seed)
