@@ -20,6 +20,7 @@ from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError
 from nanochat_core.evaluate.generate import greedy_answers
 from nanochat_core.job import Job
+from nanochat_core.model.attention import choose
 from nanochat_core.model.checkpoint import load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
@@ -51,6 +52,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     device = open_device(job.resources, local_rank=world.local_rank)
     progress = Progress(job.events, active=world.is_first)
     model = load_model(job.model_input, device).train()
+    choose(job.resources.attention, device, model.dtype)
     optimizer = Optimizer(
         model,
         scaled(optimizer_config, config.lr_fraction),

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from nanochat_core.job import Job
+from nanochat_core.model.attention import attention_backend
 from nanochat_core.runtime.distributed import World
 from nanochat_core.train.fitting import peak_gigabytes
 
@@ -22,7 +23,7 @@ def machine(
         "torch": torch.__version__,
         "world_size": world.size,
         "device_batch_size": device_batch_size,
-        "attention": job.resources.attention,
+        "attention": attention_backend(),
         "compile": job.resources.compile,
         "determinism": job.resources.determinism,
     }

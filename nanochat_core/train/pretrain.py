@@ -11,6 +11,7 @@ from nanochat_core.config import ModelConfig, NumericsConfig, OptimizerConfig, P
 from nanochat_core.data.row_files import Rows
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
 from nanochat_core.job import Job
+from nanochat_core.model.attention import choose
 from nanochat_core.model.checkpoint import save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum, muon_weight_decay
@@ -38,6 +39,7 @@ def run(job: Job) -> dict[str, Any]:
     world = open_world(job.resources.device)
     device = open_device(job.resources, local_rank=world.local_rank)
     model = make_model(job, device)
+    choose(job.resources.attention, device, model.dtype)
     optimizer = Optimizer(model, optimizer_config, precision=model.numerics.precision, world=world)
     if job.resources.compile:
         model.compile_passes()

@@ -21,6 +21,7 @@ from nanochat_core.data.examples import open_task
 from nanochat_core.engine.engine import Engine
 from nanochat_core.evaluate.generate import accuracy
 from nanochat_core.job import Job
+from nanochat_core.model.attention import choose
 from nanochat_core.model.checkpoint import load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
@@ -52,6 +53,7 @@ def run(job: Job) -> dict[str, Any]:
     device = open_device(job.resources, local_rank=world.local_rank)
     progress = Progress(job.events, active=world.is_first)
     model = load_model(job.model_input, device)
+    choose(job.resources.attention, device, model.dtype)
     optimizer = Optimizer(
         model,
         scaled(optimizer_config, config.lr_fraction),
