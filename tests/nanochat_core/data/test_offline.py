@@ -3,12 +3,13 @@
 import json
 import socket
 
+import numpy as np
 import pytest
 
 from flows.datasets import with_snapshots
 from nanochat_core.config import DatasetConfig, TaskDataConfig
 from nanochat_core.data import task_data
-from nanochat_core.data.chat_rows import pack_conversations
+from nanochat_core.data.chat_rows import conversation_rows
 from nanochat_core.data.examples import open_task
 from nanochat_core.errors import DataError
 from nanochat_core.tokenizer.bpe import Tokenizer
@@ -75,19 +76,23 @@ def section(hub, tmp_path):
     )
 
 
-def test_what_midtraining_and_sft_do_with_data_needs_no_network(section, make_job, unplug):
+def test_what_midtraining_and_sft_do_with_data_needs_no_network(
+    section, make_job, unplug, tmp_path
+):
     job = make_job("task_data", {}, task_data=section)
     task_data.run(job)
     unplug()
     names = [dataset.name for dataset in section.datasets]
     tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
+    tokenizer.save(tmp_path)
     for split in ("train", "test"):
         tasks = [open_task(name, job.output, split) for name in names]
         mixed = mixture([(task.first(40), 2) for task in tasks], seed=1)
         assert len(mixed) == 2 * sum(min(len(task), 40) for task in tasks)
         rendered = [render_conversation(tokenizer, c, max_tokens=ROW_LEN) for c in mixed]
-        rows = pack_conversations(rendered, row_len=ROW_LEN)
-        assert rows.mask.sum() == sum(sum(mask) for _, mask in rendered) > 0
+        rows = conversation_rows(mixed, tmp_path, tmp_path / split, row_len=ROW_LEN)
+        _, mask = rows.take(np.arange(len(rows.tokens)))
+        assert mask.sum() == sum(sum(mask) for _, mask in rendered) > 0
 
 
 def test_the_stage_itself_needs_no_network_for_what_the_cache_has(
