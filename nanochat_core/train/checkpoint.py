@@ -10,12 +10,11 @@ several ranks share is saved in pieces: the key `weight/x#128` holds its rows fr
 pickle.
 """
 
-import errno
 import hashlib
 import json
 import os
-import re
 import shutil
+import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from nanochat_core.errors import ModelError
@@ -33,6 +31,8 @@ from nanochat_core.job import sync_directory, write_json
 FORMAT = 2
 BEST = "best.json"
 _COMMIT = "COMMIT.json"
+_CHUNK = 2**18  # bytes
+_DTYPES = {torch.int64: "I64", torch.float32: "F32", torch.bfloat16: "BF16"}
 _SECONDS_BETWEEN_LOOKS = 0.02  # of rank 0, for the other ranks' files
 
 
@@ -84,20 +84,50 @@ def write_pieces(directory: Path, rank: int, tensors: Mapping[str, Tensor]) -> N
     ModelError when the disk gives back something else.
     """
     path = directory / f"tensors-{rank:05d}.safetensors"
-    try:
-        save_file(dict(tensors), path)
-    except SafetensorError as error:  # the system's number for it is only in the text
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        if hasattr(os, "posix_fadvise"):  # read from the disk, not from memory
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    sha256 = _write_safetensors(path, tensors)
     with safe_open(path, framework="pt", device="cpu") as file:
         for key, tensor in tensors.items():
             if not torch.equal(file.get_tensor(key), tensor):
                 raise ModelError(f"{path} gives back other values of {key} than were written")
-    write_json(_record(directory, rank), {"size": path.stat().st_size, "sha256": _sha256(path)})
+    write_json(_record(directory, rank), {"size": path.stat().st_size, "sha256": sha256})
+
+
+def _write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write a safetensors file to the disk, and forget it in memory; returns its sha256.
+
+    The format: the header's length (u64), the header as JSON, the tensors' bytes. It is written
+    here because the library's writer and a hash of the file after it cost a core 2.5 times as much
+    (428 MB: 0.98 s against 0.37 s of CPU), and training wants that core.
+    """
+    # The widest first, so that every tensor is aligned.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {}
+    end = 0
+    for name in names:
+        start, end = end, end + tensors[name].nbytes
+        header[name] = {
+            "dtype": _DTYPES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    hasher = hashlib.sha256()
+    with path.open("wb") as file:
+        for data in (struct.pack("<Q", len(text)) + text, *(_bytes_of(tensors[n]) for n in names)):
+            for first in range(0, len(data), _CHUNK):  # it is in the cache for the hash
+                chunk = data[first : first + _CHUNK]
+                file.write(chunk)
+                hasher.update(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):  # what is read back comes from the disk
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return hasher.hexdigest()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def commit(directory: Path, facts: Facts) -> None:
@@ -172,7 +202,7 @@ def find_checkpoint(
         found, problem = None, None
         try:
             found = _open(directory, rank, world_size)
-        except (OSError, ValueError, KeyError, TypeError, ModelError) as error:
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError, ModelError) as error:
             problem = error
         if not any_rank(problem is not None):
             return found

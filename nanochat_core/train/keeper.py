@@ -147,7 +147,7 @@ class Keeper:
         """In the writing thread: make the copy a checkpoint."""
         arrived()
         for key, tensor in tensors.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            if not _is_finite(tensor):
                 what = f"{key} is not finite after step {facts.step}"
                 raise broken(what, newest_step(self._root))
         directory = self._root / f"step-{facts.step:07d}"
@@ -167,6 +167,11 @@ class Keeper:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.wait()
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether every number is. A sum says so in a twentieth of the time, unless it overflows."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 class Staging:

@@ -1,5 +1,6 @@
 """Saving while the loop goes on: what is kept, what is never saved, and when a loop waits."""
 
+import hashlib
 import json
 import math
 import signal
@@ -20,6 +21,7 @@ from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime import interrupt
 from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.progress import Progress, read_events
+from nanochat_core.train import checkpoint as checkpoint_module
 from nanochat_core.train import keeper as keeper_module
 from nanochat_core.train.checkpoint import (
     Facts,
@@ -113,6 +115,35 @@ def test_pieces_of_several_ranks_are_read_as_whole_tensors(tmp_path: Path) -> No
     assert all(listed[name]["size"] == (directory / name).stat().st_size for name in listed)
 
 
+def test_a_file_is_what_the_library_reads_and_what_its_hash_says(tmp_path: Path) -> None:
+    tensors = {
+        "weight/b": torch.randn(3, 5),
+        "weight/a": torch.randn(7).bfloat16(),
+        "empty": torch.zeros(0, 4),
+        "step": torch.tensor(12345678901),
+        "big": torch.randn(300, 1001),
+    }
+    save(tmp_path, 1, tensors)
+    path = tmp_path / "step-0000001" / "tensors-00000.safetensors"
+    read = load_file(path)
+    assert read.keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        assert read[key].dtype == tensor.dtype
+        assert torch.equal(read[key], tensor)
+    entry = json.loads((path.parent / "COMMIT.json").read_text())["files"][path.name]
+    assert entry["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    save(tmp_path, 2, dict(reversed(tensors.items())))
+    assert (tmp_path / "step-0000002" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_sum_that_overflows_is_no_number_that_is_not_finite(job: Job) -> None:
+    owner = Owner(3e38)
+    keeper, _ = make_keeper(job, owner)
+    keeper.after_step(1, 9, {}, now=False)
+    keeper.close()
+    assert steps_in(job) == [1]
+
+
 def test_rank_0_commits_only_when_the_last_rank_has_written(tmp_path: Path) -> None:
     directory = clear(tmp_path, 5)
     write_pieces(directory, 0, {"a": torch.ones(2)})
@@ -179,12 +210,12 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
 def test_what_the_disk_gives_back_otherwise_is_not_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_wrongly(tensors: dict[str, torch.Tensor], path: Path) -> None:
-        from safetensors.torch import save_file
+    write = checkpoint_module._write_safetensors
 
-        save_file({key: tensor + 1 for key, tensor in tensors.items()}, path)
+    def write_wrongly(path: Path, tensors: dict[str, torch.Tensor]) -> str:
+        return write(path, {key: tensor + 1 for key, tensor in tensors.items()})
 
-    monkeypatch.setattr("nanochat_core.train.checkpoint.save_file", write_wrongly)
+    monkeypatch.setattr(checkpoint_module, "_write_safetensors", write_wrongly)
     with pytest.raises(ModelError, match="gives back other values of a"):
         save(tmp_path, 1, {"a": torch.ones(3)})
     assert newest_step(tmp_path) is None
