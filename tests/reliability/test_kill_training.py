@@ -162,12 +162,15 @@ def kill_at_random(job: Job, ranks: int, moments: random.Random) -> bool:
     One of four is killed while it starts, the others somewhere in their training.
     """
     size = job.events.stat().st_size if job.events.exists() else 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.reliability.launch_job", str(job.directory), str(ranks)],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    with (job.directory / "launcher.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.reliability.launch_job", str(job.directory), str(ranks)],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     if moments.random() < 0.25:
         time.sleep(moments.uniform(0.1, 4.0))
     else:
@@ -175,7 +178,7 @@ def kill_at_random(job: Job, ranks: int, moments: random.Random) -> bool:
             time.sleep(0.01)
         time.sleep(moments.uniform(0.0, 1.5))
     if process.poll() is not None:
-        assert process.returncode == 0, f"the job ended with {process.returncode}"
+        assert process.returncode == 0, (job.directory / "launcher.log").read_text()
         return False
     root = psutil.Process(process.pid)
     for victim in [*root.children(recursive=True), root]:
