@@ -13,6 +13,7 @@ each conversation.
 import contextlib
 import os
 import shutil
+import tempfile
 import time
 from array import array
 from bisect import bisect_right
@@ -81,7 +82,8 @@ def conversation_rows(
     barrier: Callable[[], None] = lambda: None,
     processes: int | None = None,
 ) -> ChatRows:
-    """The rows of all conversations, in a new `directory` that one rank of each node writes.
+    """The rows of all conversations, in a new `directory` that one rank of each node writes, be it
+    one that the nodes share.
 
     `tokenizer` is the directory of one. Parts of `conversations` travel between processes, as parts
     of files of examples and of mixtures of them do. The ranks that do not write wait, however long
@@ -93,7 +95,8 @@ def conversation_rows(
     Raises DataError when there is no token to learn from.
     """
     if writes:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)  # another node may be at it too
+        assert not directory.exists(), f"{directory} cannot be removed"
     barrier()
     if writes:
         if processes is None:
@@ -142,22 +145,24 @@ def make_piece(rendered: Iterable[Rendered], *, dtype: str) -> Piece:
 
 
 def write_rows(pieces: Iterable[Piece], directory: Path, *, row_len: int) -> None:
-    """Write a new `directory` of rows that hold every conversation once, whole, from <|bos|> on.
+    """Write a `directory` of rows that hold every conversation once, whole, from <|bos|> on.
 
     It is whole or absent, and depends on the conversations and `row_len` alone. Each must begin
     with <|bos|>, which also pads, and be at most `row_len` long. Raises DataError when there is no
     token to learn from.
     """
-    scratch = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
-    shutil.rmtree(scratch, ignore_errors=True)
-    made = scratch / "made"
-    made.mkdir(parents=True)
-    try:
-        _write_arrays(_gather(pieces, scratch), made, row_len=row_len)
-        made.rename(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".rows-") as scratch:
+        made = Path(scratch) / "made"
+        made.mkdir()
+        _write_arrays(_gather(pieces, Path(scratch)), made, row_len=row_len)
+        # A directory cannot replace another one: on a disk that nodes share, the first stays.
+        try:
+            made.rename(directory)
+        except OSError:
+            if not directory.exists():
+                raise
         sync_directory(directory.parent)
-    finally:
-        shutil.rmtree(scratch)
 
 
 def _gather(pieces: Iterable[Piece], scratch: Path) -> Piece:

@@ -184,6 +184,15 @@ def test_ranks_that_do_not_write_wait_for_the_one_that_does(talk, tokenizer_dir,
     assert [found[number].tokens.tolist() for number in range(3)] == [found[0].tokens.tolist()] * 3
 
 
+def test_nodes_that_share_a_disk_write_the_same_rows_and_the_first_stay(tmp_path):
+    piece = make_piece(conversations([5, 9, 7]), dtype="uint16")
+    write_rows([piece], tmp_path / "rows", row_len=16)
+    first = (tmp_path / "rows" / "tokens.npy").stat().st_ino
+    write_rows([piece], tmp_path / "rows", row_len=16)
+    assert (tmp_path / "rows" / "tokens.npy").stat().st_ino == first
+    assert [p.name for p in tmp_path.iterdir()] == ["rows"]
+
+
 @pytest.mark.parametrize("messages", [[], [{"role": "user", "content": "Hello?"}]])
 def test_a_mixture_without_an_answer_is_refused_and_leaves_nothing(
     messages, tokenizer_dir, tmp_path
