@@ -87,7 +87,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     progress.start(num_steps, step=start)
     started = time.monotonic()
     first_loss = state["first_loss"] if start else evaluate(0)
-    with STOP.deferred(), frozen():
+    with STOP.deferred(), frozen(), fitting.explained():
         log.begin()
         for step, (tokens, mask) in feed(take_step, start=start, stop=num_steps, device=device):
             loss = fitting.gradients(

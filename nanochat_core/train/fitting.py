@@ -1,12 +1,13 @@
 """Running out of memory in a step's gradients: all ranks agree on it, and go on with smaller bites.
 
 The rows of a step and its loss do not depend on the device batch size, beyond the order of a sum,
-so a step whose gradients did not fit is simply done again. Only gradients are covered: the
-optimizer's step changes the state as it goes, and needs no more memory at step 1000 than at step 1.
+so a step whose gradients did not fit is simply done again. Elsewhere in a loop a lack of memory
+ends the stage: the optimizer's step, say, changes the state as it goes.
 """
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import torch
 from torch import Tensor
@@ -57,25 +58,40 @@ class Fitting:
             make_room()
             self._shrink(why or "another rank is out of memory")
 
-    def _shrink(self, why: str) -> None:
-        tried, peak = self.size, peak_gigabytes()
+    @contextlib.contextmanager
+    def explained(self) -> Generator[None]:
+        """Inside, a lack of memory that `gradients` cannot mend is told as what a person can do."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._too_much(f"{error}".splitlines()[0]) from error
+
+    def _too_much(self, why: str) -> StageError:
+        peak = peak_gigabytes()
         memory = "" if peak is None else f", at a peak of {peak:.1f} GB"
-        if tried == 1:
-            raise StageError(
+        if self.size == 1:
+            return StageError(
                 f"out of memory with one row per device{memory}: {why}",
                 hint="a row of rows.sequence_len tokens does not fit: use more GPUs, or bigger "
                 "ones, or a smaller --depth",
             )
-        fits = tried // 2
-        if not self._retry:
-            raise StageError(
-                f"out of memory with {tried} rows per device{memory}: {why}",
-                hint=f"give --device-batch-size {fits}: the result is the same",
-            )
-        self.size = fits
+        return StageError(
+            f"out of memory with {self.size} rows per device{memory}: {why}",
+            hint=f"give --device-batch-size {self.size // 2}: the result is the same, and the same "
+            "command goes on from the last checkpoint",
+        )
+
+    def _shrink(self, why: str) -> None:
+        if self.size == 1 or not self._retry:
+            raise self._too_much(why)
+        tried, peak = self.size, peak_gigabytes()
+        memory = "" if peak is None else f", at a peak of {peak:.1f} GB"
+        self.size = tried // 2
         self._progress.message(
-            f"out of memory with {tried} rows per device{memory}: going on with {fits}. The same "
-            "rows make up each step; only the order in which they are summed differs"
+            f"out of memory with {tried} rows per device{memory}: going on with {self.size}. The "
+            "same rows make up each step; only the order in which they are summed differs"
         )
 
 

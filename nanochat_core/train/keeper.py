@@ -6,12 +6,12 @@ when the next is due while one is being written, the loop waits. The first save 
 first step of an execution: the memory for copies is there from then on, and a disk or a store that
 refuses is known within the first minute.
 
-A thread, not a process: what it does (copying, writing, hashing) runs without Python's lock, and a
-process would need the copy in shared memory and a torch of its own. On a CPU its work costs the
-loop what it costs in cores; it runs at a lower priority.
+A thread, not a process: what it does (writing, hashing, comparing) runs without Python's lock, a few
+milliseconds apart, and a process would need the copy in shared memory and a torch of its own. Its
+priority is the loop's: a lower one takes no less of a CPU, and when the job has to end within
+seconds beside other busy programs, the save would come too late.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -39,8 +39,6 @@ from nanochat_core.train.checkpoint import (
     write_pieces,
 )
 from nanochat_core.train.losses import StepLog, broken
-
-_NICENESS = 10  # of the writing thread, on Linux
 
 
 class Keeper:
@@ -224,8 +222,6 @@ class _Writing:
             raise self._error
 
     def _run(self) -> None:
-        if hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             self._work()
         except BaseException as error:  # noqa: BLE001 - the loop raises it

@@ -76,7 +76,7 @@ def run(job: Job) -> dict[str, Any]:
     progress.start(config.num_steps, step=start)
     started = time.monotonic()
     first_bpb = state["first_bpb"] if start else evaluate(0)
-    with STOP.deferred(), frozen():
+    with STOP.deferred(), frozen(), fitting.explained():
         log.begin()
         for step, (tokens,) in feed(take, start=start, stop=config.num_steps, device=device):
             done = step + 1

@@ -4,13 +4,14 @@ Simplified GRPO, nanochat's rule. Per step: sample a group of answers to each qu
 and raise the likelihood of the tokens of answers that did better than their group's mean. It is
 on-policy, so there is no ratio and no clip; no KL term; advantage = reward - group mean; every
 sampled token of the step weighs the same (DAPO, arXiv 2503.14476). Tokens forced by a tool carry no
-loss.
+loss. What may be chosen besides is in `RLConfig` and, as formulas, in policy.py; with more than one
+update per batch, a step here is one batch of answers and so many updates.
 
-Shapes: P questions, G samples of each, T tokens. `tokens_RT` has R = P * G rows.
+Writes, beside the model, samples.jsonl {step, prompt, text, reward}: some answers of some steps.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,8 @@ import torch
 from nanochat_core.config import OptimizerConfig, RLConfig
 from nanochat_core.data.examples import open_task
 from nanochat_core.engine.engine import Engine
-from nanochat_core.evaluate.generate import accuracy
+from nanochat_core.evaluate.generate import accuracy, sampled_pass_at
+from nanochat_core.evaluate.records import write_records
 from nanochat_core.job import Job
 from nanochat_core.model.attention import choose
 from nanochat_core.model.checkpoint import load_model, load_state, save_model
@@ -34,14 +36,29 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from nanochat_core.train.conversations import scaled
 from nanochat_core.train.fitting import Fitting
+from nanochat_core.train.gates import (
+    FIRST_STEPS,
+    check_chat_facts,
+    warn_of_rewards,
+    write_chat_facts,
+)
 from nanochat_core.train.keeper import Keeper
 from nanochat_core.train.losses import StepLog
 from nanochat_core.train.machine import machine
-from nanochat_core.train.step import IGNORE
-from tasks.base import Conversation
+from nanochat_core.train.policy import (
+    Anchors,
+    Rollout,
+    add_policy_gradients,
+    advantages_of,
+    drop_equal_groups,
+    log_probs,
+)
+from tasks.base import Conversation, Task, prompt_of, text_of
 from tasks.registry import is_correct
 
 MOMENTUM = 0.95
+# samples.jsonl: so many steps, evenly spread, so many answers of each, so much of each text.
+SAMPLED_STEPS, SAMPLED_ANSWERS, SAMPLED_CHARS = 16, 4, 1000
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -62,61 +79,77 @@ def run(job: Job) -> dict[str, Any]:
     )
     optimizer.load(load_state(job.model_input).__getitem__)
     tokenizer = Tokenizer.load(job.model_input / "tokenizer")
+    tokenizer.check_model(model.config.vocab_size)
+    check_chat_facts(job.model_input, tokenizer)
     engine = Engine(model, tokenizer)
+    reference = load_model(job.model_input, device) if config.kl_weight else None
     train = open_task(config.task, job.inputs["task_data"], "train")
     test = open_task(config.task, job.inputs["task_data"], "test").first(config.eval_examples)
     log = StepLog(progress, None, late=False)
     keeper = Keeper(job, optimizer, world, progress, log)
     fitting = Fitting(job, optimizer, world, progress)
 
-    def evaluate(done: int) -> float:
-        score = accuracy(engine, test, max_new_tokens=config.max_new_tokens, world=world)
-        progress.eval(done, pass_at_1=score)
-        keeper.judge(done, -score)
-        return score
+    def evaluate(done: int) -> dict[str, float]:
+        scores = judge(engine, test, config, seed, world)
+        progress.eval(done, **scores)
+        keeper.judge(done, -scores["pass_at_1"])
+        return scores
 
     start, state = keeper.resume()
     progress.start(config.num_steps, step=start)
-    first_score = state["first_score"] if start else evaluate(0)
-    with STOP.deferred():
+    if not start:
+        state = {"first_score": evaluate(0)["pass_at_1"], "rewards": [], "samples": []}
+    with STOP.deferred(), fitting.explained():
         log.begin()
         for step in range(start, config.num_steps):
-            questions = [train[i] for i in question_ids(step, len(train), config, seed, world)]
-            rollouts = roll_out(engine, tokenizer, questions, config, seed_for(seed, step))
-            values = summary(rollouts, world)
-            if values["useful_share"] > 0:  # else every group agrees and there is nothing to learn
-                objective = fitting.gradients(
-                    partial(add_policy_gradients, model, optimizer, rollouts, world=world)
-                )
-                log.read(step + 1, objective, **values)
-                optimizer.step(
-                    lr_multiplier=1.0 - step / config.num_steps,
-                    momentum=MOMENTUM,
-                    weight_decay=0.0,
-                )
-            else:
-                log.read(step + 1, torch.zeros(()), **values)
-            log.tell()
             done = step + 1
+            ids = question_ids(step, len(train), config, seed, world)
+            rollouts = roll_out(engine, train, ids, config, seed_for(seed, step))
+            values = summary(rollouts, config, world)
+            if world.is_first and is_sampled(step, config.num_steps):
+                state["samples"] += sample_lines(done, train[ids[0]], rollouts, tokenizer)
+            if config.drop_equal_groups:
+                rollouts = drop_equal_groups(rollouts, config.samples_per_example)
+            learns = values["useful_share"] > 0  # else every group agrees
+            if learns or (reference is not None and not config.drop_equal_groups):
+                anchors = make_anchors(model, reference, rollouts, config, fitting.size)
+                gradients = partial(
+                    add_policy_gradients, model, optimizer, rollouts, anchors=anchors, world=world
+                )
+                for update in range(config.updates_per_batch):
+                    objective = fitting.gradients(gradients)
+                    if update == 0:
+                        log.read(done, objective, **values)
+                    optimizer.step(
+                        lr_multiplier=1.0 - step / config.num_steps,
+                        momentum=MOMENTUM,
+                        weight_decay=0.0,
+                    )
+            else:
+                log.read(done, torch.zeros(()), **values)
+            log.tell()
+            note_reward(state["rewards"], values["reward"], progress)
             judged = _is_due(done, job.resources.eval_every_steps) and done < config.num_steps
-            keeper.after_step(done, config.num_steps, {"first_score": first_score}, now=judged)
+            keeper.after_step(done, config.num_steps, state, now=judged)
             if judged:
                 evaluate(done)
                 log.begin()
-        last_score = evaluate(config.num_steps)
+        scores = evaluate(config.num_steps)
         keeper.close()
-    state = optimizer.gather()
+    whole = optimizer.gather()
     if world.is_first:
+        write_records(job.output / "samples.jsonl", state["samples"])
+        write_chat_facts(job.output, tokenizer)
         save_model(
             job.output,
             model,
             tokenizer=job.model_input / "tokenizer",
-            optimizer=state,
+            optimizer=whole,
             made_by="rl",
         )
     return {
-        "pass_at_1_first": first_score,
-        "pass_at_1": last_score,
+        "pass_at_1_first": state["first_score"],
+        **scores,
         "steps": config.num_steps,
         **machine(job, device, world, device_batch_size=fitting.size),
     }
@@ -126,15 +159,27 @@ def _is_due(done: int, every: int) -> bool:
     return every > 0 and done % every == 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rollout:
-    """One sampled answer."""
+def judge(
+    engine: Engine, test: Task, config: RLConfig, seed: int, world: World
+) -> dict[str, float]:
+    """pass@1 of the likeliest answers; or pass@k of sampled ones for every k up to eval_samples.
 
-    prompt: list[int]
-    answer: list[int]
-    mask: list[int]  # of `answer`: 1 sampled, 0 forced by a tool
-    reward: float
-    advantage: float  # reward - mean reward of the group
+    The same questions and random numbers whenever it is asked for, so that scores compare.
+    """
+    if config.eval_samples == 1:
+        score = accuracy(engine, test, max_new_tokens=config.max_new_tokens, world=world)
+        return {"pass_at_1": score}
+    scores = sampled_pass_at(
+        engine,
+        test,
+        num_samples=config.eval_samples,
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        top_k=config.top_k,
+        seed=seed_for(seed, "evaluation"),
+        world=world,
+    )
+    return {f"pass_at_{k}": score for k, score in enumerate(scores, start=1)}
 
 
 def question_ids(
@@ -151,96 +196,101 @@ def question_ids(
 
 
 def roll_out(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    questions: Sequence[Conversation],
-    config: RLConfig,
-    seed: int,
+    engine: Engine, train: Sequence[Conversation], ids: Sequence[int], config: RLConfig, seed: int
 ) -> list[Rollout]:
-    """Sample and reward a group of answers to every question, all in flight together."""
-    prompts = [render_for_completion(tokenizer, question) for question in questions]
+    """Sample and reward a group of answers to each of the questions `ids`, all in flight together.
+
+    `seed` is the step's: an answer depends on it, on its question's id and on its place in the
+    group, not on what else is in flight.
+    """
+    prompts = [render_for_completion(engine.tokenizer, train[i]) for i in ids]
     groups = engine.complete(
         prompts,
         num_samples=config.samples_per_example,
         max_tokens=config.max_new_tokens,
         temperature=config.temperature,
         top_k=config.top_k,
-        seeds=[seed_for(seed, *prompt) for prompt in prompts],
+        seeds=[seed_for(seed, i) for i in ids],
     )
     rollouts: list[Rollout] = []
-    for question, prompt, group in zip(questions, prompts, groups, strict=True):
-        rewards = [
-            float(is_correct(config.task, question, parse_answer(tokenizer, answer.ids)))
-            for answer in group
-        ]
-        mean = sum(rewards) / len(rewards)
+    for i, prompt, group in zip(ids, prompts, groups, strict=True):
+        answers = [parse_answer(engine.tokenizer, completion.ids) for completion in group]
+        rewards = [float(is_correct(config.task, train[i], answer)) for answer in answers]
         rollouts += [
             Rollout(
                 prompt=prompt,
-                answer=answer.ids,
-                mask=answer.mask,
+                answer=completion.ids,
+                mask=completion.mask,
                 reward=reward,
-                advantage=reward - mean,
+                advantage=advantage,
             )
-            for answer, reward in zip(group, rewards, strict=True)
+            for completion, reward, advantage in zip(
+                group, rewards, advantages_of(rewards, config.baseline), strict=True
+            )
         ]
     return rollouts
 
 
-def add_policy_gradients(
+def make_anchors(
     model: GPT,
-    optimizer: Optimizer,
+    reference: GPT | None,
     rollouts: Sequence[Rollout],
-    *,
+    config: RLConfig,
     device_batch_size: int,
-    world: World,
-) -> torch.Tensor:
-    """Give the optimizer the gradients of the objective; returns this rank's share of its value.
-
-    The objective is -sum(advantage * log p(token)) / number of sampled tokens on all ranks.
-    Answers whose advantage is zero carry no gradient and are not run; their tokens still count.
-    """
-    device = next(model.parameters()).device
-    sampled = torch.tensor(float(sum(sum(r.mask) for r in rollouts)), device=device)
-    count = world.sum(sampled).clamp(min=1)
-    total = torch.zeros((), device=device)
-    useful = sorted((r for r in rollouts if r.advantage), key=lambda r: len(r.prompt + r.answer))
-    model.train()
-    for first in range(0, len(useful), device_batch_size):
-        batch = useful[first : first + device_batch_size]
-        tokens_RT, targets_RT = (t.to(device) for t in pad(batch, model.config.sequence_len))
-        advantage_R = torch.tensor([r.advantage for r in batch], device=device)
-        loss = model.summed_loss(tokens_RT, targets_RT, advantage_R[:, None]) / count
-        optimizer.backward(loss, last=first + device_batch_size >= len(useful))
-        total += loss.detach()
-    optimizer.start_sums()
-    model.eval()
-    return total
-
-
-def pad(batch: Sequence[Rollout], longest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets (R, T) int64, padded on the right; only sampled tokens are targets."""
-    length = min(max(len(r.prompt) + len(r.answer) for r in batch) - 1, longest)
-    tokens_RT = torch.zeros(len(batch), length, dtype=torch.int64)
-    targets_RT = torch.full((len(batch), length), IGNORE, dtype=torch.int64)
-    for i, r in enumerate(batch):
-        ids = torch.tensor(r.prompt + r.answer)
-        mask = torch.tensor([0] * len(r.prompt) + r.mask)
-        n = min(len(ids) - 1, length)
-        tokens_RT[i, :n] = ids[:n]
-        targets_RT[i, :n] = ids[1 : n + 1].masked_fill(mask[1 : n + 1] == 0, IGNORE)
-    return tokens_RT, targets_RT
-
-
-def summary(rollouts: Sequence[Rollout], world: World) -> dict[str, float]:
-    """Numbers of a step for people to watch, over all ranks."""
-    sums = torch.tensor(
-        [[r.reward, float(len(r.answer)), float(r.advantage != 0), 1.0] for r in rollouts]
+) -> Anchors | None:
+    """What the updates on these answers are held against; None where nothing is."""
+    if config.clip is None and reference is None:
+        return None
+    say = partial(log_probs, rollouts=rollouts, device_batch_size=device_batch_size)
+    return Anchors(
+        old=say(model) if config.updates_per_batch > 1 else None,
+        reference=None if reference is None else say(reference),
+        clip=config.clip,
+        kl_weight=config.kl_weight,
     )
-    sums = sums.reshape(-1, 4).sum(0)  # a rank without a question has no rollout
-    reward, tokens, useful, count = world.sum(sums).tolist()
-    return {
+
+
+def summary(rollouts: Sequence[Rollout], config: RLConfig, world: World) -> dict[str, float]:
+    """Numbers of a step for people to watch, over all ranks."""
+    group_size = config.samples_per_example
+    differing = len(drop_equal_groups(rollouts, group_size)) // group_size
+    sums = torch.zeros(5)  # a rank without a question has no rollout
+    for r in rollouts:
+        sums += torch.tensor([r.reward, float(len(r.answer)), float(r.advantage != 0), 1.0, 0.0])
+    sums[4] = len(rollouts) // group_size - differing
+    reward, tokens, useful, count, equal_groups = world.sum(sums).tolist()
+    values = {
         "reward": reward / count,
         "answer_tokens": tokens / count,
         "useful_share": useful / count,
     }
+    return {**values, "dropped_groups": equal_groups} if config.drop_equal_groups else values
+
+
+def note_reward(rewards: list[float], reward: float, progress: Progress) -> None:
+    """Remember the mean rewards of a run's first steps; warn when they teach nothing."""
+    if len(rewards) < FIRST_STEPS:
+        rewards.append(reward)
+        if warning := warn_of_rewards(rewards):
+            progress.message(warning)
+
+
+def is_sampled(step: int, num_steps: int) -> bool:
+    """Whether answers of this step go into samples.jsonl: the last one's do."""
+    return step % math.ceil(num_steps / SAMPLED_STEPS) == 0 or step == num_steps - 1
+
+
+def sample_lines(
+    done: int, question: Conversation, rollouts: Sequence[Rollout], tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
+    """Lines of samples.jsonl: the first answers to a step's first question."""
+    prompt = text_of(prompt_of(question)["messages"][-1]["content"])
+    return [
+        {
+            "step": done,
+            "prompt": prompt[:SAMPLED_CHARS],
+            "text": parse_answer(tokenizer, rollout.answer)[:SAMPLED_CHARS],
+            "reward": rollout.reward,
+        }
+        for rollout in rollouts[:SAMPLED_ANSWERS]
+    ]

@@ -10,6 +10,7 @@ import torch
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
+from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.train.fitting import is_out_of_memory
 
@@ -116,6 +117,23 @@ def test_a_person_is_told_what_fits(
     with pytest.raises(StageError, match=f"^{message}") as caught:
         run_stage(job)
     assert hint in str(caught.value.hint)
+
+
+def test_a_lack_of_memory_outside_the_gradients_is_told_too(
+    data: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_room(self: Optimizer, **numbers: float) -> None:
+        raise ERRORS["gpu"]()
+
+    job = make_job("pretrain", tmp_path / "job", data)
+    monkeypatch.setattr(Optimizer, "step", no_room)
+    with pytest.raises(StageError, match=r"^out of memory with 4 rows per device") as caught:
+        run_stage(job)
+    assert "--device-batch-size 2" in str(caught.value.hint)
 
 
 def test_another_error_is_not_taken_for_a_lack_of_memory(
