@@ -6,10 +6,10 @@ when the next is due while one is being written, the loop waits. The first save 
 first step of an execution: the memory for copies is there from then on, and a disk or a store that
 refuses is known within the first minute.
 
-A thread, not a process: what it does (writing, hashing, comparing) runs without Python's lock, a few
-milliseconds apart, and a process would need the copy in shared memory and a torch of its own. Its
-priority is the loop's: a lower one takes no less of a CPU, and when the job has to end within
-seconds beside other busy programs, the save would come too late.
+A thread, not a process: what it does (writing, hashing, comparing) runs without Python's lock, but
+for moments, and a process would need the copy in shared memory and a torch of its own. Its priority
+is the loop's: a lower one takes no less of a CPU, and when the job has to end within seconds beside
+other busy programs, the save would come too late.
 """
 
 import threading
