@@ -25,11 +25,13 @@ def test_two_ranks_equal_one(
     run_stage(one)
     two = make_job(stage, tmp_path / "two", models)
     run_job(two, processes=2, on_event=lambda event: None)
-    # By the last step one process with another device batch size is 2e-5 away just as well.
-    for kind, tolerance in (("step", 1e-5), ("eval", 1e-4)):
+    for kind in ("step", "eval"):
         alone, together = (_values(job.events, kind) for job in (one, two))
         assert alone.keys() == together.keys()
         for step, values in alone.items():
+            # Rounding grows fivefold a step here: by the sixth, one process with another device
+            # batch size is 2e-5 away as well.
+            tolerance = 1e-5 if step <= 4 else 1e-4
             assert together[step] == pytest.approx(values, rel=tolerance), f"{kind} {step}"
 
 

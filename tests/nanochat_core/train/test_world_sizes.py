@@ -38,4 +38,4 @@ def test_two_processes_then_one_then_four_train_as_one_does(
     job = make_job("pretrain", tmp_path / "job", data)
     run_in_parts(job, [(2, 2), (1, 2), (4, None)])
     assert losses(job).keys() == losses(alone).keys()
-    assert losses(job) == pytest.approx(losses(alone), rel=1e-5)
+    assert losses(job) == pytest.approx(losses(alone), rel=1e-4)
