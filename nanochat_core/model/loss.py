@@ -11,6 +11,7 @@ Shapes: N tokens, C width, V vocabulary; R rows of a block, S columns of a chunk
 """
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,25 +155,28 @@ def _walk(
         if scale is not None:
             factor = scale[block].unsqueeze(1)
             # Of the target's logit: its probability less 1, without cancellation, times its slope.
-            grad_target = factor * torch.expm1(-loss) * (1 - picked.square())
-            for chunk, z in zip(head.chunks(), logits, strict=True):
-                grad = _gradient(z, head.softcap, factor / total)
+            of_target = factor * torch.expm1(-loss) * (1 - picked.square())
+            for chunk in head.chunks():
+                grad = _gradient(logits.popleft(), head.softcap, factor / total, rows.dtype)
                 at, inside = _place(target, chunk)
-                grad_target = grad_target.to(grad.dtype)
-                grad.scatter_(1, at, torch.where(inside, grad_target, grad.gather(1, at)))
+                value = torch.where(inside, of_target.to(grad.dtype), grad.gather(1, at))
+                grad.scatter_(1, at, value)
                 head.add_gradients(grad, rows, chunk, grad_hidden[block], grad_weight[chunk])
+        del logits  # before the next block's are made
     return losses, grad_hidden, grad_weight.to(head.weight.dtype)
 
 
-def _read(rows: Tensor, head: _Head, target: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Of rows (R, C): logits by chunk before the cap, the sum of exp(logit), the target's tanh."""
-    logits: list[Tensor] = []
+def _read(rows: Tensor, head: _Head, target: Tensor) -> tuple[deque[Tensor], Tensor, Tensor]:
+    """Of rows (R, C): `_gradient`'s input by chunk, the sum of exp(logit), the target's tanh."""
+    logits: deque[Tensor] = deque()
     total, picked = rows.new_zeros((2, len(rows), 1), dtype=torch.float32)
     for chunk in head.chunks():
         z = head.logits(rows, chunk)
         at, inside = _place(target, chunk)
-        total += _sum_exp(z, head.softcap)
         picked += torch.where(inside, torch.tanh(z.gather(1, at).float() / head.softcap), 0.0)
+        if z.device.type == "cpu":
+            z = z.float().mul_(2 / head.softcap).sigmoid_()
+        total += _sum_exp(z, head.softcap)
         logits.append(z)
     return logits, total, picked
 
@@ -184,19 +188,21 @@ def _place(target: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
 
 
 def _sigmoid(z: Tensor, softcap: float) -> Tensor:
-    return (z.float() * (2 / softcap)).sigmoid_()
+    """s of logits before the cap; on a CPU `_read` has worked it out in their place."""
+    return z if z.device.type == "cpu" else (z.float() * (2 / softcap)).sigmoid_()
 
 
 @fused
 def _sum_exp(z: Tensor, softcap: float) -> Tensor:
     """Per row, the sum of exp(logit): (R, S) -> (R, 1) fp32."""
-    total = _sigmoid(z, softcap).mul_(2 * softcap).exp_().sum(-1, keepdim=True)
-    return total * math.exp(-softcap)
+    exp = (_sigmoid(z, softcap) * (2 * softcap)).exp_()
+    return exp.sum(-1, keepdim=True) * math.exp(-softcap)
 
 
 @fused
-def _gradient(z: Tensor, softcap: float, factor: Tensor) -> Tensor:
-    """exp(logit) * slope * factor (R, 1), in z's dtype: (R, S)."""
+def _gradient(z: Tensor, softcap: float, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(logit) * slope * factor (R, 1): (R, S). May overwrite z."""
     s = _sigmoid(z, softcap)
     exp = (s * (2 * softcap)).exp_()
-    return exp.mul_(s.addcmul_(s, s, value=-1)).mul_(factor * (4 * math.exp(-softcap))).to(z.dtype)
+    slope = s.addcmul_(s, s, value=-1)
+    return exp.mul_(slope).mul_(factor * (4 * math.exp(-softcap))).to(dtype)

@@ -1,9 +1,16 @@
 """The device of a job, and the dtype its arithmetic runs in."""
 
+import ctypes
+import sys
+
 import torch
 
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Resources
+
+# glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_NEVER = 2**30  # bytes
 
 # fp8 is a way to multiply: what goes in and comes out is bf16.
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
@@ -14,6 +21,7 @@ def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
     torch.set_num_threads(resources.threads)
     torch.use_deterministic_algorithms(resources.determinism == "strict")
     if resources.device == "cpu":
+        _keep_freed_memory()
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError(
@@ -22,6 +30,20 @@ def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def _keep_freed_memory() -> None:
+    """Let malloc keep what is freed, where it is glibc's.
+
+    A training step frees and takes the same memory over and over. Without pages fresh from the
+    system each time it is 10 % faster (depth 4, fp32), and the process 7 % larger.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            # Some versions take no more than 32 MB for the first.
+            mallopt(_M_MMAP_THRESHOLD, _NEVER) or mallopt(_M_MMAP_THRESHOLD, 2**25)
+            mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
 def compute_dtype(precision: str) -> torch.dtype:
