@@ -5,8 +5,8 @@
 Each side is a process of its own that runs its own loop, stage `pretrain` and scripts/base_train.py
 unchanged, on random tokens; it is held between rounds, so that the two alternate. What counts is
 the ratio of the medians. Sections are timed in a round of their own, since timing them takes time.
-Without NANOCHAT_DIR we run alone; cases for a GPU are skipped where there is none. Exit 1: a case
-was slower than --at-least.
+Without NANOCHAT_DIR we run alone; cases for a GPU are skipped where there is none (they have not
+been run yet: no GPU was at hand). Exit 1: a case was slower than --at-least.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def variants(case: Case, *pairs: tuple[str, bool]) -> list[Case]:
 
 
 def gpu_case(name: str, depth: int, precision: str, rows: int) -> Case:
-    """Two micro-steps a step: enough that the optimizer does not rule, as it would not."""
+    """Eight micro-steps a step: the share of the optimizer is about that of real training."""
     return Case(name=name, depth=depth, device="cuda", precision=precision, rows=rows, accumulate=8)
 
 

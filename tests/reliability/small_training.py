@@ -51,11 +51,9 @@ def make_job(directory: Path, inputs: dict[str, Path], *, num_steps: int) -> Job
         smear=True,
         backout=True,
     )
-    batch = ROWS_PER_STEP * LENGTH
     optimizer = scaling.optimizer_for(
         model, tokens=10**6, reference_tokens=10**6, total_batch_size=2**15
     )
-    run = scaling.run_for_depth(4, precision="fp32")
     job = Job(
         directory=directory,
         stage="pretrain",
@@ -63,11 +61,15 @@ def make_job(directory: Path, inputs: dict[str, Path], *, num_steps: int) -> Job
         fingerprint="0" * 12,
         config={
             "seed": 3,
-            "numerics": run.numerics.tree(),
+            "numerics": scaling.numerics("fp32").tree(),
             "model": model.tree(),
             "optimizer": optimizer.tree(),
-            "pretrain": run.pretrain.tree()
-            | {"num_steps": num_steps, "total_batch_size": batch, "eval_tokens": 4 * LENGTH},
+            "pretrain": {
+                "num_steps": num_steps,
+                "total_batch_size": ROWS_PER_STEP * LENGTH,
+                "schedule": scaling.pretrain_schedule().tree(),
+                "eval_tokens": 4 * LENGTH,
+            },
         },
         inputs=inputs,
         resources=Resources(
