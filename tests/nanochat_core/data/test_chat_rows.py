@@ -111,6 +111,16 @@ def test_padding_is_bos_without_loss():
     assert mask.tolist() == [[0, 1, 1, 0, 0, 0]]
 
 
+def test_ids_of_four_bytes_are_read_back(tmp_path):
+    write_rows([make_piece([([7, 2**20], [0, 1])], dtype="uint32")], tmp_path / "rows", row_len=3)
+    tokens, mask = ChatRows.open(tmp_path / "rows").take(np.array([0]))
+    assert (tokens.dtype, tokens.tolist(), mask.tolist()) == (
+        np.uint32,
+        [[7, 2**20, 7]],
+        [[0, 1, 0]],
+    )
+
+
 def test_short_conversations_waste_at_most_three_per_cent():
     rng = random.Random(0)
     rendered = conversations([rng.randint(20, 64) for _ in range(1000)])
