@@ -1,0 +1,47 @@
+"""What is said of the machine on the command line arrives in the placement."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.commands.options import Where
+from flows.profiles import open_profile
+from nanochat_core.errors import ConfigError
+
+
+def test_options_of_the_machine_change_the_placement(tmp_path: Path) -> None:
+    where = Where(
+        home=tmp_path,
+        gpus=0,
+        device_batch_size=3,
+        attention="sdpa",
+        compile=True,
+        place=("save_every_steps=50", "device_batch_size=2"),
+    )
+    placement = where.placement(open_profile("tiny"))
+    assert (placement.attention, placement.compile, placement.save_every_steps) == (
+        "sdpa", True, 50,
+    )  # fmt: skip
+    assert placement.device_batch_size == 2  # the last word counts
+    words = where.words
+    again = dict(zip(words[::2], words[1::2], strict=True))
+    assert again["--gpus"] == "0"
+    settings = tuple(v for k, v in zip(words[::2], words[1::2], strict=True) if k == "--place")
+    assert Where(home=tmp_path, gpus=0, place=settings).placement(open_profile("tiny")) == placement
+
+
+def test_by_default_kernels_are_compiled_on_a_gpu_only(tmp_path: Path) -> None:
+    profile = open_profile("d12")
+    assert Where(home=tmp_path, gpus=8).placement(profile).compile
+    assert not Where(home=tmp_path, gpus=0).placement(profile).compile
+    assert not Where(home=tmp_path, gpus=8, compile=False).placement(profile).compile
+
+
+def test_sinks_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOCHAT_SINKS", "wandb,trackio")
+    assert Where(home=tmp_path, gpus=0).placement(open_profile("tiny")).sinks == (
+        "wandb", "trackio",
+    )  # fmt: skip
+    monkeypatch.setenv("NANOCHAT_SINKS", "wandbe")
+    with pytest.raises(ConfigError, match="there is no sink 'wandbe'"):
+        Where(home=tmp_path, gpus=0).placement(open_profile("tiny"))
