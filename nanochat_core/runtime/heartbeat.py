@@ -1,8 +1,8 @@
 """Each rank's sign of life, for the launcher: what it does, since when, after how many steps.
 
 A file of 64 bytes a rank, mapped into memory, so that a beat is one store and needs no system call.
-`HEART` does nothing until the worker opens it, and the launcher watches nothing before the first
-beat: only loops that promise to beat are watched.
+`HEART` does nothing until the worker opens it and a loop promises, with `watch`, to beat until it
+says `rest`: what evaluates on its own, say, may be silent for as long as it likes.
 """
 
 import mmap
@@ -33,6 +33,7 @@ class Heart:
 
     _memory: mmap.mmap | None = None
     _steps = 0
+    _watched = False
 
     def open(self, directory: Path, rank: int) -> None:
         """From now on beats are written into `directory`."""
@@ -42,9 +43,14 @@ class Heart:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _LAYOUT.size)
 
+    def watch(self) -> None:
+        """From here on the launcher may rely on beats."""
+        self._watched = True
+        self.beat("beginning")
+
     def beat(self, doing: str, *, steps: int = 0) -> None:
         """Say what begins here, and that `steps` more were done. Costs about a microsecond."""
-        if self._memory is None:
+        if self._memory is None or not self._watched:
             return
         self._steps += steps
         _LAYOUT.pack_into(
@@ -52,7 +58,8 @@ class Heart:
         )
 
     def rest(self) -> None:
-        """What follows may be silent for as long as it likes."""
+        """What follows may be silent."""
+        self._watched = False
         if self._memory is not None:
             self._memory[:] = bytes(_LAYOUT.size)
 

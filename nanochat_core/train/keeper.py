@@ -57,7 +57,7 @@ class Keeper:
 
     def resume(self) -> tuple[int, dict[str, Any]]:
         """Load the newest checkpoint; returns the number of steps done and the loop's own state."""
-        HEART.beat("resuming")
+        HEART.watch()
         found = find_checkpoint(
             self._root,
             warn=self._progress.message,

@@ -27,6 +27,7 @@ def run(job):
     (job.directory / f"pid-{rank}").write_text(str(os.getpid()))
     progress = Progress(job.events, active=rank == 0)
     progress.start(1000)
+    HEART.watch()
     for step in range(3):
         HEART.beat("gradients", steps=1)
         time.sleep(0.1)
@@ -93,7 +94,7 @@ def test_a_job_is_given_time_and_more_before_its_first_step(job: Job) -> None:
     hearts = [Heart(), Heart()]
     for rank, heart in enumerate(hearts):
         heart.open(pulses_of(job), rank)
-        heart.beat("resuming")
+        heart.watch()
     assert find_after(2390.0) is None  # it compiles
     found = find_after(2410.0)
     assert found is not None
@@ -117,6 +118,7 @@ def test_one_rank_that_moves_is_enough(job: Job) -> None:
     hearts = [Heart(), Heart()]
     for rank, heart in enumerate(hearts):
         heart.open(pulses_of(job), rank)
+        heart.watch()
         heart.beat("training", steps=1)
     time.sleep(0.3)
     hearts[0].beat("evaluating")

@@ -1,0 +1,154 @@
+"""The checkpoint format: whole or not at all, read by any number of ranks, checked before use."""
+
+import hashlib
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nanochat_core.errors import ModelError
+from nanochat_core.train import checkpoint as checkpoint_module
+from nanochat_core.train.checkpoint import (
+    Facts,
+    clear,
+    commit,
+    find_best,
+    find_checkpoint,
+    newest_step,
+    prune,
+    write_best,
+    write_pieces,
+)
+
+pytestmark = pytest.mark.torch
+
+
+def save(root: Path, step: int, tensors: dict[str, torch.Tensor], *, rank: int = 0) -> None:
+    write_pieces(clear(root, step), rank, tensors)
+    commit(root / f"step-{step:07d}", facts(step))
+
+
+def facts(step: int, *, world_size: int = 1) -> Facts:
+    return Facts(step=step, total=9, world_size=world_size, seconds=1.5, state={"losses": []})
+
+
+def test_pieces_of_several_ranks_are_read_as_whole_tensors(tmp_path: Path) -> None:
+    table, matrix = torch.arange(21.0).view(7, 3), torch.randn(2, 2)
+    directory = clear(tmp_path, 5)
+    write_pieces(directory, 1, {"weight/table#4": table[4:], "weight/matrix": matrix})
+    write_pieces(directory, 0, {"weight/table#0": table[:4], "step": torch.tensor(5)})
+    assert find_checkpoint(tmp_path, warn=lambda text: None) is None
+    commit(directory, facts(5, world_size=2))
+    found = find_checkpoint(tmp_path, warn=pytest.fail)
+    assert found is not None
+    assert (found.step, found.world_size, found.seconds) == (5, 2, 1.5)
+    assert torch.equal(found.read("weight/table"), table)
+    assert torch.equal(found.read("weight/matrix"), matrix)
+    assert int(found.read("step")) == 5
+    with pytest.raises(ModelError, match="has no tensor weight/other"):
+        found.read("weight/other")
+    listed = json.loads((directory / "COMMIT.json").read_text())["files"]
+    assert sorted(listed) == sorted(p.name for p in directory.iterdir() if p.suffix[1:4] == "saf")
+    assert all(listed[name]["size"] == (directory / name).stat().st_size for name in listed)
+
+
+def test_a_file_is_what_the_library_reads_and_what_its_hash_says(tmp_path: Path) -> None:
+    tensors = {
+        "weight/b": torch.randn(3, 5),
+        "weight/a": torch.randn(7).bfloat16(),
+        "empty": torch.zeros(0, 4),
+        "step": torch.tensor(12345678901),
+        "big": torch.randn(300, 1001),
+    }
+    save(tmp_path, 1, tensors)
+    path = tmp_path / "step-0000001" / "tensors-00000.safetensors"
+    read = load_file(path)
+    assert read.keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        assert read[key].dtype == tensor.dtype
+        assert torch.equal(read[key], tensor)
+    entry = json.loads((path.parent / "COMMIT.json").read_text())["files"][path.name]
+    assert entry["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    save(tmp_path, 2, dict(reversed(tensors.items())))
+    assert (tmp_path / "step-0000002" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_rank_0_commits_only_when_the_last_rank_has_written(tmp_path: Path) -> None:
+    directory = clear(tmp_path, 5)
+    write_pieces(directory, 0, {"a": torch.ones(2)})
+    thread = threading.Thread(target=commit, args=(directory, facts(5, world_size=2)))
+    thread.start()
+    time.sleep(0.2)
+    assert newest_step(tmp_path) is None
+    write_pieces(directory, 1, {"b": torch.ones(2)})
+    thread.join(10)
+    assert newest_step(tmp_path) == 5
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "commit", "format"])
+def test_a_damaged_newest_is_named_and_the_one_before_counts(tmp_path: Path, damage: str) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, {"weight/x": torch.full((100,), float(step))})
+    newest = tmp_path / "step-0000002"
+    path, committed = newest / "tensors-00000.safetensors", newest / "COMMIT.json"
+    data = bytearray(path.read_bytes())
+    match damage:
+        case "flip":
+            data[-5] ^= 1
+            path.write_bytes(data)
+        case "cut":
+            path.write_bytes(data[:-1])
+        case "gone":
+            path.unlink()
+        case "commit":
+            committed.write_text(committed.read_text()[:40])
+        case _:
+            committed.write_text(committed.read_text().replace('"format": 2', '"format": 1'))
+    told: list[str] = []
+    found = find_checkpoint(tmp_path, warn=told.append)
+    assert found is not None
+    assert found.step == 1
+    assert torch.equal(found.read("weight/x"), torch.ones(100))
+    assert len(told) == 1
+    assert "step-0000002 is damaged" in told[0]
+
+
+def test_damage_that_another_rank_found_counts_for_all(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, {"a": torch.ones(1)})
+    answers = iter([True, False])  # what all ranks together say of step 2, then of step 1
+    told: list[str] = []
+    found = find_checkpoint(tmp_path, warn=told.append, any_rank=lambda mine: next(answers))
+    assert found is not None
+    assert found.step == 1
+    assert "another rank" in told[0]
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        save(tmp_path, step, {"a": torch.ones(1)})
+        if step == 2:
+            write_best(tmp_path, 2, 0.5)
+        prune(tmp_path, keep=2)
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == [
+        f"step-000000{step}" for step in (2, 4, 5)
+    ]
+    assert find_best(tmp_path) == (2, 0.5)
+
+
+def test_what_the_disk_gives_back_otherwise_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = checkpoint_module._write_safetensors
+
+    def write_wrongly(path: Path, tensors: dict[str, torch.Tensor]) -> str:
+        return write(path, {key: tensor + 1 for key, tensor in tensors.items()})
+
+    monkeypatch.setattr(checkpoint_module, "_write_safetensors", write_wrongly)
+    with pytest.raises(ModelError, match="gives back other values of a"):
+        save(tmp_path, 1, {"a": torch.ones(3)})
+    assert newest_step(tmp_path) is None
