@@ -41,8 +41,8 @@ def _keep_freed_memory() -> None:
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
-            # Some versions take no more than 32 MB for the first.
-            mallopt(_M_MMAP_THRESHOLD, _NEVER) or mallopt(_M_MMAP_THRESHOLD, 2**25)
+            if not mallopt(_M_MMAP_THRESHOLD, _NEVER):
+                mallopt(_M_MMAP_THRESHOLD, 2**25)  # the most that older versions take
             mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
