@@ -30,7 +30,9 @@ def following(job: Job, *, active: bool) -> Generator[None]:
         return
     ended = threading.Event()
     threads = [
-        threading.Thread(target=_follow, args=(job, name, ended), name=name, daemon=True)
+        threading.Thread(
+            target=_follow, args=(job, name, _Tail(job.events), ended), name=name, daemon=True
+        )
         for name in job.resources.sinks
     ]
     for thread in threads:
@@ -43,10 +45,9 @@ def following(job: Job, *, active: bool) -> Generator[None]:
             thread.join(_SECONDS_TO_CATCH_UP)
 
 
-def _follow(job: Job, name: str, ended: threading.Event) -> None:
+def _follow(job: Job, name: str, tail: "_Tail", ended: threading.Event) -> None:
     progress = Progress(job.events)
     try:
-        tail = _Tail(job.events)
         sink = importlib.import_module(name)
         run = sink.init(
             project=PROJECT,
