@@ -172,6 +172,12 @@ def tiny(depth: int = 3) -> Profile:
                 top_k=50,
                 lr_fraction=0.15,
                 eval_examples=200,
+                updates_per_batch=1,
+                clip=None,
+                kl_weight=0.0,
+                baseline="group_mean",
+                drop_equal_groups=False,
+                eval_samples=1,
             ),
             chat_eval=ChatEvalConfig(
                 tasks=(

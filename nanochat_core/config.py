@@ -282,6 +282,35 @@ class RLConfig(Section):
     top_k: int
     lr_fraction: float
     eval_examples: int
+    # Options that nanochat lacks; their objective is in train/policy.py.
+    updates_per_batch: int = field(metadata={"neutral": 1})  # optimizer steps on a step's answers
+    clip: float | None = field(metadata={"neutral": None})  # PPO's: the ratio counts to 1 +- clip
+    kl_weight: float = field(metadata={"neutral": 0.0})  # of the divergence from the SFT model
+    baseline: str = field(metadata={"neutral": "group_mean"})  # or "leave_one_out"
+    drop_equal_groups: bool = field(metadata={"neutral": False})  # their tokens do not count
+    eval_samples: int = field(metadata={"neutral": 1})  # 1: the likeliest answer; else pass@1..n
+
+    def __post_init__(self) -> None:
+        if self.baseline not in (known := ("group_mean", "leave_one_out")):
+            raise ConfigError(
+                f"rl.baseline is '{self.baseline}'", hint=f"one of: {', '.join(known)}"
+            )
+        if self.samples_per_example < 2:
+            raise ConfigError(
+                f"rl.samples_per_example is {self.samples_per_example}, expected at least 2",
+                hint="an answer is judged by the others of its group",
+            )
+        if self.clip is not None and not 0 < self.clip < 1:
+            raise ConfigError(
+                f"rl.clip is {self.clip}, expected between 0 and 1", hint="null clips nothing"
+            )
+        if self.updates_per_batch > 1 and self.clip is None:
+            raise ConfigError(
+                f"rl.updates_per_batch is {self.updates_per_batch} and rl.clip is null",
+                hint="after its first update a batch is another policy's: set rl.clip=0.2",
+            )
+        if self.kl_weight < 0:
+            raise ConfigError(f"rl.kl_weight is {self.kl_weight}, expected at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -235,6 +235,12 @@ def run_for_depth(
             top_k=50,
             lr_fraction=0.05,
             eval_examples=400,
+            updates_per_batch=1,
+            clip=None,
+            kl_weight=0.0,
+            baseline="group_mean",
+            drop_equal_groups=False,
+            eval_samples=1,
         ),
         chat_eval=ChatEvalConfig(
             tasks=(

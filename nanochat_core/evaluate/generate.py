@@ -1,5 +1,7 @@
-"""Greedy answers of a chat model to conversations, and the share of them that is right."""
+"""Answers of a chat model to conversations, and the share of them that is right: of the likeliest
+answer (greedy), or of the best of k sampled ones (pass@k)."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -7,6 +9,7 @@ import torch
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from tasks.base import Conversation, Task
 from tasks.registry import is_correct, is_gradable
@@ -53,6 +56,58 @@ def accuracy(engine: Engine, task: Task, *, max_new_tokens: int, world: World) -
     sums = torch.tensor([correct, len(examples)], dtype=torch.float32, device=device)
     correct, total = world.sum(sums).tolist()
     return correct / max(total, 1)
+
+
+def sampled_pass_at(
+    engine: Engine,
+    task: Task,
+    *,
+    num_samples: int,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+    world: World,
+) -> list[float]:
+    """pass@k for k = 1 .. num_samples, the mean over the task's examples; the ranks share the work.
+
+    An example's answers depend on the seed and its place in the task alone. One that fills the
+    model's context is answered by nothing. Raises DataError when answers cannot be graded.
+    """
+    check_gradable(task)
+    ids = range(world.rank, len(task), world.size)
+    prompts = {i: render_for_completion(engine.tokenizer, task[i]) for i in ids}
+    context = engine.model.config.sequence_len
+    readable = [i for i in ids if len(prompts[i]) < context]
+    groups = engine.complete(
+        [prompts[i] for i in readable],
+        num_samples=num_samples,
+        max_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        seeds=[seed_for(seed, i) for i in readable],
+    )
+    # How many examples have c right answers, c = 0 .. num_samples: whole numbers, so that the sum
+    # over ranks is the same however many there are.
+    counts = torch.zeros(num_samples + 1, dtype=torch.float32)
+    counts[0] += len(ids) - len(readable)
+    for i, group in zip(readable, groups, strict=True):
+        answers = [parse_answer(engine.tokenizer, completion.ids) for completion in group]
+        counts[sum(is_correct(task.name, task[i], answer) for answer in answers)] += 1
+    found: list[float] = world.sum(counts.to(engine.model.lm_head.weight.device)).tolist()
+    return [
+        sum(n * pass_at(k, correct=c, num_samples=num_samples) for c, n in enumerate(found))
+        / max(len(task), 1)
+        for k in range(1, num_samples + 1)
+    ]
+
+
+def pass_at(k: int, *, correct: int, num_samples: int) -> float:
+    """The chance that k of `num_samples` answers, drawn without repetition, hold a correct one.
+
+    The unbiased estimate of pass@k (Chen and others 2021, arXiv 2107.03374).
+    """
+    return 1.0 - math.comb(num_samples - correct, k) / math.comb(num_samples, k)
 
 
 def check_gradable(task: Task) -> None:

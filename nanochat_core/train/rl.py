@@ -11,7 +11,7 @@ Writes, beside the model, samples.jsonl {step, prompt, text, reward}: some answe
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from nanochat_core.train.conversations import scaled
 from nanochat_core.train.fitting import Fitting
 from nanochat_core.train.gates import (
     FIRST_STEPS,
-    check_chat_facts,
+    open_chat_tokenizer,
     warn_of_rewards,
     write_chat_facts,
 )
@@ -78,9 +78,7 @@ def run(job: Job) -> dict[str, Any]:
         world=world,
     )
     optimizer.load(load_state(job.model_input).__getitem__)
-    tokenizer = Tokenizer.load(job.model_input / "tokenizer")
-    tokenizer.check_model(model.config.vocab_size)
-    check_chat_facts(job.model_input, tokenizer)
+    tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
     engine = Engine(model, tokenizer)
     reference = load_model(job.model_input, device) if config.kl_weight else None
     train = open_task(config.task, job.inputs["task_data"], "train")
@@ -106,29 +104,27 @@ def run(job: Job) -> dict[str, Any]:
             ids = question_ids(step, len(train), config, seed, world)
             rollouts = roll_out(engine, train, ids, config, seed_for(seed, step))
             values = summary(rollouts, config, world)
-            if world.is_first and is_sampled(step, config.num_steps):
-                state["samples"] += sample_lines(done, train[ids[0]], rollouts, tokenizer)
-            if config.drop_equal_groups:
-                rollouts = drop_equal_groups(rollouts, config.samples_per_example)
-            learns = values["useful_share"] > 0  # else every group agrees
-            if learns or (reference is not None and not config.drop_equal_groups):
-                anchors = make_anchors(model, reference, rollouts, config, fitting.size)
-                gradients = partial(
-                    add_policy_gradients, model, optimizer, rollouts, anchors=anchors, world=world
-                )
-                for update in range(config.updates_per_batch):
-                    objective = fitting.gradients(gradients)
-                    if update == 0:
-                        log.read(done, objective, **values)
-                    optimizer.step(
-                        lr_multiplier=1.0 - step / config.num_steps,
-                        momentum=MOMENTUM,
-                        weight_decay=0.0,
-                    )
-            else:
-                log.read(done, torch.zeros(()), **values)
+            if world.is_first:
+                state["samples"] = [  # a new list: a save may be reading the old one
+                    *state["samples"],
+                    *sample_lines(done, config, train[ids[0]], rollouts, tokenizer),
+                ]
+            update(
+                model,
+                reference,
+                optimizer,
+                rollouts,
+                config,
+                fitting=fitting,
+                world=world,
+                learns=values["useful_share"] > 0,
+                lr_multiplier=1.0 - step / config.num_steps,
+                read=lambda objective, done=done, values=values: log.read(
+                    done, objective, **values
+                ),
+            )
             log.tell()
-            note_reward(state["rewards"], values["reward"], progress)
+            state["rewards"] = note_reward(state["rewards"], values["reward"], progress)
             judged = _is_due(done, job.resources.eval_every_steps) and done < config.num_steps
             keeper.after_step(done, config.num_steps, state, now=judged)
             if judged:
@@ -196,7 +192,7 @@ def question_ids(
 
 
 def roll_out(
-    engine: Engine, train: Sequence[Conversation], ids: Sequence[int], config: RLConfig, seed: int
+    engine: Engine, train: Task, ids: Sequence[int], config: RLConfig, seed: int
 ) -> list[Rollout]:
     """Sample and reward a group of answers to each of the questions `ids`, all in flight together.
 
@@ -231,6 +227,40 @@ def roll_out(
     return rollouts
 
 
+def update(
+    model: GPT,
+    reference: GPT | None,
+    optimizer: Optimizer,
+    rollouts: Sequence[Rollout],
+    config: RLConfig,
+    *,
+    fitting: Fitting,
+    world: World,
+    learns: bool,
+    lr_multiplier: float,
+    read: Callable[[torch.Tensor], None],
+) -> None:
+    """The optimizer's steps on a batch of answers; `read` takes the objective before the first.
+
+    `learns`: whether the answers of any group on any rank differ in reward. Else there is nothing
+    to learn from them, but for a reference that pulls at all answers.
+    """
+    if config.drop_equal_groups:
+        rollouts = drop_equal_groups(rollouts, config.samples_per_example)
+    if not learns and (reference is None or config.drop_equal_groups):
+        read(torch.zeros(()))
+        return
+    anchors = make_anchors(model, reference, rollouts, config, fitting.size)
+    compute = partial(
+        add_policy_gradients, model, optimizer, rollouts, anchors=anchors, world=world
+    )
+    for number in range(config.updates_per_batch):
+        objective = fitting.gradients(compute)
+        if number == 0:
+            read(objective)
+        optimizer.step(lr_multiplier=lr_multiplier, momentum=MOMENTUM, weight_decay=0.0)
+
+
 def make_anchors(
     model: GPT,
     reference: GPT | None,
@@ -254,11 +284,10 @@ def summary(rollouts: Sequence[Rollout], config: RLConfig, world: World) -> dict
     """Numbers of a step for people to watch, over all ranks."""
     group_size = config.samples_per_example
     differing = len(drop_equal_groups(rollouts, group_size)) // group_size
-    sums = torch.zeros(5)  # a rank without a question has no rollout
-    for r in rollouts:
-        sums += torch.tensor([r.reward, float(len(r.answer)), float(r.advantage != 0), 1.0, 0.0])
-    sums[4] = len(rollouts) // group_size - differing
-    reward, tokens, useful, count, equal_groups = world.sum(sums).tolist()
+    rows = [[r.reward, float(len(r.answer)), float(r.advantage != 0), 1.0] for r in rollouts]
+    sums = torch.tensor(rows).reshape(-1, 4).sum(0)  # a rank without a question has no rollout
+    equal = torch.tensor([len(rollouts) / group_size - differing])
+    reward, tokens, useful, count, equal_groups = world.sum(torch.cat([sums, equal])).tolist()
     values = {
         "reward": reward / count,
         "answer_tokens": tokens / count,
@@ -267,23 +296,26 @@ def summary(rollouts: Sequence[Rollout], config: RLConfig, world: World) -> dict
     return {**values, "dropped_groups": equal_groups} if config.drop_equal_groups else values
 
 
-def note_reward(rewards: list[float], reward: float, progress: Progress) -> None:
-    """Remember the mean rewards of a run's first steps; warn when they teach nothing."""
-    if len(rewards) < FIRST_STEPS:
-        rewards.append(reward)
-        if warning := warn_of_rewards(rewards):
-            progress.message(warning)
-
-
-def is_sampled(step: int, num_steps: int) -> bool:
-    """Whether answers of this step go into samples.jsonl: the last one's do."""
-    return step % math.ceil(num_steps / SAMPLED_STEPS) == 0 or step == num_steps - 1
+def note_reward(rewards: list[float], reward: float, progress: Progress) -> list[float]:
+    """The mean rewards of a run's first steps, with one more; warns when they teach nothing."""
+    if len(rewards) == FIRST_STEPS:
+        return rewards
+    rewards = [*rewards, reward]
+    if warning := warn_of_rewards(rewards):
+        progress.message(warning)
+    return rewards
 
 
 def sample_lines(
-    done: int, question: Conversation, rollouts: Sequence[Rollout], tokenizer: Tokenizer
+    done: int,
+    config: RLConfig,
+    question: Conversation,
+    rollouts: Sequence[Rollout],
+    tokenizer: Tokenizer,
 ) -> list[dict[str, Any]]:
-    """Lines of samples.jsonl: the first answers to a step's first question."""
+    """Lines of samples.jsonl: the first answers to the step's first question, if it is its turn."""
+    if (done - 1) % math.ceil(config.num_steps / SAMPLED_STEPS) and done != config.num_steps:
+        return []
     prompt = text_of(prompt_of(question)["messages"][-1]["content"])
     return [
         {

@@ -1,0 +1,195 @@
+"""What RL learns from: sampled answers, their advantages, and the gradients of its objective.
+
+With N sampled tokens in a step's answers on all ranks, the objective, which is made small, is
+
+    sum over sampled tokens of  -min(ratio * A, clip(ratio, 1 - clip, 1 + clip) * A)
+                                + kl_weight * (r - log r - 1),                          over N
+
+A: the answer's advantage; ratio: p(token) over what it was when the answers were sampled (PPO,
+arXiv 1707.06347); r: p(token) of the reference model over p(token), whose term is Schulman's k3
+estimate of the KL divergence (as GRPO has it, arXiv 2402.03300). On the first update of a batch the
+ratio is 1 and its gradient that of A * log p(token): without clip and KL that is nanochat's rule.
+
+Shapes: R rows, one per answer, T tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanochat_core.model.gpt import GPT
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.distributed import World
+from nanochat_core.train.step import IGNORE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One sampled answer."""
+
+    prompt: list[int]
+    answer: list[int]
+    mask: list[int]  # of `answer`: 1 sampled, 0 forced by a tool
+    reward: float
+    advantage: float  # reward less the baseline of its group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchors:
+    """What an update's log-probabilities are held against, of the answers in their order.
+
+    Each tensor is (A,) fp32 on the host: log p of an answer's A tokens, 0 where a tool forced it.
+    """
+
+    old: Sequence[Tensor] | None  # when the answers were sampled; None: the weights are those yet
+    reference: Sequence[Tensor] | None  # of the frozen reference; None: it pulls at nothing
+    clip: float | None  # None: a ratio counts however far it is from 1
+    kl_weight: float
+
+
+def advantages_of(rewards: Sequence[float], baseline: str) -> list[float]:
+    """Each reward of a group less its baseline; exactly 0 for all where all are equal.
+
+    "group_mean": the mean of the group. "leave_one_out": the mean of the others, which does not
+    depend on the answer itself, so that the gradient is unbiased (arXiv 2402.14740).
+    """
+    if len(set(rewards)) == 1:
+        return [0.0] * len(rewards)
+    total, count = sum(rewards), len(rewards)
+    if baseline == "leave_one_out":
+        return [reward - (total - reward) / (count - 1) for reward in rewards]
+    return [reward - total / count for reward in rewards]
+
+
+def drop_equal_groups(rollouts: Sequence[Rollout], group_size: int) -> list[Rollout]:
+    """The rollouts of groups whose rewards differ; `rollouts` holds group after group."""
+    kept: list[Rollout] = []
+    for first in range(0, len(rollouts), group_size):
+        group = rollouts[first : first + group_size]
+        if len({rollout.reward for rollout in group}) > 1:
+            kept += group
+    return kept
+
+
+def add_policy_gradients(
+    model: GPT,
+    optimizer: Optimizer,
+    rollouts: Sequence[Rollout],
+    *,
+    anchors: Anchors | None,
+    device_batch_size: int,
+    world: World,
+) -> Tensor:
+    """Give the optimizer the gradients of the objective; returns this rank's share of its value.
+
+    Without anchors the value is that of -A * log p(token), of the same gradient. An answer whose
+    advantage is 0 is run only where a reference pulls at it; its tokens always count.
+    """
+    device = next(model.parameters()).device
+    sampled = torch.tensor(float(sum(sum(r.mask) for r in rollouts)), device=device)
+    count = world.sum(sampled).clamp(min=1)
+    total = torch.zeros((), device=device)
+    pulled = anchors is not None and anchors.reference is not None
+    useful = [i for i, r in enumerate(rollouts) if any(r.mask) and (pulled or r.advantage)]
+    useful.sort(key=lambda i: len(rollouts[i].prompt + rollouts[i].answer))
+    model.train()
+    for first in range(0, len(useful), device_batch_size):
+        ids = useful[first : first + device_batch_size]
+        batch = [rollouts[i] for i in ids]
+        tokens_RT, targets_RT = (t.to(device) for t in pad(batch, model.config.sequence_len))
+        advantage_R1 = torch.tensor([[r.advantage] for r in batch], device=device)
+        if anchors is None:
+            value = model.summed_loss(tokens_RT, targets_RT, advantage_R1)
+        else:
+            old_RT, reference_RT = (
+                place(of, ids, rollouts, tokens_RT) for of in (anchors.old, anchors.reference)
+            )
+            terms_RT = anchored_terms(
+                -model.token_losses(tokens_RT, targets_RT),
+                advantage_R1,
+                old=old_RT,
+                reference=reference_RT,
+                anchors=anchors,
+            )
+            value = terms_RT.masked_fill(targets_RT == IGNORE, 0.0).sum()
+        loss = value / count
+        optimizer.backward(loss, last=first + device_batch_size >= len(useful))
+        total += loss.detach()
+    optimizer.start_sums()
+    model.eval()
+    return total
+
+
+def anchored_terms(
+    logp: Tensor,
+    advantage: Tensor,
+    *,
+    old: Tensor | None,
+    reference: Tensor | None,
+    anchors: Anchors,
+) -> Tensor:
+    """The objective's term of every token (R, T) fp32; log-probabilities (R, T), advantage (R, 1).
+
+    Where the ratio is cut off, a term's gradient is 0 if it would push the ratio further away.
+    """
+    ratio = (logp - (logp.detach() if old is None else old)).exp()
+    terms = -ratio * advantage
+    if anchors.clip is not None:
+        near = ratio.clamp(1 - anchors.clip, 1 + anchors.clip)
+        terms = torch.maximum(terms, -near * advantage)
+    if reference is not None:
+        difference = reference - logp
+        terms = terms + anchors.kl_weight * (difference.expm1() - difference)
+    return terms
+
+
+@torch.no_grad()
+def log_probs(model: GPT, rollouts: Sequence[Rollout], *, device_batch_size: int) -> list[Tensor]:
+    """log p of every answer's tokens, (A,) fp32 on the host, 0 where a tool forced one.
+
+    In evaluation mode: a model trained in fp8 says it as it sampled, in bf16.
+    """
+    device = next(model.parameters()).device
+    found = [torch.empty(0)] * len(rollouts)
+    order = [i for i, r in enumerate(rollouts) if r.answer]
+    order.sort(key=lambda i: len(rollouts[i].prompt + rollouts[i].answer))
+    model.eval()
+    for first in range(0, len(order), device_batch_size):
+        ids = order[first : first + device_batch_size]
+        batch = [rollouts[i] for i in ids]
+        tokens_RT, targets_RT = (t.to(device) for t in pad(batch, model.config.sequence_len))
+        logp_RT = -model.token_losses(tokens_RT, targets_RT).cpu()
+        for row, (i, r) in enumerate(zip(ids, batch, strict=True)):
+            begin = len(r.prompt) - 1  # where the first token of the answer is predicted
+            found[i] = logp_RT[row, begin : begin + len(r.answer)].clone()
+    return found
+
+
+def place(
+    values: Sequence[Tensor] | None, ids: Sequence[int], rollouts: Sequence[Rollout], like: Tensor
+) -> Tensor | None:
+    """The answers' values (A,) where `pad` has their targets: (R, T) fp32, 0 elsewhere."""
+    if values is None:
+        return None
+    placed = torch.zeros(like.shape)
+    for row, i in enumerate(ids):
+        begin = len(rollouts[i].prompt) - 1
+        placed[row, begin : begin + len(values[i])] = values[i]
+    return placed.to(like.device)
+
+
+def pad(batch: Sequence[Rollout], longest: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets (R, T) int64, padded on the right; only sampled tokens are targets."""
+    length = max(len(r.prompt) + len(r.answer) for r in batch) - 1
+    assert length <= longest, f"an answer and its prompt are {length + 1} tokens, not {longest}"
+    tokens_RT = torch.zeros(len(batch), length, dtype=torch.int64)
+    targets_RT = torch.full((len(batch), length), IGNORE, dtype=torch.int64)
+    for i, r in enumerate(batch):
+        ids = torch.tensor(r.prompt + r.answer)
+        mask = torch.tensor([0] * len(r.prompt) + r.mask)
+        n = len(ids) - 1
+        tokens_RT[i, :n] = ids[:n]
+        targets_RT[i, :n] = ids[1 : n + 1].masked_fill(mask[1 : n + 1] == 0, IGNORE)
+    return tokens_RT, targets_RT
