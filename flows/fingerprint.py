@@ -31,6 +31,7 @@ PACKAGES = ("flows", "infra", "nanochat_core", "tasks")
 CARRIERS = frozenset(
     {
         "nanochat_core.config",
+        "nanochat_core.eras",
         "nanochat_core.errors",
         "nanochat_core.job",
         "nanochat_core.model.checkpoint",

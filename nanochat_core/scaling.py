@@ -28,8 +28,6 @@ from nanochat_core.config import (
 )
 from nanochat_core.eras import numerics, windows_of
 from nanochat_core.errors import ConfigError
-from tasks.base import TaskError
-from tasks.mixture_files import read_mixture
 
 HEAD_DIM = 128
 REFERENCE_DEPTH = 12
@@ -272,6 +270,10 @@ def dataset(
 
 def open_mixture(name: str) -> tuple[MixtureEntry, ...]:
     """The mixture called `name`, or of the .toml file at that path. Raises ConfigError."""
+    # Only where it is used: a training job counts with this module, and reads no mixture.
+    from tasks.base import TaskError
+    from tasks.mixture_files import read_mixture
+
     try:
         shares = read_mixture(name)
     except TaskError as error:
