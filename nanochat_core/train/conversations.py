@@ -35,6 +35,7 @@ from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train.feed import feed
 from nanochat_core.train.fitting import Fitting
+from nanochat_core.train.gates import check_first_loss, open_chat_tokenizer, write_chat_facts
 from nanochat_core.train.keeper import Keeper
 from nanochat_core.train.losses import StepLog, pace_of
 from nanochat_core.train.machine import machine
@@ -62,8 +63,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     optimizer.load(load_state(job.model_input).__getitem__)
     if job.resources.compile:
         model.compile_passes()
-    tokenizer = Tokenizer.load(job.model_input / "tokenizer")
-    tokenizer.check_model(model.config.vocab_size)
+    tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
     train, held_out = make_rows(job, config, model.config.sequence_len, seed, world)
     pace = pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world)
     log = StepLog(progress, pace, late=device.type == "cuda")
@@ -86,6 +86,9 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     start, state = keeper.resume()
     progress.start(num_steps, step=start)
     started = time.monotonic()
+    if not start:
+        loss = mean_loss(model, held_out, fitting.size, world, below=tokenizer.bos)
+        check_first_loss(loss, vocab_size=model.config.vocab_size)
     first_loss = state["first_loss"] if start else evaluate(0)
     with STOP.deferred(), frozen(), fitting.explained():
         log.begin()
@@ -105,6 +108,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         keeper.close()
     state = optimizer.gather()
     if world.is_first:
+        write_chat_facts(job.output, tokenizer)
         save_model(
             job.output,
             model,
@@ -189,8 +193,13 @@ def take(
 
 
 @torch.no_grad()
-def mean_loss(model: GPT, rows: ChatRows, batch_size: int, world: World) -> float:
-    """Nats per supervised token over all rows."""
+def mean_loss(
+    model: GPT, rows: ChatRows, batch_size: int, world: World, *, below: int | None = None
+) -> float:
+    """Nats per supervised token over all rows; with `below` only of tokens of lower ids.
+
+    NaN where there is no such token.
+    """
     model.eval()
     device = next(model.parameters()).device
     sums = torch.zeros(2, dtype=torch.float64, device=device)
@@ -198,6 +207,8 @@ def mean_loss(model: GPT, rows: ChatRows, batch_size: int, world: World) -> floa
         HEART.beat("evaluating")
         tokens, mask = take(rows, ids, device)
         targets = tokens[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORE)
+        if below is not None:
+            targets = targets.masked_fill(targets >= below, IGNORE)
         sums[0] += model.token_losses(tokens[:, :-1], targets).sum()
         sums[1] += (targets != IGNORE).sum()
     world.sum(sums)

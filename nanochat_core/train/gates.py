@@ -20,9 +20,11 @@ from tasks.base import Conversation
 
 FORMAT = 1
 FILE = "chat.json"
-# A model with the loss of guessing knows nothing yet, as one hardly trained; by chance, and on
-# special tokens that it never saw, it may be a little worse. One that is worse than that has learnt
-# something else: other ids for the same words, or other constants of the arithmetic.
+# A model with the loss of guessing knows nothing yet, as one hardly trained, and by chance it may
+# be a little worse. One that is worse than that has learnt something else: other ids for the same
+# words, or other constants of the arithmetic. A base model of profile `tiny` is at 0.70 of guessing
+# with its own tokenizer, at 1.27 and 1.36 with two others of the same words. Special tokens are
+# left out: a base model has not met them, and is surer than chance that they do not come.
 WORSE_THAN_GUESSING = 1.1
 FIRST_STEPS = 10  # of RL, within which one reward should differ from another
 # Every kind of message and part that the layout knows.
@@ -99,8 +101,8 @@ def check_chat_facts(directory: Path, tokenizer: Tokenizer) -> None:
 def check_first_loss(loss: float, *, vocab_size: int) -> None:
     """Raises ModelError when a model is worse than guessing, before its first step.
 
-    `loss`: nats per token of the assistant in held-out conversations. Of an evenly guessing model
-    it is ln(vocab_size), whatever the text; NaN, of no held-out conversation, passes.
+    `loss`: nats per ordinary token of the assistant in held-out conversations. Of a model that
+    guesses evenly it is ln(vocab_size), whatever the text; NaN, of no such token, passes.
     """
     guessing = math.log(vocab_size)
     if loss > WORSE_THAN_GUESSING * guessing:

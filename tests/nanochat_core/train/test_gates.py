@@ -1,0 +1,190 @@
+"""A run of a chat stage that could only be wasted stops, or warns, early and with a clear line."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from nanochat_core.errors import DataError, ModelError
+from nanochat_core.job import Job
+from nanochat_core.model.checkpoint import load_config
+from nanochat_core.runtime.progress import last_by_step, read_events
+from nanochat_core.tokenizer import chat
+from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.train import gates, rl
+from nanochat_core.train.gates import FIRST_STEPS, warn_of_rewards
+
+pytestmark = pytest.mark.torch
+RunStage: TypeAlias = Callable[[Job], dict[str, Any]]
+MakeJob: TypeAlias = Callable[..., Job]
+INPUT = {"midtrain": "pretrain", "sft": "midtrain", "rl": "sft"}
+
+
+def with_other_tokenizer(models: dict[str, Path], stage: str, directory: Path) -> dict[str, Path]:
+    """The inputs of a stage, its model's tokenizer being another of the same size."""
+    source = models[INPUT[stage]]
+    copy = directory / "model"
+    shutil.copytree(source, copy)
+    size = load_config(source)[0].vocab_size
+    # Of the same bytes, numbered from the end: everything works, and nothing means what it did.
+    tokenizer = Tokenizer.load(source / "tokenizer")
+    first_special = tokenizer.bos
+    words = {tokenizer.decode_bytes([i]): first_special - 1 - i for i in range(first_special)}
+    Tokenizer(words).save(copy / "tokenizer")
+    assert Tokenizer.load(copy / "tokenizer").vocab_size == size
+    return {**models, INPUT[stage]: copy}
+
+
+@pytest.mark.parametrize("stage", ["sft", "rl"])
+def test_a_chat_model_with_another_tokenizer_is_not_trained_on(
+    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path, stage: str
+) -> None:
+    job = make_job(stage, tmp_path / "job", with_other_tokenizer(models, stage, tmp_path))
+    with pytest.raises(ModelError, match=r"was taught with tokenizer [0-9a-f]{12}, this is") as e:
+        run_stage(job)
+    assert e.value.hint is not None
+    assert not any(job.output.iterdir())
+
+
+@pytest.mark.parametrize("stage", ["sft", "rl"])
+def test_a_model_taught_with_another_chat_layout_is_not_trained_on(
+    models: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+) -> None:
+    changed = {**chat.WRAPPED, "python": ("<|python_start|>", "<|python_end|>", 0)}
+    monkeypatch.setattr(chat, "WRAPPED", changed)
+    gates.chat_layout.cache_clear()
+    job = make_job(stage, tmp_path, models)
+    try:
+        with pytest.raises(ModelError, match=r"was taught with chat layout [0-9a-f]{12}, this is"):
+            run_stage(job)
+    finally:
+        gates.chat_layout.cache_clear()
+    assert not any(job.output.iterdir())
+
+
+def test_facts_that_cannot_be_read_are_named(models: dict[str, Path], tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(models["sft"] / "tokenizer")
+    gates.check_chat_facts(tmp_path, tokenizer)  # a model from elsewhere has none
+    for text in ("{", "[]", "{}"):
+        (tmp_path / gates.FILE).write_text(text)
+        with pytest.raises(ModelError, match=r"chat\.json cannot be read"):
+            gates.check_chat_facts(tmp_path, tokenizer)
+
+
+def test_the_layout_tells_a_change_of_any_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {gates.chat_layout()}
+    changes: list[tuple[str, Any]] = [
+        ("USER", ("<|user_end|>", "<|user_start|>")),
+        ("ASSISTANT", ("<|assistant_start|>", "<|bos|>")),
+        ("WRAPPED", {**chat.WRAPPED, "python_output": ("<|output_start|>", "<|bos|>", 0)}),
+        ("WRAPPED", {**chat.WRAPPED, "python_output": ("<|output_start|>", "<|output_end|>", 1)}),
+    ]
+    for name, value in changes:
+        with monkeypatch.context() as patch:
+            patch.setattr(chat, name, value)
+            gates.chat_layout.cache_clear()
+            found.add(gates.chat_layout())
+    gates.chat_layout.cache_clear()
+    assert len(found) == 1 + len(changes)
+
+
+def test_a_base_model_with_another_tokenizer_is_worse_than_guessing(
+    data: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
+) -> None:
+    """It says nothing of its tokenizer, and is sure of the wrong words; with its own it passes."""
+    base = make_job("pretrain", tmp_path / "base", data, section={"num_steps": 80})
+    run_stage(base)
+    models = {**data, "pretrain": base.output}
+    run_stage(make_job("midtrain", tmp_path / "own", models))
+    inputs = with_other_tokenizer(models, "midtrain", tmp_path)
+    job = make_job("midtrain", tmp_path / "other", inputs)
+    with pytest.raises(ModelError, match=r"before the first step the loss .* guessing among 512"):
+        run_stage(job)
+    assert not any(job.output.iterdir())
+
+
+def test_a_model_that_knows_nothing_is_good_enough(
+    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
+) -> None:
+    """One of six steps: the gate must not be tighter than guessing."""
+    first = run_stage(make_job("midtrain", tmp_path, models))["val_loss_first"]
+    assert first > 0.9 * math.log(512)
+    gates.check_first_loss(math.nan, vocab_size=512)
+    gates.check_first_loss(math.log(512), vocab_size=512)
+    with pytest.raises(
+        ModelError, match=r"is 7.00 nats a token, guessing among 512 tokens gives 6"
+    ):
+        gates.check_first_loss(7.0, vocab_size=512)
+
+
+@pytest.mark.parametrize("stage", ["midtrain", "sft"])
+def test_a_mixture_without_a_supervised_token_is_refused(
+    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path, stage: str
+) -> None:
+    data = tmp_path / "task_data"
+    shutil.copytree(models["task_data"], data)
+    only_asked = {"messages": [{"role": "user", "content": "and?"}]}
+    files = list(data.rglob("arithmetic*"))
+    files = [f for path in files for f in (path.rglob("*") if path.is_dir() else [path])]
+    for path in files:
+        if path.is_file():
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            path.write_text((json.dumps(only_asked) + "\n") * lines, encoding="utf-8")
+    mixture = [{"task": "arithmetic", "num_examples": 4, "epochs": 1}]
+    job = make_job(
+        stage, tmp_path / "job", {**models, "task_data": data}, section={"mixture": mixture}
+    )
+    with pytest.raises(DataError, match="no token to learn from"):
+        run_stage(job)
+
+
+@pytest.mark.parametrize(("reward", "word"), [(0.0, "easier"), (1.0, "harder")])
+def test_rewards_that_are_all_alike_are_warned_of_once(
+    models: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reward: float,
+    word: str,
+) -> None:
+    monkeypatch.setattr(rl, "is_correct", lambda *_: reward == 1.0)
+    steps = FIRST_STEPS + 4
+    section = {"num_steps": steps, "max_new_tokens": 2, "samples_per_example": 2}
+    job = make_job("rl", tmp_path, models, section=section)
+    run_stage(job)
+    events = list(read_events(job.events))
+    warnings = [e["text"] for e in events if "warning" in e.get("text", "")]
+    [warning] = warnings
+    assert f"got reward {reward:g}" in warning
+    assert word in warning
+    kinds = [e["kind"] for e in events]
+    before = kinds[: kinds.index("message")].count("step")
+    assert before == FIRST_STEPS
+    assert len(last_by_step(iter(events), "step")) == steps
+
+
+def test_rewards_that_differ_are_not_warned_of() -> None:
+    for rewards in ([0.0] * (FIRST_STEPS - 1) + [0.01], [0.5] * FIRST_STEPS, [1.0, 0.0] * 5):
+        assert len(rewards) == FIRST_STEPS
+        assert warn_of_rewards(rewards) is None
+    assert warn_of_rewards([0.0] * (FIRST_STEPS - 1)) is None
+    assert warn_of_rewards([0.0] * (FIRST_STEPS + 1)) is None  # said before
+    assert warn_of_rewards([0.0] * FIRST_STEPS) is not None
+
+
+def test_a_chat_model_says_what_it_was_taught_with(models: dict[str, Path]) -> None:
+    for stage in ("midtrain", "sft"):
+        facts = json.loads((models[stage] / gates.FILE).read_text())
+        digest = Tokenizer.load(models[stage] / "tokenizer").digest()
+        assert facts == {"format": 1, "tokenizer": digest, "layout": gates.chat_layout()}
+    assert not (models["pretrain"] / gates.FILE).exists()
