@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +112,27 @@ def test_two_ranks_then_one_then_four_train_the_same(tmp_path: Path) -> None:
 def campaign(
     directory: Path, *, kills: int, ranks: int, seed: int, num_steps: int = 250
 ) -> dict[str, Any]:
-    """Land so many kills; what came of them, `faults` being what must be empty."""
-    moments = random.Random(seed)
+    """Land so many kills on pretraining; see `land_kills`."""
     inputs = make_inputs(directory / "inputs")
-    undisturbed = make_job(directory / "undisturbed", inputs, num_steps=num_steps)
+    make = partial(make_job, inputs=inputs, num_steps=num_steps)
+    return land_kills(make, directory, kills=kills, ranks=ranks, seed=seed)
+
+
+def land_kills(
+    make: Callable[[Path], Job], directory: Path, *, kills: int, ranks: int, seed: int
+) -> dict[str, Any]:
+    """Land so many kills; what came of them, `faults` being what must be empty.
+
+    `make` makes the job to be killed in a directory, always the same one.
+    """
+    moments = random.Random(seed)
+    undisturbed = make(directory / "undisturbed")
     run_job(undisturbed, processes=ranks, on_event=ignore)
     report: dict[str, Any] = {"ranks": ranks, "seed": seed, "kills": 0, "jobs": 0}
     report |= {"kills_in_a_row": 0, "killed_after_step": [], "faults": []}
     while report["kills"] < kills:
         report["jobs"] += 1
-        job = make_job(directory / f"job-{report['jobs']}", inputs, num_steps=num_steps)
+        job = make(directory / f"job-{report['jobs']}")
         place = 0
         while report["kills"] < kills and kill_at_random(job, ranks, moments):
             before, place = place, newest_told(job)
