@@ -10,7 +10,6 @@ What cannot run, or computes something else, is found out by `Backend.unable` an
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from typing import Any, TypeAlias
 
 import torch
@@ -125,21 +124,29 @@ def _flash(attention: Callable[..., Any], unlimited: int | None) -> Call:
 
 
 def _load_fa3() -> Call:
-    try:
-        return _flash(import_module("flash_attn_interface").flash_attn_func, -1)
-    except ImportError:
-        kernel = import_module("kernels").get_kernel("kernels-community/flash-attn3")
-        return _flash(getattr(kernel, "flash_attn_interface", kernel).flash_attn_func, -1)
+    # Not by way of packages that download it: a stage that holds a GPU reaches no network.
+    from flash_attn_interface import (  # pyright: ignore[reportMissingImports]
+        flash_attn_func,  # pyright: ignore[reportUnknownVariableType]
+    )
+
+    return _flash(flash_attn_func, -1)
 
 
 def _load_fa4() -> Call:
     # torch's compiler must leave it alone: it has a compiler of its own.
-    attention = import_module("flash_attn.cute").flash_attn_func
-    return _flash(torch.compiler.disable(attention), None)
+    from flash_attn.cute import (  # pyright: ignore[reportMissingImports]
+        flash_attn_func,  # pyright: ignore[reportUnknownVariableType]
+    )
+
+    return _flash(torch.compiler.disable(flash_attn_func), None)
 
 
 def _load_fa2() -> Call:
-    return _flash(import_module("flash_attn").flash_attn_func, -1)
+    from flash_attn import (  # pyright: ignore[reportMissingImports]
+        flash_attn_func,  # pyright: ignore[reportUnknownVariableType]
+    )
+
+    return _flash(flash_attn_func, -1)
 
 
 def _load_cudnn() -> Call:

@@ -8,7 +8,6 @@ Shapes: B rows, T tokens, H query heads, K key/value heads, D head dim.
 
 import math
 from functools import lru_cache
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -21,7 +20,9 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 @lru_cache(maxsize=1)
 def frontend() -> Any:
     """The optional package. Raises ImportError where it is missing."""
-    return import_module("cudnn")
+    import cudnn  # pyright: ignore[reportMissingImports]
+
+    return cudnn  # pyright: ignore[reportUnknownVariableType]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
