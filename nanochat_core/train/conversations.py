@@ -6,6 +6,7 @@ one loop, so that they cannot drift apart. Only the assistant's tokens carry los
 
 import json
 import math
+import shutil
 import time
 from functools import partial
 from typing import Any
@@ -35,7 +36,12 @@ from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train.feed import feed
 from nanochat_core.train.fitting import Fitting
-from nanochat_core.train.gates import check_first_loss, open_chat_tokenizer, write_chat_facts
+from nanochat_core.train.gates import (
+    FILE,
+    check_first_loss,
+    open_chat_tokenizer,
+    write_chat_facts,
+)
 from nanochat_core.train.keeper import Keeper
 from nanochat_core.train.losses import StepLog, pace_of
 from nanochat_core.train.machine import machine
@@ -52,6 +58,8 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     world = open_world(job.resources.device)
     device = open_device(job.resources, local_rank=world.local_rank)
     progress = Progress(job.events, active=world.is_first)
+    if not config.mixture:
+        return pass_on(job, world, progress)
     model = load_model(job.model_input, device).train()
     choose(job.resources.attention, device, model.dtype)
     optimizer = Optimizer(
@@ -125,6 +133,26 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         "seconds": time.monotonic() - started,
         **machine(job, device, world, device_batch_size=fitting.size),
     }
+
+
+def pass_on(job: Job, world: World, progress: Progress) -> dict[str, Any]:
+    """The input model as the stage's own: what an empty mixture makes of it.
+
+    So a recipe does without midtraining: SFT then begins with the base model.
+    """
+    progress.message("the mixture is empty: the model is passed on as it is")
+    if world.is_first:
+        names = ("model.safetensors", "optimizer.safetensors", FILE, "config.json")
+        shutil.copytree(
+            job.model_input / "tokenizer",
+            job.output / "tokenizer",
+            copy_function=shutil.copyfile,
+            dirs_exist_ok=True,
+        )
+        for name in names:  # the config last: with it the directory is a model
+            if (job.model_input / name).exists():
+                shutil.copyfile(job.model_input / name, job.output / name)
+    return {"steps": 0}
 
 
 def scaled(config: OptimizerConfig, fraction: float) -> OptimizerConfig:
