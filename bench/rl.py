@@ -51,16 +51,20 @@ def main() -> None:
     parser.add_argument(
         "--cases", nargs="+", choices=("even", "ragged"), default=("even", "ragged")
     )
+    parser.add_argument("--at-least", type=float, help="exit 1 when a ratio is smaller")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     checkout = os.environ.get("NANOCHAT_DIR")
     if checkout is None:
         print("NANOCHAT_DIR is not set: there is no peer to compare with", file=sys.stderr)
-    settings = {name: value for name, value in vars(options).items() if name != "cases"}
+    settings = {name: value for name, value in vars(options).items() if value is not None}
     found: dict[str, Any] = {"settings": settings, "torch": torch.__version__}
     for case in options.cases:
         found[case] = measure(options, case, checkout)
     print(json.dumps(found, indent=1))
+    ratios = [found[case].get("ratio_tokens_per_cpu_second", math.inf) for case in options.cases]
+    if options.at_least is not None and min(ratios) < options.at_least:
+        sys.exit(1)
 
 
 def measure(options: argparse.Namespace, case: str, checkout: str | None) -> dict[str, Any]:
