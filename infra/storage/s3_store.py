@@ -28,7 +28,7 @@ from infra.storage.answers import (
     persist,
 )
 from infra.storage.base import Entry, Missing, OnBytes, Stored, check_key, ignore_bytes
-from infra.storage.checksums import Checksum, checks_parts
+from infra.storage.checksums import Checksum
 from infra.storage.conditional import ATOMIC, TRIALS, Semantics
 from infra.storage.parts import (
     PART,
@@ -41,12 +41,12 @@ from infra.storage.parts import (
 )
 from infra.storage.s3 import Bucket
 from infra.storage.settings import Settings, read_settings
-from infra.storage.uploads import Uploads
+from infra.storage.uploads import Uploads, checks_parts
 from nanochat_core.errors import StoreError
 
 COPY_LIMIT = 5 << 30  # bytes that one request may copy, on AWS
 _FIRST_CONTACT = 3  # tries of a store that never answered: its address may be wrong
-_ROUNDS = 3  # for an object that changes under a fetch, or an upload that the store forgets
+_ROUNDS = 3  # for an object that changes under a fetch
 _TROUBLED = {"SignatureDoesNotMatch"}  # damage on the way, once the credentials were accepted
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _T = TypeVar("_T")
@@ -66,7 +66,8 @@ class S3Store:
         self.settings = settings or read_settings()
         self.bucket = Bucket(name, prefix=prefix, settings=self.settings)
         self._patience = patience
-        self._lock = threading.Lock()
+        self._trying_conditions = threading.Lock()
+        self._trying_checksums = threading.Lock()
         self._semantics: Semantics | None = None
         self._checksum_of_parts: Checksum | None = None
         self._has_ranges = True
@@ -162,7 +163,7 @@ class S3Store:
             self._persist(f"copy {source}", lambda: self.bucket.copy(source, key))
             return
 
-        def copy(upload: str, part: Part) -> Mapping[str, Any]:
+        def copy(upload: str, part: Part, checksum: Checksum) -> Mapping[str, Any]:
             return self.bucket.copy_part(key, upload, part, source)
 
         self._uploads.send(key, found.size, copy, checksum=self.bucket.checksum)
@@ -183,15 +184,13 @@ class S3Store:
                 on_bytes(size)
                 return
 
-            checksum = self.checksum_of_parts()
-
-            def send(upload: str, part: Part) -> Mapping[str, Any]:
+            def send(upload: str, part: Part, checksum: Checksum) -> Mapping[str, Any]:
                 data = read(part.start, part.length)
                 tag = self.bucket.put_part(key, upload, part, data, checksum)
                 on_bytes(part.length)
                 return tag
 
-            self._uploads.send(key, size, send, checksum=checksum)
+            self._uploads.send(key, size, send, checksum=self.checksum_of_parts())
 
     def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
@@ -239,10 +238,11 @@ class S3Store:
 
     def semantics(self) -> Semantics:
         """What the store makes of conditions; tried once, unless it is AWS itself."""
-        with self._lock:
-            if self._semantics is None:
-                self._semantics = ATOMIC if self.bucket.is_aws else self.try_conditions()
-            return self._semantics
+        if self._semantics is None:
+            with self._trying_conditions:
+                if self._semantics is None:
+                    self._semantics = ATOMIC if self.bucket.is_aws else self.try_conditions()
+        return self._semantics
 
     def try_conditions(self, *, rounds: int = conditional.ROUNDS) -> Semantics:
         """Find out what the store makes of conditions, with so many races of each kind."""
@@ -259,16 +259,22 @@ class S3Store:
 
     def checksum_of_parts(self) -> Checksum:
         """What is sent along with large bodies: the cheapest that the store is seen to check."""
-        with self._lock:
-            if self._checksum_of_parts is None:
-                chosen = self.bucket.checksum
-                may_choose = self.settings.checksum is None and not self.bucket.is_aws
-                if may_choose and checks_parts(
-                    self.bucket, "crc32", under=TRIALS, persist=self._try_checksum
-                ):
-                    chosen = "crc32"
-                self._checksum_of_parts = chosen
-            return self._checksum_of_parts
+        if self._checksum_of_parts is None:
+            with self._trying_checksums:
+                if self._checksum_of_parts is None:
+                    self._checksum_of_parts = self._choose_checksum()
+        return self._checksum_of_parts
+
+    def _choose_checksum(self) -> Checksum:
+        if self.settings.checksum is not None or self.bucket.is_aws:
+            return self.bucket.checksum
+        try:
+            is_checked = checks_parts(
+                self.bucket, "crc32", under=TRIALS, persist=self._try_checksum
+            )
+        except StoreError:  # whatever is wrong with it, uploads may do without
+            is_checked = False
+        return "crc32" if is_checked else self.bucket.checksum
 
     def _try_checksum(self, request: Callable[[], _T]) -> _T:
         return self._persist("try the store's checksums", request)

@@ -2,7 +2,8 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -16,8 +17,10 @@ from nanochat_core.errors import StoreError
 ROUNDS = 3  # for an upload that the store forgets
 _FORGOTTEN = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}
 _T = TypeVar("_T")
-# (upload, part) -> what the store must be told of the part at the end
-Send: TypeAlias = Callable[[str, Part], Mapping[str, Any]]
+_BODY = b"whole"  # of a trial
+_PART = Part(index=0, start=0, length=len(_BODY))
+# (upload, part, checksum) -> what the store must be told of the part at the end
+Send: TypeAlias = Callable[[str, Part, Checksum], Mapping[str, Any]]
 
 
 class Persist(Protocol):
@@ -43,10 +46,13 @@ class Uploads:
         self._persist = persist
 
     def send(self, key: str, size: int, send: Send, *, checksum: Checksum) -> None:
-        """Make an object of `size` bytes of parts that `send` writes. Raises StoreError."""
+        """Make an object of `size` bytes of parts that `send` writes. Raises StoreError.
+
+        The last round does with the checksum that small bodies have, in case the other is to blame.
+        """
         for left in reversed(range(ROUNDS)):
             try:
-                self._send_once(key, size, send, checksum)
+                self._send_once(key, size, send, checksum if left else self._bucket.checksum)
             except _Forgotten as error:
                 if not left:
                     raise StoreError(
@@ -63,7 +69,9 @@ class Uploads:
         tags: dict[int, Mapping[str, Any]] = {}
 
         def work(part: Part, stop: threading.Event) -> None:
-            tags[part.index] = self._persist(f"put {key}", lambda: send(upload, part), stop=stop)
+            tags[part.index] = self._persist(
+                f"put {key}", lambda: send(upload, part, checksum), stop=stop
+            )
 
         try:
             # A part is in memory while it is sent.
@@ -108,3 +116,48 @@ class Uploads:
             return self._bucket.head(key)
         except Missing:
             return None
+
+
+def checks_parts(
+    bucket: Bucket,
+    kind: Checksum,
+    *,
+    under: str,
+    persist: Callable[[Callable[[], Any]], Any],
+) -> bool:
+    """Whether the store takes an object of parts with this checksum and refuses a damaged part.
+
+    `persist` does one request, again if need be.
+    """
+    key = f"{under}/{uuid.uuid4().hex}/checksum"
+
+    def ask(request: Callable[[], _T], *, no: Collection[str] = ()) -> _T | None:
+        """What the store answers; None: it cannot do that, or gives one of the codes `no`."""
+
+        def once() -> _T | None:
+            try:
+                return request()
+            except Missing:
+                return None
+            except Refused as error:
+                if error.is_passing and error.code not in no:
+                    raise
+                return None
+
+        return persist(once)
+
+    upload = ask(lambda: bucket.begin_upload(key, kind))
+    if upload is None:
+        return False
+    damaged = ask(
+        lambda: bucket.put_part(key, upload, _PART, b"other", kind, claim=_BODY),
+        no=("BadDigest",),
+    )
+    told = ask(lambda: bucket.put_part(key, upload, _PART, _BODY, kind))
+    if damaged is not None or told is None:
+        ask(lambda: bucket.abort_upload(key, upload))
+        return False
+    ask(lambda: bucket.complete_upload(key, upload, [told]))
+    is_whole = ask(lambda: bucket.get(key)) == _BODY
+    ask(lambda: bucket.delete(key) if is_whole else bucket.abort_upload(key, upload))
+    return is_whole

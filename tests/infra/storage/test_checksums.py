@@ -1,9 +1,11 @@
 """Large bodies carry the cheapest checksum that their store was seen to check."""
 
+from pathlib import Path
+
 import pytest
 
 from infra.storage.checksums import CHECKSUMS, Checksum, algorithm_of, checksum_of
-from tests.infra.storage.conftest import MakeFake, store_on
+from tests.infra.storage.conftest import PARTS, MakeFake, store_on, tried_store_on
 from tests.infra.storage.fake_s3 import FakeS3
 from tests.infra.storage.misbehaviour import Fault, Kind, Quirk
 
@@ -30,6 +32,29 @@ def test_a_store_that_was_not_seen_to_check_it_gets_md5(make_fake: MakeFake, qui
 def test_a_bad_day_is_not_taken_for_a_store_that_does_not_check(fake: FakeS3, kind: Kind) -> None:
     fake.faults.append(Fault(kind=kind, verb="PUT partNumber", times=2))
     assert store_on(fake).checksum_of_parts() == "crc32"
+
+
+@pytest.mark.parametrize("status", [500, 409])
+def test_a_store_that_stumbles_over_the_trial_every_time_gets_md5(
+    fake: FakeS3, status: int
+) -> None:
+    fake.faults.append(
+        Fault(kind=Kind.REFUSE, verb="POST uploads", status=status, code="InternalError", times=8)
+    )
+    assert store_on(fake).checksum_of_parts() == "md5"
+
+
+def test_a_store_that_cannot_put_such_parts_together_gets_md5_in_the_last_round(
+    fake: FakeS3, large: Path, small_parts: int
+) -> None:
+    store = tried_store_on(fake)
+    fake.faults.append(
+        Fault(kind=Kind.REFUSE, verb="POST uploadId", status=400, code="InvalidPart", times=2)
+    )
+    store.upload("large", large)
+    kinds = ["content-md5" in r.headers for r in fake.requests if r.verb == "PUT partNumber"]
+    assert kinds == sorted(kinds), "first without, then with"
+    assert kinds.count(True) == PARTS
 
 
 @pytest.mark.parametrize("kind", CHECKSUMS)
