@@ -126,17 +126,22 @@ class _Head:
     def add_gradients(
         self, grad: Tensor, rows: Tensor, chunk: slice, into_rows: Tensor, into_weight: Tensor
     ) -> None:
-        """Add to the gradients of rows (R, C) and of the weight's chunk (S, C), fp32."""
+        """Add to the gradients of rows (R, C) and of the weight's chunk (S, C)."""
         if self.quantised is None:
-            into_rows.addmm_(grad, self.weight[chunk])
-            if grad.dtype == into_weight.dtype:
-                into_weight.addmm_(grad.T, rows)
-            else:
-                into_weight.add_(grad.T @ rows)
+            _add_product(into_rows, grad, self.weight[chunk])
+            _add_product(into_weight, grad.T, rows)
             return
         values, unit = quantise(grad, E5M2)
         into_rows.add_(self.quantised.input_gradient(values, unit))
         into_weight.add_(weight_gradient(values, unit, *quantise(rows, E4M3)))
+
+
+def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right, of one dtype, to a tensor that may be of a wider one."""
+    if left.dtype == into.dtype:
+        into.addmm_(left, right)
+    else:
+        into.add_(left @ right)
 
 
 def _walk(
@@ -147,6 +152,9 @@ def _walk(
     grad_hidden = torch.zeros_like(hidden) if scale is not None else hidden.new_empty(0)
     shape = head.weight.shape if scale is not None else (0,)
     grad_weight = head.weight.new_zeros(shape, dtype=torch.float32)
+    chunks = head.chunks()
+    # A narrow dtype would round the sum over chunks once for each.
+    wide = hidden.dtype if len(chunks) == 1 else torch.float32
     for block in head.blocks(len(hidden)):
         rows, target = hidden[block], targets[block].unsqueeze(1)
         logits, total, picked = _read(rows, head, target)
@@ -156,12 +164,16 @@ def _walk(
             factor = scale[block].unsqueeze(1)
             # Of the target's logit: its probability less 1, without cancellation, times its slope.
             of_target = factor * torch.expm1(-loss) * (1 - picked.square())
-            for chunk in head.chunks():
+            grad_rows = grad_hidden[block]
+            into_rows = grad_rows.to(wide)  # zeros; the same tensor where the dtype is
+            for chunk in chunks:
                 grad = _gradient(logits.popleft(), head.softcap, factor / total, rows.dtype)
                 at, inside = _place(target, chunk)
                 value = torch.where(inside, of_target.to(grad.dtype), grad.gather(1, at))
                 grad.scatter_(1, at, value)
-                head.add_gradients(grad, rows, chunk, grad_hidden[block], grad_weight[chunk])
+                head.add_gradients(grad, rows, chunk, into_rows, grad_weight[chunk])
+            if into_rows is not grad_rows:
+                grad_rows.copy_(into_rows)
         del logits  # before the next block's are made
     return losses, grad_hidden, grad_weight.to(head.weight.dtype)
 

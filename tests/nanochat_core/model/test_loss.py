@@ -91,6 +91,27 @@ def test_a_confident_token_has_a_small_gradient_not_none_in_bf16() -> None:
     torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=0.02, atol=0)
 
 
+def test_in_bf16_the_gradient_does_not_add_up_in_bf16_over_chunks_of_the_vocabulary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size = 8 * module.CPU_COLUMNS
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(64, 64, generator=generator).bfloat16()
+    weight = (0.1 * torch.randn(size, 64, generator=generator)).bfloat16()
+    targets, scale = torch.randint(size, (64,), generator=generator), torch.ones(64)
+    exact = hidden.double().requires_grad_()
+    reference(exact, weight, targets).sum().backward()
+    errors = {}
+    for columns in (module.CPU_COLUMNS, size):
+        monkeypatch.setattr(module, "CPU_COLUMNS", columns)
+        (narrow,) = leaves(hidden)
+        softcap_loss(narrow, weight, targets, scale, softcap=SOFTCAP).backward()
+        errors[columns] = ((narrow.grad.double() - exact.grad).norm() / exact.grad.norm()).item()
+    in_chunks, at_once = errors.values()
+    assert at_once < 0.004
+    assert in_chunks < 1.5 * at_once  # each product and their sum are rounded once
+
+
 def test_no_token_to_learn_from_costs_nothing() -> None:
     hidden, weight, targets, scale = inputs()
     h, w = leaves(hidden[:0], weight)
