@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 from nanochat_core.errors import NanochatError, StageError
@@ -28,17 +28,17 @@ def mirror(
 ) -> Generator[None]:
     """While the block runs, call `send` with a copy of each newest checkpoint directory.
 
-    What is there at the beginning counts as sent. However the block ends, the last checkpoint that
+    What is there at the beginning counts as sent, also where the job finds the newest of it damaged
+    and sets it aside. However the block ends, the last checkpoint that
     it left is sent before this returns. What goes wrong is told and tried again with the next look;
     a job never fails because its mirror does.
     """
     ended = threading.Event()
-    sent = _newest(checkpoints)
+    sent = set(_committed(checkpoints))
 
     def look() -> None:
-        nonlocal sent
-        newest = _newest(checkpoints)
-        if newest is not None and newest != sent:
+        newest = next(_committed(checkpoints), None)
+        if newest is not None and newest not in sent:
             try:
                 with _held(newest[0]) as copy:
                     if copy is None:
@@ -51,7 +51,7 @@ def mirror(
                 why = (error.strerror or str(error)).lower()
                 on_error(StageError(f"{newest[0]} cannot be read: {why}"))
                 return
-            sent = newest
+            sent.add(newest)
 
     def watch() -> None:
         while not ended.wait(every):
@@ -67,12 +67,11 @@ def mirror(
         look()
 
 
-def _newest(checkpoints: Path) -> tuple[Path, int] | None:
-    """The checkpoint of the highest step, with the time at which it was committed."""
+def _committed(checkpoints: Path) -> Iterator[tuple[Path, int]]:
+    """The checkpoints, the highest step first, with the times at which they were committed."""
     for directory in sorted(checkpoints.glob("step-*"), reverse=True):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return directory, (directory / _COMMIT).stat().st_mtime_ns
-    return None
+            yield directory, (directory / _COMMIT).stat().st_mtime_ns
 
 
 @contextlib.contextmanager

@@ -2,11 +2,13 @@
 
     step-0000200/tensors-00000.safetensors   what rank 0 owns of the training state, and so on
     step-0000200/COMMIT.json                 written last, by rank 0, when every file is whole
+    damaged-step-0000100/                    was a checkpoint and cannot be read: for people
     best.json                                {"step", "value"}: what validation liked best
 
 COMMIT.json names every file with its size and sha256, the step and the loop's own state. Without
-it, or with another hash, the directory is no checkpoint and the one before it counts. A tensor that
-several ranks share is saved in pieces: the key `weight/x#128` holds its rows from 128 on. Never a
+it the directory is no checkpoint yet; with another hash it is set aside, so that neither `prune`
+nor who sends checkpoints elsewhere counts it, and the one before it is taken. A tensor that several
+ranks share is saved in pieces: the key `weight/x#128` holds its rows from 128 on. Never a
 pickle.
 """
 
@@ -31,6 +33,7 @@ from nanochat_core.job import sync_directory, write_json
 FORMAT = 2
 BEST = "best.json"
 _COMMIT = "COMMIT.json"
+_DAMAGED = "damaged-"
 _CHUNK = 2**18  # bytes
 _DTYPES = {torch.int64: "I64", torch.float32: "F32", torch.bfloat16: "BF16"}
 _SECONDS_BETWEEN_LOOKS = 0.02  # of rank 0, for the other ranks' files
@@ -156,12 +159,16 @@ def clear(root: Path, step: int) -> Path:
 
 
 def prune(root: Path, *, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints and the best. Call it after a commit."""
+    """Remove all but the newest `keep` checkpoints and the best. Call it after a commit.
+
+    What a killed save left of an earlier step goes too.
+    """
     committed = [path.parent for path in sorted(root.glob(f"step-*/{_COMMIT}"))]
     best = find_best(root)
-    for old in committed[:-keep]:
-        if best is None or old.name != directory_of(root, best[0]).name:
-            (old / _COMMIT).unlink()
+    kept = {*committed[-keep:], *([directory_of(root, best[0])] if best else [])}
+    for old in root.glob("step-*"):
+        if old not in kept and old < committed[-1]:
+            (old / _COMMIT).unlink(missing_ok=True)
             shutil.rmtree(old)
 
 
@@ -177,10 +184,12 @@ def write_best(root: Path, step: int, value: float) -> None:
 
 
 def find_best(root: Path) -> tuple[int, float] | None:
-    """Step and validation of the best one, or None when none was judged."""
+    """Step and validation of the best one; None when none was judged, or it is no longer there."""
     try:
         tree = json.loads((root / BEST).read_text(encoding="utf-8"))
-        return (tree["step"], tree["value"]) if tree["format"] == FORMAT else None
+        step, value = int(tree["step"]), float(tree["value"])
+        is_there = tree["format"] == FORMAT and (directory_of(root, step) / _COMMIT).exists()
+        return (step, value) if is_there else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -193,22 +202,38 @@ def find_checkpoint(
     world_size: int = 1,
     any_rank: Callable[[bool], bool] = bool,
 ) -> Checkpoint | None:
-    """The newest whole checkpoint, or None. A damaged one is named to `warn` and passed over.
+    """The newest whole checkpoint, or None. A damaged one is named to `warn` and set aside.
 
     Every rank calls this; each reads through its share of the files, and `any_rank` tells whether
     one of them found damage, so that all return the same.
     """
     for directory in sorted(root.glob("step-*"), reverse=True):
         found, problem = None, None
+        was_committed = (directory / _COMMIT).exists()  # else the job was killed while it saved
         try:
             found = _open(directory, rank, world_size)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError, ModelError) as error:
             problem = error
         if not any_rank(problem is not None):
             return found
+        if not was_committed:
+            continue
         why = problem or "another rank found its files so"
-        warn(f"checkpoint {directory.name} is damaged and is passed over: {why}")
+        warn(
+            f"checkpoint {directory.name} is damaged and is passed over: {why}; it is kept as "
+            f"{_DAMAGED}{directory.name}"
+        )
+        if rank == 0:  # by now every rank has looked at it
+            _set_aside(directory)
     return None
+
+
+def _set_aside(directory: Path) -> None:
+    """Give a damaged checkpoint a name that nothing counts."""
+    aside = directory.with_name(f"{_DAMAGED}{directory.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    directory.rename(aside)
+    sync_directory(directory.parent)
 
 
 def _open(directory: Path, rank: int, world_size: int) -> Checkpoint:

@@ -63,6 +63,22 @@ def test_what_was_there_before_is_not_sent_again(tmp_path: Path):
     assert receiver.steps == []
 
 
+def test_after_damage_the_next_is_sent_though_its_step_is_lower(tmp_path: Path):
+    """The job sets its damaged checkpoints aside, and goes on from the one before."""
+    for step in (5, 8, 9):
+        save(tmp_path, step)
+    receiver = Receiver()
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
+        for step in (8, 9):
+            name = f"step-000000{step}"
+            (tmp_path / name).rename(tmp_path / f"damaged-{name}")
+        time.sleep(0.05)
+        assert receiver.steps == []  # that of step 5 was there before
+        save(tmp_path, 6)
+        wait_for(lambda: receiver.steps == [6])
+    assert not receiver.errors
+
+
 def test_a_directory_without_its_commit_is_no_checkpoint(tmp_path: Path):
     receiver = Receiver()
     with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):

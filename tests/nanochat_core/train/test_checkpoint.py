@@ -115,6 +115,49 @@ def test_a_damaged_newest_is_named_and_the_one_before_counts(tmp_path: Path, dam
     assert torch.equal(found.read("weight/x"), torch.ones(100))
     assert len(told) == 1
     assert "step-0000002 is damaged" in told[0]
+    assert newest_step(tmp_path) == 1
+    assert (tmp_path / "damaged-step-0000002").is_dir()
+    assert find_checkpoint(tmp_path, warn=pytest.fail) is not None  # once is enough
+
+
+@pytest.mark.parametrize(("damaged", "keep"), [((8, 9), 2), ((9,), 1), ((9,), 2)])
+def test_what_is_saved_after_damage_outlives_the_damaged(
+    tmp_path: Path, damaged: tuple[int, ...], keep: int
+) -> None:
+    """Two at once, as when the format is another one: the job begins again, and gets somewhere."""
+    for step in damaged:
+        for _ in range(2):  # again: what was set aside before gives way
+            save(tmp_path, step, {"a": torch.ones(1)})
+            (tmp_path / f"step-000000{step}" / "COMMIT.json").write_text("{}")
+            assert find_checkpoint(tmp_path, warn=lambda text: None) is None
+    for step in (1, 2):
+        save(tmp_path, step, {"a": torch.ones(1)})
+        prune(tmp_path, keep=keep)
+        assert newest_step(tmp_path) == step
+        found = find_checkpoint(tmp_path, warn=pytest.fail)
+        assert found is not None
+        assert found.step == step
+
+
+def test_only_rank_0_sets_aside(tmp_path: Path) -> None:
+    save(tmp_path, 1, {"a": torch.ones(1)})
+    (tmp_path / "step-0000001" / "COMMIT.json").write_text("{}")
+    assert find_checkpoint(tmp_path, warn=lambda text: None, rank=1, world_size=2) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000001"]
+
+
+def test_a_save_that_was_killed_is_no_news_and_goes_with_the_next(tmp_path: Path) -> None:
+    save(tmp_path, 1, {"a": torch.ones(1)})
+    write_pieces(clear(tmp_path, 2), 0, {"a": torch.ones(1)})
+    found = find_checkpoint(tmp_path, warn=pytest.fail)
+    assert found is not None
+    assert found.step == 1
+    write_pieces(clear(tmp_path, 4), 0, {"a": torch.ones(1)})
+    save(tmp_path, 3, {"a": torch.ones(1)})
+    prune(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"step-000000{step}" for step in (1, 3, 4)
+    ]
 
 
 def test_damage_that_another_rank_found_counts_for_all(tmp_path: Path) -> None:
@@ -138,6 +181,11 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
         f"step-000000{step}" for step in (2, 4, 5)
     ]
     assert find_best(tmp_path) == (2, 0.5)
+    (tmp_path / "step-0000002" / "COMMIT.json").write_text("{}")
+    (tmp_path / "step-0000004" / "COMMIT.json").write_text("{}")
+    (tmp_path / "step-0000005" / "COMMIT.json").write_text("{}")
+    assert find_checkpoint(tmp_path, warn=lambda text: None) is None
+    assert find_best(tmp_path) is None  # else nothing would be better than what is gone
 
 
 def test_what_the_disk_gives_back_otherwise_is_not_committed(
