@@ -12,8 +12,12 @@ def visible(text: str) -> str:
 
     Model output is hostile: it may hold terminal escapes, direction marks or megabytes.
     """
-    cut = text[:MAX_SHOWN] + ("\u2026" if len(text) > MAX_SHOWN else "")
-    return "".join(_visible_character(character) for character in cut)
+    return escaped(text[:MAX_SHOWN] + ("\u2026" if len(text) > MAX_SHOWN else ""))
+
+
+def escaped(text: str) -> str:
+    """The whole text as `visible` shows it, for what must not be cut."""
+    return "".join(_visible_character(character) for character in text)
 
 
 def _visible_character(character: str) -> str:

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from flows.cache import Cache, fetch
-from flows.commands.options import AsJson, Place
+from flows.commands.options import AsJson, Place, What
 from flows.commands.terminal import print_json, print_warning, screen
-from flows.references import open_usable, suggest
+from flows.references import open_run, open_usable, suggest
+from flows.report_text import escaped
 from flows.stages import TASK_DATA, TOKENIZER
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, DataError
@@ -38,10 +39,18 @@ def show(
     with place.cache as cache:
         store = place.open_store()
         data, tokens = (_fetch(store, s.name, run, cache) for s in (TASK_DATA, TOKENIZER))
-        conversation = _open_example(data, task, split, index)
+        try:
+            conversation = _open_example(data, task, split, index)
+        except DataError as error:
+            made = open_run(store, f"{TASK_DATA.name}@{run}")
+            again = What(depth=made.depth, overrides=made.overrides)
+            words = ["--force", TASK_DATA.name, *place.words]
+            error.hint = f"make them again: {again.command(made.profile, place=words)}"
+            raise
         tokenizer = Tokenizer.load(tokens)
     ids, mask = render_conversation(tokenizer, conversation, max_tokens=_NO_LIMIT)
-    pieces = [(learnt, tokenizer.decode(part)) for learnt, part in _spans(ids, mask)]
+    # Datasets come from the network: what they hold cannot move the cursor.
+    pieces = [(learnt, escaped(tokenizer.decode(part))) for learnt, part in _spans(ids, mask)]
     if as_json:
         tree = {"ids": ids, "mask": mask, "conversation": conversation}
         print_json({"task": task, "split": split, "index": index, **tree})
@@ -74,10 +83,7 @@ def _open_example(directory: Path, task: str, split: str, index: int) -> dict[st
             f"--index is {index}, {task} has {len(examples)} examples for {split}",
             hint="the first is 0",
         )
-    try:
-        return examples[index]
-    except ValueError as error:  # tasks have errors of their own
-        raise DataError(str(error), hint="nanochat run tiny --force task_data") from error
+    return examples[index]
 
 
 def _spans(ids: Sequence[int], mask: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:

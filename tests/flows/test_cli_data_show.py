@@ -19,9 +19,13 @@ CALL = [
     {"type": "python", "text": "7+5"},
     {"type": "python_output", "text": "12"},
 ]
+HOSTILE = "\x1b]0;owned\x07\r\u202egnp" + "long " * 500
 EXAMPLES = [
     {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]},
     {"messages": [{"role": "user", "content": "7+5?"}, {"role": "assistant", "content": CALL}]},
+    {
+        "messages": [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": "no"}],
+    },
 ]
 
 
@@ -53,14 +57,18 @@ def put(store: Store, stage: str, directory: Path) -> Manifest:
 
 
 @pytest.fixture(autouse=True)
-def run_with_two_examples(store: Store, tmp_path: Path) -> None:
+def runs_with_examples(store: Store, tmp_path: Path) -> None:
     tokens, data = tmp_path / "tokenizer", tmp_path / "data"
     tokens.mkdir()
     (data / "arithmetic").mkdir(parents=True)
     Tokenizer({bytes([byte]): byte for byte in range(256)}).save(tokens)
     for split in ("train", "test"):
         write_examples(data / "arithmetic" / f"{split}.jsonl", EXAMPLES)
-    put_run(store, "tiny-1", put(store, "tokenizer", tokens), put(store, "task_data", data))
+    (data / "broken").mkdir()
+    (data / "broken" / "train.jsonl").write_text('{"messages": 3}\n')
+    made = put(store, "tokenizer", tokens), put(store, "task_data", data)
+    put_run(store, "tiny-1", *made)
+    put_run(store, "mine-1", *made, name="mine", profile="d12", depth=6, overrides=("seed=2",))
 
 
 def test_what_is_learnt_is_marked(terminal: Terminal):
@@ -71,6 +79,28 @@ def test_what_is_learnt_is_marked(terminal: Terminal):
         "{+It is <|python_start|>7+5<|python_end|>+}<|output_start|>12<|output_end|>"
         "{+<|assistant_end|>+}"
     )
+
+
+def test_text_of_a_dataset_is_shown_whole_and_cannot_move_the_cursor(terminal: Terminal):
+    text = "\n".join(terminal.said("data", "show", "arithmetic", "--index", "2"))
+    assert "\\x1b]0;owned\\x07\\x0d\\u202egnp" in text
+    assert text.count("long ") == HOSTILE.count("long ")
+    assert text.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("run", "command"),
+    [
+        ("tiny", "nanochat run tiny --force task_data"),
+        ("mine", "nanochat run d12 --depth 6 --set seed=2 --force task_data"),
+    ],
+)
+def test_a_broken_example_names_the_command_that_makes_its_run_again(
+    terminal: Terminal, run: str, command: str
+):
+    error, hint = terminal.fails("data", "show", "broken", "--run", run)
+    assert "train.jsonl" in error
+    assert hint == f"make them again: {command}"
 
 
 def test_programs_get_ids_and_mask(terminal: Terminal):
@@ -84,7 +114,7 @@ def test_programs_get_ids_and_mask(terminal: Terminal):
     ("words", "error", "hint"),
     [
         (("arithmetik",), "there is no dataset 'arithmetik'", "did you mean 'arithmetic'?"),
-        (("arithmetic", "--index", "2"), "--index is 2, arithmetic has 2 examples", "first is 0"),
+        (("arithmetic", "--index", "3"), "--index is 3, arithmetic has 3 examples", "first is 0"),
         (("arithmetic", "--index", "-1"), "--index is -1", "first is 0"),
         (("arithmetic", "--run", "tiney"), "tiney", ""),
     ],
