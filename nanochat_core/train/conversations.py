@@ -22,7 +22,7 @@ from nanochat_core.errors import DataError
 from nanochat_core.evaluate.generate import greedy_answers
 from nanochat_core.job import Job
 from nanochat_core.model.attention import choose
-from nanochat_core.model.checkpoint import load_model, load_state, save_model
+from nanochat_core.model.checkpoint import Tensors, load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
 from nanochat_core.optim.sharded import Optimizer
@@ -61,7 +61,8 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     if not config.mixture:
         return pass_on(job, world, progress)
     model = load_model(job.model_input, device).train()
-    choose(job.resources.attention, device, model.dtype)
+    strict = job.resources.determinism == "strict"
+    choose(job.resources.attention, device, model.dtype, strict=strict, world=world)
     optimizer = Optimizer(
         model,
         scaled(optimizer_config, config.lr_fraction),
@@ -73,8 +74,11 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         model.compile_passes()
     tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
     train, held_out = make_rows(job, config, model.config.sequence_len, seed, world)
-    pace = pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world)
-    log = StepLog(progress, pace, late=device.type == "cuda")
+    log = StepLog(
+        progress,
+        pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world),
+        late=device.type == "cuda",
+    )
     keeper = Keeper(job, optimizer, world, progress, log)
     fitting = Fitting(job, optimizer, world, progress)
 
@@ -88,43 +92,42 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     num_steps = config.num_epochs * math.ceil(len(train.tokens) / rows_per_step)
 
     def take_step(step: int) -> tuple[npt.NDArray[Any], ...]:
-        ids = share_of(epoch_ids(step, len(train.tokens), rows_per_step, seed), world).numpy()
-        return train.take(ids)
+        ids = epoch_ids(step, len(train.tokens), rows_per_step, seed)
+        return train.take(share_of(ids, world).numpy())
 
     start, state = keeper.resume()
     progress.start(num_steps, step=start)
     started = time.monotonic()
     if not start:
-        loss = mean_loss(model, held_out, fitting.size, world, below=tokenizer.bos)
-        check_first_loss(loss, vocab_size=model.config.vocab_size)
+        check_first_loss(
+            mean_loss(model, held_out, fitting.size, world, below=tokenizer.bos),
+            vocab_size=model.config.vocab_size,
+        )
     first_loss = state["first_loss"] if start else evaluate(0)
     with STOP.deferred(), frozen(), fitting.explained():
         log.begin()
         for step, (tokens, mask) in feed(take_step, start=start, stop=num_steps, device=device):
+            done = step + 1
             loss = fitting.gradients(
                 partial(add_gradients, model, optimizer, tokens, mask, world=world)
             )
-            log.read(step + 1, loss)
+            log.read(done, loss)
             optimizer.step(
                 lr_multiplier=lr_multiplier(step, num_steps, config.schedule),
                 momentum=muon_momentum(step, num_steps, config.schedule),
                 weight_decay=0.0,
             )
             log.tell()
-            keeper.after_step(step + 1, num_steps, {"first_loss": first_loss}, now=False)
+            judged = is_due(done, job.resources.eval_every_steps) and done < num_steps
+            keeper.after_step(done, num_steps, {"first_loss": first_loss}, now=judged)
+            if judged:
+                evaluate(done)
+                log.begin()
         last_loss = evaluate(num_steps)
         keeper.close()
-    state = optimizer.gather()
+    whole = optimizer.gather()
     if world.is_first:
-        write_chat_facts(job.output, tokenizer)
-        save_model(
-            job.output,
-            model,
-            tokenizer=job.model_input / "tokenizer",
-            optimizer=state,
-            made_by=section,
-        )
-        write_samples(job, model, tokenizer, config)
+        write_output(job, model, tokenizer, config, optimizer=whole, made_by=section)
     return {
         "val_loss_first": first_loss,
         "val_loss": last_loss,
@@ -153,6 +156,11 @@ def pass_on(job: Job, world: World, progress: Progress) -> dict[str, Any]:
             if (job.model_input / name).exists():
                 shutil.copyfile(job.model_input / name, job.output / name)
     return {"steps": 0}
+
+
+def is_due(done: int, every: int) -> bool:
+    """Whether what happens after each `every` steps, 0: never, happens after `done`."""
+    return every > 0 and done % every == 0
 
 
 def scaled(config: OptimizerConfig, fraction: float) -> OptimizerConfig:
@@ -242,6 +250,27 @@ def mean_loss(
     world.sum(sums)
     model.train()
     return float(sums[0] / sums[1])
+
+
+def write_output(
+    job: Job,
+    model: GPT,
+    tokenizer: Tokenizer,
+    config: ChatTrainConfig,
+    *,
+    optimizer: Tensors,
+    made_by: str,
+) -> None:
+    """The model, and some of its answers."""
+    write_chat_facts(job.output, tokenizer)
+    save_model(
+        job.output,
+        model,
+        tokenizer=job.model_input / "tokenizer",
+        optimizer=optimizer,
+        made_by=made_by,
+    )
+    write_samples(job, model, tokenizer, config)
 
 
 def write_samples(job: Job, model: GPT, tokenizer: Tokenizer, config: ChatTrainConfig) -> None:

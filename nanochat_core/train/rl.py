@@ -34,7 +34,7 @@ from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
-from nanochat_core.train.conversations import scaled
+from nanochat_core.train.conversations import is_due, scaled
 from nanochat_core.train.fitting import Fitting
 from nanochat_core.train.gates import (
     FIRST_STEPS,
@@ -70,7 +70,8 @@ def run(job: Job) -> dict[str, Any]:
     device = open_device(job.resources, local_rank=world.local_rank)
     progress = Progress(job.events, active=world.is_first)
     model = load_model(job.model_input, device)
-    choose(job.resources.attention, device, model.dtype)
+    strict = job.resources.determinism == "strict"
+    choose(job.resources.attention, device, model.dtype, strict=strict, world=world)
     optimizer = Optimizer(
         model,
         scaled(optimizer_config, config.lr_fraction),
@@ -125,7 +126,7 @@ def run(job: Job) -> dict[str, Any]:
             )
             log.tell()
             state["rewards"] = note_reward(state["rewards"], values["reward"], progress)
-            judged = _is_due(done, job.resources.eval_every_steps) and done < config.num_steps
+            judged = is_due(done, job.resources.eval_every_steps) and done < config.num_steps
             keeper.after_step(done, config.num_steps, state, now=judged)
             if judged:
                 evaluate(done)
@@ -149,10 +150,6 @@ def run(job: Job) -> dict[str, Any]:
         "steps": config.num_steps,
         **machine(job, device, world, device_batch_size=fitting.size),
     }
-
-
-def _is_due(done: int, every: int) -> bool:
-    return every > 0 and done % every == 0
 
 
 def judge(

@@ -11,6 +11,7 @@ from nanochat_core.config import ChatTrainConfig
 from nanochat_core.job import Job
 from nanochat_core.model.checkpoint import load_state
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
+from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.train import conversations
 
 pytestmark = pytest.mark.torch
@@ -79,6 +80,23 @@ def test_an_empty_mixture_passes_the_model_on_and_sft_begins_with_it(
     assert metrics["steps"] > 0
     steps = [int(load_state(place)["step"]) for place in (base, sft.output)]
     assert steps[1] == steps[0] + metrics["steps"]
+
+
+def test_held_out_conversations_are_judged_on_the_way_and_change_nothing(
+    models: dict[str, Path],
+    make_job: Callable[..., Job],
+    run_stage: Callable[[Job], dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    plain = make_job("sft", tmp_path / "plain", models)
+    steps = run_stage(plain)["steps"]
+    judged = make_job("sft", tmp_path / "judged", models, resources={"eval_every_steps": 2})
+    run_stage(judged)
+    evals = last_by_step(read_events(judged.events), "eval")
+    assert list(evals) == sorted({*range(0, steps, 2), steps})
+    assert len(evals) > 2
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (plain.output / name).read_bytes() == (judged.output / name).read_bytes()
 
 
 def test_the_momentum_of_the_model_before_is_gone_on_with(
