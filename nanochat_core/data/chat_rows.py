@@ -10,24 +10,22 @@ the rows are written once for all ranks of a node, which map them: in memory are
 each conversation.
 """
 
-import contextlib
-import os
 import shutil
 import tempfile
 import time
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
-import numpy.lib.format as npy
 import numpy.typing as npt
 
+from nanochat_core.data.array_files import check_size, new_array, write_array
 from nanochat_core.data.processes import map_in_processes, usable_cores
 from nanochat_core.data.token_files import dtype_for
 from nanochat_core.errors import DataError
@@ -172,9 +170,11 @@ def _gather(pieces: Iterable[Piece], scratch: Path) -> Piece:
         for piece in pieces:
             kind = piece.ids.dtype
             learnt += int(piece.mask.sum())
-            piece.ids.tofile(ids_file)
-            piece.mask.tofile(mask_file)
+            write_array(ids_file, piece.ids)
+            write_array(mask_file, piece.mask)
             lengths.extend(piece.lengths.tolist())
+    check_size(scratch / "ids", sum(lengths) * kind.itemsize)
+    check_size(scratch / "mask", sum(lengths))
     if not learnt:
         raise DataError(
             "the mixture has no token to learn from",
@@ -216,8 +216,8 @@ def _write_arrays(everything: Piece, directory: Path, *, row_len: int) -> None:
     assert (ids[starts] == bos).all(), "a conversation begins with another token than the first one"
     rows = assign_rows(lengths, row_len=row_len)
     with (
-        _new_array(directory / _TOKENS, ids.dtype, (len(rows), row_len)) as tokens_file,
-        _new_array(directory / _BITS, mask.dtype, (len(rows), -(-row_len // 8))) as bits_file,
+        new_array(directory / _TOKENS, ids.dtype, (len(rows), row_len)) as tokens_file,
+        new_array(directory / _BITS, mask.dtype, (len(rows), -(-row_len // 8))) as bits_file,
     ):
         for first in range(0, len(rows), _PIECE):
             some = rows[first : first + _PIECE]
@@ -230,16 +230,5 @@ def _write_arrays(everything: Piece, directory: Path, *, row_len: int) -> None:
                     tokens[row, place : place + length] = ids[start : start + length]
                     learnt[row, place : place + length] = mask[start : start + length]
                     place += length
-            tokens.tofile(tokens_file)
-            np.packbits(learnt, axis=1).tofile(bits_file)
-
-
-@contextlib.contextmanager
-def _new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[IO[bytes]]:
-    """A .npy file of which the values are still to be written, in order."""
-    header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    with path.open("wb") as file:
-        npy.write_array_header_1_0(file, header)
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+            write_array(tokens_file, tokens)
+            write_array(bits_file, np.packbits(learnt, axis=1))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanochat_core.config import RowsConfig
+from nanochat_core.data.array_files import check_size, write_array
 from nanochat_core.data.packing import batches, pack
 from nanochat_core.data.row_files import SPLITS, write_index
 from nanochat_core.data.shard_files import move_into_place
@@ -92,9 +93,10 @@ def write_rows(
                 placed += length
             num_rows += 1
             if num_rows % _CHUNK_ROWS == 0:
-                chunk.tofile(file)
+                write_array(file, chunk)
                 progress.step(min(num_rows, most))
-        chunk[: num_rows % _CHUNK_ROWS].tofile(file)
+        write_array(file, chunk[: num_rows % _CHUNK_ROWS])
+    check_size(path, num_rows * row_len * chunk.itemsize)
     return num_rows, placed
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nanochat_core.data.array_files import check_size, new_array, write_array
 from nanochat_core.data.processes import map_in_processes, usable_cores
 from nanochat_core.data.shard_files import (
     ShardSet,
@@ -77,8 +78,8 @@ def tokenize_shard(
         temporary = scratch / name
         lengths = _write_ids(path, temporary, tokenizer=tokenizer, dtype=dtype)
         move_into_place(temporary, output / f"{name}.tokens")
-        with temporary.open("wb") as file:
-            np.save(file, lengths)
+        with new_array(temporary, lengths.dtype, lengths.shape) as file:
+            write_array(file, lengths)
         move_into_place(temporary, output / f"{name}.lengths.npy")
     return TokenShard(
         name=name, documents=len(lengths), tokens=int(lengths.sum()), row_groups=row_groups
@@ -90,11 +91,13 @@ def _write_ids(
 ) -> npt.NDArray[np.uint32]:
     """Write bos and ids of every document to `path`; returns their lengths (documents,)."""
     bos = np.array([tokenizer.bos], dtype=np.uint32)
+    kind = np.dtype(dtype).newbyteorder("<")
     lengths: list[int] = []
     with path.open("wb") as file:
         for texts in read_row_groups(shard):
             documents = tokenizer.encode_batch(texts)
             lengths += [1 + len(ids) for ids in documents]
             stream = np.concatenate([part for ids in documents for part in (bos, ids)])
-            stream.astype(np.dtype(dtype).newbyteorder("<")).tofile(file)
+            write_array(file, stream.astype(kind))
+    check_size(path, sum(lengths) * kind.itemsize)
     return np.array(lengths, dtype="<u4")

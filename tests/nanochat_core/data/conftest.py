@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from nanochat_core.data.shard_files import ShardSet, shard_name, write_shard
+from nanochat_core.data.token_files import TokenSet
+from nanochat_core.data.tokenize import tokenize_shard
 from nanochat_core.job import Job, Resources
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.nanochat_core.data.hub_server import HubServer, talking_to_hub
@@ -69,6 +71,44 @@ def write_shards(tmp_path: Path) -> Callable[[list[list[str]]], Path]:
         return directory
 
     return write
+
+
+@pytest.fixture
+def tokens_dir(
+    tmp_path: Path, write_shards: Callable[[list[list[str]]], Path], tokenizer_dir: Path
+) -> Path:
+    """The tokens of three shards."""
+    shards = ShardSet.open(
+        write_shards(
+            [
+                [f"word{i} " * (1 + i % 40) for i in range(300)],
+                [f"thing{i} " * (1 + i % 25) for i in range(200)],
+                [f"word{i} thing{i}" * (1 + i % 10) for i in range(60)],
+            ]
+        )
+    )
+    directory = tmp_path / "tokens"
+    directory.mkdir()
+    made = [
+        tokenize_shard(
+            path,
+            tokenizer_directory=tokenizer_dir,
+            output=directory,
+            scratch=tmp_path,
+            dtype="uint16",
+        )
+        for path in (*shards.train, shards.validation)
+    ]
+    tokenizer = Tokenizer.load(tokenizer_dir)
+    TokenSet(
+        directory=directory,
+        dtype="uint16",
+        vocab_size=tokenizer.vocab_size,
+        bos=tokenizer.bos,
+        tokenizer=tokenizer.digest(),
+        shards=tuple(made),
+    ).write()
+    return directory
 
 
 @pytest.fixture

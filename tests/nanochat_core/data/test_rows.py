@@ -6,51 +6,15 @@ import pytest
 from nanochat_core.config import RowsConfig
 from nanochat_core.data import rows
 from nanochat_core.data.row_files import BLOCK_ROWS, Rows, permutation
-from nanochat_core.data.shard_files import ShardSet
 from nanochat_core.data.token_files import TokenSet
-from nanochat_core.data.tokenize import tokenize_shard
 from nanochat_core.errors import DataError
-from nanochat_core.tokenizer.bpe import Tokenizer
 
 # A job's log stays open for as long as its process lives.
-
-SHARDS = [
-    [f"word{i} " * (1 + i % 40) for i in range(300)],
-    [f"thing{i} " * (1 + i % 25) for i in range(200)],
-    [f"word{i} thing{i}" * (1 + i % 10) for i in range(60)],
-]
 
 
 def config(**changes):
     fields = {"policy": "default", "sequence_len": 32, "buffer_documents": 50}
     return RowsConfig(**{**fields, **changes})
-
-
-@pytest.fixture
-def tokens_dir(tmp_path, write_shards, tokenizer_dir):
-    shards = ShardSet.open(write_shards(SHARDS))
-    directory = tmp_path / "tokens"
-    directory.mkdir()
-    made = [
-        tokenize_shard(
-            path,
-            tokenizer_directory=tokenizer_dir,
-            output=directory,
-            scratch=tmp_path,
-            dtype="uint16",
-        )
-        for path in (*shards.train, shards.validation)
-    ]
-    tokenizer = Tokenizer.load(tokenizer_dir)
-    TokenSet(
-        directory=directory,
-        dtype="uint16",
-        vocab_size=tokenizer.vocab_size,
-        bos=tokenizer.bos,
-        tokenizer=tokenizer.digest(),
-        shards=tuple(made),
-    ).write()
-    return directory
 
 
 def numbered(num_rows, *, sequence_len=3):
