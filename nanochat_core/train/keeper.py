@@ -40,6 +40,11 @@ from nanochat_core.train.checkpoint import (
 )
 from nanochat_core.train.losses import StepLog, broken
 
+_SECONDS_BETWEEN_BEATS = 0.25
+# While a save is written the loop that waits for it is well; after so long it is the disk that
+# hangs, and the launcher may find it.
+_SECONDS_FOR_A_DISK = 3600.0
+
 
 class Keeper:
     """Saves a training loop's state when it is due and when the job is asked to stop."""
@@ -120,7 +125,6 @@ class Keeper:
 
     def _save(self, done: int, total: int, state: dict[str, Any]) -> None:
         self._log.settle()  # a state whose loss is broken is not saved
-        HEART.beat("waiting for a save")
         self._wait()
         HEART.beat("saving")
         if self._world.is_first:
@@ -216,8 +220,12 @@ class _Writing:
         self._thread.join(seconds)
 
     def wait(self) -> None:
-        """Until it is done. Raises what it raised."""
-        self._thread.join()
+        """Until it is done, showing signs of life meanwhile. Raises what it raised."""
+        silent_from = time.monotonic() + _SECONDS_FOR_A_DISK
+        while not self.ended:
+            if time.monotonic() < silent_from:
+                HEART.beat("waiting for a save")
+            self._thread.join(_SECONDS_BETWEEN_BEATS)
         if self._error is not None:
             raise self._error
 

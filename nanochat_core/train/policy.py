@@ -22,6 +22,7 @@ from torch import Tensor
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.train.step import IGNORE
 
 
@@ -96,6 +97,7 @@ def add_policy_gradients(
     useful.sort(key=lambda i: len(rollouts[i].prompt + rollouts[i].answer))
     model.train()
     for first in range(0, len(useful), device_batch_size):
+        HEART.beat("gradients")
         ids = useful[first : first + device_batch_size]
         batch = [rollouts[i] for i in ids]
         tokens_RT, targets_RT = (t.to(device) for t in pad(batch, model.config.sequence_len))
@@ -157,6 +159,7 @@ def log_probs(model: GPT, rollouts: Sequence[Rollout], *, device_batch_size: int
     order.sort(key=lambda i: len(rollouts[i].prompt + rollouts[i].answer))
     model.eval()
     for first in range(0, len(order), device_batch_size):
+        HEART.beat("weighing answers")
         ids = order[first : first + device_batch_size]
         batch = [rollouts[i] for i in ids]
         tokens_RT, targets_RT = (t.to(device) for t in pad(batch, model.config.sequence_len))

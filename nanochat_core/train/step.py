@@ -9,6 +9,7 @@ import torch
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.heartbeat import HEART
 
 IGNORE = -1  # target that carries no loss
 
@@ -36,6 +37,7 @@ def add_gradients(
     count = world.sum((targets != IGNORE).sum().float()).clamp(min=1)
     total = torch.zeros((), device=tokens.device)
     for first in range(0, len(tokens), device_batch_size):
+        HEART.beat("gradients")  # a whole step may take longer than a rank may be silent
         rows = slice(first, first + device_batch_size)
         loss = model.summed_loss(inputs[rows], targets[rows]) / count
         optimizer.backward(loss, last=first + device_batch_size >= len(tokens))

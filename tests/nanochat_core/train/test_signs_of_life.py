@@ -1,0 +1,107 @@
+"""A loop shows signs of life however long its steps and its saves take."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+
+from infra.launch.hang import HangWatch, pulses_of
+from nanochat_core.job import Job
+from nanochat_core.model.gpt import GPT
+from nanochat_core.runtime.heartbeat import HEART, Heart
+from nanochat_core.train import keeper, rl
+
+pytestmark = pytest.mark.torch
+MakeJob: TypeAlias = Callable[..., Job]
+PASS = "pass"  # of the model, in a step's gradients
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the rank does: every beat, and every pass."""
+    said: list[str] = []
+
+    def beat(self: Heart, doing: str, *, steps: int = 0) -> None:
+        said.append(doing)
+
+    monkeypatch.setattr(Heart, "beat", beat)
+    real = GPT.token_losses
+
+    def token_losses(self: GPT, *arguments: Any) -> torch.Tensor:
+        said.append(PASS)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(GPT, "token_losses", token_losses)
+    summed = GPT.summed_loss
+
+    def summed_loss(self: GPT, *arguments: Any) -> torch.Tensor:
+        said.append(PASS)
+        return summed(self, *arguments)
+
+    monkeypatch.setattr(GPT, "summed_loss", summed_loss)
+    return said
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "sft", "rl"])
+def test_every_pass_through_the_model_begins_with_a_sign_of_life(
+    stage: str,
+    models: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: Callable[[Job], dict[str, Any]],
+    tmp_path: Path,
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that none is missed, however many of them make up a step."""
+    monkeypatch.setattr(rl, "is_correct", lambda task, example, answer: len(answer) % 2 == 0)
+    # An update against a reference and an older policy too: more passes than one kind.
+    section = {"updates_per_batch": 2, "clip": 0.2, "kl_weight": 0.1} if stage == "rl" else None
+    resources = {"device_batch_size": 1}
+    job = make_job(stage, tmp_path / "job", models, section=section, resources=resources)
+    run_stage(job)
+    kinds = [list(group) for _, group in itertools.groupby(told, lambda said: said == PASS)]
+    passes = [group for group in kinds if group[0] == PASS]
+    assert len(passes) > 12
+    assert {len(group) for group in passes} == {1}
+
+
+@pytest.fixture
+def heart(make_job: MakeJob, tmp_path: Path) -> Iterator[Job]:
+    """A job of which the launcher expects a sign of life every second."""
+    job = make_job("shards", tmp_path / "job", {}, resources={"hang_seconds": 1.0})
+    HEART.open(pulses_of(job), 0)
+    HEART.watch()
+    HEART.beat("training", steps=1)
+    yield job
+    HEART.rest()
+
+
+def test_a_loop_that_waits_for_a_slow_disk_does_not_hang(heart: Job) -> None:
+    found: list[object] = []
+
+    def write() -> None:
+        watch = HangWatch(heart)
+        for _ in range(20):
+            time.sleep(0.1)
+            found.append(watch.find())
+
+    keeper._Writing(write).wait()
+    assert found == [None] * 20
+
+
+def test_a_disk_that_hangs_is_found_in_the_end(heart: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "_SECONDS_FOR_A_DISK", 0.1)
+    found: list[bool] = []
+
+    def write() -> None:
+        watch = HangWatch(heart)
+        for _ in range(20):
+            time.sleep(0.1)
+            found.append(watch.find() is not None)
+
+    keeper._Writing(write).wait()
+    assert any(found)
