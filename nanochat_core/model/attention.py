@@ -1,9 +1,9 @@
 """Causal attention inside a sliding window: the one place where a backend is chosen.
 
 A window of W lets the query at position t see the keys t-W..t: W to its left and itself, W+1 keys.
-Backends that count keys rather than distance need W+1. The backend is chosen once per process and
-never changes a result beyond rounding, so it is recorded and is part of no fingerprint. Attention
-over a cache is always torch's own.
+Backends that count keys rather than distance need W+1. The backend is chosen once, the same for all
+ranks, and never changes a result beyond rounding, so it is recorded and is part of no fingerprint.
+Attention over a cache is always torch's own.
 
 Shapes: B rows, T new tokens, S cached tokens, H query heads, K key/value heads, D head dim.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.attention_backends import BACKENDS, SDPA, Backend, Call, mixed
+from nanochat_core.runtime.distributed import ALONE, World
 
 _chosen: Backend = SDPA
 _call: Call = SDPA.load()
@@ -23,11 +24,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, window: int) -> Tensor:
     return _call(q, k, v, min(window, q.size(1) - 1))
 
 
-def choose(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
-    """Choose the backend of this process: by name, or with "auto" the first that can run.
+def choose(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    strict: bool = False,
+    world: World = ALONE,
+) -> Backend:
+    """Choose the backend of every rank: by name, or with "auto" the first that runs on all.
 
     `dtype` is that of q, k and v. A backend counts as able when it computes forward and backward
-    what SDPA computes. Raises ConfigError when the name is unknown or its backend cannot run here.
+    what SDPA computes; under `strict` only if its gradients repeat themselves. Collective. Raises
+    ConfigError, on every rank, when the name is unknown or its backend cannot run on one of them.
     """
     global _chosen, _call
     names = [backend.name for backend in BACKENDS]
@@ -38,7 +47,10 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> Backend:
     reason: str | None = None
     for backend in BACKENDS:
         if name in ("auto", backend.name):
-            reason = backend.unable(device, dtype)
+            fault = backend.unable(device, dtype, strict=strict)
+            if fault is not None and world.size > 1:
+                fault = f"{fault} (rank {world.rank})"
+            reason = world.first_text(fault)
             if reason is None:
                 _chosen, _call = backend, backend.load()
                 return backend

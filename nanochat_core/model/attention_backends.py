@@ -33,9 +33,17 @@ class Backend:
     capabilities: tuple[int, ...]  # major compute capabilities of GPUs it runs on; (): any device
     dtypes: tuple[torch.dtype, ...]
     load: Callable[[], Call]  # imports its package
+    repeats: bool = False  # whether the same input always gives the same gradients, to the bit
 
-    def unable(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Why it cannot train here on q, k, v of this dtype; None: it can."""
+    def unable(
+        self, device: torch.device, dtype: torch.dtype, *, strict: bool = False
+    ) -> str | None:
+        """Why it cannot train here on q, k, v of this dtype; None: it can.
+
+        `strict`: only with gradients that repeat themselves.
+        """
+        if strict and not self.repeats:
+            return "determinism=strict, and its gradients add up in an order that varies"
         if self.capabilities and device.type != "cuda":
             return f"it needs a GPU, and the device is {device.type}"
         if self.capabilities:
@@ -194,14 +202,27 @@ SDPA = Backend(
     capabilities=(),
     dtypes=(torch.float32, torch.float64, *_HALVES),
     load=lambda: _sdpa,
+    repeats=True,  # torch's deterministic mode reaches it
+)
+# Its backward pass has one program for each block of queries and one for each block of keys, and
+# none adds to what another writes.
+FLEX = Backend(
+    name="flex",
+    capabilities=(8, 9, 10, 11, 12),
+    dtypes=_HALVES,
+    load=load_flex,
+    repeats=True,
 )
 
+# FlashAttention and cuDNN add up dq atomically. Some of them can do without on demand; no such
+# switch has been tried.
+#
 # In the order of preference of "auto".
 BACKENDS = (
     Backend(name="fa3", capabilities=(9,), dtypes=_HALVES, load=_load_fa3),
     Backend(name="cudnn", capabilities=(9, 10), dtypes=_HALVES, load=_load_cudnn),
     Backend(name="fa4", capabilities=(9, 10, 11), dtypes=_HALVES, load=_load_fa4),
-    Backend(name="flex", capabilities=(8, 9, 10, 11, 12), dtypes=_HALVES, load=load_flex),
+    FLEX,
     Backend(name="fa2", capabilities=(8, 9, 10, 11, 12), dtypes=_HALVES, load=_load_fa2),
     SDPA,
 )

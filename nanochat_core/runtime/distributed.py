@@ -76,6 +76,14 @@ class World:
         """Whether the flag is set on any rank, so that all ranks stop at the same step."""
         return self.start_any(flag)()
 
+    def first_text(self, text: str | None) -> str | None:
+        """The text of the lowest rank that has one, on every rank; None: no rank has one."""
+        if self.size == 1:
+            return text
+        texts: list[str | None] = [None] * self.size
+        dist.all_gather_object(texts, text, group=self.control)
+        return next((t for t in texts if t is not None), None)
+
     def barrier(self) -> None:
         """Wait for every rank."""
         if self.size > 1:

@@ -39,7 +39,13 @@ def run(job: Job) -> dict[str, Any]:
     world = open_world(job.resources.device)
     device = open_device(job.resources, local_rank=world.local_rank)
     model = make_model(job, device)
-    choose(job.resources.attention, device, model.dtype)
+    choose(
+        job.resources.attention,
+        device,
+        model.dtype,
+        strict=job.resources.determinism == "strict",
+        world=world,
+    )
     optimizer = Optimizer(model, optimizer_config, precision=model.numerics.precision, world=world)
     if job.resources.compile:
         model.compile_passes()

@@ -70,8 +70,13 @@ def run(job: Job) -> dict[str, Any]:
     device = open_device(job.resources, local_rank=world.local_rank)
     progress = Progress(job.events, active=world.is_first)
     model = load_model(job.model_input, device)
-    strict = job.resources.determinism == "strict"
-    choose(job.resources.attention, device, model.dtype, strict=strict, world=world)
+    choose(
+        job.resources.attention,
+        device,
+        model.dtype,
+        strict=job.resources.determinism == "strict",
+        world=world,
+    )
     optimizer = Optimizer(
         model,
         scaled(optimizer_config, config.lr_fraction),

@@ -1,6 +1,8 @@
 """Every backend that can run here against a mask written out in float64, at window edges."""
 
+import dataclasses
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from nanochat_core.errors import ConfigError
 from nanochat_core.model import attention, attention_backends
 from nanochat_core.model.attention import attend, attention_backend, choose
 from nanochat_core.model.attention_backends import BACKENDS, SDPA, Backend, difference, load_flex
+from nanochat_core.runtime.distributed import World
 
 pytestmark = pytest.mark.torch
 
@@ -160,6 +163,44 @@ def test_auto_takes_the_first_that_works(monkeypatch: pytest.MonkeyPatch) -> Non
     assert attention_backend() == "mine"
     q, k, v, _ = problem(50)
     torch.testing.assert_close(attend(q, k, v, window=3), SDPA.load()(q, k, v, 3))
+
+
+@pytest.mark.usefixtures("_back_to_sdpa")
+@pytest.mark.parametrize("name", ["fa2", "fa3", "fa4", "cudnn"])
+def test_strict_refuses_by_name_what_adds_up_in_any_order(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' cannot run here: determinism=strict"):
+        choose(name, CPU, torch.bfloat16, strict=True)
+
+
+@pytest.mark.usefixtures("_back_to_sdpa")
+def test_strict_leaves_auto_what_repeats_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [backend.name for backend in BACKENDS if backend.repeats] == ["flex", "sdpa"]
+    able = [dataclasses.replace(b, capabilities=(), load=SDPA.load) for b in BACKENDS]
+    monkeypatch.setattr(attention, "BACKENDS", able)
+    assert choose("auto", CPU, torch.bfloat16).name == "fa3"
+    assert choose("auto", CPU, torch.bfloat16, strict=True).name == "flex"
+
+
+class OfTwo(World):
+    """A world in which the other rank gives the same reasons, and those of `others`."""
+
+    others: ClassVar[list[str | None]]
+
+    def first_text(self, text: str | None) -> str | None:
+        return text or self.others.pop(0)
+
+
+@pytest.mark.usefixtures("_back_to_sdpa")
+def test_a_backend_that_fails_on_another_rank_is_taken_by_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = OfTwo(rank=0, local_rank=0, size=2)
+    monkeypatch.setattr(attention, "BACKENDS", (with_load(SDPA.load), SDPA))
+    OfTwo.others = ["its package is missing: mine (rank 1)", None]
+    assert choose("auto", CPU, torch.float32, world=world) is SDPA
+    OfTwo.others = ["its package is missing: mine (rank 1)"]
+    with pytest.raises(ConfigError, match=r"run here: its package is missing: mine \(rank 1"):
+        choose("mine", CPU, torch.float32, world=world)
 
 
 def test_a_wrong_gradient_alone_is_noticed() -> None:

@@ -85,6 +85,8 @@ def check_questions(world: World) -> None:
     answers = [world.start_any(rank == world.rank) for rank in range(world.size)]
     assert not world.any(False)
     assert all(answer() for answer in reversed(answers))
+    assert world.first_text(None) is None
+    assert world.first_text(None if world.is_first else f"of {world.rank}") == "of 1"
 
 
 def check_dropping(world: World, precision: str) -> None:
