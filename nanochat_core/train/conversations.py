@@ -61,8 +61,13 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     if not config.mixture:
         return pass_on(job, world, progress)
     model = load_model(job.model_input, device).train()
-    strict = job.resources.determinism == "strict"
-    choose(job.resources.attention, device, model.dtype, strict=strict, world=world)
+    choose(
+        job.resources.attention,
+        device,
+        model.dtype,
+        strict=job.resources.determinism == "strict",
+        world=world,
+    )
     optimizer = Optimizer(
         model,
         scaled(optimizer_config, config.lr_fraction),
