@@ -20,6 +20,7 @@ from nanochat_core.evaluate.generate import pass_at
 from nanochat_core.job import Job
 from nanochat_core.model.checkpoint import load_model, load_state
 from nanochat_core.runtime.distributed import ALONE, World
+from nanochat_core.runtime.interrupt import STOP, Interrupted
 from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import rl
@@ -211,6 +212,35 @@ def test_each_option_changes_what_is_learnt_and_repeats_itself(
     assert int(load_state(jobs["two"].output)["step"]) == 3 + int(
         load_state(jobs["plain"].output)["step"]
     )
+
+
+def test_with_every_option_a_stopped_run_goes_on_to_the_same_bytes(
+    models: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    section: dict[str, Any] = {
+        "num_steps": 4,
+        "clip": 0.2,
+        "updates_per_batch": 2,
+        "kl_weight": 0.1,
+        "baseline": "leave_one_out",
+        "drop_equal_groups": True,
+        "eval_samples": 2,
+    }
+    whole, expected = run_rl(make_job, run_stage, models, tmp_path / "whole", **section)
+    with monkeypatch.context() as patch:
+        patch.setattr(STOP, "requested", False)
+        patch.setattr(STOP, "steps_left", 2)
+        with pytest.raises(Interrupted):
+            run_rl(make_job, run_stage, models, tmp_path / "parts", **section)
+    parts, found = run_rl(make_job, run_stage, models, tmp_path / "parts", **section)
+    assert found == expected
+    assert any(e["kind"] == "start" and e["resumed"] for e in read_events(parts.events))
+    for name in ("model.safetensors", "optimizer.safetensors", "samples.jsonl"):
+        assert (parts.output / name).read_bytes() == (whole.output / name).read_bytes(), name
 
 
 def test_a_strong_pull_of_the_reference_keeps_the_model_near_it(
