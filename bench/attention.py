@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nanochat_core.model.attention_backends import BACKENDS, SDPA, Call, band, mixed
+from nanochat_core.model.shape import head_dim
 from nanochat_core.scaling import run_for_depth
 
 Times = dict[str, float]  # backend -> milliseconds
@@ -38,7 +39,7 @@ def main() -> None:
     found: dict[str, Times] = {}
     for depth in options.depths:
         model = run_for_depth(depth).model
-        shape = (options.rows, model.sequence_len, model.num_heads, model.head_dim)
+        shape = (options.rows, model.sequence_len, model.num_heads, head_dim(model))
         for window in sorted({min(w, model.sequence_len - 1) for w in model.windows}):
             times = {
                 name: milliseconds(call, shape, window, device, dtype, options.seconds)

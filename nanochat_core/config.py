@@ -82,28 +82,15 @@ class ModelConfig(Section):
                 f"model.num_heads {self.num_heads} is not a multiple of "
                 f"num_kv_heads {self.num_kv_heads}"
             )
-        if self.head_dim % 2:
-            raise ConfigError(f"model head_dim {self.head_dim} is odd: rotary needs an even one")
+        if (channels := self.width // self.num_heads) % 2:
+            raise ConfigError(
+                f"model.width {self.width} over num_heads {self.num_heads} is {channels}, an odd "
+                "number: rotary needs an even one"
+            )
         if len(self.windows) != self.depth:
             raise ConfigError(
                 f"model.windows has {len(self.windows)} entries for depth {self.depth}"
             )
-
-    @property
-    def head_dim(self) -> int:
-        """Channels per head."""
-        return self.width // self.num_heads
-
-    @property
-    def padded_vocab_size(self) -> int:
-        """Rows of the embedding tables: vocab_size rounded up to a multiple of 64."""
-        return -(-self.vocab_size // 64) * 64
-
-    @property
-    def value_embed_layers(self) -> tuple[int, ...]:
-        """Layers with a value embedding: every second one, the last always; or none has one."""
-        last = self.depth - 1
-        return tuple(i for i in range(self.depth) if self.value_embeds and (last - i) % 2 == 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from nanochat_core.config import (
 )
 from nanochat_core.eras import numerics, windows_of
 from nanochat_core.errors import ConfigError
+from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
 
 HEAD_DIM = 128
 REFERENCE_DEPTH = 12
@@ -64,15 +65,15 @@ def windows_for(depth: int, sequence_len: int) -> tuple[int, ...]:
 
 def num_matrix_params(model: ModelConfig, constants: NumericsConfig) -> int:
     """Parameters inside the blocks: attention, MLP and value-embedding gates."""
-    kv_width = model.num_kv_heads * model.head_dim
+    kv_width = model.num_kv_heads * head_dim(model)
     attention = 2 * model.width * model.width + 2 * model.width * kv_width
-    gates = len(model.value_embed_layers) * model.num_kv_heads * constants.gate_channels
+    gates = len(value_embed_layers(model)) * model.num_kv_heads * constants.gate_channels
     return model.depth * (attention + 8 * model.width * model.width) + gates
 
 
 def num_lm_head_params(model: ModelConfig) -> int:
     """Parameters of the output projection."""
-    return model.padded_vocab_size * model.width
+    return padded_vocab_size(model) * model.width
 
 
 def num_scaling_params(model: ModelConfig, constants: NumericsConfig) -> int:
@@ -82,12 +83,12 @@ def num_scaling_params(model: ModelConfig, constants: NumericsConfig) -> int:
 
 def num_params(model: ModelConfig, constants: NumericsConfig) -> int:
     """All parameters: d12 has 286,261,730."""
-    embeddings = model.padded_vocab_size * model.width
+    embeddings = padded_vocab_size(model) * model.width
     value_embeds = (
-        len(model.value_embed_layers)
-        * model.padded_vocab_size
+        len(value_embed_layers(model))
+        * padded_vocab_size(model)
         * model.num_kv_heads
-        * model.head_dim
+        * head_dim(model)
     )
     scalars = 2 * model.depth * model.residual_scalars + model.backout
     smear = (constants.smear_channels + 1) * model.smear

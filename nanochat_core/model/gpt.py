@@ -33,6 +33,7 @@ from nanochat_core.model.layers import (
     rotate,
 )
 from nanochat_core.model.loss import softcap_loss, softcap_losses
+from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
 from nanochat_core.runtime.device import compute_dtype
 from nanochat_core.runtime.seeding import seed_for
 
@@ -49,14 +50,14 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, numerics: NumericsConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.head_dim = config.head_dim
+        self.head_dim = head_dim(config)
         self.numerics = numerics
-        kv_width = config.num_kv_heads * config.head_dim
+        kv_width = config.num_kv_heads * head_dim(config)
         self.c_q = Linear(config.width, config.width)
         self.c_k = Linear(config.width, kv_width)
         self.c_v = Linear(config.width, kv_width)
         self.c_proj = Linear(config.width, config.width)
-        if layer in config.value_embed_layers:
+        if layer in value_embed_layers(config):
             self.ve_gate = Linear(numerics.gate_channels, config.num_kv_heads)
 
     def forward(self, h: Tensor, value_embed: Tensor | None, rotary: Rotary, mix: Attend) -> Tensor:
@@ -110,7 +111,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig, numerics: NumericsConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.wte = Embedding(config.padded_vocab_size, config.width, dtype)
+        self.wte = Embedding(padded_vocab_size(config), config.width, dtype)
         self.h = nn.ModuleList(Block(config, numerics, layer) for layer in range(config.depth))
 
 
@@ -126,11 +127,11 @@ class GPT(nn.Module):
         self.config = config
         self.numerics = numerics
         self.dtype = compute_dtype(numerics.precision)
-        vocab, kv_width = config.padded_vocab_size, config.num_kv_heads * config.head_dim
+        vocab, kv_width = padded_vocab_size(config), config.num_kv_heads * head_dim(config)
         self.transformer = Transformer(config, numerics, self.dtype)
         self.lm_head = Linear(config.width, vocab)
         self.value_embeds = nn.ModuleDict(
-            {str(i): Embedding(vocab, kv_width, self.dtype) for i in config.value_embed_layers}
+            {str(i): Embedding(vocab, kv_width, self.dtype) for i in value_embed_layers(config)}
         )
         if config.residual_scalars:
             self.resid_lambdas = nn.Parameter(torch.empty(config.depth))
@@ -318,6 +319,6 @@ class GPT(nn.Module):
             rows = max(length, ROTARY_ROWS * self.config.sequence_len)
             # A table made in inference mode could not serve a later training step.
             with torch.inference_mode(False):
-                table = rotary_table(rows, self.config.head_dim, self.numerics, device)
+                table = rotary_table(rows, head_dim(self.config), self.numerics, device)
             self._rotary = table
         return table

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nanochat_core.config import ModelConfig
+from nanochat_core.model.shape import head_dim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class KVCache:
         self.config = config
         self.max_len = max_len
         # Zeros, not empty: a masked key still meets the softmax, and 0 * nan is nan.
-        shape = (config.depth, num_rows, config.num_kv_heads, max_len + 1, config.head_dim)
+        shape = (config.depth, num_rows, config.num_kv_heads, max_len + 1, head_dim(config))
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = torch.zeros(num_rows, dtype=torch.int64, device=device)

@@ -137,6 +137,31 @@ def _with_another_constant(source: str) -> str:
     return ast.unparse(tree) if transformer.done else source + "\nCHANGED = 1\n"
 
 
+@pytest.mark.parametrize(
+    ("rule", "other"),
+    [
+        ("vocab_size // 64) * 64", "vocab_size // 128) * 128"),
+        ("(last - i) % 2", "(last - i) % 3"),
+        ("width // model.num_heads", "width // model.num_kv_heads"),
+    ],
+)
+def test_what_a_models_shape_is_worked_out_by_decides_every_stage_with_a_model(
+    copy: Path, rule: str, other: str
+):
+    before = closures(copy)
+    path = path_of(copy, "nanochat_core.model.shape")
+    source = path.read_text()
+    assert source.count(rule) == 1
+    path.write_text(source.replace(rule, other))
+    try:
+        changed = changed_stages(before, copy)
+        assert changed == _stages_with("nanochat_core.model.gpt", before)
+        assert "pretrain" in changed
+        assert "rows" not in changed
+    finally:
+        path.write_text(source)
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_a_constant_of_a_module_decides_exactly_the_stages_that_reach_it(copy: Path, module: str):
     before = closures(copy)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nanochat_core.config import ModelConfig, NumericsConfig
 from nanochat_core.model.gpt import GPT
+from nanochat_core.model.shape import head_dim
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.distributed import ALONE
 from nanochat_core.scaling import numerics, run_for_depth
@@ -65,8 +66,8 @@ def reference_logits(weights: dict[str, Tensor], tokens: Tensor, n: NumericsConf
         return x / (x * x).mean(-1, keepdim=True).add(n.norm_eps).sqrt()
 
     def rotated(x: Tensor, position: int) -> Tensor:
-        half = c.head_dim // 2
-        frequency = torch.tensor([n.rotary_base ** (-2 * j / c.head_dim) for j in range(half)])
+        half = head_dim(c) // 2
+        frequency = torch.tensor([n.rotary_base ** (-2 * j / head_dim(c)) for j in range(half)])
         angle = position * frequency
         cos, sin = angle.cos(), angle.sin()
         if n.rotary_precision == "bf16":
@@ -85,21 +86,21 @@ def reference_logits(weights: dict[str, Tensor], tokens: Tensor, n: NumericsConf
         x = w["resid_lambdas"][i] * x + w["x0_lambdas"][i] * first
         h = norm(x)
         p = f"transformer.h.{i}."
-        q = (h @ w[p + "attn.c_q.weight"].T).view(-1, c.num_heads, c.head_dim)
-        k = (h @ w[p + "attn.c_k.weight"].T).view(-1, c.num_kv_heads, c.head_dim)
-        v = (h @ w[p + "attn.c_v.weight"].T).view(-1, c.num_kv_heads, c.head_dim)
+        q = (h @ w[p + "attn.c_q.weight"].T).view(-1, c.num_heads, head_dim(c))
+        k = (h @ w[p + "attn.c_k.weight"].T).view(-1, c.num_kv_heads, head_dim(c))
+        v = (h @ w[p + "attn.c_v.weight"].T).view(-1, c.num_kv_heads, head_dim(c))
         if (c.depth - 1 - i) % 2 == 0:
             gate = torch.sigmoid(h[:, : n.gate_channels] @ w[p + "attn.ve_gate.weight"].T)
             extra = w[f"value_embeds.{i}.weight"][tokens].view_as(v)
             v = v + n.gate_scale * gate[:, :, None] * extra
-        mixed = torch.zeros(len(tokens), c.num_heads, c.head_dim).double()
+        mixed = torch.zeros(len(tokens), c.num_heads, head_dim(c)).double()
         for head in range(c.num_heads):
             kv_head = head // (c.num_heads // c.num_kv_heads)
             for t in range(len(tokens)):
                 seen = range(max(0, t - c.windows[i]), t + 1)
                 query = n.qk_scale * norm(rotated(q[t, head], t))
                 keys = [n.qk_scale * norm(rotated(k[s, kv_head], s)) for s in seen]
-                scores = torch.stack([query @ key for key in keys]) / math.sqrt(c.head_dim)
+                scores = torch.stack([query @ key for key in keys]) / math.sqrt(head_dim(c))
                 mixed[t, head] = scores.softmax(0) @ v[list(seen), kv_head]
         x = x + mixed.flatten(1) @ w[p + "attn.c_proj.weight"].T
         inner = (norm(x) @ w[p + "mlp.c_fc.weight"].T).clamp(min=0) ** 2
