@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 def write_array(file: IO[bytes], array: npt.NDArray[Any]) -> None:
     """Append the array's values in C order. Raises OSError here or when the file is closed."""
-    file.write(memoryview(np.ascontiguousarray(array)))
+    file.write(np.ascontiguousarray(array).data)
 
 
 def check_size(path: Path, size: int) -> None:

@@ -16,7 +16,7 @@ import time
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -38,6 +38,7 @@ _TOKENS, _BITS = "tokens.npy", "mask_bits.npy"
 _PIECE = 1024  # conversations rendered at a time, and rows written at a time
 _FEW = 16 * _PIECE  # conversations that are rendered before other processes would have started
 _POLL_SECONDS = 0.1
+_TELL_SECONDS = 5.0  # between two lines on how far it is
 
 Rendered: TypeAlias = tuple[Sequence[int], Sequence[int]]  # ids and mask of a conversation
 
@@ -64,6 +65,16 @@ class ChatRows:
         tokens, bits = (np.load(directory / name, mmap_mode="r") for name in (_TOKENS, _BITS))
         return cls(tokens=tokens, bits=bits)
 
+    @classmethod
+    def find(cls, directory: Path, *, row_len: int) -> Self | None:
+        """The same, or None when there are no such rows, or they are damaged."""
+        try:
+            rows = cls.open(directory)
+        except (OSError, ValueError, EOFError):
+            return None
+        shapes = [(rows.tokens.shape[0], row_len), (rows.tokens.shape[0], -(-row_len // 8))]
+        return rows if [rows.tokens.shape, rows.bits.shape] == shapes else None
+
     def take(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
         """Tokens (n, row_len) u16 or u32 and mask (n, row_len) of the rows with these numbers."""
         mask = np.unpackbits(self.bits[ids], axis=1, count=self.tokens.shape[1])
@@ -78,25 +89,30 @@ def conversation_rows(
     row_len: int,
     writes: bool = True,
     barrier: Callable[[], None] = lambda: None,
+    tell: Callable[[str], None] = lambda text: None,
     processes: int | None = None,
 ) -> ChatRows:
-    """The rows of all conversations, in a new `directory` that one rank of each node writes, be it
-    one that the nodes share.
+    """The rows of all conversations, in a `directory` that one rank of each node writes, be it one
+    that the nodes share.
 
     `tokenizer` is the directory of one. Parts of `conversations` travel between processes, as parts
     of files of examples and of mixtures of them do. The ranks that do not write wait, however long
-    that takes; where the one that does fails, its launcher ends them. What an earlier attempt left
-    in `directory` is replaced: it may be of another mixture. `barrier` waits for every rank.
-    Conversations longer than a row are cut off. The result depends neither on `processes` (None:
-    every core, where it is worth while) nor on who writes.
+    that takes; where the one that does fails, its launcher ends them. Rows that an earlier attempt
+    left in `directory` are taken as they are: it is to hold rows of these conversations and this
+    tokenizer alone, as a job's does. `barrier` waits for every rank; `tell` gets a line every few
+    seconds. Conversations longer than a row are cut off. The result depends neither on `processes`
+    (None: every core, where it is worth while) nor on who writes.
 
     Raises DataError when there is no token to learn from.
     """
-    if writes:
-        shutil.rmtree(directory, ignore_errors=True)  # another node may be at it too
-        assert not directory.exists(), f"{directory} cannot be removed"
+    if writes:  # what it removes, another node may be removing too
+        for leftover in directory.parent.glob(_scratch_prefix(directory) + "*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        if ChatRows.find(directory, row_len=row_len) is None:
+            shutil.rmtree(directory, ignore_errors=True)
+            assert not directory.exists(), f"{directory} cannot be removed"
     barrier()
-    if writes:
+    if writes and not directory.exists():
         if processes is None:
             processes = 1 if len(conversations) <= _FEW else usable_cores()
         starts = range(0, len(conversations), _PIECE)
@@ -106,10 +122,26 @@ def conversation_rows(
         work = partial(_render_there, tokenizer, row_len)
         if processes == 1:
             work = partial(_render, Tokenizer.load(tokenizer), row_len)
-        write_rows(map_in_processes(work, parts, processes=processes), directory, row_len=row_len)
+        pieces = map_in_processes(work, parts, processes=processes)
+        told = _telling(pieces, len(conversations), f"packing {directory.name}", tell)
+        write_rows(told, directory, row_len=row_len)
     while not directory.exists():
         time.sleep(_POLL_SECONDS)
     return ChatRows.open(directory)
+
+
+def _telling(
+    pieces: Iterable[Piece], total: int, what: str, tell: Callable[[str], None]
+) -> Iterator[Piece]:
+    """The pieces; tells how many conversations they are."""
+    tell(f"{what}: {total:,} conversations")
+    done, told = 0, time.monotonic()
+    for piece in pieces:
+        yield piece
+        done += len(piece.lengths)
+        if time.monotonic() - told >= _TELL_SECONDS:
+            told = time.monotonic()
+            tell(f"{what}: {done:,} of {total:,} conversations")
 
 
 def _render(tokenizer: Tokenizer, row_len: int, conversations: Sequence[Conversation]) -> Piece:
@@ -150,10 +182,13 @@ def write_rows(pieces: Iterable[Piece], directory: Path, *, row_len: int) -> Non
     token to learn from.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".rows-") as scratch:
+    with tempfile.TemporaryDirectory(
+        dir=directory.parent, prefix=_scratch_prefix(directory)
+    ) as scratch:
         made = Path(scratch) / "made"
         made.mkdir()
         _write_arrays(_gather(pieces, Path(scratch)), made, row_len=row_len)
+        sync_directory(made)
         # A directory cannot replace another one: on a disk that nodes share, the first stays.
         try:
             made.rename(directory)
@@ -161,6 +196,12 @@ def write_rows(pieces: Iterable[Piece], directory: Path, *, row_len: int) -> Non
             if not directory.exists():
                 raise
         sync_directory(directory.parent)
+
+
+def _scratch_prefix(directory: Path) -> str:
+    """What the names begin with below which `directory` is made, so that a later attempt finds what
+    a killed one left; another node may be making another directory beside it."""
+    return f".{directory.name}-"
 
 
 def _gather(pieces: Iterable[Piece], scratch: Path) -> Piece:

@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -78,7 +79,9 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     if job.resources.compile:
         model.compile_passes()
     tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
-    train, held_out = make_rows(job, config, model.config.sequence_len, seed, world)
+    train, held_out = make_rows(
+        job, config, model.config.sequence_len, seed, world, tell=progress.message
+    )
     log = StepLog(
         progress,
         pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world),
@@ -109,6 +112,8 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
             vocab_size=model.config.vocab_size,
         )
     first_loss = state["first_loss"] if start else evaluate(0)
+    if keeper.is_judged(start, num_steps):
+        evaluate(start)
     with STOP.deferred(), frozen(), fitting.explained():
         log.begin()
         for step, (tokens, mask) in feed(take_step, start=start, stop=num_steps, device=device):
@@ -123,7 +128,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
                 weight_decay=0.0,
             )
             log.tell()
-            judged = is_due(done, job.resources.eval_every_steps) and done < num_steps
+            judged = keeper.is_judged(done, num_steps)
             keeper.after_step(done, num_steps, {"first_loss": first_loss}, now=judged)
             if judged:
                 evaluate(done)
@@ -163,11 +168,6 @@ def pass_on(job: Job, world: World, progress: Progress) -> dict[str, Any]:
     return {"steps": 0}
 
 
-def is_due(done: int, every: int) -> bool:
-    """Whether what happens after each `every` steps, 0: never, happens after `done`."""
-    return every > 0 and done % every == 0
-
-
 def scaled(config: OptimizerConfig, fraction: float) -> OptimizerConfig:
     """The optimizer of a stage after pretraining: every learning rate times `fraction`, no clip."""
     tree = {
@@ -178,7 +178,13 @@ def scaled(config: OptimizerConfig, fraction: float) -> OptimizerConfig:
 
 
 def make_rows(
-    job: Job, config: ChatTrainConfig, sequence_len: int, seed: int, world: World
+    job: Job,
+    config: ChatTrainConfig,
+    sequence_len: int,
+    seed: int,
+    world: World,
+    *,
+    tell: Callable[[str], None],
 ) -> tuple[ChatRows, ChatRows]:
     """Packed rows of sequence_len + 1 tokens: the training mixture, and held-out conversations.
 
@@ -206,6 +212,7 @@ def make_rows(
         row_len=sequence_len + 1,
         writes=world.local_rank == 0,
         barrier=world.barrier,
+        tell=tell,
     )
     scratch = job.directory / "scratch"
     return pack(train, directory=scratch / "train"), pack(held_out, directory=scratch / "held_out")

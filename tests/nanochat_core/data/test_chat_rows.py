@@ -1,4 +1,7 @@
 import random
+import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -172,7 +175,7 @@ def test_files_are_packed_like_what_they_hold_in_one_process_and_in_two(
 def test_ranks_that_do_not_write_wait_for_the_one_that_does(talk, tokenizer_dir, tmp_path):
     directory = tmp_path / "rows"
     directory.mkdir()
-    (directory / "tokens.npy").write_text("of an earlier attempt, on another mixture")
+    (directory / "tokens.npy").write_text("of an earlier attempt, damaged since")
     barrier = threading.Barrier(3)
     found = {}
 
@@ -201,6 +204,91 @@ def test_nodes_that_share_a_disk_write_the_same_rows_and_the_first_stay(tmp_path
     write_rows([piece], tmp_path / "rows", row_len=16)
     assert (tmp_path / "rows" / "tokens.npy").stat().st_ino == first
     assert [p.name for p in tmp_path.iterdir()] == ["rows"]
+
+
+@pytest.fixture
+def renders(monkeypatch):
+    """How many conversations were rendered in this process."""
+    counts = []
+
+    def counting(*arguments, **options):
+        counts.append(1)
+        return render_conversation(*arguments, **options)
+
+    monkeypatch.setattr(chat_rows, "render_conversation", counting)
+    return counts
+
+
+def test_rows_of_an_earlier_attempt_are_not_rendered_again(talk, tokenizer_dir, tmp_path, renders):
+    first = conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64)
+    tokens = (tmp_path / "rows" / "tokens.npy").read_bytes()
+    assert len(renders) == len(talk)
+    again = conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64)
+    assert len(renders) == len(talk)
+    assert again.tokens.tolist() == first.tokens.tolist()
+    for damage in (tokens[:-1], b"", b"no array"):
+        (tmp_path / "rows" / "tokens.npy").write_bytes(damage)
+        renders.clear()
+        conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64)
+        assert len(renders) == len(talk)
+        assert (tmp_path / "rows" / "tokens.npy").read_bytes() == tokens
+    (tmp_path / "rows" / "mask_bits.npy").unlink()
+    assert ChatRows.find(tmp_path / "rows", row_len=64) is None
+
+
+def test_rows_of_another_length_are_not_taken(talk, tokenizer_dir, tmp_path):
+    conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64)
+    rows = conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=65)
+    assert rows.tokens.shape[1] == 65
+
+
+def test_what_a_killed_attempt_left_is_removed_and_what_another_one_makes_is_not(
+    talk, tokenizer_dir, tmp_path
+):
+    killed = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from nanochat_core.data import chat_rows\n"
+        "def last_moment(directory):\n"
+        "    if directory.name == 'made': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "chat_rows.sync_directory = last_moment\n"
+        "talk = [{'messages': [{'role': 'user', 'content': 'a'},"
+        " {'role': 'assistant', 'content': 'b'}]}]\n"
+        "root = Path(sys.argv[1])\n"
+        "chat_rows.conversation_rows(talk, root / 'tokenizer', root / 'rows', row_len=64)\n"
+    )
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
+        assert done.returncode == -signal.SIGKILL
+        assert not (tmp_path / "rows").exists()
+        assert [path.name[:6] for path in tmp_path.glob(".*")] == [".rows-"]  # not one a kill
+    (tmp_path / ".held_out-x1y2z3").mkdir()  # of another node of the same job
+    conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == [".held_out-x1y2z3", "rows", "talk", "tokenizer"]
+
+
+def test_packing_tells_how_many_conversations_are_packed(
+    talk, tokenizer_dir, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(chat_rows, "_PIECE", 50)
+    monkeypatch.setattr(chat_rows, "_TELL_SECONDS", 0.0)
+    told = []
+    for _ in range(2):  # the second time there is nothing to pack
+        conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64, tell=told.append)
+    assert told == [
+        "packing rows: 120 conversations",
+        "packing rows: 50 of 120 conversations",
+        "packing rows: 100 of 120 conversations",
+        "packing rows: 120 of 120 conversations",
+    ]
+
+
+def test_a_line_comes_every_few_seconds_only(talk, tokenizer_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_rows, "_PIECE", 50)
+    told = []
+    conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64, tell=told.append)
+    assert told == ["packing rows: 120 conversations"]
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "user", "content": "Hello?"}]])
