@@ -37,7 +37,7 @@ def estimate(
         seconds, source = _seconds(known[0]), "last time"
     if seconds is None:
         return None
-    dollars = seconds / 3600 * placement.dollars_per_hour
+    dollars = seconds / 3600 * placement.resources.dollars_per_hour
     return Estimate(seconds=seconds, dollars=dollars, source=source)
 
 
@@ -59,7 +59,7 @@ def _by_flops(run: RunConfig, known: Sequence[Manifest], placement: Placement) -
     if placement.gpus:
         rate = placement.gpus * _H100_FLOPS * _H100_MFU
         return flops / rate, f"if H100s, at {_H100_MFU:.0%} MFU"
-    rate = placement.threads * _CPU_THREAD_FLOPS
+    rate = placement.resources.threads * _CPU_THREAD_FLOPS
     return flops / rate, f"a guess, {_CPU_THREAD_FLOPS / 1e9:.0f} GFLOP/s a thread"
 
 

@@ -23,6 +23,7 @@ from infra.placement import (
     default_home,
     default_sinks,
     default_store,
+    device_for,
     with_settings,
 )
 from nanochat_core import scaling, scaling_january
@@ -44,6 +45,7 @@ from nanochat_core.config import (
 )
 from nanochat_core.data.pydocs import installed_snapshot
 from nanochat_core.errors import ConfigError
+from nanochat_core.job import Resources
 from nanochat_core.section import Section, from_json
 
 
@@ -284,19 +286,21 @@ def make_placement(
     """
     home = home or default_home()
     gpus = min(count_gpus(), pace.max_gpus) if gpus is None else gpus
-    placement = Placement(
-        home=home,
-        store=store or default_store(home),
-        gpus=gpus,
+    resources = Resources(
+        device=device_for(gpus),
         threads=count_threads(),
         device_batch_size=pace.device_batch_size,
         save_every_seconds=pace.save_every_seconds,
         eval_every_steps=pace.eval_every_steps,
-        dollars_per_hour=0.0,
         compile=gpus > 0,
         sinks=default_sinks(),
     )
-    return with_settings(placement, settings)
+    return Placement(
+        home=home,
+        store=store or default_store(home),
+        gpus=gpus,
+        resources=with_settings(resources, settings),
+    )
 
 
 def folder_snapshot(path: str | None) -> tuple[str, ...]:

@@ -12,11 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.job import Determinism, Resources
+from nanochat_core.job import Resources
 from nanochat_core.section import from_json
 
 # Names of what watches metrics besides; each is a package that has to be installed.
 SINKS = ("trackio", "wandb")
+
+
+# What `--place` takes: everything that a job sees but its device, which follows from the GPUs.
+SETTINGS = tuple(field.name for field in dataclasses.fields(Resources) if field.name != "device")
+
+_LEAST = {
+    "threads": 1,
+    "device_batch_size": 1,
+    "save_every_seconds": 0,
+    "save_every_steps": 0,
+    "eval_every_steps": 0,
+    "keep_checkpoints": 1,
+    "dollars_per_hour": 0,
+    "hang_seconds": 1,
+}
+_FORMS = {int: "a whole number, like 8", float: "a number, like 2.5", bool: "true or false"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,28 +42,10 @@ class Placement:
     home: Path  # work directories, fetched artifacts, Prefect's database
     store: str  # URL of the artifact store: file:///path or s3://bucket/prefix
     gpus: int  # processes of a GPU stage; 0: one process on the CPU
-    threads: int  # CPU threads of one process
-    device_batch_size: int
-    save_every_seconds: float
-    eval_every_steps: int
-    dollars_per_hour: float
-    # What these mean is said at `Resources`, where their defaults are.
-    save_every_steps: int = Resources.save_every_steps
-    keep_checkpoints: int = Resources.keep_checkpoints
-    hang_seconds: float = Resources.hang_seconds
-    retry_smaller_batch: bool = Resources.retry_smaller_batch
-    attention: str = Resources.attention
-    compile: bool = Resources.compile
-    determinism: Determinism = Resources.determinism
-    sinks: tuple[str, ...] = Resources.sinks
+    resources: Resources  # the part that a job sees
 
-    @property
-    def resources(self) -> Resources:
-        """The part that a job sees."""
-        names = [field.name for field in dataclasses.fields(Resources) if field.name != "device"]
-        return Resources(
-            device="cuda" if self.gpus else "cpu", **{name: getattr(self, name) for name in names}
-        )
+    def __post_init__(self) -> None:
+        assert self.resources.device == device_for(self.gpus)
 
     @property
     def mirrors_checkpoints(self) -> bool:
@@ -55,56 +53,71 @@ class Placement:
         return not self.store.startswith(f"{self.home.as_uri()}/")
 
 
-def with_settings(placement: Placement, settings: Sequence[str]) -> Placement:
-    """The placement with each `name=value` of `settings` in it.
+def device_for(gpus: int) -> str:
+    """The device of jobs that have so many GPUs."""
+    return "cuda" if gpus else "cpu"
 
-    Raises ConfigError for a name that is no setting of the placement, and for a value of the wrong
-    kind or out of range.
+
+def with_settings(resources: Resources, settings: Sequence[str]) -> Resources:
+    """The resources with each `name=value` of `settings` in them.
+
+    Raises ConfigError for a name that is none of SETTINGS, for a value of the wrong kind or out of
+    range, and for two values of one name.
     """
-    types_by_name = typing.get_type_hints(Placement)
-    fixed = ("home", "store", "gpus", "threads")  # these have options of their own
-    known = [name for name in types_by_name if name not in fixed]
+    types_by_name = typing.get_type_hints(Resources)
     changes: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
-        if not equals or name not in known:
-            close = get_close_matches(name, known, n=1, cutoff=0.5)
+        if not equals or name not in SETTINGS:
+            close = get_close_matches(name, SETTINGS, n=1, cutoff=0.5)
             raise ConfigError(
                 f"'{setting}' does not set anything of the placement",
-                hint=f"did you mean '{close[0]}=...'?" if close else f"one of: {', '.join(known)}",
+                hint=f"did you mean '{close[0]}=...'?"
+                if close
+                else f"one of: {', '.join(SETTINGS)}",
             )
-        expected = types_by_name[name]
-        if typing.get_origin(expected) is typing.Literal or expected is str:
-            changes[name] = text
-        else:
-            changes[name] = from_json(expected, _parse(text), where=name)
-    changed = dataclasses.replace(placement, **changes)
-    _check(changed)
-    return changed
+        value = _read(name, types_by_name[name], text)
+        if changes.setdefault(name, value) != value:
+            raise ConfigError(
+                f"{name} is set twice: to {_shown(changes[name])} and to {_shown(value)}",
+                hint="an option of its own and --place set the same thing: give one of them",
+            )
+        if name in _LEAST and value < _LEAST[name]:
+            raise ConfigError(f"{name} is {value}", hint=f"at least {_LEAST[name]}")
+    return dataclasses.replace(resources, **changes)
 
 
-_LEAST = {
-    "device_batch_size": 1,
-    "save_every_seconds": 0,
-    "save_every_steps": 0,
-    "eval_every_steps": 0,
-    "keep_checkpoints": 1,
-    "dollars_per_hour": 0,
-    "hang_seconds": 1,
-}
+def _read(name: str, expected: Any, text: str) -> Any:
+    """The value that a person wrote. Raises ConfigError when it is not of its kind."""
+    if typing.get_origin(expected) is typing.Literal:
+        if text not in (allowed := typing.get_args(expected)):
+            raise ConfigError(f"{name} is '{text}'", hint=f"one of: {', '.join(allowed)}")
+        return text
+    if typing.get_origin(expected) is tuple:
+        return _read_sinks(name, text)
+    try:
+        return from_json(expected, _parse(text), where=name)
+    except ConfigError as error:
+        error.hint = _FORMS[expected]
+        raise
 
 
-def _check(placement: Placement) -> None:
-    for name, least in _LEAST.items():
-        if (value := getattr(placement, name)) < least:
-            raise ConfigError(f"{name} is {value}", hint=f"at least {least}")
-    if placement.determinism not in (allowed := typing.get_args(Determinism)):
-        raise ConfigError(
-            f"determinism is '{placement.determinism}'", hint=f"one of: {', '.join(allowed)}"
-        )
-    for sink in placement.sinks:
+def _read_sinks(name: str, text: str) -> tuple[str, ...]:
+    """Names with commas between them, each once."""
+    sinks = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for sink in sinks:
         if sink not in SINKS:
-            raise ConfigError(f"there is no sink '{sink}'", hint=f"one of: {', '.join(SINKS)}")
+            raise ConfigError(
+                f"{name} is '{text}': there is no sink '{sink}'",
+                hint=f"{' or '.join(SINKS)}, or both with a comma between them",
+            )
+    return sinks
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(typing.cast(tuple[str, ...], value)) or "none"
+    return json.dumps(value).strip('"')
 
 
 def _parse(text: str) -> Any:
@@ -117,7 +130,7 @@ def _parse(text: str) -> Any:
 
 def default_sinks() -> tuple[str, ...]:
     """NANOCHAT_SINKS, names with commas between them; by default none."""
-    return tuple(name for name in os.environ.get("NANOCHAT_SINKS", "").split(",") if name)
+    return _read_sinks("NANOCHAT_SINKS", os.environ.get("NANOCHAT_SINKS", ""))
 
 
 def default_home() -> Path:

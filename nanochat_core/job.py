@@ -23,6 +23,8 @@ FORMAT = 1
 
 Status: TypeAlias = Literal["finished", "interrupted"]
 Determinism: TypeAlias = Literal["default", "strict"]
+# The table in nanochat_core/model/attention_backends.py, for those who do not load torch.
+Attention: TypeAlias = Literal["auto", "fa3", "cudnn", "fa4", "flex", "fa2", "sdpa"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +36,12 @@ class Resources:
     device_batch_size: int  # rows per device per micro-step
     save_every_seconds: float  # between checkpoints
     eval_every_steps: int  # between validations inside training; 0: only at both ends
-    dollars_per_hour: float  # of the whole placement
+    dollars_per_hour: float = 0.0  # of the whole placement
     save_every_steps: int = 0  # a checkpoint after each so many steps besides; 0: by time alone
     keep_checkpoints: int = 2  # the newest so many stay on this machine, and the best
     hang_seconds: float = 600.0  # without a sign of life from any rank the job is ended
     retry_smaller_batch: bool = True  # when out of memory: half the device batch, and go on
-    attention: str = "auto"  # a backend's name, or the best one this device has
+    attention: Attention = "auto"  # a backend's name, or the best one this device has
     compile: bool = False  # whether torch.compile makes kernels for the model
     determinism: Determinism = "default"  # "strict": only kernels that repeat themselves
     sinks: tuple[str, ...] = ()  # where metrics go besides: "wandb", "trackio"
@@ -97,7 +99,7 @@ class Job:
         """Read job.json. Raises StageError when it is not one or of another format."""
         tree = _read_tree(path)
         resources: dict[str, Any] = {**tree["resources"]}
-        resources["sinks"] = tuple(resources.get("sinks", ()))
+        resources["sinks"] = tuple(resources["sinks"])
         return cls(
             directory=path.resolve().parent,
             stage=tree["stage"],

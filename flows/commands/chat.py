@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 from cyclopts import Parameter
 
 from flows.chat_session import ChatSession, Sampling
-from flows.commands.options import ModelName, Where
+from flows.commands.options import ModelName, OnDevice
 from flows.commands.terminal import print_mistake, print_warning, screen
 from flows.references import open_model
 from nanochat_core.errors import ConfigError, NanochatError
@@ -40,7 +40,7 @@ def chat(
     top_k: Annotated[int, Parameter(help="Draw from this many likeliest tokens; 0: all.")] = 50,
     max_tokens: Annotated[int, Parameter(help="Length limit of one answer.")] = 256,
     seed: Annotated[int, Parameter(help="The same seed gives the same answers.")] = 42,
-    where: Where = Where(),  # noqa: B008 - frozen
+    where: OnDevice = OnDevice(),  # noqa: B008 - frozen
 ) -> int:
     """Talk to a model: its newest chat model, `sft@tiny`, or a model directory."""
     sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)

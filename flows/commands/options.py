@@ -12,15 +12,18 @@ from cyclopts import Group, Parameter
 from flows.cache import Cache
 from flows.profiles import Profile, make_placement, open_profile
 from infra.placement import (
+    SETTINGS,
     Placement,
     count_gpus,
     default_cache_limit,
     default_home,
     default_store,
+    device_for,
 )
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError
+from nanochat_core.job import Attention
 
 _WHAT = Group("What is trained", sort_key=1)
 _WHERE = Group("Where (never changes a result)", sort_key=2)
@@ -136,19 +139,44 @@ class Place:
 
 @Parameter(name="*", group=_WHERE)
 @dataclass(frozen=True, kw_only=True)
-class Where(Place):
-    """A place and what computes there."""
+class OnDevice(Place):
+    """A place, and whether its GPUs are used."""
 
     gpus: Annotated[
         int | None,
-        Parameter(help="GPUs to use, 0 for the CPU; default all that the profile can fill."),
+        Parameter(help="GPUs to use, 0 for the CPU; default as many as are of use."),
     ] = None
+
+    def device(self) -> str:
+        """The device one model runs on: "cuda" or "cpu"."""
+        self.check_gpus()
+        return device_for(count_gpus() if self.gpus is None else self.gpus)
+
+    def check_gpus(self) -> None:
+        """Raises ConfigError when there are not so many GPUs."""
+        self._check_sign()
+        if self.gpus is not None and self.gpus > count_gpus():
+            raise ConfigError(
+                f"--gpus is {self.gpus}, this machine has {count_gpus()}",
+                hint="run `nanochat doctor`, or give --gpus 0",
+            )
+
+    def _check_sign(self) -> None:
+        if self.gpus is not None and self.gpus < 0:
+            raise ConfigError(f"--gpus is {self.gpus}", hint="0 is the CPU")
+
+
+@Parameter(name="*", group=_WHERE)
+@dataclass(frozen=True, kw_only=True)
+class Where(OnDevice):
+    """A place, what computes there and how."""
+
     device_batch_size: Annotated[
         int | None,
         Parameter(help="Rows per device at a time; fewer need less memory. Default the profile's."),
     ] = None
     attention: Annotated[
-        str | None, Parameter(help="Attention backend; default the best one the device has.")
+        Attention | None, Parameter(help="Attention backend; default the best one the device has.")
     ] = None
     compile: Annotated[
         bool | None, Parameter(help="Let torch.compile make kernels; default on a GPU only.")
@@ -159,7 +187,8 @@ class Where(Place):
             name="--place",
             negative="",
             show_default=False,
-            help="Change one setting of the placement, as name=value; may be repeated.",
+            help="Change one setting of the placement, as name=value; may be repeated. Names: "
+            f"{', '.join(SETTINGS)}; docs/reference/placement.md says what each does.",
         ),
     ] = ()
 
@@ -181,8 +210,7 @@ class Where(Place):
 
     def placement(self, profile: Profile) -> Placement:
         """Where and how fast a run of `profile` executes."""
-        if self.gpus is not None and self.gpus < 0:
-            raise ConfigError(f"--gpus is {self.gpus}", hint="0 is the CPU")
+        self._check_sign()
         return make_placement(
             profile.pace,
             home=self.open_home(),
@@ -190,19 +218,6 @@ class Where(Place):
             gpus=self.gpus,
             settings=self.settings,
         )
-
-    def device(self) -> str:
-        """The device one model runs on: "cuda" or "cpu"."""
-        self.check_gpus()
-        return "cuda" if (count_gpus() if self.gpus is None else self.gpus) > 0 else "cpu"
-
-    def check_gpus(self) -> None:
-        """Raises ConfigError when more GPUs are asked for than this machine has."""
-        if self.gpus is not None and self.gpus > count_gpus():
-            raise ConfigError(
-                f"--gpus is {self.gpus}, this machine has {count_gpus()}",
-                hint="run `nanochat doctor`, or give --gpus 0",
-            )
 
 
 def profile_of(name: str, what: What) -> Profile:

@@ -14,6 +14,7 @@ from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Store
 from infra.storage.open import open_store
+from nanochat_core.job import Resources
 from tests.flows.house import House, make_house
 from tests.flows.terminal import Terminal
 
@@ -64,11 +65,14 @@ class Toys:
             home=self.home,
             store=(self.home / "store").as_uri(),
             gpus=0,
-            threads=1,
-            device_batch_size=1,
-            save_every_seconds=60.0,
-            eval_every_steps=0,
-            dollars_per_hour=3.6,
+            resources=Resources(
+                device="cpu",
+                threads=1,
+                device_batch_size=1,
+                save_every_seconds=60.0,
+                eval_every_steps=0,
+                dollars_per_hour=3.6,
+            ),
         )
 
     def site(self, run_id: str = "toy-1", *, strict: bool = True) -> Site:

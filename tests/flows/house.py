@@ -14,6 +14,7 @@ from infra.placement import Placement
 from infra.storage.local import LocalStore
 from nanochat_core import scaling
 from nanochat_core.config import RunConfig
+from nanochat_core.job import Resources
 
 RUN = scaling.run_for_depth(4)
 NAMES = [stage.name for stage in STAGES]
@@ -21,12 +22,21 @@ PLACEMENT = Placement(
     home=Path("/home"),
     store="file:///store",
     gpus=0,
-    threads=2,
-    device_batch_size=1,
-    save_every_seconds=60.0,
-    eval_every_steps=10,
-    dollars_per_hour=3.6,
+    resources=Resources(
+        device="cpu",
+        threads=2,
+        device_batch_size=1,
+        save_every_seconds=60.0,
+        eval_every_steps=10,
+        dollars_per_hour=3.6,
+    ),
 )
+
+
+def on_gpus(count: int) -> Placement:
+    """The same place with GPUs."""
+    resources = dataclasses.replace(PLACEMENT.resources, device="cuda")
+    return dataclasses.replace(PLACEMENT, gpus=count, resources=resources)
 
 
 def write_code(root: Path) -> Path:

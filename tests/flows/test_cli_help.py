@@ -3,6 +3,7 @@
 import pytest
 
 from flows.cli import main, make_app
+from infra.placement import SETTINGS
 
 APP = make_app()
 COMMANDS = [name for name in APP if not name.startswith("-") and APP[name].default_command]
@@ -33,3 +34,25 @@ def test_a_paragraph_is_one_line_that_the_terminal_breaks(command: str) -> None:
     paragraphs = (APP[command].help or "").split("\n\n")
     assert paragraphs != [""]
     assert [paragraph for paragraph in paragraphs if "\n" in paragraph] == []
+
+
+def options_of(command: str) -> set[str]:
+    return {
+        name
+        for argument in APP[command].assemble_argument_collection()
+        for name in argument.names
+        if name.startswith("--")
+    }
+
+
+def test_talking_to_a_model_offers_nothing_that_only_training_reads() -> None:
+    training = {"--device-batch-size", "--attention", "--compile", "--place"}
+    assert training <= options_of("run")
+    assert not training & options_of("chat")
+    assert {"--home", "--store", "--gpus"} <= options_of("chat")
+
+
+def test_the_help_says_what_the_placement_is_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    words = capsys.readouterr().out.replace(",", " ").replace(";", " ").split()
+    assert set(SETTINGS) <= set(words)

@@ -16,13 +16,12 @@ def test_options_of_the_machine_change_the_placement(tmp_path: Path) -> None:
         device_batch_size=3,
         attention="sdpa",
         compile=True,
-        place=("save_every_steps=50", "device_batch_size=2"),
+        place=("save_every_steps=50", "dollars_per_hour=24"),
     )
     placement = where.placement(open_profile("tiny"))
-    assert (placement.attention, placement.compile, placement.save_every_steps) == (
-        "sdpa", True, 50,
-    )  # fmt: skip
-    assert placement.device_batch_size == 2  # the last word counts
+    seen = placement.resources
+    assert (seen.device_batch_size, seen.attention, seen.compile) == (3, "sdpa", True)
+    assert (seen.save_every_steps, seen.dollars_per_hour) == (50, 24.0)
     words = where.words
     again = dict(zip(words[::2], words[1::2], strict=True))
     assert again["--gpus"] == "0"
@@ -30,16 +29,24 @@ def test_options_of_the_machine_change_the_placement(tmp_path: Path) -> None:
     assert Where(home=tmp_path, gpus=0, place=settings).placement(open_profile("tiny")) == placement
 
 
+def test_an_option_and_the_same_setting_of_the_placement_do_not_contradict(tmp_path: Path) -> None:
+    where = Where(home=tmp_path, gpus=0, device_batch_size=4, place=("device_batch_size=8",))
+    with pytest.raises(ConfigError, match="device_batch_size is set twice: to 4 and to 8") as error:
+        where.placement(open_profile("tiny"))
+    assert "--place" in str(error.value.hint)
+
+
 def test_by_default_kernels_are_compiled_on_a_gpu_only(tmp_path: Path) -> None:
     profile = open_profile("d12")
-    assert Where(home=tmp_path, gpus=8).placement(profile).compile
-    assert not Where(home=tmp_path, gpus=0).placement(profile).compile
-    assert not Where(home=tmp_path, gpus=8, compile=False).placement(profile).compile
+    assert Where(home=tmp_path, gpus=8).placement(profile).resources.compile
+    assert not Where(home=tmp_path, gpus=0).placement(profile).resources.compile
+    where = Where(home=tmp_path, gpus=8, compile=False)
+    assert not where.placement(profile).resources.compile
 
 
 def test_sinks_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOCHAT_SINKS", "wandb,trackio")
-    assert Where(home=tmp_path, gpus=0).placement(open_profile("tiny")).sinks == (
+    assert Where(home=tmp_path, gpus=0).placement(open_profile("tiny")).resources.sinks == (
         "wandb", "trackio",
     )  # fmt: skip
     monkeypatch.setenv("NANOCHAT_SINKS", "wandbe")

@@ -26,6 +26,7 @@ from tests.flows.house import (
     RUN,
     House,
     after,
+    on_gpus,
     states,
     without,
     write_code,
@@ -253,7 +254,7 @@ def test_without_history_only_pretraining_has_an_estimate(house: House):
     estimates = {i.stage.name: i.estimate for i in plan.stages if i.estimate is not None}
     assert set(estimates) == {"pretrain"}
     assert "guess" in estimates["pretrain"].source
-    gpu = dataclasses.replace(PLACEMENT, gpus=8)
+    gpu = on_gpus(8)
     faster = house.plan(placement=gpu).of("pretrain").estimate
     assert faster is not None
     assert "MFU" in faster.source
@@ -261,7 +262,7 @@ def test_without_history_only_pretraining_has_an_estimate(house: House):
 
 
 def test_a_time_on_another_kind_of_device_tells_nothing(full_house: House):
-    gpu = dataclasses.replace(PLACEMENT, gpus=1)
+    gpu = on_gpus(1)
     plan = full_house.plan(scaling.run_for_depth(5), placement=gpu)
     assert plan.of("sft").estimate is None
     assert plan.of("rows").estimate is not None  # runs on the CPU anyway

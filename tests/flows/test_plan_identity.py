@@ -11,7 +11,7 @@ import pytest
 from flows.fingerprint import canonical_config, canonical_json
 from flows.profiles import PROFILES, open_profile
 from flows.stages import STAGES
-from infra.placement import Placement
+from infra.placement import SETTINGS, Placement
 from nanochat_core import scaling
 from nanochat_core.config import RunConfig
 from nanochat_core.section import Section
@@ -20,6 +20,7 @@ from tests.flows.house import (
     RUN,
     House,
     after,
+    on_gpus,
     states,
     without,
 )
@@ -177,11 +178,25 @@ def test_a_config_of_an_unknown_type_is_refused_rather_than_passed_over():
         configs(run)
 
 
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Placement)])
-def test_where_it_runs_never_changes_what_it_is(built: House, field: str):
-    value = getattr(PLACEMENT, field)
-    new = Path("/elsewhere") if isinstance(value, Path) else other(value)
-    placement = dataclasses.replace(PLACEMENT, **{field: new})
+def elsewhere() -> Iterator[Any]:
+    """Placements, each with one value changed."""
+    changes = {"home": Path("/elsewhere"), "store": "file:///other"}
+    for name, value in changes.items():
+        yield pytest.param(dataclasses.replace(PLACEMENT, **{name: value}), id=name)
+    yield pytest.param(on_gpus(1), id="gpus")
+    for name in SETTINGS:
+        changed = {name: other(getattr(PLACEMENT.resources, name))}
+        resources = dataclasses.replace(PLACEMENT.resources, **changed)
+        yield pytest.param(dataclasses.replace(PLACEMENT, resources=resources), id=name)
+
+
+def test_every_place_is_looked_at():
+    fields = {f.name for f in dataclasses.fields(Placement)}
+    assert {p.id for p in elsewhere()} == fields - {"resources"} | set(SETTINGS)
+
+
+@pytest.mark.parametrize("placement", list(elsewhere()))
+def test_where_it_runs_never_changes_what_it_is(built: House, placement: Placement):
     plan = built.plan(placement=placement)
     assert states(plan) == "=" * len(STAGES)
     assert [i.fingerprint for i in plan.stages] == [i.fingerprint for i in built.plan().stages]

@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
+import typing
 from pathlib import Path
 
 import pytest
 
-from infra.placement import Placement, default_cache_limit, with_settings
+from infra.placement import Placement, default_cache_limit, default_sinks, with_settings
 from nanochat_core.errors import ConfigError
-from nanochat_core.job import Job
+from nanochat_core.job import Attention, Job, Resources
 
 
 @pytest.mark.parametrize(
@@ -32,67 +33,108 @@ def test_what_is_no_limit_is_refused(monkeypatch: pytest.MonkeyPatch, given: str
         default_cache_limit()
 
 
-PLACEMENT = Placement(
-    home=Path("/home"),
-    store="file:///store",
-    gpus=0,
+RESOURCES = Resources(
+    device="cpu",
     threads=2,
     device_batch_size=8,
     save_every_seconds=60.0,
     eval_every_steps=10,
-    dollars_per_hour=0.0,
 )
 
 
-def test_settings_change_what_a_job_sees_and_nothing_else():
+def test_settings_change_what_a_job_sees():
     changed = with_settings(
-        PLACEMENT,
+        RESOURCES,
         [
+            "threads=1",
             "device_batch_size=4",
             "compile=true",
             "attention=sdpa",
             "determinism=strict",
-            'sinks=["wandb"]',
+            "sinks=wandb, trackio",
             "hang_seconds=90",
         ],
     )
-    expected = dataclasses.replace(
-        PLACEMENT,
+    assert changed == dataclasses.replace(
+        RESOURCES,
+        threads=1,
         device_batch_size=4,
         compile=True,
         attention="sdpa",
         determinism="strict",
-        sinks=("wandb",),
+        sinks=("wandb", "trackio"),
         hang_seconds=90.0,
     )
-    assert changed == expected
-    seen = vars(changed.resources)
-    assert seen["device"] == "cpu"
-    assert {name: getattr(changed, name) for name in seen if name != "device"} == {
-        name: value for name, value in seen.items() if name != "device"
-    }
+
+
+def test_a_placement_does_not_say_two_things_of_its_device():
+    place = Placement(home=Path("/home"), store="file:///store", gpus=0, resources=RESOURCES)
+    with pytest.raises(AssertionError):
+        dataclasses.replace(place, gpus=1)
 
 
 @pytest.mark.parametrize(
     ("setting", "message", "hint"),
     [
         ("device_batch=4", "'device_batch=4' does not set", "did you mean 'device_batch_size=...'"),
-        ("gpus=2", "'gpus=2' does not set", None),  # it has an option of its own
-        ("compile", "'compile' does not set", None),
+        ("gpus=2", "'gpus=2' does not set", "one of: threads, device_batch_size"),  # has an option
+        ("device=cuda", "'device=cuda' does not set", "did you mean"),  # follows from the GPUs
+        ("compile", "'compile' does not set", "did you mean 'compile=...'"),
+        ("threads=0", "threads is 0", "at least 1"),
         ("device_batch_size=0", "device_batch_size is 0", "at least 1"),
-        ("device_batch_size=many", "device_batch_size is 'many', expected int", None),
+        (
+            "device_batch_size=many",
+            "device_batch_size is 'many', expected int",
+            "a whole number, like 8",
+        ),
+        ("device_batch_size=2.5", "device_batch_size is 2.5, expected int", "a whole number"),
+        ("hang_seconds=long", "hang_seconds is 'long', expected float", "a number, like 2.5"),
+        ("hang_seconds=NaN", "hang_seconds is nan, expected a finite number", "a number"),
+        ("compile=maybe", "compile is 'maybe', expected bool", "true or false"),
         ("determinism=mostly", "determinism is 'mostly'", "one of: default, strict"),
-        ('sinks=["statsd"]', "there is no sink 'statsd'", "one of: trackio, wandb"),
+        ("attention=nope", "attention is 'nope'", "one of: auto, fa3, "),
+        (
+            "sinks=wandb,statsd",
+            "sinks is 'wandb,statsd': there is no sink 'statsd'",
+            "trackio or wandb, or both with a comma between them",
+        ),
     ],
 )
-def test_a_wrong_setting_is_refused(setting: str, message: str, hint: str | None):
+def test_a_wrong_setting_is_refused(setting: str, message: str, hint: str):
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}") as caught:
-        with_settings(PLACEMENT, [setting])
-    assert hint is None or hint in str(caught.value.hint)
+        with_settings(RESOURCES, [setting])
+    assert hint in str(caught.value.hint)
+
+
+def test_two_values_of_one_setting_are_a_contradiction():
+    with pytest.raises(ConfigError, match=r"^device_batch_size is set twice: to 4 and to 8$"):
+        with_settings(RESOURCES, ["device_batch_size=4", "device_batch_size=8"])
+    with pytest.raises(ConfigError, match=r"^sinks is set twice: to wandb and to none$"):
+        with_settings(RESOURCES, ["sinks=wandb", "sinks="])
+    assert with_settings(RESOURCES, ["compile=true", "compile=true"]).compile
+
+
+def test_sinks_of_the_environment_stand_between_commas(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NANOCHAT_SINKS", "wandb, trackio, wandb")
+    assert default_sinks() == ("wandb", "trackio")
+    monkeypatch.setenv("NANOCHAT_SINKS", "")
+    assert default_sinks() == ()
+    monkeypatch.setenv("NANOCHAT_SINKS", "wandb,statsd")
+    expected = "NANOCHAT_SINKS is 'wandb,statsd': there is no sink 'statsd'"
+    with pytest.raises(ConfigError, match=f"^{expected}$") as caught:
+        default_sinks()
+    assert "trackio or wandb" in str(caught.value.hint)
+
+
+@pytest.mark.torch
+def test_what_attention_may_be_is_the_table_of_backends():
+    from nanochat_core.model.attention_backends import BACKENDS
+
+    assert typing.get_args(Attention) == ("auto", *(backend.name for backend in BACKENDS))
 
 
 def test_a_job_file_keeps_every_resource(tmp_path: Path):
-    resources = with_settings(PLACEMENT, ['sinks=["trackio"]', "keep_checkpoints=3"]).resources
+    resources = with_settings(RESOURCES, ["sinks=trackio", "keep_checkpoints=3"])
     job = Job(
         directory=tmp_path,
         stage="pretrain",

@@ -29,6 +29,7 @@ from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Entry, Missing
 from nanochat_core.errors import ArtifactError, NanochatError
+from nanochat_core.job import Resources
 from nanochat_core.section import Tree
 from tests.reliability.gc_judge import Judge
 from tests.reliability.sim_actors import TERMS, simulated
@@ -81,11 +82,13 @@ class Scene:
             home=self.scratch / home,
             store="sim://store",
             gpus=0,
-            threads=1,
-            device_batch_size=1,
-            save_every_seconds=60.0,
-            eval_every_steps=0,
-            dollars_per_hour=0.0,
+            resources=Resources(
+                device="cpu",
+                threads=1,
+                device_batch_size=1,
+                save_every_seconds=60.0,
+                eval_every_steps=0,
+            ),
         )
 
 

@@ -32,6 +32,7 @@ from infra.placement import Placement
 from infra.storage.base import Missing
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, NanochatError
+from nanochat_core.job import Resources
 from tests.reliability.sim_invariants import Judge
 from tests.reliability.sim_s3 import SimS3Store
 from tests.reliability.sim_store import Objects, SimStore
@@ -83,11 +84,13 @@ class Scene:
             home=self.scratch / process.home,
             store="sim://store",
             gpus=0,
-            threads=1,
-            device_batch_size=1,
-            save_every_seconds=60.0,
-            eval_every_steps=0,
-            dollars_per_hour=0.0,
+            resources=Resources(
+                device="cpu",
+                threads=1,
+                device_batch_size=1,
+                save_every_seconds=60.0,
+                eval_every_steps=0,
+            ),
         )
 
 
