@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from nanochat_core.errors import StageError
 
 _PR_SET_PDEATHSIG = 1
+_AHEAD = 4  # items for each process, from the one whose result is due
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -77,25 +78,29 @@ def _start(work: Callable[[Any], Any]) -> _Worker:
 
 
 def _results(items: Sequence[Any], pipes: list[Connection]) -> Iterator[Any]:
-    """Hand out items as processes become free; give their results back in order."""
-    waiting = iter(enumerate(items))
-    for pipe in pipes:
-        pipe.send(next(waiting))
+    """Hand out items as processes become free; give their results back in order.
+
+    While one is late, the others go on for a few items: more results than that are not kept.
+    """
+    most = _AHEAD * len(pipes)
+    free = list(pipes)
     early: dict[int, Any] = {}
-    given = 0
+    sent = given = 0
     while given < len(items):
-        for pipe in wait(pipes):
+        while free and sent < min(given + most, len(items)):
+            free.pop().send((sent, items[sent]))
+            sent += 1
+        if given in early:
+            yield early.pop(given)
+            given += 1
+            continue
+        for pipe in wait([pipe for pipe in pipes if pipe not in free]):
             assert isinstance(pipe, Connection)
             number, result, error = _receive(pipe)
             if error is not None:
                 raise error
             early[number] = result
-            item = next(waiting, None)
-            if item is not None:
-                pipe.send(item)
-        while given in early:
-            yield early.pop(given)
-            given += 1
+            free.append(pipe)
 
 
 def _receive(pipe: Connection) -> tuple[int, Any, Exception | None]:

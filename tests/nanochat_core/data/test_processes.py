@@ -40,6 +40,20 @@ def test_a_bug_arrives_with_the_line_where_it_happened():
     assert "work(item)" in "".join(error.value.__notes__)
 
 
+def test_results_behind_a_late_one_are_few(tmp_path):
+    def item(number):
+        """Leaves a file; the first one waits until all that may come are there, and on."""
+        leave = f"__import__('pathlib').Path({str(tmp_path)!r}, '{number}').touch()"
+        count = f"len(__import__('os').listdir({str(tmp_path)!r}))"
+        sleep = "__import__('time').sleep"
+        wait = f"any({count} >= 8 or {sleep}(0.01) for _ in range(3000)), {sleep}(0.3)"
+        return f"({leave}, {wait if number == 0 else 0}, {count})[-1]"
+
+    results = map_in_processes(eval, [item(i) for i in range(40)], processes=2)
+    assert next(results) == 8  # it and what two processes may do ahead of it
+    assert max(results) == 40
+
+
 def test_a_killed_process_is_an_error_and_not_a_wait_for_ever():
     suicide = "__import__('os').kill(__import__('os').getpid(), 9)"
     with pytest.raises(StageError, match="a worker process died"):
