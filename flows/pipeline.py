@@ -123,6 +123,8 @@ def nanochat(
         profile=profile,
         depth=depth,
         overrides=tuple(overrides),
+        gpus=gpus,
+        place=tuple(place),
         status="running",
         started=timestamp(time.time()),
         ended=None,

@@ -16,7 +16,7 @@ from flows.parallel import in_parallel
 from infra.storage.base import MAX_SEGMENT, Entry, Missing, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
-FORMAT = 2
+FORMAT = 3
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 _THREADS = 8  # small records read at the same time
@@ -37,6 +37,8 @@ class Run:
     profile: str
     depth: int | None  # as the person overrode it
     overrides: tuple[str, ...]  # section.name=value, as given
+    gpus: int | None = None  # as given
+    place: tuple[str, ...] = ()  # name=value of its placement, as given
     status: Status
     started: str  # UTC, 2026-11-21T05:53:38Z
     ended: str | None
@@ -80,8 +82,8 @@ def find_run(store: Store, run: str) -> Run | None:
     if tree is None:
         return None
     try:
-        tree["overrides"] = tuple(tree["overrides"])
-        tree["weaknesses"] = tuple(tree.get("weaknesses", ()))
+        for name in ("overrides", "place", "weaknesses"):
+            tree[name] = tuple(tree[name])
         found = Run(**tree)
     except (TypeError, KeyError) as error:
         raise ArtifactError(f"{store.url}/{key} is not a run's record: {error}") from error

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows import lock
-from flows.commands.options import AsJson, Place, What
+from flows.commands.options import AsJson, Place, What, Where
 from flows.commands.terminal import print_json, screen
 from flows.fingerprint import short
 from flows.plan import STATES, Plan, StagePlan, make_plan
@@ -59,7 +59,9 @@ def _list(runs: list[Run]) -> Iterator[str]:
 
 def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
     """The run, each stage it knows, and what is left by today's plan."""
-    command = What(depth=run.depth, overrides=run.overrides).command(run.profile)
+    where = Where(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
+    what = What(depth=run.depth, overrides=run.overrides)
+    command = what.command(run.profile, place=where.words)
     yield f"run {run.run}: {run.status}"
     yield f"  command  {command}"
     yield f"  started  {run.started}" + (f", ended {run.ended}" if run.ended else "")

@@ -35,6 +35,8 @@ RUN = Run(
     profile="tiny",
     depth=None,
     overrides=("sft.num_epochs=2",),
+    gpus=2,
+    place=("compile=false",),
     status="finished",
     started="2026-01-01T00:00:00Z",
     ended=None,
@@ -202,7 +204,7 @@ def test_a_tag_says_what_it_pointed_at_before(store: LocalStore):
 @pytest.mark.parametrize(
     "data",
     [
-        *(b"", b"{", b'{"format": 2, "run": "tiny-1-a"}', seal({}, format=FORMAT)),
+        *(b"", b"{", b'{"format": 3, "run": "tiny-1-a"}', seal({}, format=FORMAT)),
         *(seal({"run": 3}, format=FORMAT), seal({"run": "tiny-1-a"}, format=99)),
         seal({"tag": "other", "run": "tiny-1-a"}, format=FORMAT),  # it was moved here
     ],

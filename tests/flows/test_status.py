@@ -67,6 +67,23 @@ def test_nobody_at_work_is_said_with_the_command_that_goes_on(
     assert said(capsys).endswith("nothing of it is being built; go on with: nanochat run tiny\n")
 
 
+def test_the_command_that_goes_on_is_at_the_runs_own_place_and_pace(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = find_run(store_of(home), "tiny-1")
+    assert run is not None
+    place = ("device_batch_size=4", "save_every_steps=50")
+    write_run(store_of(home), replace(run, gpus=0, place=place, overrides=("seed=2",)))
+    expected = (
+        f"nanochat run tiny --set seed=2 --home {home} --gpus 0 "
+        "--place device_batch_size=4 --place save_every_steps=50"
+    )
+    assert main(["status", "tiny", "--home", str(home)]) == 0
+    told = capsys.readouterr().out
+    assert told.endswith(f"go on with: {expected}\n")
+    assert f"  command  {expected}\n" in told
+
+
 def test_a_builder_on_another_machine_is_shown_with_its_progress(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
