@@ -28,8 +28,6 @@ from nanochat_core.train.keeper import Keeper
 from nanochat_core.train.losses import StepLog, pace_of
 from nanochat_core.train.step import add_gradients
 
-NEVER = 1e9  # seconds
-
 
 def main() -> None:
     """Measure, and print one JSON object."""
@@ -78,7 +76,7 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
     def save(done: int) -> float:
         began = time.perf_counter()
-        keeper.after_step(done, 10**9, {}, now=True)
+        keeper.after_step(done, 10**9, {})
         return time.perf_counter() - began
 
     with frozen():
@@ -139,7 +137,7 @@ def make_job(directory: Path, options: argparse.Namespace) -> Job:
             device=options.device,
             threads=options.threads,
             device_batch_size=options.rows,
-            save_every_seconds=NEVER,
+            save_every_seconds=0.0,  # whenever the keeper is asked
             eval_every_steps=0,
             dollars_per_hour=0.0,
         ),

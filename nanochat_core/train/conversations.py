@@ -128,9 +128,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
                 weight_decay=0.0,
             )
             log.tell()
-            judged = keeper.is_judged(done, num_steps)
-            keeper.after_step(done, num_steps, {"first_loss": first_loss}, now=judged)
-            if judged:
+            if keeper.after_step(done, num_steps, {"first_loss": first_loss}):
                 evaluate(done)
                 log.begin()
         last_loss = evaluate(num_steps)

@@ -56,6 +56,7 @@ class Keeper:
         self._optimizer, self._world, self._progress, self._log = optimizer, world, progress, log
         self._saved_at = time.monotonic()
         self._saved_step: int | None = None  # by this execution
+        self._resumed_step: int | None = None
         self._staging = Staging()
         self._writing: _Writing | None = None
         log.last_saved = self._last_good
@@ -74,33 +75,46 @@ class Keeper:
             return 0, {}
         self._optimizer.load(found.read)
         self._log.resume(found.state, found.seconds)
+        self._resumed_step = found.step
         return found.step, found.state
 
-    def after_step(self, done: int, total: int, state: dict[str, Any], *, now: bool) -> None:
-        """Save if it is time, if the loop asks for it (`now`), and after the last step.
+    def is_judged(self, done: int, total: int) -> bool:
+        """Whether the loop evaluates after `done` steps, other than at its two ends.
 
-        A loop asks before it evaluates, which may be killed too. Raises Interrupted, saved, when
-        any rank was asked to stop, and whatever an earlier save ended with.
+        A loop asks this after `resume`: its job was saved before it evaluated, and may have ended
+        in between.
+        """
+        every = self._resources.eval_every_steps
+        return every > 0 and done % every == 0 and 0 < done < total
+
+    def after_step(self, done: int, total: int, state: dict[str, Any]) -> bool:
+        """Save if it is time, after the last step, and before the loop evaluates.
+
+        Returns whether it evaluates here, which `resume` and `is_judged` make up for where the job
+        ends first. Raises Interrupted, saved, when any rank was asked to stop, and whatever an
+        earlier save ended with.
         """
         HEART.beat("agreeing to go on", steps=1)
         asked = [self._world.start_any(flag) for flag in (STOP.requested, self._is_due(done))]
         stopping, due = (answer() for answer in asked)
         if self._writing is not None and self._writing.ended:
             self._wait()
-        if stopping or due or now or done == total:
+        judged = self.is_judged(done, total)
+        if stopping or due or judged or done == total:
             self._save(done, total, state)
         if stopping:
             self._wait()
             self._world.barrier()
             self._progress.message(f"stopped at step {done}/{total}; the same command goes on")
             raise Interrupted
+        return judged
 
     def judge(self, step: int, value: float) -> None:
         """Validation says `value` of the state after `step`; lower is better.
 
         It counts if that state was saved.
         """
-        if self._world.is_first and step == self._saved_step:
+        if self._world.is_first and step in (self._saved_step, self._resumed_step):
             best = find_best(self._root)
             if best is None or value < best[1]:
                 write_best(self._root, step, value)

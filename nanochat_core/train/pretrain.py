@@ -82,6 +82,8 @@ def run(job: Job) -> dict[str, Any]:
     progress.start(config.num_steps, step=start)
     started = time.monotonic()
     first_bpb = state["first_bpb"] if start else evaluate(0)
+    if keeper.is_judged(start, config.num_steps):
+        evaluate(start)
     with STOP.deferred(), frozen(), fitting.explained():
         log.begin()
         for step, (tokens,) in feed(take, start=start, stop=config.num_steps, device=device):
@@ -98,9 +100,7 @@ def run(job: Job) -> dict[str, Any]:
                 ),
             )
             log.tell()
-            judged = _is_due(done, job.resources.eval_every_steps) and done < config.num_steps
-            keeper.after_step(done, config.num_steps, {"first_bpb": first_bpb}, now=judged)
-            if judged:
+            if keeper.after_step(done, config.num_steps, {"first_bpb": first_bpb}):
                 evaluate(done)
                 log.begin()
         last_bpb = evaluate(config.num_steps)
@@ -136,7 +136,3 @@ def make_model(job: Job, device: torch.device) -> GPT:
     model.to_empty(device=device)
     model.init_weights(job.config["seed"])
     return model
-
-
-def _is_due(done: int, every: int) -> bool:
-    return every > 0 and done % every == 0

@@ -34,7 +34,7 @@ from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
-from nanochat_core.train.conversations import is_due, scaled
+from nanochat_core.train.conversations import scaled
 from nanochat_core.train.fitting import Fitting
 from nanochat_core.train.gates import (
     FIRST_STEPS,
@@ -103,6 +103,8 @@ def run(job: Job) -> dict[str, Any]:
     progress.start(config.num_steps, step=start)
     if not start:
         state = {"first_score": evaluate(0)["pass_at_1"], "rewards": [], "samples": []}
+    if keeper.is_judged(start, config.num_steps):
+        evaluate(start)
     with STOP.deferred(), fitting.explained():
         log.begin()
         for step in range(start, config.num_steps):
@@ -131,9 +133,7 @@ def run(job: Job) -> dict[str, Any]:
             )
             log.tell()
             state["rewards"] = note_reward(state["rewards"], values["reward"], progress)
-            judged = is_due(done, job.resources.eval_every_steps) and done < config.num_steps
-            keeper.after_step(done, config.num_steps, state, now=judged)
-            if judged:
+            if keeper.after_step(done, config.num_steps, state):
                 evaluate(done)
                 log.begin()
         scores = evaluate(config.num_steps)

@@ -4,6 +4,7 @@ import hashlib
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,7 +14,9 @@ import torch
 from nanochat_core.job import Job
 from nanochat_core.runtime import interrupt
 from nanochat_core.runtime.progress import Progress, last_by_step, read_events
-from nanochat_core.train import rl
+from nanochat_core.train import conversations, pretrain, rl
+from nanochat_core.train.checkpoint import find_best, newest_step
+from nanochat_core.train.losses import StepLog
 
 pytestmark = pytest.mark.torch
 RunStage: TypeAlias = Callable[[Job], dict[str, Any]]
@@ -45,9 +48,20 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Progress, "step", step_then_stop)
 
 
-@pytest.mark.parametrize("stage", ["pretrain", "midtrain", "sft", "rl"])
-def test_a_stopped_stage_resumes_to_the_same_bytes_and_losses(
+@pytest.mark.parametrize(
+    ("stage", "late"),
+    [
+        ("pretrain", False),
+        ("midtrain", False),
+        ("sft", False),
+        ("rl", False),
+        ("pretrain", True),
+        ("sft", True),
+    ],
+)
+def test_a_stopped_stage_resumes_to_the_same_bytes_and_scores(
     stage: str,
+    late: bool,
     models: dict[str, Path],
     make_job: Callable[..., Job],
     run_stage: RunStage,
@@ -56,9 +70,14 @@ def test_a_stopped_stage_resumes_to_the_same_bytes_and_losses(
 ) -> None:
     # A model of this size answers nothing right: pay it for something it does half of the time.
     monkeypatch.setattr(rl, "is_correct", lambda task, example, answer: len(answer) % 2 == 0)
-    whole = make_job(stage, tmp_path / "whole", models)
+    if late:  # losses are read one step later, as on a GPU
+        for loop in (pretrain, conversations):
+            monkeypatch.setattr(loop, "StepLog", partial(read_late, StepLog))
+    saved = 3 if late else 2  # the step after which it is stopped, and evaluates
+    resources = {"eval_every_steps": saved}
+    whole = make_job(stage, tmp_path / "whole", models, resources=resources)
     run_stage(whole)
-    parts = make_job(stage, tmp_path / "parts", models)
+    parts = make_job(stage, tmp_path / "parts", models, resources=resources)
     with monkeypatch.context() as patch:
         old = signal.getsignal(signal.SIGTERM)
         interrupt.install()
@@ -69,13 +88,23 @@ def test_a_stopped_stage_resumes_to_the_same_bytes_and_losses(
         signal.signal(signal.SIGTERM, old)
         signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupt.STOP.requested = False
-    assert (parts.checkpoints / "step-0000002" / "COMMIT.json").exists()
+    assert newest_step(parts.checkpoints) == saved
+    assert saved not in last_by_step(read_events(parts.events), "eval")
     run_stage(parts)
     assert digest(parts.output) == digest(whole.output)
     losses = [_values(job.events) for job in (whole, parts)]
     assert losses[0] == losses[1]
+    scores = [last_by_step(read_events(job.events), "eval") for job in (whole, parts)]
+    assert scores[0] == scores[1]
+    assert list(scores[0])[:2] == [0, saved]
+    assert find_best(parts.checkpoints) == find_best(whole.checkpoints) is not None
     assert stage != "rl" or all(values["useful_share"] > 0 for values in losses[0].values())
     assert any(e["kind"] == "start" and e["resumed"] for e in read_events(parts.events))
+
+
+def read_late(made: type[StepLog], *arguments: Any, late: bool) -> StepLog:
+    """A log as on a GPU, whatever the device."""
+    return made(*arguments, late=True)
 
 
 def _values(events: Path) -> dict[int, dict[str, float]]:
