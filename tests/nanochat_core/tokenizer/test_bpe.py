@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import rustbpe
 import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,6 +69,60 @@ def test_programs_are_cut_as_the_published_pattern_says(package):
     for path in Path(package.__file__).parent.glob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert FAST.encode(text) == PUBLISHED.encode_ordinary(text)
+
+
+def tricky_texts():
+    """Words of several scripts, beside what the pattern tells apart in every order."""
+    rng = random.Random(1)
+    words = [
+        "don't",
+        "WE'LLS",
+        "\u00e9t\u00e9",
+        "nai\u0308ve",
+        "'s",
+        "12345",
+        "3\u00bd",
+        "x_1",
+        "\u4e2d\u6587\u5b57",
+        "\u65e5\u672c\u8a9e\u306e",
+        "\u0661\u0662\u0663",
+        "...",
+        "$9.99",
+    ]
+    gaps = [" ", "  ", "\n", " \n\n", "\t", "\r\n", "\u00a0", "\u3000", ""]
+    for _ in range(300):
+        yield "".join(rng.choice(words) + rng.choice(gaps) for _ in range(20))
+        yield "".join(rng.choices(TRICKY, k=60))
+
+
+def merges(pattern, num_ordinary):
+    """Tokens in the order in which they are learnt under a split pattern."""
+    learnt = rustbpe.Tokenizer()
+    learnt.train_from_iterator(tricky_texts(), num_ordinary, pattern=pattern)
+    return [bytes(token) for token, _ in sorted(learnt.get_mergeable_ranks(), key=lambda m: m[1])]
+
+
+def test_training_learns_what_it_learns_under_the_published_pattern():
+    tokenizer = Tokenizer.train(tricky_texts(), vocab_size=256 + 400 + len(SPECIAL_TOKENS))
+    ours = [tokenizer.decode_bytes([i]) for i in range(tokenizer.bos)]
+    assert ours == merges(SPLIT_PATTERN, 256 + 400)
+    assert {b"12", b"don", "\u00e9t\u00e9".encode(), "\u65e5\u672c".encode()} <= set(ours)
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        (r"\p{N}{1,2}", r"\p{N}{1,3}"),
+        (r"'(?i:[sdmt]|ll|ve|re)", r"'(?:[sdmt]|ll|ve|re)"),
+        (r"[^\r\n\p{L}\p{N}]?+\p{L}+", r"\p{L}+"),
+        (r" ?[^\s\p{L}\p{N}]++[\r\n]*", r" ?[^\s\p{L}\p{N}]++"),
+        (r"\s*[\r\n]", r"\s*[\n]"),
+        (r"\s+(?!\S)|", ""),
+    ],
+)
+def test_another_pattern_would_be_noticed(part, other):
+    assert part in SPLIT_PATTERN
+    assert merges(SPLIT_PATTERN.replace(part, other), 656) != merges(SPLIT_PATTERN, 656)
 
 
 def test_the_special_tokens_have_the_last_ids_in_order():
