@@ -23,6 +23,7 @@ from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.tokenizer.bpe import Tokenizer
+from tests.nanochat_core.train.pretrain_from_noise import noise
 from tests.nanochat_core.train.recipe_reference import Recipe, Shape, losses_of
 
 pytestmark = pytest.mark.torch
@@ -108,18 +109,7 @@ def write_rows(directory: Path, tokenizer: Tokenizer) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_zero() -> Iterator[None]:
     """Initial weights have no zeros in this module; see above."""
-    init_weights = GPT.init_weights
-
-    @torch.no_grad()
-    def with_noise(self: GPT, seed: int) -> None:
-        init_weights(self, seed)
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if "c_proj" in name or "smear_lambda" in name:
-                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GPT, "init_weights", with_noise)
+    with noise():
         yield
 
 
