@@ -79,12 +79,15 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 4.2 s, 83 s, 12 min, 3.4 h."""
+    """Seconds as a person says them: 4.2 s, 83 s, 12 min, 3.4 h, 2.5 days."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
 
 
 @dataclass

@@ -60,7 +60,7 @@ def _by_flops(run: RunConfig, known: Sequence[Manifest], placement: Placement) -
         rate = placement.gpus * _H100_FLOPS * _H100_MFU
         return flops / rate, f"if H100s, at {_H100_MFU:.0%} MFU"
     rate = placement.resources.threads * _CPU_THREAD_FLOPS
-    return flops / rate, f"a guess, {_CPU_THREAD_FLOPS / 1e9:.0f} GFLOP/s a thread"
+    return flops / rate, f"no GPU: a guess, {_CPU_THREAD_FLOPS / 1e9:.0f} GFLOP/s a thread"
 
 
 def _training_flops(

@@ -31,7 +31,7 @@ def render(plan: Plan) -> list[str]:
         fingerprint = short(item.fingerprint) if item.fingerprint else ""
         line = f"{item.state} {item.stage.name:<18}  {STATES[item.state]:<11}  {fingerprint:<12}"
         if item.estimate is not None:
-            line += f"  {duration(item.estimate.seconds):>10} ({item.estimate.source})"
+            line += f"  {duration(item.estimate.seconds):>12} ({item.estimate.source})"
         lines.append((line + (f"  {visible(item.reason)}" if item.reason else "")).rstrip())
     return [*lines, "", _summary(plan)]
 

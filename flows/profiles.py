@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,9 @@ from nanochat_core.data.pydocs import installed_snapshot
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Resources
 from nanochat_core.section import Section, from_json
+
+_MOST_SHOWN = 20  # names in a hint that lists all of them
+_SUGGESTED = 5  # in one that cannot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,7 +383,16 @@ def _settings(prefix: str, section: type[Section]) -> list[str]:
 
 
 def _suggest(word: str, known: list[str]) -> str:
+    """A hint: the closest of `known`, else all when they are few, else the nearest few."""
     close = get_close_matches(word, known, n=1, cutoff=0.5)
     if close:
         return f"did you mean '{close[0]}'?"
-    return f"one of: {', '.join(known)}"
+    if len(known) <= _MOST_SHOWN:
+        return f"one of: {', '.join(known)}"
+
+    def likeness(name: str) -> float:
+        parts = [name, *name.split(".")]
+        return max(SequenceMatcher(None, word, part).ratio() for part in parts)
+
+    nearest = sorted(known, key=likeness, reverse=True)[:_SUGGESTED]
+    return f"the nearest are {', '.join(nearest)}; docs/reference/config.md has all"

@@ -44,9 +44,11 @@ def size(num_bytes: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """3_725 -> "1 h 2 min"; 75 -> "1 min 15 s"; 3.2 -> "3 s"."""
+    """270_000 -> "3 days 3 h"; 3_725 -> "1 h 2 min"; 75 -> "1 min 15 s"; 3.2 -> "3 s"."""
     whole = round(seconds)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    if hours >= 48:
+        return f"{hours // 24} days {hours % 24} h"
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"

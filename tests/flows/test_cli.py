@@ -83,6 +83,13 @@ def test_a_wrong_profile_is_answered_with_the_nearest(
         ("pretrain.num_steps=many", "'many', expected int", "--set pretrain.num_steps=500"),
         ("pretrain.num_steps", "is not of the form section.name=value", "--set pretrain.num_steps"),
         ("numerics.precision=fp7", "numerics.precision is 'fp7'", "one of: fp32, bf16"),
+        ("deep=3", "there is no setting 'deep'", "did you mean 'model.depth'?"),
+        (
+            "d=1",
+            "there is no setting 'd'",
+            "the nearest are seed, model.depth, model.width, model.num_heads, model.num_kv_heads; "
+            "docs/reference/config.md has all",
+        ),
         ("model.width=65", "model.width 65 is not a multiple", "--set "),
     ],
 )
@@ -104,11 +111,14 @@ def test_a_depth_that_cannot_be(depth: str, home: Path, capsys: pytest.CaptureFi
     [
         ("plan tiny --store ftp://bucket", "unsupported store URL 'ftp://bucket'"),
         ("plan tiny --store file:///not/mounted/store", "cannot be reached"),
+        ("plan tiny --attention nope", 'invalid value "nope" for --attention'),
+        ("plan tiny --place attention=nope", "attention is 'nope'"),
+        ("plan tiny --gpus -1", "--gpus is -1"),
+        ("chat tiny --gpus -1", "--gpus is -1"),
         ("status --store file:///not/mounted/store", "cannot be reached"),
         ("fetch sft@tiny --store file:///not/mounted/store", "cannot be reached"),
         ("plan tiny --home /etc/hostname", "/etc/hostname cannot be a directory"),
         ("plan tiny --home /etc/hostname/below", "/etc/hostname/below cannot be a directory"),
-        ("plan tiny --gpus -1", "--gpus is -1"),
         ("run tiny --gpus 999", "--gpus is 999, this machine has"),
         ("chat tiny --gpus 999", "--gpus is 999, this machine has"),
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.cli import main
 from infra.prefect_server import find_server, stop_server
 
 pytestmark = pytest.mark.prefect
@@ -49,8 +50,14 @@ def test_an_unreadable_shard_is_one_line_and_a_hint(home: Path, tmp_path: Path) 
     assert find_server(home) is not None
 
 
-def test_ctrl_c_ends_a_run_with_the_command_that_goes_on(home: Path) -> None:
-    with start_run(home, "--set", "rl.num_steps=3") as run:
+def test_ctrl_c_ends_a_run_with_the_command_that_goes_on(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pace = ("--gpus", "0", "--place", "save_every_steps=7")
+    command = " ".join(
+        ("nanochat run tiny --set rl.num_steps=3 --home", str(home), *pace),
+    )
+    with start_run(home, "--set", "rl.num_steps=3", *pace) as run:
         assert run.stdout is not None
         while not run.stdout.readline().startswith("shards "):
             assert run.poll() is None
@@ -60,6 +67,8 @@ def test_ctrl_c_ends_a_run_with_the_command_that_goes_on(home: Path) -> None:
     assert run.returncode == 130
     assert err.splitlines() == [
         "error: interrupted",
-        f"hint: go on where it was: nanochat run tiny --set rl.num_steps=3 --home {home}",
+        f"hint: go on where it was: {command}",
     ]
     assert "Traceback" not in out
+    assert main(["status", "tiny", "--home", str(home)]) == 0
+    assert f"  command  {command}\n" in capsys.readouterr().out

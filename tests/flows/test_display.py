@@ -50,7 +50,15 @@ def test_each_event_has_its_line(event: dict[str, Any], text: str | None) -> Non
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(4.21, "4.2 s"), (83.4, "83 s"), (720, "12 min"), (12240, "3.4 h")]
+    ("seconds", "text"),
+    [
+        (4.21, "4.2 s"),
+        (83.4, "83 s"),
+        (720, "12 min"),
+        (12240, "3.4 h"),
+        (171_000, "47.5 h"),
+        (216_000, "2.5 days"),
+    ],
 )
 def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -197,6 +197,8 @@ def test_numbers_read_like_numbers() -> None:
     ]
     assert [size(n) for n in (12, 1_482_000, 10**10)] == ["12 bytes", "1.5 MB", "10.0 GB"]
     assert [duration(s) for s in (3.2, 75, 3725)] == ["3 s", "1 min 15 s", "1 h 2 min"]
+    assert [duration(s) for s in (172_799, 172_800)] == ["47 h 59 min", "2 days 0 h"]
+    assert duration(652_944_960) == "7557 days 5 h"
     assert percent(0.1234) == "12.3 %"
 
 
