@@ -2,7 +2,7 @@
 
     step-0000200/tensors-00000.safetensors   what rank 0 owns of the training state, and so on
     step-0000200/COMMIT.json                 written last, by rank 0, when every file is whole
-    damaged-step-0000100/                    was a checkpoint and cannot be read: for people
+    damaged-step-0000100/                    unreadable, or saved while losses exploded: for people
     best.json                                {"step", "value"}: what validation liked best
 
 COMMIT.json names every file with its size and sha256, the step and the loop's own state. Without
@@ -172,10 +172,17 @@ def prune(root: Path, *, keep: int) -> None:
             shutil.rmtree(old)
 
 
-def newest_step(root: Path) -> int | None:
+def newest_step(root: Path, *, at_most: int | None = None) -> int | None:
     """The step of the newest checkpoint that was committed, or None. Nothing is verified."""
-    names = sorted(path.parent.name for path in root.glob(f"step-*/{_COMMIT}"))
-    return int(names[-1].removeprefix("step-")) if names else None
+    steps = (_step_of(path.parent) for path in root.glob(f"step-*/{_COMMIT}"))
+    return max((step for step in steps if at_most is None or step <= at_most), default=None)
+
+
+def set_aside_after(root: Path, step: int) -> None:
+    """Take the checkpoints after `step` out of the count: they hold nonsense."""
+    for path in list(root.glob(f"step-*/{_COMMIT}")):
+        if _step_of(path.parent) > step:
+            _set_aside(path.parent)
 
 
 def write_best(root: Path, step: int, value: float) -> None:
@@ -262,6 +269,10 @@ def _open(directory: Path, rank: int, world_size: int) -> Checkpoint:
         state=tree["state"],
         pieces={key: sorted(found) for key, found in pieces.items()},
     )
+
+
+def _step_of(directory: Path) -> int:
+    return int(directory.name.removeprefix("step-"))
 
 
 def _record(directory: Path, rank: int) -> Path:

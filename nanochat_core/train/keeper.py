@@ -35,6 +35,7 @@ from nanochat_core.train.checkpoint import (
     find_checkpoint,
     newest_step,
     prune,
+    set_aside_after,
     write_best,
     write_pieces,
 )
@@ -59,7 +60,7 @@ class Keeper:
         self._resumed_step: int | None = None
         self._staging = Staging()
         self._writing: _Writing | None = None
-        log.last_saved = self._last_good
+        log.last_good = self._last_good
 
     def resume(self) -> tuple[int, dict[str, Any]]:
         """Load the newest checkpoint; returns the number of steps done and the loop's own state."""
@@ -101,7 +102,9 @@ class Keeper:
             self._wait()
         judged = self.is_judged(done, total)
         if stopping or due or judged or done == total:
-            self._save(done, total, state)
+            self._log.settle()  # a state whose loss is broken is not saved
+            if stopping or done == total or not self._log.is_high:
+                self._save(done, total, state)
         if stopping:
             self._wait()
             self._world.barrier()
@@ -138,7 +141,6 @@ class Keeper:
         )
 
     def _save(self, done: int, total: int, state: dict[str, Any]) -> None:
-        self._log.settle()  # a state whose loss is broken is not saved
         self._wait()
         HEART.beat("saving")
         if self._world.is_first:
@@ -152,13 +154,18 @@ class Keeper:
             state={**state, **self._log.state()},
         )
         tensors, arrived = self._staging.copy(self._optimizer.pieces())
-        self._writing = _Writing(lambda: self._write(facts, tensors, arrived))
+        is_doubtful = self._log.is_high  # the one before may prove to be the last good one
+        self._writing = _Writing(lambda: self._write(facts, tensors, arrived, is_doubtful))
         self._saved_at, self._saved_step = time.monotonic(), done
         collect()
         self._log.begin()
 
     def _write(
-        self, facts: Facts, tensors: Mapping[str, Tensor], arrived: Callable[[], None]
+        self,
+        facts: Facts,
+        tensors: Mapping[str, Tensor],
+        arrived: Callable[[], None],
+        is_doubtful: bool,
     ) -> None:
         """In the writing thread: make the copy a checkpoint."""
         arrived()
@@ -170,13 +177,19 @@ class Keeper:
         write_pieces(directory, self._world.rank, tensors)
         if self._world.is_first:
             commit(directory, facts)
-            prune(self._root, keep=self._resources.keep_checkpoints)
+            if not is_doubtful:
+                prune(self._root, keep=self._resources.keep_checkpoints)
 
-    def _last_good(self) -> int | None:
-        """The step of the newest checkpoint, once what is being written is there."""
+    def _last_good(self, step: int) -> int | None:
+        """The newest checkpoint of at most `step`, once what is being written is there.
+
+        Newer ones are set aside, so that the job does not go on from them.
+        """
         if self._writing is not None:
             self._writing.join(SECONDS_TO_SAVE)
-        return newest_step(self._root)
+        if self._world.is_first:
+            set_aside_after(self._root, step)
+        return newest_step(self._root, at_most=step)
 
     def _wait(self) -> None:
         """Until nothing is being written. Raises what went wrong."""

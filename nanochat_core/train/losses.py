@@ -2,7 +2,8 @@
 
 On a GPU the host never waits for the step it has just queued: a step's loss is copied out in the
 background and read one step later, when the device has long computed it. On the CPU it is read at
-once, before the step is applied. A state is saved only after its own loss was read and found good.
+once, before the step is applied. A state is saved only after its own loss was read and found good:
+while losses are far above their level none is, unless the job is asked to stop.
 """
 
 import math
@@ -39,10 +40,15 @@ def is_exploding(losses: Sequence[float], step: int) -> bool:
     `losses` are those of the steps up to and with `step`, the newest last. Nothing is said before
     step 100, nor without 50 losses to compare with.
     """
-    before, last = losses[:-PATIENCE][-WINDOW:], losses[-PATIENCE:]
+    return min(losses[-PATIENCE:], default=0.0) > limit_of(losses, step)
+
+
+def limit_of(losses: Sequence[float], step: int) -> float:
+    """What the last 10 losses should not all be above; infinite where nothing can be said."""
+    before = losses[:-PATIENCE][-WINDOW:]
     if step < FIRST_JUDGED or len(before) < WINDOW:
-        return False
-    return min(last) > TIMES * statistics.median(before) + PLUS
+        return math.inf
+    return TIMES * statistics.median(before) + PLUS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +93,10 @@ class StepLog:
         self._losses: deque[float] = deque(maxlen=WINDOW + PATIENCE)
         self._since = self._started = time.monotonic()
         self._seconds_before = 0.0
-        # Says which checkpoint is the last good one. The keeper answers.
-        self.last_saved: Callable[[], int | None] = lambda: None
+        self.is_high = False  # whether the newest loss that was read is far above its level
+        # The newest checkpoint of at most so many steps; what is newer is no good. The keeper
+        # answers.
+        self.last_good: Callable[[int], int | None] = lambda step: None
 
     @property
     def seconds(self) -> float:
@@ -136,16 +144,17 @@ class StepLog:
     def _judge(self, reading: "_Reading") -> None:
         loss, step = reading.value(), reading.done - 1
         if not math.isfinite(loss):
-            raise broken(f"the loss is {loss} at step {step}", self.last_saved())
+            raise broken(f"the loss is {loss} at step {step}", self.last_good(step))
         values = reading.values
         if self._pace is not None:
             values = {"loss": loss, **values}
             self._losses.append(loss)
+            self.is_high = loss > limit_of(list(self._losses), step)
             if is_exploding(list(self._losses), step):
                 raise broken(
                     f"the loss explodes: {loss:.4g} at step {step}, the last of {PATIENCE} far "
                     f"above its level of {statistics.median(list(self._losses)[:WINDOW]):.4g}",
-                    self.last_saved(),
+                    self.last_good(step + 1 - PATIENCE),
                 )
         self._untold.append((reading.done, values))
         HEART.beat("the optimizer's step")

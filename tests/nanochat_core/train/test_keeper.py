@@ -25,11 +25,12 @@ from nanochat_core.train.checkpoint import (
     find_best,
 )
 from nanochat_core.train.keeper import Keeper
-from nanochat_core.train.losses import StepLog
+from nanochat_core.train.losses import Pace, StepLog
 
 pytestmark = pytest.mark.torch
 ALONE = World(rank=0, local_rank=0, size=1)
 MakeJob: TypeAlias = Callable[..., Job]
+PACE = Pace(tokens_per_step=1, flops_per_token=1.0, peak_flops=None, dollars_per_hour=0.0)
 
 
 class Owner:
@@ -57,9 +58,11 @@ def job(make_job: MakeJob, tmp_path: Path) -> Job:
     return make_job("shards", tmp_path / "job", {})
 
 
-def make_keeper(job: Job, owner: Owner, *, late: bool = False) -> tuple[Keeper, StepLog]:
+def make_keeper(
+    job: Job, owner: Owner, *, late: bool = False, pace: Pace | None = None
+) -> tuple[Keeper, StepLog]:
     progress = Progress(job.events)
-    log = StepLog(progress, None, late=late)
+    log = StepLog(progress, pace, late=late)
     return Keeper(job, cast(Optimizer, owner), ALONE, progress, log), log
 
 
@@ -238,13 +241,15 @@ def test_a_sum_that_overflows_is_no_number_that_is_not_finite(job: Job) -> None:
 # What is never saved.
 
 
-def read_steps(log: StepLog, keeper: Keeper, losses: list[float]) -> Iterator[int]:
+def read_steps(
+    log: StepLog, keeper: Keeper, losses: list[float], *, start: int = 0
+) -> Iterator[int]:
     """A loop over these losses."""
-    for done, loss in enumerate(losses, 1):
+    for done, loss in enumerate(losses[start:], start + 1):
         log.read(done, torch.tensor(loss))
         yield done  # the optimizer's step
         log.tell()
-        keeper.after_step(done, 9, {})
+        keeper.after_step(done, 999, {})
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -258,6 +263,52 @@ def test_the_state_after_a_broken_step_is_never_saved(job: Job, late: bool) -> N
     assert "go on from there" in str(caught.value.hint)
     told = [e["step"] for e in read_events(job.events) if e["kind"] == "step"]
     assert told == [1, 2, 3]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("keep", [1, 2])
+def test_while_losses_explode_nothing_is_saved_and_the_last_good_checkpoint_stays(
+    job: Job, late: bool, keep: int
+) -> None:
+    job = with_resources(job, keep_checkpoints=keep, save_every_steps=5)
+    keeper, log = make_keeper(job, Owner(), late=late, pace=PACE)
+    losses = [3.0] * 151 + [40.0] * 20
+    with pytest.raises(StageError, match=r"explodes: 40 at step 160, .*that of step 150$"):
+        list(read_steps(log, keeper, losses))
+    assert steps_in(job) == [145, 150][-keep:]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_stop_saved_among_exploding_losses_is_not_gone_on_from(
+    job: Job, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = with_resources(job, keep_checkpoints=1, save_every_steps=5)
+    keeper, log = make_keeper(job, Owner(), late=late, pace=PACE)
+    losses = [3.0] * 151 + [40.0] * 20
+
+    def loop() -> None:
+        for done in read_steps(log, keeper, losses):
+            monkeypatch.setattr(interrupt.STOP, "requested", done == 155)
+
+    with pytest.raises(interrupt.Interrupted):
+        loop()
+    assert steps_in(job) == [150, 155]
+    monkeypatch.setattr(interrupt.STOP, "requested", False)
+    again, log = make_keeper(job, Owner(), late=late, pace=PACE)
+    assert again.resume()[0] == 155
+    with pytest.raises(StageError, match=r"explodes: 40 at step 160, .*that of step 150$"):
+        list(read_steps(log, again, losses, start=155))
+    assert steps_in(job) == [150]
+    last, _ = make_keeper(job, Owner())
+    assert last.resume()[0] == 150
+
+
+def test_losses_that_come_back_by_themselves_are_saved_again(job: Job) -> None:
+    job = with_resources(job, save_every_steps=5)
+    keeper, log = make_keeper(job, Owner(), pace=PACE)
+    list(read_steps(log, keeper, [3.0] * 151 + [40.0] * 5 + [3.0] * 9))
+    keeper.close()
+    assert steps_in(job) == [160, 165]
 
 
 def test_read_at_once_a_broken_step_is_not_even_applied(job: Job) -> None:
