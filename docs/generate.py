@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import io
+import json
 import re
 import sys
 import tokenize
@@ -11,10 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.profiles import PROFILES
+from flows.profiles import PROFILES, Pace
 from flows.stages import STAGES
+from infra.placement import SETTINGS
 from nanochat_core import scaling
 from nanochat_core.config import RunConfig
+from nanochat_core.job import Resources
 from nanochat_core.section import Section
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -87,6 +90,54 @@ def configuration() -> str:
     )
 
 
+# Defaults that are not in the dataclass: make_placement in flows/profiles.py finds them.
+_FOUND = {
+    "threads": "all of this machine",
+    "device_batch_size": "the profile's",
+    "save_every_seconds": "the profile's",
+    "eval_every_steps": "the profile's",
+    "compile": "`true` on a GPU, else `false`",
+    "sinks": "`NANOCHAT_SINKS`, else none",
+}
+
+
+def placement() -> str:
+    """What `--place` takes, from the dataclass that a job sees."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Resources)}
+    kinds, comments = typing.get_type_hints(Resources), comments_of(Resources)
+    rows = [
+        (
+            f"`{name}`",
+            _kind_of_setting(kinds[name]),
+            _FOUND.get(name) or f"`{json.dumps(defaults[name]).strip(chr(34))}`",
+            comments[name],
+        )
+        for name in SETTINGS
+    ]
+    pace = [
+        (f"`{name}`", *(f"{value:g}" for value in vars(make().pace).values()))
+        for name, make in PROFILES.items()
+    ]
+    return _page(
+        "Placement",
+        "What `--place name=value` takes on the command line, as `Resources` in "
+        "`nanochat_core/job.py` declares it. None of it changes a result's identity; see "
+        "[placement](../concepts/placement.md). `--device-batch-size`, `--attention` and "
+        "`--compile` are short for settings here; home, store and GPUs have options only.",
+        f"{_table(('setting', 'type', 'default', 'meaning'), rows)}\n\n"
+        "## What profiles suggest\n\n"
+        + _table(("profile", *(f"`{f.name}`" for f in dataclasses.fields(Pace))), pace),
+    )
+
+
+def _kind_of_setting(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(f"`{value}`" for value in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        return "names with commas between them"
+    return kind.__name__
+
+
 def commands() -> str:
     """The command line's own help."""
     from flows.cli import make_app
@@ -104,6 +155,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "stages.md": stages,
     "profiles.md": profiles,
     "config.md": configuration,
+    "placement.md": placement,
     "cli.md": commands,
 }
 
@@ -169,7 +221,7 @@ def _rows(
         yield f"`{prefix}{name}`", _type_name(kind), _shown(value), comments.get(name, "")
 
 
-def comments_of(section: type[Section]) -> dict[str, str]:
+def comments_of(section: type[Any]) -> dict[str, str]:
     """Field -> the comment behind its declaration."""
     found: dict[str, str] = {}
     words: list[str] = []

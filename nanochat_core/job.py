@@ -34,14 +34,14 @@ class Resources:
     device: str  # "cpu" or "cuda"
     threads: int  # CPU threads of one process
     device_batch_size: int  # rows per device per micro-step
-    save_every_seconds: float  # between checkpoints
+    save_every_seconds: float  # from one checkpoint to the next
     eval_every_steps: int  # between validations inside training; 0: only at both ends
-    dollars_per_hour: float = 0.0  # of the whole placement
+    dollars_per_hour: float = 0.0  # price of the whole placement, for estimates and reports
     save_every_steps: int = 0  # a checkpoint after each so many steps besides; 0: by time alone
     keep_checkpoints: int = 2  # the newest so many stay on this machine, and the best
-    hang_seconds: float = 600.0  # without a sign of life from any rank the job is ended
+    hang_seconds: float = 600.0  # so long without a sign of life from any rank the job is ended
     retry_smaller_batch: bool = True  # when out of memory: half the device batch, and go on
-    attention: Attention = "auto"  # a backend's name, or the best one this device has
+    attention: Attention = "auto"  # a backend; "auto": the first that this device can run
     compile: bool = False  # whether torch.compile makes kernels for the model
     determinism: Determinism = "default"  # "strict": only kernels that repeat themselves
     sinks: tuple[str, ...] = ()  # where metrics go besides: "wandb", "trackio"

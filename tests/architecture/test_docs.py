@@ -10,6 +10,7 @@ import pytest
 
 from flows.profiles import PROFILES
 from flows.stages import STAGES
+from infra.placement import SETTINGS
 from nanochat_core.section import Section
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,12 @@ def test_every_setting_is_in_the_reference() -> None:
     names = re.findall(r"`([\w.]+)` \||^## (\w+)", reference("config.md"), re.MULTILINE)
     told = {part for pair in names for name in pair for part in name.split(".")}
     assert settings - told == set()
+
+
+def test_every_setting_of_the_placement_is_in_the_reference() -> None:
+    row = re.compile(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \| [^|]+ \|$", re.MULTILINE)
+    told = set(row.findall(reference("placement.md")))
+    assert set(SETTINGS) - told == set()
 
 
 def test_every_command_is_in_the_reference() -> None:

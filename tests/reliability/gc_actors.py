@@ -29,10 +29,9 @@ from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Entry, Missing
 from nanochat_core.errors import ArtifactError, NanochatError
-from nanochat_core.job import Resources
 from nanochat_core.section import Tree
 from tests.reliability.gc_judge import Judge
-from tests.reliability.sim_actors import TERMS, simulated
+from tests.reliability.sim_actors import TERMS, machine, simulated
 from tests.reliability.sim_store import SimStore
 from tests.reliability.sim_threading import SimThreading
 from tests.reliability.sim_world import Process, World
@@ -78,18 +77,7 @@ class Scene:
 
     def placement(self, home: str) -> Placement:
         """A machine."""
-        return Placement(
-            home=self.scratch / home,
-            store="sim://store",
-            gpus=0,
-            resources=Resources(
-                device="cpu",
-                threads=1,
-                device_batch_size=1,
-                save_every_seconds=60.0,
-                eval_every_steps=0,
-            ),
-        )
+        return machine(self.scratch / home)
 
 
 class Actor:

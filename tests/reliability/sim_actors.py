@@ -80,18 +80,23 @@ class Scene:
 
     def placement_of(self, process: Process) -> Placement:
         """A machine."""
-        return Placement(
-            home=self.scratch / process.home,
-            store="sim://store",
-            gpus=0,
-            resources=Resources(
-                device="cpu",
-                threads=1,
-                device_batch_size=1,
-                save_every_seconds=60.0,
-                eval_every_steps=0,
-            ),
-        )
+        return machine(self.scratch / process.home)
+
+
+def machine(home: Path) -> Placement:
+    """A machine with this home."""
+    return Placement(
+        home=home,
+        store="sim://store",
+        gpus=0,
+        resources=Resources(
+            device="cpu",
+            threads=1,
+            device_batch_size=1,
+            save_every_seconds=60.0,
+            eval_every_steps=0,
+        ),
+    )
 
 
 class Actor:
