@@ -113,6 +113,9 @@ class Stack:
                 self._of(part, self._in_fp32()).zero_()
         if self._world.size == 1:
             return
+        # A sum may have left anything in what this rank does not own, and what fills up the last
+        # slice is no parameter's, whose gradient would overwrite it.
+        self._in_fp32()[len(self.parts) * self.parts[0].count :].zero_()
         if self.replicated:
             self._pending = self._world.start_sum(self._in_fp32())
         else:
