@@ -41,9 +41,15 @@ def model_of(precision: str) -> GPT:
     return model
 
 
-# In fp8 the roundings that fusion leaves out tip values to their neighbours, an eighth away.
-@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("fp8", 0.25)])
-def test_compiled_passes_are_eager_ones_in_one_graph(precision: str, bound: float) -> None:
+# Bounds of the difference as a share of the norm. In fp8 the roundings that fusion leaves out tip
+# values to their neighbours, an eighth away; evaluation runs in bf16 then.
+@pytest.mark.parametrize(
+    ("precision", "of_gradient", "of_logits"),
+    [("fp32", 1e-5, 1e-5), ("bf16", 0.05, 0.02), ("fp8", 0.25, 0.02)],
+)
+def test_compiled_passes_are_eager_ones_in_one_graph(
+    precision: str, of_gradient: float, of_logits: float
+) -> None:
     tokens = torch.randint(256, (2, 161), generator=torch.Generator().manual_seed(3))
     eager, compiled = model_of(precision), model_of(precision)
     torch._dynamo.utils.counters.clear()
@@ -52,8 +58,8 @@ def test_compiled_passes_are_eager_ones_in_one_graph(precision: str, bound: floa
         model.summed_loss(tokens[:, :-1], tokens[:, 1:]).backward()
     for (name, a), b in zip(eager.named_parameters(), compiled.parameters(), strict=True):
         if a.numel() > 1000:  # the gradient of a scalar is a sum that nearly cancels
-            assert (a.grad - b.grad).float().norm() <= bound * a.grad.float().norm(), name
+            assert (a.grad - b.grad).float().norm() <= of_gradient * a.grad.float().norm(), name
     with torch.no_grad():
         a, b = eager.eval()(tokens), compiled.eval()(tokens)
-    torch.testing.assert_close(a, b, atol=bound, rtol=bound)
+    assert (a - b).norm() <= of_logits * a.norm()
     assert not torch._dynamo.utils.counters["graph_break"]

@@ -231,6 +231,35 @@ def test_in_bf16_the_model_works_with_rounded_masters_and_embeddings_are_their_o
         assert parameter.dtype == (torch.float32 if small else torch.bfloat16), name
 
 
+@pytest.mark.parametrize("name", ["transformer.wte.weight", "value_embeds.0.weight"])
+def test_in_bf16_a_tables_first_step_is_adamws_in_fp32_rounded_when_stored(name: str) -> None:
+    model = make_model("bf16")
+    optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
+    group = group_of(name, adamw_groups(RATES))
+    assert group is not None
+    tokens = torch.randint(60, (2, 17), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():  # zero projections would keep the values' gradients at zero
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+    table = model.get_parameter(name)
+    before = table.detach().float()
+    optimizer.backward(model.token_losses(tokens[:, :-1], tokens[:, 1:]).mean(), last=True)
+    gradient = optimizer.gradients()[name].float().clone()
+    optimizer.step(lr_multiplier=0.5, momentum=0.9, weight_decay=0.1)
+    lr = 0.5 * group.lr
+    exp_avg, exp_avg_sq = (1 - group.beta1) * gradient, (1 - group.beta2) * gradient.square()
+    # At the first step the moments' corrections cancel their factors.
+    moved = before * (1 - lr * group.weight_decay) - lr * gradient / (gradient.abs() + 1e-10)
+    state = optimizer.pieces()
+    assert gradient.count_nonzero() > gradient.numel() / 5
+    for kind, wanted in (("weight", moved), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):
+        actual = state[f"{kind}/{name}"]
+        assert actual.dtype == torch.bfloat16
+        assert (actual == wanted.bfloat16()).float().mean() > 0.99, kind
+        torch.testing.assert_close(actual.float(), wanted, rtol=2**-7, atol=1e-6)
+    assert torch.equal(table, state[f"weight/{name}"])
+
+
 def test_a_step_moves_the_version_of_every_weight() -> None:
     model = make_model()
     optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
