@@ -99,6 +99,25 @@ def test_held_out_conversations_are_judged_on_the_way_and_change_nothing(
         assert (plain.output / name).read_bytes() == (judged.output / name).read_bytes()
 
 
+def test_packing_is_told_and_done_once_a_job(
+    models: dict[str, Path],
+    make_job: Callable[..., Job],
+    run_stage: Callable[[Job], dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    def told() -> list[str]:
+        events = read_events(job.events)
+        return [e["text"] for e in events if e["kind"] == "message" and "packing" in e["text"]]
+
+    job = make_job("sft", tmp_path, models)
+    run_stage(job)
+    assert told() == ["packing train: 80 conversations", "packing held_out: 8 conversations"]
+    written = (job.directory / "scratch" / "train" / "tokens.npy").stat().st_ino
+    run_stage(job)  # goes on from its last checkpoint
+    assert len(told()) == 2
+    assert (job.directory / "scratch" / "train" / "tokens.npy").stat().st_ino == written
+
+
 def test_the_momentum_of_the_model_before_is_gone_on_with(
     models: dict[str, Path],
     make_job: Callable[..., Job],
