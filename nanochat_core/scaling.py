@@ -216,6 +216,13 @@ def run_for_depth(
             schedule=chat_schedule(warmdown_fraction=0.2),
             eval_examples=1000,
         ),
+        # January's second chat stage with today's `lr_fraction`. Today's nanochat has one stage and
+        # a mixture 35 times as long, and this one differs from it where it is short and comes
+        # after midtraining. Its rate falls from the first step, as January's did: today's holds it
+        # for half of the stage (warmdown 0.5), the part that does midtraining's work. Its batch is
+        # 2^18 tokens at most where today's is the base model's (2^20 at d20), which would leave it
+        # too few steps; the rates are not scaled down with it. Today's stage is a matter of
+        # settings: tests/nanochat_core/train/test_chat_recipes.py has them.
         sft=ChatTrainConfig(
             mixture=open_mixture("sft"),
             num_epochs=1,
