@@ -26,7 +26,7 @@ from nanochat_core.runtime.garbage import frozen
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.train.keeper import Keeper
 from nanochat_core.train.losses import StepLog, pace_of
-from nanochat_core.train.step import add_gradients
+from nanochat_core.train.step import gradients_of
 
 
 def main() -> None:
@@ -66,9 +66,8 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
     def step(done: int) -> float:
         began = time.perf_counter()
-        loss = add_gradients(
-            model, optimizer, tokens, None, device_batch_size=options.rows, world=ALONE
-        )
+        compute = gradients_of(model, optimizer, tokens, None, world=ALONE)
+        loss = compute(device_batch_size=options.rows)
         log.read(done, loss)
         optimizer.step(lr_multiplier=1e-3, momentum=0.9, weight_decay=0.0)
         log.tell()

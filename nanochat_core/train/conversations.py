@@ -46,7 +46,7 @@ from nanochat_core.train.gates import (
 from nanochat_core.train.keeper import Keeper
 from nanochat_core.train.losses import StepLog, pace_of
 from nanochat_core.train.machine import machine
-from nanochat_core.train.step import IGNORE, add_gradients
+from nanochat_core.train.step import IGNORE, gradients_of
 from tasks.base import text_of
 from tasks.mixture import mixture
 
@@ -118,9 +118,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         log.begin()
         for step, (tokens, mask) in feed(take_step, start=start, stop=num_steps, device=device):
             done = step + 1
-            loss = fitting.gradients(
-                partial(add_gradients, model, optimizer, tokens, mask, world=world)
-            )
+            loss = fitting.gradients(gradients_of(model, optimizer, tokens, mask, world=world))
             log.read(done, loss)
             optimizer.step(
                 lr_multiplier=lr_multiplier(step, num_steps, config.schedule),

@@ -32,9 +32,9 @@ class Fitting:
     def gradients(self, compute: Callable[..., Tensor]) -> Tensor:
         """The loss of a step over all ranks, whose gradients `compute` adds to the optimizer's.
 
-        `compute(device_batch_size=...)` gives this rank's share of the loss. After its first
-        micro-step has begun it must not wait for other ranks: one of them may be out of memory by
-        then. Raises StageError when nothing smaller may be tried.
+        `compute(device_batch_size=...)` gives this rank's share of the loss. It must not wait for
+        other ranks, of which one may be out of memory by then: what they do together is done
+        before. Raises StageError when nothing smaller may be tried.
         """
         HEART.beat("gradients")
         while True:

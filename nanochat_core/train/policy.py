@@ -13,8 +13,9 @@ ratio is 1 and its gradient that of A * log p(token): without clip and KL that i
 Shapes: R rows, one per answer, T tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -74,23 +75,37 @@ def drop_equal_groups(rollouts: Sequence[Rollout], group_size: int) -> list[Roll
     return kept
 
 
-def add_policy_gradients(
+def policy_gradients_of(
     model: GPT,
     optimizer: Optimizer,
     rollouts: Sequence[Rollout],
     *,
     anchors: Anchors | None,
-    device_batch_size: int,
     world: World,
-) -> Tensor:
-    """Give the optimizer the gradients of the objective; returns this rank's share of its value.
+) -> Callable[..., Tensor]:
+    """What gives the optimizer the gradients of the objective, called with `device_batch_size`.
 
-    Without anchors the value is that of -A * log p(token), of the same gradient. An answer whose
-    advantage is 0 is run only where a reference pulls at it; its tokens always count.
+    It returns this rank's share of the objective's value, and waits for no other rank; they count
+    their tokens together here. Without anchors the value is that of -A * log p(token), of the same
+    gradient. An answer whose advantage is 0 is run only where a reference pulls at it; its tokens
+    always count.
     """
     device = next(model.parameters()).device
     sampled = torch.tensor(float(sum(sum(r.mask) for r in rollouts)), device=device)
     count = world.sum(sampled).clamp(min=1)
+    return partial(_add_policy_gradients, model, optimizer, rollouts, count, anchors=anchors)
+
+
+def _add_policy_gradients(
+    model: GPT,
+    optimizer: Optimizer,
+    rollouts: Sequence[Rollout],
+    count: Tensor,  # scalar fp32: sampled tokens on all ranks
+    *,
+    anchors: Anchors | None,
+    device_batch_size: int,
+) -> Tensor:
+    device = count.device
     total = torch.zeros((), device=device)
     pulled = anchors is not None and anchors.reference is not None
     useful = [i for i, r in enumerate(rollouts) if any(r.mask) and (pulled or r.advantage)]

@@ -1,7 +1,6 @@
 """Stage `pretrain`: a base model from packed rows of text."""
 
 import time
-from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -28,7 +27,7 @@ from nanochat_core.train.fitting import Fitting
 from nanochat_core.train.keeper import Keeper
 from nanochat_core.train.losses import StepLog, pace_of
 from nanochat_core.train.machine import machine
-from nanochat_core.train.step import add_gradients
+from nanochat_core.train.step import gradients_of
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -88,9 +87,7 @@ def run(job: Job) -> dict[str, Any]:
         log.begin()
         for step, (tokens,) in feed(take, start=start, stop=config.num_steps, device=device):
             done = step + 1
-            loss = fitting.gradients(
-                partial(add_gradients, model, optimizer, tokens, None, world=world)
-            )
+            loss = fitting.gradients(gradients_of(model, optimizer, tokens, None, world=world))
             log.read(done, loss)
             optimizer.step(
                 lr_multiplier=lr_multiplier(step, config.num_steps, config.schedule),

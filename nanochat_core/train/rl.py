@@ -48,10 +48,10 @@ from nanochat_core.train.machine import machine
 from nanochat_core.train.policy import (
     Anchors,
     Rollout,
-    add_policy_gradients,
     advantages_of,
     drop_equal_groups,
     log_probs,
+    policy_gradients_of,
 )
 from tasks.base import Conversation, Task, prompt_of, text_of
 from tasks.registry import is_correct
@@ -253,9 +253,7 @@ def update(
         read(torch.zeros(()))
         return
     anchors = make_anchors(model, reference, rollouts, config, fitting.size)
-    compute = partial(
-        add_policy_gradients, model, optimizer, rollouts, anchors=anchors, world=world
-    )
+    compute = policy_gradients_of(model, optimizer, rollouts, anchors=anchors, world=world)
     for number in range(config.updates_per_batch):
         objective = fitting.gradients(compute)
         if number == 0:

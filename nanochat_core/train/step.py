@@ -4,6 +4,9 @@ The loss of a step is the mean over all its targets on all ranks, so neither the
 device batch size changes it (beyond the order of a sum).
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from nanochat_core.model.gpt import GPT
@@ -14,33 +17,45 @@ from nanochat_core.runtime.heartbeat import HEART
 IGNORE = -1  # target that carries no loss
 
 
-def add_gradients(
+def gradients_of(
     model: GPT,
     optimizer: Optimizer,
     tokens: torch.Tensor,  # (B, T+1) int64
     mask: torch.Tensor | None,  # (B, T+1), 1 where the token is learnt from; None: everywhere
     *,
-    device_batch_size: int,
     world: World,
-) -> torch.Tensor:
-    """Give the optimizer the gradients of the mean loss over every rank's targets.
+) -> Callable[..., torch.Tensor]:
+    """What gives the optimizer the gradients of the mean loss over every rank's targets.
 
-    Returns this rank's share of that mean, in nats, a scalar on the device: the sum over ranks is
-    the loss. Nothing here waits for the device, nor for other ranks once the micro-steps begin.
+    It is called with `device_batch_size`, and again with a smaller one where memory does not do:
+    the rows pass through the model in micro-steps of so many. It returns this rank's share of the
+    mean, in nats, a scalar on the device: the sum over ranks is the loss. It waits neither for the
+    device nor for other ranks; they count their targets together here, before the first try.
 
-    `tokens` are this rank's rows of the step; they pass through the model in micro-steps of
-    `device_batch_size` rows.
+    `tokens` are this rank's rows of the step.
     """
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     if mask is not None:
         targets = targets.masked_fill(mask[:, 1:] == 0, IGNORE)
     count = world.sum((targets != IGNORE).sum().float()).clamp(min=1)
-    total = torch.zeros((), device=tokens.device)
-    for first in range(0, len(tokens), device_batch_size):
+    return partial(_add_gradients, model, optimizer, inputs, targets, count)
+
+
+def _add_gradients(
+    model: GPT,
+    optimizer: Optimizer,
+    inputs: torch.Tensor,  # (B, T) int64
+    targets: torch.Tensor,  # (B, T) int64
+    count: torch.Tensor,  # scalar fp32: targets on all ranks
+    *,
+    device_batch_size: int,
+) -> torch.Tensor:
+    total = torch.zeros((), device=inputs.device)
+    for first in range(0, len(inputs), device_batch_size):
         HEART.beat("gradients")  # a whole step may take longer than a rank may be silent
         rows = slice(first, first + device_batch_size)
         loss = model.summed_loss(inputs[rows], targets[rows]) / count
-        optimizer.backward(loss, last=first + device_batch_size >= len(tokens))
+        optimizer.backward(loss, last=first + device_batch_size >= len(inputs))
         total += loss.detach()
     optimizer.start_sums()
     return total

@@ -11,6 +11,7 @@ from nanochat_core.errors import StageError
 from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.train.fitting import is_out_of_memory
 
@@ -71,6 +72,30 @@ def test_the_step_is_done_again_with_half_the_rows_and_its_loss_is_the_same(
     assert [v["loss"] for v in told.values()] == [v["loss"] for v in wanted.values()]
     (message,) = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
     assert message.startswith("out of memory with 2 rows per device: going on with 1.")
+
+
+def test_a_step_that_is_done_again_asks_the_other_ranks_nothing_again(
+    data: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of them may have got further than another: what they ask together they ask once."""
+    asked: list[str] = []
+    real = World.sum
+
+    def counted(self: World, tensor: torch.Tensor) -> torch.Tensor:
+        asked.append(calm)
+        return real(self, tensor)
+
+    monkeypatch.setattr(World, "sum", counted)
+    for calm in ("calm", "retried"):
+        job = make_job("pretrain", tmp_path / calm, data, resources={"device_batch_size": 2})
+        if calm == "retried":
+            fail_above(1, monkeypatch, ERRORS["gpu"], after=5)
+        run_stage(job)
+    assert asked.count("calm") == asked.count("retried")
 
 
 def test_in_the_middle_of_a_step_what_was_added_before_is_forgotten(

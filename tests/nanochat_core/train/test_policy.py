@@ -15,10 +15,10 @@ from nanochat_core.runtime.distributed import ALONE
 from nanochat_core.train.policy import (
     Anchors,
     Rollout,
-    add_policy_gradients,
     advantages_of,
     drop_equal_groups,
     log_probs,
+    policy_gradients_of,
 )
 from tests.nanochat_core.train import recipe_reference
 
@@ -70,14 +70,8 @@ def gradients_of(
 ) -> tuple[dict[str, torch.Tensor], float]:
     rates = open_profile("tiny").run.optimizer
     optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
-    value = add_policy_gradients(
-        model,
-        optimizer,
-        ROLLOUTS,
-        anchors=anchors,
-        device_batch_size=device_batch_size,
-        world=ALONE,
-    )
+    compute = policy_gradients_of(model, optimizer, ROLLOUTS, anchors=anchors, world=ALONE)
+    value = compute(device_batch_size=device_batch_size)
     return {name: g.clone() for name, g in optimizer.gradients().items()}, float(value)
 
 

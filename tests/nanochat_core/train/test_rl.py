@@ -270,14 +270,14 @@ def test_dropped_groups_do_not_count_and_are_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts: list[tuple[int, int]] = []
-    add = rl.add_policy_gradients
+    gradients_of = rl.policy_gradients_of
 
-    def count(model: Any, optimizer: Any, rollouts: list[Rollout], **named: Any) -> torch.Tensor:
+    def count(model: Any, optimizer: Any, rollouts: list[Rollout], **named: Any) -> Any:
         useless = sum(not r.advantage for r in rollouts)
         counts.append((len(rollouts), useless))
-        return add(model, optimizer, rollouts, **named)
+        return gradients_of(model, optimizer, rollouts, **named)
 
-    monkeypatch.setattr(rl, "add_policy_gradients", count)
+    monkeypatch.setattr(rl, "policy_gradients_of", count)
 
     def paid(task: str, example: Conversation, answer: str) -> bool:
         """Half of the questions are too easy."""
