@@ -80,7 +80,7 @@ def with_settings(resources: Resources, settings: Sequence[str]) -> Resources:
         if changes.setdefault(name, value) != value:
             raise ConfigError(
                 f"{name} is set twice: to {_shown(changes[name])} and to {_shown(value)}",
-                hint="an option of its own and --place set the same thing: give one of them",
+                hint="give it once, with --place or as an option of its own",
             )
         if name in _LEAST and value < _LEAST[name]:
             raise ConfigError(f"{name} is {value}", hint=f"at least {_LEAST[name]}")

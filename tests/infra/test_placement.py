@@ -1,13 +1,20 @@
 """What the environment says of this machine, and what is refused of it."""
 
 import dataclasses
+import json
 import re
 import typing
 from pathlib import Path
 
 import pytest
 
-from infra.placement import Placement, default_cache_limit, default_sinks, with_settings
+from infra.placement import (
+    SETTINGS,
+    Placement,
+    default_cache_limit,
+    default_sinks,
+    with_settings,
+)
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Attention, Job, Resources
 
@@ -65,6 +72,16 @@ def test_settings_change_what_a_job_sees():
         sinks=("wandb", "trackio"),
         hang_seconds=90.0,
     )
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_can_be_given_and_a_number_has_a_least(name: str):
+    value = getattr(RESOURCES, name)
+    text = ",".join(value) if isinstance(value, tuple) else json.dumps(value).strip('"')
+    assert with_settings(RESOURCES, [f"{name}={text}"]) == RESOURCES
+    if type(value) in (int, float):
+        with pytest.raises(ConfigError, match=rf"^{name} is -1(\.0)?$"):
+            with_settings(RESOURCES, [f"{name}=-1"])
 
 
 def test_a_placement_does_not_say_two_things_of_its_device():
