@@ -88,7 +88,6 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         late=device.type == "cuda",
     )
     keeper = Keeper(job, optimizer, world, progress, log)
-    fitting = Fitting(job, optimizer, world, progress)
 
     def evaluate(done: int) -> float:
         loss = mean_loss(model, held_out, fitting.size, world)
@@ -104,6 +103,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         return train.take(share_of(ids, world).numpy())
 
     start, state = keeper.resume()
+    fitting = Fitting(job, optimizer, world, progress, state)
     progress.start(num_steps, step=start)
     started = time.monotonic()
     if not start:
@@ -126,7 +126,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
                 weight_decay=0.0,
             )
             log.tell()
-            if keeper.after_step(done, num_steps, {"first_loss": first_loss}):
+            if keeper.after_step(done, num_steps, {"first_loss": first_loss, **fitting.state()}):
                 evaluate(done)
                 log.begin()
         last_loss = evaluate(num_steps)

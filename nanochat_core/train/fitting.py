@@ -7,7 +7,8 @@ ends the stage: the optimizer's step, say, changes the state as it goes.
 
 import contextlib
 import gc
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,15 +20,35 @@ from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.progress import Progress
 
+_STATE = "device_batch_size"  # as the job was given it, and as it is by now
+
 
 class Fitting:
     """The device batch size of a loop. `size` is what it is by now."""
 
-    def __init__(self, job: Job, optimizer: Optimizer, world: World, progress: Progress) -> None:
-        """Begins with the job's device batch size."""
-        self.size = job.resources.device_batch_size
+    def __init__(
+        self,
+        job: Job,
+        optimizer: Optimizer,
+        world: World,
+        progress: Progress,
+        state: Mapping[str, Any],
+    ) -> None:
+        """Begins with the job's device batch size.
+
+        Or with what that had become by the checkpoint whose `state` the loop resumes, if the job
+        was given the same one: so going on equals not stopping, to the order of a sum.
+        """
+        self._given = self.size = job.resources.device_batch_size
+        given, size = state.get(_STATE, (None, None))
+        if given == self._given:
+            self.size = size
         self._retry = job.resources.retry_smaller_batch
         self._optimizer, self._world, self._progress = optimizer, world, progress
+
+    def state(self) -> dict[str, Any]:
+        """What the loop saves with its own state."""
+        return {_STATE: [self._given, self.size]}
 
     def gradients(self, compute: Callable[..., Tensor]) -> Tensor:
         """The loss of a step over all ranks, whose gradients `compute` adds to the optimizer's.

@@ -57,7 +57,6 @@ def run(job: Job) -> dict[str, Any]:
     pace = pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world)
     log = StepLog(progress, pace, late=device.type == "cuda")
     keeper = Keeper(job, optimizer, world, progress, log)
-    fitting = Fitting(job, optimizer, world, progress)
 
     def evaluate(done: int) -> float:
         bpb = bits_per_byte(
@@ -78,6 +77,7 @@ def run(job: Job) -> dict[str, Any]:
         return (train.batch(step, rows_per_step, seed=seed, rank=world.rank, world=world.size),)
 
     start, state = keeper.resume()
+    fitting = Fitting(job, optimizer, world, progress, state)
     progress.start(config.num_steps, step=start)
     started = time.monotonic()
     first_bpb = state["first_bpb"] if start else evaluate(0)
@@ -97,7 +97,8 @@ def run(job: Job) -> dict[str, Any]:
                 ),
             )
             log.tell()
-            if keeper.after_step(done, config.num_steps, {"first_bpb": first_bpb}):
+            state = {"first_bpb": first_bpb, **fitting.state()}
+            if keeper.after_step(done, config.num_steps, state):
                 evaluate(done)
                 log.begin()
         last_bpb = evaluate(config.num_steps)

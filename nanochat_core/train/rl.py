@@ -91,7 +91,6 @@ def run(job: Job) -> dict[str, Any]:
     test = open_task(config.task, job.inputs["task_data"], "test").first(config.eval_examples)
     log = StepLog(progress, None, late=False)
     keeper = Keeper(job, optimizer, world, progress, log)
-    fitting = Fitting(job, optimizer, world, progress)
 
     def evaluate(done: int) -> dict[str, float]:
         scores = judge(engine, test, config, seed, world)
@@ -100,6 +99,7 @@ def run(job: Job) -> dict[str, Any]:
         return scores
 
     start, state = keeper.resume()
+    fitting = Fitting(job, optimizer, world, progress, state)
     progress.start(config.num_steps, step=start)
     if not start:
         state = {"first_score": evaluate(0)["pass_at_1"], "rewards": [], "samples": []}
@@ -133,7 +133,7 @@ def run(job: Job) -> dict[str, Any]:
             )
             log.tell()
             state["rewards"] = note_reward(state["rewards"], values["reward"], progress)
-            if keeper.after_step(done, config.num_steps, state):
+            if keeper.after_step(done, config.num_steps, {**state, **fitting.state()}):
                 evaluate(done)
                 log.begin()
         scores = evaluate(config.num_steps)

@@ -1,6 +1,7 @@
 """Out of memory in a step: half the device batch, the same step, or a person is told what fits."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -96,6 +97,24 @@ def test_a_step_that_is_done_again_asks_the_other_ranks_nothing_again(
             fail_above(1, monkeypatch, ERRORS["gpu"], after=5)
         run_stage(job)
     assert asked.count("calm") == asked.count("retried")
+
+
+@pytest.mark.parametrize(("given", "begins"), [(2, 1), (4, 4)])
+def test_a_job_goes_on_with_the_size_that_fitted_unless_it_is_given_another(
+    given: int,
+    begins: int,
+    data: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = make_job("pretrain", tmp_path / "job", data, resources={"device_batch_size": 2})
+    with monkeypatch.context() as patch:
+        fail_above(1, patch, ERRORS["gpu"])
+        run_stage(job)
+    job = replace(job, resources=replace(job.resources, device_batch_size=given))
+    assert run_stage(job)["device_batch_size"] == begins
 
 
 def test_in_the_middle_of_a_step_what_was_added_before_is_forgotten(
