@@ -14,14 +14,14 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from nanochat_core.errors import NanochatError
 from nanochat_core.job import Job, Result, write_json
 from nanochat_core.runtime import interrupt
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.metrics import write_metrics
-from nanochat_core.runtime.sinks import following
+from nanochat_core.runtime.sinks import following, may_linger
 
 _PACKAGES = ("nanochat_core", "tasks", "flows", "infra")
 _PR_SET_PDEATHSIG = 1
@@ -66,6 +66,18 @@ def _run(job: Job, rank: int) -> int:
         write_metrics(job)
         Result(status="finished", metrics=metrics, modules=imported_modules()).write(job.directory)
     return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End this process, whatever would like to wait."""
+    failed = code == 1  # the process group is left as it is: ending it would wait for other ranks
+    if failed or may_linger():
+        if not failed and "torch" in sys.modules:
+            importlib.import_module("nanochat_core.runtime.distributed").close_world()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def die_with_parent() -> None:
@@ -118,9 +130,4 @@ def _write_error(job: Job, rank: int, error: Exception) -> None:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    if code == 1:  # the process group is left as it is: ending it would wait for the other ranks
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    leave(main(sys.argv[1:]))

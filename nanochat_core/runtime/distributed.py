@@ -4,7 +4,6 @@ import atexit
 import dataclasses
 import datetime
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -54,27 +53,21 @@ class World:
             return None
         return dist.all_gather_single(tensor, tensor.chunk(self.size)[self.rank], async_op=True)
 
-    def start_any(self, flag: bool) -> Callable[[], bool]:
-        """Begin to ask whether the flag is set on any rank; call what is returned for the answer.
+    def any_of(self, *flags: bool) -> list[bool]:
+        """Whether each flag is set on any rank, so that all ranks stop at the same step, say.
 
-        It travels on the CPU beside the work of a step, so that asking at the step's beginning and
-        calling at its end costs nothing. Every rank must ask at the same point.
+        One question for all of them: it travels on the CPU, beside what the device computes. Every
+        rank must ask at the same point.
         """
         if self.size == 1:
-            return lambda: flag
-        votes = torch.tensor(int(flag))
-        pending = dist.all_reduce(votes, group=self.control, async_op=True)
-
-        def answer() -> bool:
-            assert pending is not None
-            pending.wait()
-            return bool(votes.item())
-
-        return answer
+            return list(flags)
+        votes = torch.tensor(flags, dtype=torch.int64)
+        dist.all_reduce(votes, group=self.control)
+        return [vote > 0 for vote in votes.tolist()]
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank, so that all ranks stop at the same step."""
-        return self.start_any(flag)()
+        """Whether the flag is set on any rank."""
+        return self.any_of(flag)[0]
 
     def first_text(self, text: str | None) -> str | None:
         """The text of the lowest rank that has one, on every rank; None: no rank has one."""
@@ -111,7 +104,13 @@ def open_world(device: str) -> World:
             device_id=torch.device("cuda", world.local_rank) if on_gpu else None,
         )
         # Left to the interpreter's end, gloo's threads crashed in 3 of 6 runs of two ranks.
-        atexit.register(dist.destroy_process_group)
+        atexit.register(close_world)
     control = dist.new_group(backend="gloo", timeout=PATIENCE)
     assert isinstance(control, dist.ProcessGroup)
     return dataclasses.replace(world, control=control)
+
+
+def close_world() -> None:
+    """Leave the process group, if there is one. Done at the interpreter's end by itself."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

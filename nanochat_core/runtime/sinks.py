@@ -9,6 +9,7 @@ imported here only, when asked for; where they send is their own environment's b
 import contextlib
 import importlib
 import json
+import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -18,6 +19,7 @@ from nanochat_core.job import Job
 from nanochat_core.runtime.progress import Progress
 
 PROJECT = "nanochat-flows"
+_PACKAGES = ("wandb", "trackio")
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_CATCH_UP = 10.0
 
@@ -43,6 +45,11 @@ def following(job: Job, *, active: bool) -> Generator[None]:
         ended.set()
         for thread in threads:
             thread.join(_SECONDS_TO_CATCH_UP)
+
+
+def may_linger() -> bool:
+    """Whether a sink's package is loaded: its hooks at exit may wait for a service that is gone."""
+    return any(name in sys.modules for name in _PACKAGES)
 
 
 def _follow(job: Job, name: str, tail: "_Tail", ended: threading.Event) -> None:

@@ -96,8 +96,7 @@ class Keeper:
         earlier save ended with.
         """
         HEART.beat("agreeing to go on", steps=1)
-        asked = [self._world.start_any(flag) for flag in (STOP.requested, self._is_due(done))]
-        stopping, due = (answer() for answer in asked)
+        stopping, due = self._world.any_of(STOP.requested, self._is_due(done))
         if self._writing is not None and self._writing.ended:
             self._wait()
         judged = self.is_judged(done, total)

@@ -1,5 +1,7 @@
 """wandb and trackio get what a job tells, and can do nothing to it."""
 
+import os
+import subprocess
 import sys
 import time
 import types
@@ -8,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from nanochat_core.job import Job, Resources
+from nanochat_core.job import Job, Resources, Result
 from nanochat_core.runtime import sinks
 from nanochat_core.runtime.progress import Progress, read_events
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -115,6 +119,27 @@ def test_a_sink_that_hangs_is_left_behind(
     began = time.monotonic()
     train(job)
     assert time.monotonic() - began < 20.0
+
+
+def test_a_service_that_is_gone_cannot_hold_the_worker_at_its_exit(
+    job: Job, tmp_path: Path
+) -> None:
+    """As wandb does, the package waits for its service when the interpreter ends."""
+    package = "import atexit, time\n\ndef init(**named):\n    raise RuntimeError('gone')\n"
+    (tmp_path / "wandb.py").write_text(package + "\natexit.register(time.sleep, 600)\n")
+    toy = "import sys\n\ndef run(job):\n    while 'wandb' not in sys.modules: pass\n"
+    (tmp_path / "toy.py").write_text(toy + "    print('said', end='')\n    return {}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "nanochat_core.worker", str(job.write())],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == b"said"
+    result = Result.find(job.directory)
+    assert result is not None
+    assert result.status == "finished"
 
 
 def test_a_sink_that_is_not_installed_is_said_and_nothing_else(
