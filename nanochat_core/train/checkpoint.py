@@ -201,6 +201,14 @@ def find_best(root: Path) -> tuple[int, float] | None:
         return None
 
 
+def open_best(root: Path) -> Checkpoint:
+    """The checkpoint that validation likes best. Raises ModelError when none was judged."""
+    best = find_best(root)
+    if best is None:
+        raise ModelError(f"{root} has no checkpoint that was judged")
+    return _open(directory_of(root, best[0]), 0, 1)
+
+
 def find_checkpoint(
     root: Path,
     *,

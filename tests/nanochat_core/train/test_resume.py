@@ -11,11 +11,17 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 
+from nanochat_core.data.row_files import Rows
+from nanochat_core.errors import ModelError
+from nanochat_core.evaluate.bits_per_byte import bits_per_byte
 from nanochat_core.job import Job
+from nanochat_core.model.checkpoint import load_model
 from nanochat_core.runtime import interrupt
+from nanochat_core.runtime.distributed import ALONE
 from nanochat_core.runtime.progress import Progress, last_by_step, read_events
+from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import conversations, pretrain, rl
-from nanochat_core.train.checkpoint import find_best, newest_step
+from nanochat_core.train.checkpoint import find_best, newest_step, open_best, write_best
 from nanochat_core.train.losses import StepLog
 
 pytestmark = pytest.mark.torch
@@ -130,6 +136,36 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     run_stage(parts)
     assert digest(parts.output) == digest(whole.output)
     assert any("damaged" in e.get("text", "") for e in read_events(parts.events))
+
+
+def test_the_best_state_is_taken_as_the_docs_say(
+    data: dict[str, Path],
+    make_job: Callable[..., Job],
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model is judged as the state was."""
+    with pytest.raises(ModelError, match="no checkpoint that was judged"):
+        open_best(tmp_path)
+    job = make_job("pretrain", tmp_path / "job", data, resources={"eval_every_steps": 2})
+    run_stage(job)
+    said = last_by_step(read_events(job.events), "eval")
+    write_best(job.checkpoints, 4, 0.0)  # of so short a run it is the last
+    text = (Path(__file__).parents[3] / "docs/concepts/jobs.md").read_text(encoding="utf-8")
+    code = text.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("path/to/job.json", str(job.write())), {})
+    model = load_model(tmp_path / "best", torch.device("cpu"))
+    told = bits_per_byte(
+        model,
+        Rows.open(data["rows"], "val"),
+        Tokenizer.load(tmp_path / "best" / "tokenizer").token_bytes(),
+        num_tokens=job.config["pretrain"]["eval_tokens"],
+        batch_size=4,
+        world=ALONE,
+    )
+    assert told == said[4]["val_bpb"] != said[6]["val_bpb"]
 
 
 def test_device_batch_size_changes_no_row_and_hardly_the_loss(
