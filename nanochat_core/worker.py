@@ -37,6 +37,7 @@ def main(arguments: list[str]) -> int:
     if steps := os.environ.get(STEPS_VARIABLE):
         interrupt.STOP.steps_left = int(steps)
     job = Job.read(Path(arguments[0]))
+    set_up_cublas(job)
     rank = int(os.environ.get("RANK", "0"))
     with _only_worker(job, rank):
         return _run(job, rank)
@@ -87,6 +88,15 @@ def die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != launcher:  # it died before the request
             sys.exit(interrupt.EXIT_CODE)
+
+
+def set_up_cublas(job: Job) -> None:
+    """Have cuBLAS repeat its sums under determinism "strict"; it looks when it is first used.
+
+    The launcher sets this too, but a job may be run by hand.
+    """
+    if job.resources.determinism == "strict":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def imported_modules() -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """The device of a job, and the dtype its arithmetic runs in."""
 
 import ctypes
-import os
 import sys
 
 import torch
@@ -20,12 +19,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
     """The device this process uses; fixes the number of CPU threads, on which sums depend.
 
-    Under `determinism` "strict", torch's operations repeat themselves from here on or fail. Call it
-    before anything is computed on a GPU.
+    Under `determinism` "strict", torch's operations repeat themselves from here on or fail.
     """
-    strict = resources.determinism == "strict"
     torch.set_num_threads(resources.threads)
-    torch.use_deterministic_algorithms(strict)
+    torch.use_deterministic_algorithms(resources.determinism == "strict")
     if resources.device == "cpu":
         _keep_freed_memory()
         return torch.device("cpu")
@@ -34,10 +31,6 @@ def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
             "the placement asks for a GPU and torch sees none",
             hint="run `nanochat doctor`, or give --gpus 0",
         )
-    if strict:
-        # cuBLAS looks when it starts; without it, its sums depend on timing. The launcher sets it
-        # too, but a job may be run by hand.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 

@@ -1,29 +1,45 @@
-"""The device of a job, and what "strict" sets before a GPU is touched."""
+"""The device of a job, and what determinism "strict" sets before a GPU is touched."""
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from flows.fingerprint import REPOSITORY
 from nanochat_core.errors import ConfigError
-from nanochat_core.job import Determinism, Resources
+from nanochat_core.job import Determinism, Job, Resources
 from nanochat_core.runtime.device import open_device
+from nanochat_core.worker import set_up_cublas
 
 pytestmark = pytest.mark.torch
+# A stage that tells what cuBLAS was told.
+SEEN = """
+import os
+
+def run(job):
+    return {"cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG")}
+"""
 
 
 @pytest.fixture(autouse=True)
-def _settings_are_put_back() -> Iterator[None]:
+def _settings_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Set, then deleted: so that it is taken away again whatever sets it meanwhile.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
 
 
-def resources(determinism: Determinism) -> Resources:
+def resources(determinism: Determinism, *, device: str = "cuda") -> Resources:
     return Resources(
-        device="cuda",
+        device=device,
         threads=1,
         device_batch_size=1,
         save_every_seconds=60.0,
@@ -33,42 +49,42 @@ def resources(determinism: Determinism) -> Resources:
     )
 
 
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """What cuBLAS was told when the first GPU was touched."""
-    found: list[str | None] = []
-
-    def set_device(index: int) -> None:
-        found.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "set_device", set_device)
-    # Set, then deleted: so that it is taken away again whatever sets it meanwhile.
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    return found
+def job(directory: Path, determinism: Determinism) -> Job:
+    return Job(
+        directory=directory,
+        stage="pretrain",
+        entry="seen",
+        fingerprint="0" * 64,
+        config={},
+        inputs={},
+        resources=resources(determinism),
+    )
 
 
-def test_a_strict_job_run_by_hand_tells_cublas_before_a_gpu_is_touched(
-    seen: list[str | None],
+@pytest.mark.parametrize(("determinism", "told"), [("strict", ":4096:8"), ("default", None)])
+def test_a_job_run_by_hand_has_cublas_repeat_itself_only_if_strict(
+    determinism: Determinism, told: str | None, tmp_path: Path
 ) -> None:
-    open_device(resources("strict"))
-    assert seen == [":4096:8"]
-    assert torch.are_deterministic_algorithms_enabled()
+    (tmp_path / "seen.py").write_text(SEEN)
+    path = job(tmp_path, determinism).write()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "nanochat_core.worker", str(path)]
+    subprocess.run(command, check=True, env=environment, cwd=REPOSITORY)
+    assert json.loads((tmp_path / "result.json").read_text())["metrics"] == {"cublas": told}
 
 
-def test_a_persons_own_setting_stays(
-    seen: list[str | None], monkeypatch: pytest.MonkeyPatch
+def test_a_persons_own_setting_of_cublas_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    open_device(resources("strict"))
-    assert seen == [":16:8"]
+    set_up_cublas(job(tmp_path, "strict"))
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
-def test_a_job_that_is_not_strict_sets_nothing(seen: list[str | None]) -> None:
-    open_device(resources("default"))
-    assert seen == [None]
-    assert not torch.are_deterministic_algorithms_enabled()
+@pytest.mark.parametrize("determinism", ["strict", "default"])
+def test_torch_refuses_what_does_not_repeat_itself_only_if_strict(determinism: Determinism) -> None:
+    open_device(resources(determinism, device="cpu"))
+    assert torch.are_deterministic_algorithms_enabled() == (determinism == "strict")
 
 
 def test_a_gpu_that_is_not_there_is_a_persons_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
