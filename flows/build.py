@@ -281,11 +281,11 @@ def _checkpoints_in_store(site: Site, job: Job, lease: Lease) -> Generator[None]
         site.watch(job.stage, {"kind": "message", "text": text})
 
     def send(directory: Path) -> None:
-        checkpoints.send(
+        sent = checkpoints.send(
             site.store, job, directory, owner=lease.owner, epoch=lease.epoch, fence=lease.check
         )
         with contextlib.suppress(StoreError):  # the next one prunes for this one
-            checkpoints.prune(site.store, job)
+            checkpoints.prune(site.store, job, sent=sent)
 
     def warn(error: NanochatError) -> None:
         site.watch(job.stage, {"kind": "warning", "text": f"checkpoint not stored: {error}"})

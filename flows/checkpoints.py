@@ -54,8 +54,8 @@ def send(
     owner: str,
     epoch: int,
     fence: Callable[[], None],
-) -> None:
-    """Store the checkpoint in `directory`, a copy of a directory of `job`'s.
+) -> int:
+    """Store the checkpoint in `directory`, a copy of a directory of `job`'s; returns its step.
 
     `fence` raises when the job is not ours any more; it is asked before anything is sent, and again
     right before the commit. Raises StoreError, and ArtifactError when an upload is not all there.
@@ -84,11 +84,16 @@ def send(
     )
     fence()
     store.put(f"{attempt}/{_COMMIT}", seal(asdict(record), format=FORMAT))
+    return record.step
 
 
-def prune(store: Store, job: Job) -> None:
-    """Remove all but the newest steps. Raises StoreError; what is left goes next time."""
-    steps = dict.fromkeys(step for step, _ in _committed(store, _root(job)))
+def prune(store: Store, job: Job, *, sent: int) -> None:
+    """Remove all but the newest steps up to the one just sent. Raises StoreError.
+
+    What is left goes next time. Later steps are what the job passed over when it began; they stay
+    as they are, and do not crowd out what it can go on from.
+    """
+    steps = dict.fromkeys(step for step, _ in _committed(store, _root(job)) if step <= sent)
     for step in list(steps)[KEEP:]:
         _remove(store, _place(job, step))
 

@@ -55,8 +55,8 @@ def save(job: Job, step: int) -> Path:
 
 
 def send_one(store: LocalStore, job: Job, step: int, *, epoch: int = 1) -> None:
-    send(store, job, save(job, step), owner="me", epoch=epoch, fence=lambda: None)
-    prune(store, job)
+    sent = send(store, job, save(job, step), owner="me", epoch=epoch, fence=lambda: None)
+    prune(store, job, sent=sent)
 
 
 @pytest.fixture
@@ -217,3 +217,20 @@ def test_forgetting_leaves_nothing(store: LocalStore, here: Job):
     send_one(store, here, 100)
     forget(store, "pretrain", here.fingerprint)
     assert list(store.list("pretrain/")) == []
+
+
+def test_later_steps_that_were_passed_over_do_not_crowd_out_new_ones(
+    store: LocalStore, here: Job, there: Job
+) -> None:
+    for step in (700, 800):
+        send_one(store, here, step)
+    for commit in store.path_of(here.stage).rglob("COMMIT.json"):
+        commit.chmod(0o644)
+        commit.write_text("of a format that nobody reads any more")
+    for step in (100, 200, 300):
+        send_one(store, there, step)
+    told: list[str] = []
+    third = make_job(there.directory.parent / "third")
+    restore(store, third, tell=told.append)
+    assert [d.name for d in third.checkpoints.glob("step-*")] == ["step-0000300"]
+    assert sum("passed over" in text for text in told) == 2
