@@ -1,5 +1,6 @@
-"""A real S3 server for every test that asks for one."""
+"""A real S3 server for every test that asks for one, and Ctrl-C as a terminal gives it."""
 
+import signal
 import uuid
 from collections.abc import Iterator
 
@@ -10,6 +11,11 @@ from infra.storage.open import open_store
 from tests.infra.storage.s3_server import S3Server, start_s3
 
 BUCKET = "nanochat"
+
+# A shell without job control has what it starts in the background ignore Ctrl-C, and so would every
+# program that a test starts, to see what Ctrl-C does.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
