@@ -19,7 +19,7 @@ from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 FORMAT = 1
-DECIMALS = 6  # of a score: the last bits of a sum depend on the device batch
+DECIMALS = 5  # of a score: fp32 losses near 10 differ by 1e-6 with the device batch
 
 
 def run(job: Job) -> dict[str, Any]:

@@ -144,7 +144,8 @@ class ManifestFirst(TriedStore):
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
-        self.late = {**getattr(self, "late", {}), key: path.read_bytes()}
+        # Several threads upload: each adds to one dictionary.
+        self.__dict__.setdefault("late", {})[key] = path.read_bytes()
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See Store."""

@@ -37,7 +37,9 @@ def test_it_leaves_scores_samples_and_metrics(make, model, tokenizer, rows_dir):
             batch_size=1,
             world=World(rank=0, local_rank=0, size=1),
         )
-        assert metrics[f"{split}_bpb"] == pytest.approx(expected, abs=1e-6)
+        assert metrics[f"{split}_bpb"] == pytest.approx(
+            expected, abs=1e-5
+        )  # scores have 5 decimals
     lines = (job.output / "samples.jsonl").read_text().splitlines()
     samples = [json.loads(line) for line in lines]
     assert [sample["prompt"] for sample in samples] == ["one", "the \u00e9"]
