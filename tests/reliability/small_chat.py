@@ -11,7 +11,7 @@ from typing import Any
 
 from nanochat_core import scaling
 from nanochat_core.config import ModelConfig
-from nanochat_core.job import Job, Resources
+from nanochat_core.job import Job
 from nanochat_core.model.checkpoint import save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
@@ -19,6 +19,7 @@ from nanochat_core.runtime.distributed import ALONE
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tasks.base import text_of
 from tasks.registry import generate
+from tests.reliability.small_training import ready, small_resources
 
 LENGTH, VOCAB = 128, 420
 STAGES = ("midtrain", "sft", "rl")
@@ -127,17 +128,6 @@ def _job(
         fingerprint="0" * 12,
         config={"seed": SEED, **sections},
         inputs={name: inputs[name] for name in needed},
-        resources=Resources(
-            device="cpu",
-            threads=1,
-            device_batch_size=4,
-            save_every_seconds=3600.0,
-            save_every_steps=5,
-            eval_every_steps=20,
-            dollars_per_hour=0.0,
-        ),
+        resources=small_resources(eval_every_steps=20),
     )
-    job.output.mkdir(parents=True)
-    job.checkpoints.mkdir()
-    job.write()
-    return job
+    return ready(job)

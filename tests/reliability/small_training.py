@@ -72,16 +72,26 @@ def make_job(directory: Path, inputs: dict[str, Path], *, num_steps: int) -> Job
             },
         },
         inputs=inputs,
-        resources=Resources(
-            device="cpu",
-            threads=1,
-            device_batch_size=4,
-            save_every_seconds=3600.0,
-            save_every_steps=5,
-            eval_every_steps=40,
-            dollars_per_hour=0.0,
-        ),
+        resources=small_resources(eval_every_steps=40),
     )
+    return ready(job)
+
+
+def small_resources(*, eval_every_steps: int) -> Resources:
+    """One thread, and checkpoints by steps alone, so that kills land between the same ones."""
+    return Resources(
+        device="cpu",
+        threads=1,
+        device_batch_size=4,
+        save_every_seconds=3600.0,
+        save_every_steps=5,
+        eval_every_steps=eval_every_steps,
+        dollars_per_hour=0.0,
+    )
+
+
+def ready(job: Job) -> Job:
+    """The job with its directories and its file, as a worker finds it."""
     job.output.mkdir(parents=True)
     job.checkpoints.mkdir()
     job.write()
