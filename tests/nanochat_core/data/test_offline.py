@@ -16,6 +16,7 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
 from tasks.mixture import mixture
 from tests.nanochat_core.data.published import publish
+from tests.nanochat_core.network import NetworkUsed, pull_the_plug
 from tests.tasks.rows import TRAINED_ON, rows_of
 
 ROW_LEN = 257
@@ -23,24 +24,10 @@ PUBLISHED = sorted({*TRAINED_ON} - {"arc_easy"})  # which lies in one repository
 MADE = ("spelling", "simple_spelling", "spelling_bee", "arithmetic")
 
 
-class NetworkUsed(AssertionError):
-    """Somebody opened a connection."""
-
-
 @pytest.fixture
 def unplug(monkeypatch):
     """unplug(): from now on connections cannot be opened, nor names looked up."""
-
-    def refuse(*args, **kwargs):
-        raise NetworkUsed(args)
-
-    def pull():
-        for name in ("connect", "connect_ex"):
-            monkeypatch.setattr(socket.socket, name, refuse)
-        for name in ("create_connection", "getaddrinfo"):
-            monkeypatch.setattr(socket, name, refuse)
-
-    return pull
+    return lambda: pull_the_plug(monkeypatch)
 
 
 @pytest.fixture
