@@ -1,0 +1,74 @@
+"""What is asked of the engine, and what it tells whoever asked.
+
+Token ids only: text, conversations and stop strings are for the callers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from nanochat_core.errors import NanochatError
+
+
+class QueueFull(NanochatError):
+    """As many requests wait as may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """How the next token is drawn from the logits."""
+
+    temperature: float = 1.0  # 0: always the likeliest token, whatever the rest says
+    top_k: int | None = None  # the k likeliest compete; None, 0 and below: all
+    top_p: float = 1.0  # the fewest likeliest tokens of this probability together compete
+    min_p: float = 0.0  # tokens below this share of the likeliest one's probability are out
+    repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt and answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogProbs:
+    """What the model thought of a token, in nats, of its distribution before `Draw` bent it."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens and their log-probabilities
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenEvent:
+    """One more token of a sample; the token that ends it comes as one too."""
+
+    sample: int
+    token: int
+    sampled: bool  # by the model; otherwise forced by a tool
+    log_probs: LogProbs | None  # where the request wants them and the model sampled the token
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndEvent:
+    """Nothing more comes of this sample."""
+
+    sample: int
+    # "stop": the model ended it. "length": max_tokens or the context is full. "cancelled": whoever
+    # asked called it off. "failed": the engine could not go on; `error` says why.
+    reason: Literal["stop", "length", "cancelled", "failed"]
+    error: str = ""
+
+
+Event: TypeAlias = TokenEvent | EndEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """`num_samples` answers to one prompt.
+
+    `sink` takes the events on the engine's thread, those of a sample in order; it must be quick.
+    """
+
+    prompt: Sequence[int]
+    sink: Callable[[Event], None]
+    num_samples: int = 1
+    max_tokens: int | None = None  # of one answer, the ending token not counted; None: the context
+    draw: Draw = Draw()
+    seed: int = 42  # sample i of a request draws what it draws alone, whatever else is in flight
+    priority: int = 0  # lower goes first; equals in the order they came
+    num_log_probs: int | None = None  # alternatives told with each token; None: no log_probs at all
