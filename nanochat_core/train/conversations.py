@@ -35,14 +35,10 @@ from nanochat_core.runtime.interrupt import STOP
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.train.facts import FILE
 from nanochat_core.train.feed import feed
 from nanochat_core.train.fitting import Fitting
-from nanochat_core.train.gates import (
-    FILE,
-    check_first_loss,
-    open_chat_tokenizer,
-    write_chat_facts,
-)
+from nanochat_core.train.gates import check_first_loss, open_chat_tokenizer, write_chat_facts
 from nanochat_core.train.keeper import Keeper
 from nanochat_core.train.losses import StepLog, pace_of
 from nanochat_core.train.machine import machine

@@ -1,14 +1,15 @@
-"""Running out of memory in a step's gradients: all ranks agree on it, and go on with smaller bites.
+"""Running out of memory in a step's passes: all ranks agree on it, and go on with smaller bites.
 
 The rows of a step and its loss do not depend on the device batch size, beyond the order of a sum,
-so a step whose gradients did not fit is simply done again. Elsewhere in a loop a lack of memory
-ends the stage: the optimizer's step, say, changes the state as it goes.
+so a step whose gradients, or the values they are taken from, did not fit is simply done again.
+Elsewhere in a loop a lack of memory ends the stage: the optimizer's step, say, changes the state as
+it goes.
 """
 
 import contextlib
 import gc
 from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.progress import Progress
+
+Found = TypeVar("Found")
 
 _STATE = "device_batch_size"  # as the job was given it, and as it is by now
 
@@ -58,24 +61,44 @@ class Fitting:
         before. Raises StageError when nothing smaller may be tried.
         """
         HEART.beat("gradients")
+        optimizer = self._optimizer
+        # A rank that failed has not begun its sums; the others have, in this order.
+        loss = self._fit(compute, failed=optimizer.start_sums, again=optimizer.drop_gradients)
+        return self._world.sum(loss)
+
+    def values(self, compute: Callable[..., Found]) -> Found:
+        """What `compute(device_batch_size=...)` gives: a pass that leaves no gradients behind.
+
+        It must not wait for other ranks either. Raises StageError as `gradients` does.
+        """
+        HEART.beat("values")
+        return self._fit(compute, failed=_nothing, again=_nothing)
+
+    def _fit(
+        self,
+        compute: Callable[..., Found],
+        *,
+        failed: Callable[[], None],  # by the rank that ran out of memory, before they agree
+        again: Callable[[], None],  # by all ranks, before they try again
+    ) -> Found:
         while True:
-            loss, why = None, ""
+            found, why = None, ""
             try:
-                loss = compute(device_batch_size=self.size)
+                found = compute(device_batch_size=self.size)
             except RuntimeError as error:  # torch's OutOfMemoryError is one
                 if not is_out_of_memory(error):
                     raise
                 why = str(error).splitlines()[0]
             # The error is gone by here, and with it the frames that hold the step's activations.
-            if loss is None:
+            if found is None:
                 make_room()
-                self._optimizer.start_sums()  # the others have begun theirs, in this order
+                failed()
             HEART.beat("agreeing on memory")
-            if not self._world.any(loss is None):
-                assert loss is not None
-                return self._world.sum(loss)
-            del loss
-            self._optimizer.drop_gradients()
+            if not self._world.any(found is None):
+                assert found is not None
+                return found
+            del found
+            again()
             make_room()
             self._shrink(why or "another rank is out of memory")
 
@@ -114,6 +137,10 @@ class Fitting:
             f"out of memory with {tried} rows per device{memory}: going on with {self.size}. The "
             "same rows make up each step; only the order in which they are summed differs"
         )
+
+
+def _nothing() -> None:
+    pass
 
 
 def make_room() -> None:

@@ -1,25 +1,17 @@
-"""Checks of the chat stages, which stop or warn of a run that could only be wasted.
-
-A model directory that a chat stage made has, beside the weights, what they were taught with:
-
-    chat.json    {format, tokenizer, layout}   digests of the tokenizer and of the chat layout
-"""
+"""Checks of the chat stages, which stop or warn of a run that could only be wasted."""
 
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from nanochat_core.errors import ModelError
-from nanochat_core.job import write_json
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
+from nanochat_core.train.facts import check_facts, write_facts
 from tasks.base import Conversation
 
-FORMAT = 1
-FILE = "chat.json"
 # A model with the loss of guessing knows nothing yet, as one hardly trained, and by chance it may
 # be a little worse. One that is worse than that has learnt something else: other ids for the same
 # words, or other constants of the arithmetic. A base model of profile `tiny` is at 0.70 of guessing
@@ -55,47 +47,20 @@ def chat_layout() -> str:
 
 
 def write_chat_facts(directory: Path, tokenizer: Tokenizer) -> None:
-    """Say in a model directory what its model is taught with."""
-    facts = {"format": FORMAT, "tokenizer": tokenizer.digest(), "layout": chat_layout()}
-    write_json(directory / FILE, facts)
+    """Say in a chat model's directory what it was taught with."""
+    write_facts(directory, tokenizer=tokenizer.digest(), layout=chat_layout())
 
 
 def open_chat_tokenizer(directory: Path, *, vocab_size: int) -> Tokenizer:
     """The tokenizer of a model that is to be trained on.
 
-    Raises ModelError when it is not the one of a model with such a vocabulary, or, of a chat model,
-    not the one that it was taught with.
+    Raises ModelError when it is not the one of a model with such a vocabulary, or not the one that
+    the model says it was taught with, or, of a chat model, if the layout of conversations is not.
     """
     tokenizer = Tokenizer.load(directory / "tokenizer")
     tokenizer.check_model(vocab_size)
-    check_chat_facts(directory, tokenizer)
+    check_facts(directory, tokenizer=tokenizer.digest(), layout=chat_layout())
     return tokenizer
-
-
-def check_chat_facts(directory: Path, tokenizer: Tokenizer) -> None:
-    """Raises ModelError when a model was taught with another tokenizer or another chat layout.
-
-    A base model says nothing of either, nor does one from elsewhere: nothing is checked.
-    """
-    path = directory / FILE
-    if not path.exists():
-        return
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        told = facts["tokenizer"], facts["layout"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"{path} cannot be read: {error}", hint="fetch the model again: `nanochat fetch --help`"
-        ) from error
-    actual = tokenizer.digest(), chat_layout()
-    for what, taught, ours in zip(("tokenizer", "chat layout"), told, actual, strict=True):
-        if taught != ours:
-            raise ModelError(
-                f"the model in {directory} was taught with {what} {taught[:12]}, "
-                f"this is {ours[:12]}",
-                hint="train on with the tokenizer and the version it was made with, or make the "
-                "model again: `nanochat run --force midtrain`",
-            )
 
 
 def check_first_loss(loss: float, *, vocab_size: int) -> None:

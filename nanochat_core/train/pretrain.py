@@ -11,7 +11,7 @@ from nanochat_core.data.row_files import Rows
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
 from nanochat_core.job import Job
 from nanochat_core.model.attention import choose
-from nanochat_core.model.checkpoint import save_model
+from nanochat_core.model.checkpoint import Tensors, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum, muon_weight_decay
 from nanochat_core.optim.sharded import Optimizer
@@ -22,6 +22,7 @@ from nanochat_core.runtime.interrupt import STOP
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.scaling import flops_per_token, num_params
 from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.train.facts import write_facts
 from nanochat_core.train.feed import feed
 from nanochat_core.train.fitting import Fitting
 from nanochat_core.train.keeper import Keeper
@@ -105,13 +106,7 @@ def run(job: Job) -> dict[str, Any]:
         keeper.close()
     state = optimizer.gather()
     if world.is_first:
-        save_model(
-            job.output,
-            model,
-            tokenizer=job.inputs["tokenizer"],
-            optimizer=state,
-            made_by="pretrain",
-        )
+        write_output(job, model, tokenizer, optimizer=state)
     trained = (config.num_steps - start) * config.total_batch_size
     return {
         "val_bpb_first": first_bpb,
@@ -124,6 +119,18 @@ def run(job: Job) -> dict[str, Any]:
         "tokens_per_second": trained / (time.monotonic() - started),
         **machine(job, device, world, device_batch_size=fitting.size),
     }
+
+
+def write_output(job: Job, model: GPT, tokenizer: Tokenizer, *, optimizer: Tensors) -> None:
+    """The model, and what it was taught with."""
+    write_facts(job.output, tokenizer=tokenizer.digest(), layout=None)
+    save_model(
+        job.output,
+        model,
+        tokenizer=job.inputs["tokenizer"],
+        optimizer=optimizer,
+        made_by="pretrain",
+    )
 
 
 def make_model(job: Job, device: torch.device) -> GPT:

@@ -252,7 +252,9 @@ def update(
     if not learns and (reference is None or config.drop_equal_groups):
         read(torch.zeros(()))
         return
-    anchors = make_anchors(model, reference, rollouts, config, fitting.size)
+    anchors = None
+    if config.clip is not None or reference is not None:
+        anchors = fitting.values(partial(make_anchors, model, reference, rollouts, config))
     compute = policy_gradients_of(model, optimizer, rollouts, anchors=anchors, world=world)
     for number in range(config.updates_per_batch):
         objective = fitting.gradients(compute)
@@ -266,11 +268,10 @@ def make_anchors(
     reference: GPT | None,
     rollouts: Sequence[Rollout],
     config: RLConfig,
+    *,
     device_batch_size: int,
-) -> Anchors | None:
-    """What the updates on these answers are held against; None where nothing is."""
-    if config.clip is None and reference is None:
-        return None
+) -> Anchors:
+    """What the updates on these answers are held against."""
     say = partial(log_probs, rollouts=rollouts, device_batch_size=device_batch_size)
     return Anchors(
         old=say(model) if config.updates_per_batch > 1 else None,

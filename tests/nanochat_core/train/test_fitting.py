@@ -14,6 +14,7 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.progress import last_by_step, read_events
+from nanochat_core.train import rl
 from nanochat_core.train.fitting import is_out_of_memory
 
 pytestmark = pytest.mark.torch
@@ -178,6 +179,70 @@ def test_a_lack_of_memory_outside_the_gradients_is_told_too(
     with pytest.raises(StageError, match=r"^out of memory with 4 rows per device") as caught:
         run_stage(job)
     assert "--device-batch-size 2" in str(caught.value.hint)
+
+
+def no_room_to_weigh(
+    rows: int, monkeypatch: pytest.MonkeyPatch, error: Callable[[], RuntimeError]
+) -> list[int]:
+    """Passes of RL that weigh more than `rows` answers find no memory; the rows of each pass."""
+    real, tried = GPT.token_losses, []
+
+    def token_losses(self: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            tried.append(len(tokens))
+            if len(tokens) > rows:
+                raise error()
+        return real(self, tokens, targets)
+
+    monkeypatch.setattr(GPT, "token_losses", token_losses)
+    return tried
+
+
+RL_SECTION = {"clip": 0.2, "updates_per_batch": 2, "kl_weight": 0.1, "num_steps": 2}
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_answers_that_cannot_be_weighed_at_once_are_weighed_in_smaller_bites(
+    kind: str,
+    models: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rl, "is_correct", lambda task, example, answer: len(answer) % 2 == 0)
+    jobs = {
+        size: make_job(
+            "rl", tmp_path / str(size), models,
+            section=RL_SECTION, resources={"device_batch_size": size},
+        )
+        for size in (1, 4)
+    }  # fmt: skip
+    expected = run_stage(jobs[1])
+    tried = no_room_to_weigh(1, monkeypatch, ERRORS[kind])
+    found = run_stage(jobs[4])
+    assert found == {**expected, "device_batch_size": 1}
+    assert tried[:2] == [4, 2]  # before any gradient: the whole run is that of one row
+    assert set(tried[2:]) == {1}
+    names = ("model.safetensors", "optimizer.safetensors")
+    for name in names:
+        assert (jobs[4].output / name).read_bytes() == (jobs[1].output / name).read_bytes()
+    messages = [e["text"] for e in read_events(jobs[4].events) if e["kind"] == "message"]
+    assert sum("going on with" in text for text in messages) == 2
+
+
+def test_answers_of_which_not_one_can_be_weighed_are_told(
+    models: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rl, "is_correct", lambda task, example, answer: len(answer) % 2 == 0)
+    job = make_job("rl", tmp_path, models, section=RL_SECTION)
+    no_room_to_weigh(0, monkeypatch, ERRORS["gpu"])
+    with pytest.raises(StageError, match=r"^out of memory with one row per device: CUDA out"):
+        run_stage(job)
 
 
 def test_another_error_is_not_taken_for_a_lack_of_memory(

@@ -16,6 +16,7 @@ from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.tokenizer import chat
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import gates, rl
+from nanochat_core.train.facts import FILE, check_facts
 from nanochat_core.train.gates import FIRST_STEPS, warn_of_rewards
 
 pytestmark = pytest.mark.torch
@@ -39,8 +40,8 @@ def with_other_tokenizer(models: dict[str, Path], stage: str, directory: Path) -
     return {**models, INPUT[stage]: copy}
 
 
-@pytest.mark.parametrize("stage", ["sft", "rl"])
-def test_a_chat_model_with_another_tokenizer_is_not_trained_on(
+@pytest.mark.parametrize("stage", ["midtrain", "sft", "rl"])
+def test_a_model_with_another_tokenizer_is_not_trained_on(
     models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path, stage: str
 ) -> None:
     job = make_job(stage, tmp_path / "job", with_other_tokenizer(models, stage, tmp_path))
@@ -71,13 +72,14 @@ def test_a_model_taught_with_another_chat_layout_is_not_trained_on(
     assert not any(job.output.iterdir())
 
 
-def test_facts_that_cannot_be_read_are_named(models: dict[str, Path], tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(models["sft"] / "tokenizer")
-    gates.check_chat_facts(tmp_path, tokenizer)  # a model from elsewhere has none
-    for text in ("{", "[]", "{}"):
-        (tmp_path / gates.FILE).write_text(text)
-        with pytest.raises(ModelError, match=r"chat\.json cannot be read"):
-            gates.check_chat_facts(tmp_path, tokenizer)
+def test_facts_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    ours = {"tokenizer": "1" * 64, "layout": "2" * 64}
+    check_facts(tmp_path, **ours)  # a model from elsewhere has none
+    wrong = ("{", "[]", "{}", '{"tokenizer": 5, "layout": null}', '{"tokenizer": "11"}')
+    for text in wrong:
+        (tmp_path / FILE).write_text(text)
+        with pytest.raises(ModelError, match=r"taught\.json cannot be read"):
+            check_facts(tmp_path, **ours)
 
 
 def test_the_layout_tells_a_change_of_any_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +102,13 @@ def test_the_layout_tells_a_change_of_any_part_of_it(monkeypatch: pytest.MonkeyP
 def test_a_base_model_with_another_tokenizer_is_worse_than_guessing(
     data: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
 ) -> None:
-    """It says nothing of its tokenizer, and is sure of the wrong words; with its own it passes."""
+    """From elsewhere, it does not say what it was taught with, and is sure of the wrong words."""
     base = make_job("pretrain", tmp_path / "base", data, section={"num_steps": 80})
     run_stage(base)
     models = {**data, "pretrain": base.output}
     run_stage(make_job("midtrain", tmp_path / "own", models))
     inputs = with_other_tokenizer(models, "midtrain", tmp_path)
+    (inputs["pretrain"] / FILE).unlink()
     job = make_job("midtrain", tmp_path / "other", inputs)
     with pytest.raises(ModelError, match=r"before the first step the loss .* guessing among 512"):
         run_stage(job)
@@ -182,9 +185,9 @@ def test_rewards_that_differ_are_not_warned_of() -> None:
     assert warn_of_rewards([0.0] * FIRST_STEPS) is not None
 
 
-def test_a_chat_model_says_what_it_was_taught_with(models: dict[str, Path]) -> None:
-    for stage in ("midtrain", "sft"):
-        facts = json.loads((models[stage] / gates.FILE).read_text())
+def test_a_model_says_what_it_was_taught_with(models: dict[str, Path]) -> None:
+    for stage in ("pretrain", "midtrain", "sft"):
+        facts = json.loads((models[stage] / FILE).read_text())
         digest = Tokenizer.load(models[stage] / "tokenizer").digest()
-        assert facts == {"format": 1, "tokenizer": digest, "layout": gates.chat_layout()}
-    assert not (models["pretrain"] / gates.FILE).exists()
+        layout = None if stage == "pretrain" else gates.chat_layout()
+        assert facts == {"format": 1, "tokenizer": digest, "layout": layout}
