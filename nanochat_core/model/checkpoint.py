@@ -30,14 +30,15 @@ Tensors: TypeAlias = dict[str, torch.Tensor]
 
 
 def save_model(
-    directory: Path, model: GPT, *, tokenizer: Path, optimizer: Tensors, made_by: str
+    directory: Path, model: GPT, *, tokenizer: Path, optimizer: Tensors | None, made_by: str
 ) -> None:
     """Write a model directory. The same weights give the same bytes.
 
-    `optimizer` is its whole state; the masters in it are saved as the weights, before the model's.
+    `optimizer` is its whole state, if there is one; the masters in it are saved as the weights,
+    before the model's.
     """
-    masters = {k.removeprefix(WEIGHT): v for k, v in optimizer.items() if k.startswith(WEIGHT)}
-    optimizer = {k: v for k, v in optimizer.items() if not k.startswith(WEIGHT)}
+    state = optimizer or {}
+    masters = {k.removeprefix(WEIGHT): v for k, v in state.items() if k.startswith(WEIGHT)}
     config = {
         "format": FORMAT,
         "made_by": made_by,
@@ -45,7 +46,9 @@ def save_model(
         "numerics": model.numerics.tree(),
     }
     save_file(_on_host(model.state_dict() | masters), directory / "model.safetensors")
-    save_file(_on_host(optimizer), directory / "optimizer.safetensors")
+    if optimizer is not None:
+        rest = {k: v for k, v in state.items() if not k.startswith(WEIGHT)}
+        save_file(_on_host(rest), directory / "optimizer.safetensors")
     copy = directory / "tokenizer"
     if tokenizer.resolve() != copy.resolve():
         shutil.rmtree(copy, ignore_errors=True)  # perhaps half copied by an attempt now dead

@@ -142,6 +142,16 @@ class Tokenizer:
         write_json(directory / SETTINGS_FILE, self._settings())
 
     @property
+    def ranks(self) -> dict[bytes, int]:
+        """The ordinary tokens and their ids, in order of id."""
+        return dict(self._ranks)
+
+    @property
+    def pattern(self) -> str:
+        """The regular expression whose matches are encoded each for itself."""
+        return self._pattern
+
+    @property
     def vocab_size(self) -> int:
         """Number of ids, special tokens included."""
         return len(self._ranks) + len(SPECIAL_TOKENS)

@@ -1,0 +1,323 @@
+"""nanochat's checkpoints: model_{step}.pt, meta_{step}.json, and the tokenizer beside them.
+
+Nothing in them is executed: tensors are read by torch's restricted loader, the tokenizer by ours
+(pickled_tokenizer.py). Names, shapes, dtypes and values are checked before anything is believed.
+What a checkpoint does not say is which constants it was trained with: that is its era
+(nanochat_core/eras.py), found by its tensors, or named by a person where two eras look alike.
+"""
+
+import json
+import math
+import re
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat_core.config import ModelConfig, NumericsConfig
+from nanochat_core.eras import ERAS, HEAD, eras_with, numerics, of_era, open_era, windows_of
+from nanochat_core.errors import ConfigError, ModelError
+from nanochat_core.interop.pickled_tokenizer import read_tokenizer, write_tokenizer
+from nanochat_core.model.checkpoint import save_model
+from nanochat_core.model.gpt import GPT
+from nanochat_core.model.shape import padded_vocab_size
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+_MODEL_FILE = re.compile(r"model_(\d{1,9})\.pt")
+_COMPILED = "_orig_mod."  # torch.compile puts it before the names of what it wraps
+_KEYS = {
+    "depth": "n_layer",
+    "width": "n_embd",
+    "num_heads": "n_head",
+    "num_kv_heads": "n_kv_head",
+    "sequence_len": "sequence_len",
+    "vocab_size": "vocab_size",
+}
+_MOST = 2**20  # of any of these numbers: a lie must not cost memory
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A model of nanochat's, checked."""
+
+    step: int
+    era: str
+    config: ModelConfig
+    numerics: NumericsConfig
+    weights: dict[str, Tensor]  # nanochat's names, dtypes as on disk, mapped from the file
+    meta: dict[str, Any]  # all of meta_{step}.json
+
+
+def read_checkpoint(
+    directory: Path, *, step: int | None = None, era: str | None = None
+) -> Checkpoint:
+    """The checkpoint of `step` in `directory`, the last one unless a step is given.
+
+    `era` overrides what the tensors say, among the eras with such tensors. Raises ModelError for
+    files that are not, or only seem to be, a checkpoint, and ConfigError where the era has to be
+    told or is impossible.
+    """
+    path = _find_model(directory, step)
+    step = int(path.stem.removeprefix("model_"))
+    meta = _read_meta(path.with_name(f"meta_{path.stem.removeprefix('model_')}.json"))
+    weights = _read_weights(path)
+    found = _choose_era(path, weights, era)
+    config = _config_of(path, meta, weights, found)
+    table = weights["transformer.wte.weight"].dtype
+    values = numerics("bf16" if table == torch.bfloat16 else "fp32", era=found)
+    with torch.device("meta"):
+        expected = GPT(config, values).state_dict()
+    _check_weights(path, weights, {name: tuple(t.shape) for name, t in expected.items()})
+    return Checkpoint(
+        step=step, era=found, config=config, numerics=values, weights=weights, meta=meta
+    )
+
+
+def find_tokenizer(directory: Path) -> Path | None:
+    """The tokenizer.pkl of a checkpoint: beside it, or where nanochat itself keeps it."""
+    places = (directory, directory / "tokenizer", directory.parent.parent / "tokenizer")
+    return next((p / "tokenizer.pkl" for p in places if (p / "tokenizer.pkl").is_file()), None)
+
+
+def read_checkpoint_tokenizer(path: Path, config: ModelConfig) -> Tokenizer:
+    """The tokenizer at `path`. Raises ModelError unless it has as many tokens as the model."""
+    tokenizer = read_tokenizer(path)
+    tokenizer.check_model(config.vocab_size)
+    return tokenizer
+
+
+def write_model(directory: Path, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+    """Write a model directory of ours (nanochat_core/model/checkpoint.py), without an optimizer."""
+    with torch.device("meta"):
+        model = GPT(checkpoint.config, checkpoint.numerics)
+    model.to_empty(device="cpu")
+    model.load_state_dict(checkpoint.weights)
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        tokenizer.save(Path(scratch))
+        save_model(
+            directory,
+            model,
+            tokenizer=Path(scratch),
+            optimizer=None,
+            made_by=f"nanochat, era {checkpoint.era}",
+        )
+
+
+def write_checkpoint(
+    directory: Path, model: GPT, tokenizer: Tokenizer, *, step: int, extra: dict[str, Any]
+) -> str:
+    """Write the files that nanochat loads; returns the commit of nanochat that computes the same.
+
+    `directory` gets model, meta (with `extra` in it) and tokenizer/. Matrices are written as they
+    are, embedding tables in the compute dtype, as nanochat does. Raises ModelError for a model
+    whose windows or constants no version of nanochat has.
+    """
+    era, pattern = _era_of(model)
+    number = f"{step:06d}"
+    config: dict[str, Any] = {key: getattr(model.config, ours) for ours, key in _KEYS.items()}
+    if open_era(era).short_window is not None:
+        config["window_pattern"] = pattern
+    meta = {"step": step, "model_config": config, "user_config": {}, **extra}
+    weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    tables = directory / "tokenizer"
+    tables.mkdir(parents=True, exist_ok=True)
+    torch.save(weights, directory / f"model_{number}.pt")
+    write_tokenizer(tokenizer, tables / "tokenizer.pkl")
+    torch.save(torch.from_numpy(tokenizer.token_bytes()), tables / "token_bytes.pt")
+    text = json.dumps(meta, indent=2) + "\n"
+    (directory / f"meta_{number}.json").write_text(text, encoding="utf-8")
+    return open_era(era).commit or f"of {era}"
+
+
+def _find_model(directory: Path, step: int | None) -> Path:
+    try:
+        names = sorted(entry.name for entry in directory.iterdir())
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ModelError(f"{directory} cannot be read: {reason}") from error
+    steps = {int(match[1]): name for name in names if (match := _MODEL_FILE.fullmatch(name))}
+    if not steps:
+        raise ModelError(
+            f"{directory} has no model_*.pt",
+            hint="give the directory that nanochat saved a checkpoint to, base_checkpoints/d20 say",
+        )
+    if step is None:
+        step = max(steps)
+    if step not in steps:
+        known = ", ".join(map(str, sorted(steps)))
+        raise ModelError(f"{directory} has no checkpoint of step {step}", hint=f"it has: {known}")
+    return directory / steps[step]
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(meta, dict) or not isinstance(meta.get("model_config"), dict):
+            raise ValueError("it has no model_config")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ModelError(f"{path} cannot be read: {reason}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} does not describe a model: {error}") from error
+    return meta
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors in a torch archive, mapped. Nothing else may be in it, and nothing twice."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise ModelError(f"{path} is compressed, which torch's archives are not")
+        tree = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ModelError(f"{path} cannot be read: {reason}") from error
+    except ModelError:
+        raise
+    # The restricted loader stops at what is forbidden, and a broken file anywhere.
+    except Exception as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"{path} is not a checkpoint: {type(error).__name__}: {first_line}",
+            hint="nothing of it was executed; is the file whole, and from nanochat?",
+        ) from error
+    if not isinstance(tree, dict) or not tree:
+        raise ModelError(f"{path} holds no named tensors")
+    weights: dict[str, Tensor] = {}
+    for name, tensor in tree.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ModelError(f"{path} holds {name!r}, which is not a named tensor")
+        if tensor.layout != torch.strided or not tensor.is_contiguous():
+            raise ModelError(f"{path}: {name} is not stored as it is, element after element")
+        weights[name.removeprefix(_COMPILED)] = tensor
+    if len(weights) != len(tree):
+        raise ModelError(f"{path} has tensors twice, with and without the prefix {_COMPILED}")
+    return weights
+
+
+def _choose_era(path: Path, weights: dict[str, Tensor], asked: str | None) -> str:
+    found = eras_with({name: tuple(tensor.shape) for name, tensor in weights.items()})
+    if asked is not None:
+        open_era(asked)
+        if asked not in found:
+            raise ConfigError(
+                f"{path} is not of era {asked}: its tensors are of {' or '.join(found)}",
+                hint=f"leave --era out, or give {' or '.join(found)}",
+            )
+        return asked
+    first, *others = found
+    if others:
+        values = " or ".join(f"{era} (softcap {ERAS[era].softcap:g})" for era in found)
+        raise ConfigError(
+            f"{path} may be of era {values}: they differ in constants that no file records",
+            hint=f"say when it was trained: --era {first} or --era {others[-1]}",
+        )
+    return first
+
+
+def _config_of(
+    path: Path, meta: dict[str, Any], weights: dict[str, Tensor], era: str
+) -> ModelConfig:
+    """The shape that meta tells, held against the tensors where they tell it too."""
+    tree = meta["model_config"]
+    numbers: dict[str, int] = {}
+    for ours, key in _KEYS.items():
+        value = tree.get(key)
+        if type(value) is not int or not 1 <= value <= _MOST:
+            raise ModelError(f"{path}: {key} is {value!r} in its meta file, which cannot be")
+        numbers[ours] = value
+    layers = {name.split(".")[2] for name in weights if name.startswith("transformer.h.")}
+    if len(layers) != numbers["depth"]:
+        raise ModelError(f"{path} has {len(layers)} layers, its meta file says {numbers['depth']}")
+    wte = weights.get("transformer.wte.weight")
+    if wte is None or wte.ndim != 2 or wte.size(1) != numbers["width"]:
+        shape = tuple(wte.shape) if wte is not None else "missing"
+        raise ModelError(
+            f"{path}: transformer.wte.weight is {shape}, its meta file says {numbers['width']} "
+            "channels"
+        )
+    pattern = tree.get("window_pattern", "L")
+    if not isinstance(pattern, str) or len(pattern) > numbers["depth"] + 64:
+        raise ModelError(f"{path}: its window_pattern is {pattern!r}"[:200])
+    try:
+        shape = ModelConfig(
+            **numbers,
+            windows=(numbers["sequence_len"],) * numbers["depth"],
+            residual_scalars=True,
+            value_embeds=True,
+            smear=True,
+            backout=True,
+        )
+        return of_era(shape, era, pattern=pattern.upper())
+    except ConfigError as error:
+        raise ModelError(f"{path}: its meta file describes no model: {error}") from error
+
+
+def _check_weights(
+    path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int, ...]]
+) -> None:
+    """Raise ModelError unless these are the tensors of such a model, with numbers in them."""
+    for name in sorted(expected.keys() | weights.keys()):
+        if name not in weights:
+            raise ModelError(f"{path}: {name} is missing")
+        if name not in expected:
+            raise ModelError(f"{path}: {name} is not part of such a model")
+        tensor, shape = weights[name], expected[name]
+        if tuple(tensor.shape) != shape:
+            raise ModelError(f"{path}: {name} is {tuple(tensor.shape)}, expected {shape}")
+        if tensor.dtype == torch.float16:
+            raise ModelError(
+                f"{path}: {name} is fp16, whose range loses what these models compute",
+                hint="take the checkpoint as nanochat saved it: fp32 and bf16",
+            )
+        if tensor.dtype not in _DTYPES:
+            raise ModelError(f"{path}: {name} is {tensor.dtype}, expected fp32 or bf16")
+        if not math.isfinite(float(tensor.abs().amax())):
+            raise ModelError(
+                f"{path}: {name} has values that are not numbers",
+                hint="the run that saved it had failed; take an earlier step",
+            )
+
+
+def _era_of(model: GPT) -> tuple[str, str]:
+    """The era whose constants these are, and the windows as its letters, one for each layer."""
+    config = model.config
+    whole = config.sequence_len
+    pattern = "".join("L" if window >= whole else "S" for window in config.windows)
+    for era in (HEAD, *(name for name in reversed(ERAS) if name != HEAD)):
+        try:
+            same_windows = windows_of(pattern, config.depth, whole, era=era) == config.windows
+            is_shaped = of_era(config, era, pattern=pattern) == config
+        except ConfigError:
+            continue
+        if (
+            same_windows
+            and is_shaped
+            and _arithmetic(model.numerics)
+            == _arithmetic(numerics(model.numerics.precision, era=era))
+        ):
+            assert len(model.lm_head.weight) == padded_vocab_size(config)
+            return era, pattern
+    raise ModelError(
+        "no version of nanochat computes what this model does",
+        hint="its constants or windows are its own; export it as hf instead",
+    )
+
+
+def _arithmetic(values: NumericsConfig) -> tuple[object, ...]:
+    """What the forward pass depends on; how weights began is of no account."""
+    return (
+        values.rotary_base,
+        values.rotary_precision,
+        values.qk_scale,
+        values.softcap,
+        values.gate_scale,
+        values.gate_channels,
+        values.smear_channels,
+        values.norm_eps,
+    )

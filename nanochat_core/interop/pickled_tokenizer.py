@@ -1,0 +1,115 @@
+"""nanochat's `tokenizer.pkl`: a pickled tiktoken Encoding, read without executing anything.
+
+A pickle is a program. This reader lets one through that makes plain values and a single Encoding;
+the class of that name is a record of ours that keeps what it is given, and every other name is
+refused before it is looked up.
+"""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import tiktoken
+
+from nanochat_core.errors import ModelError
+from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
+
+MOST_BYTES = 64 * 2**20  # of a file; nanochat's of 65,536 tokens has less than one
+_STATE = {"name", "pat_str", "mergeable_ranks", "special_tokens"}
+
+
+class _Encoding:
+    """Stands for tiktoken's Encoding while a pickle is read."""
+
+    def __init__(self) -> None:
+        self.state: object = None
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        """The only name that a tokenizer needs."""
+        if (module_name, global_name) == ("tiktoken.core", "Encoding"):
+            return _Encoding
+        raise _Refused(f"it asks for {module_name}.{global_name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Objects kept elsewhere: a tokenizer has none."""
+        raise _Refused("it refers to something outside the file")
+
+
+class _Refused(Exception):
+    pass
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer that nanochat saved at `path`.
+
+    Raises ModelError when the file is none: it asks for anything but an Encoding, or that one is
+    not of nanochat's making (bytes and merges from id 0 on, then the nine special tokens).
+    """
+    state = _read_state(path)
+    ranks, pattern = state["mergeable_ranks"], state["pat_str"]
+    _check(path, ranks, state["special_tokens"])
+    if pattern != SPLIT_PATTERN:
+        raise ModelError(
+            f"the tokenizer in {path} splits text by another pattern than nanochat's",
+            hint="only tokenizers that nanochat trained can be imported",
+        )
+    return Tokenizer(ranks, pattern=pattern)
+
+
+def write_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Write the pickle that nanochat reads. The same tokenizer gives the same bytes."""
+    encoding = tiktoken.Encoding(
+        name="rustbpe",
+        pat_str=tokenizer.pattern,
+        mergeable_ranks=tokenizer.ranks,
+        special_tokens={name: tokenizer.special(name) for name in SPECIAL_TOKENS},
+    )
+    path.write_bytes(pickle.dumps(encoding, protocol=4))
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise _Refused(f"it is larger than {MOST_BYTES} bytes")
+        found = _Reader(io.BytesIO(path.read_bytes())).load()
+        state = found.state if isinstance(found, _Encoding) else None
+        if not isinstance(state, dict) or set(state) != _STATE:
+            raise _Refused("it holds something else")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ModelError(f"{path} cannot be read: {reason}") from error
+    except _Refused as error:
+        raise ModelError(
+            f"{path} is not a pickled tokenizer: {error}",
+            hint="nothing of it was executed; take the tokenizer.pkl that nanochat wrote",
+        ) from None
+    # A broken pickle program raises whatever its instructions run into.
+    except Exception as error:
+        raise ModelError(
+            f"{path} is not a pickled tokenizer: {type(error).__name__}: {error}",
+            hint="the file is damaged; take the tokenizer.pkl that nanochat wrote",
+        ) from error
+    return state
+
+
+def _check(path: Path, ranks: object, special: object) -> None:
+    """Raise ModelError unless these are the tables of a tokenizer that nanochat trained."""
+    fault = None
+    if not isinstance(ranks, dict) or not all(
+        type(token) is bytes and type(rank) is int for token, rank in ranks.items()
+    ):
+        fault = "its ranks are not bytes and numbers"
+    elif sorted(ranks.values()) != list(range(len(ranks))):
+        fault = f"its {len(ranks)} ranks are not 0 to {len(ranks) - 1}"
+    elif missing := sum(bytes([value]) not in ranks for value in range(256)):
+        fault = f"{missing} of the 256 bytes have no token"
+    elif special != {name: len(ranks) + i for i, name in enumerate(SPECIAL_TOKENS)}:
+        fault = "its special tokens are not nanochat's nine, in their order, after the others"
+    if fault:
+        raise ModelError(f"the tokenizer in {path} cannot be used: {fault}")

@@ -1,0 +1,424 @@
+"""nanochat's checkpoints come in as they were saved, or are refused by name; what goes out is what
+came in."""
+
+import json
+import os
+import pickle
+import struct
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiktoken
+import torch
+
+from nanochat_core.config import ModelConfig
+from nanochat_core.eras import ERAS, numerics, of_era
+from nanochat_core.errors import ConfigError, ModelError
+from nanochat_core.interop.nanochat_files import (
+    find_tokenizer,
+    read_checkpoint,
+    read_checkpoint_tokenizer,
+    write_checkpoint,
+    write_model,
+)
+from nanochat_core.interop.pickled_tokenizer import read_tokenizer, write_tokenizer
+from nanochat_core.model.checkpoint import load_model
+from nanochat_core.model.gpt import GPT
+from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+SHAPE = ModelConfig(
+    depth=4,
+    width=64,
+    num_heads=4,
+    num_kv_heads=2,
+    sequence_len=256,
+    vocab_size=300,
+    windows=(256,) * 4,
+    residual_scalars=True,
+    value_embeds=True,
+    smear=True,
+    backout=True,
+)
+ALIKE = {"2026-01-17", "2026-03-02"}  # eras whose checkpoints look the same
+
+
+def a_tokenizer() -> Tokenizer:
+    words = [b"th", b"he", b"in", b" t", b" a", b"er", b"the", b" the", b"on", b"re", b"an"]
+    tokens = [bytes([i]) for i in range(256)] + words
+    filler = [f"~{i:02}".encode() for i in range(300 - len(SPECIAL_TOKENS) - len(tokens))]
+    return Tokenizer({token: rank for rank, token in enumerate(tokens + filler)})
+
+
+def a_model(era: str, *, precision: str = "fp32") -> GPT:
+    config = of_era(SHAPE, era, pattern="L" if ERAS[era].short_window is None else "SL")
+    model = GPT(config, numerics(precision, era=era))
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def config_of(model: GPT, **changes: Any) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "sequence_len": model.config.sequence_len,
+        "vocab_size": model.config.vocab_size,
+        "n_layer": model.config.depth,
+        "n_head": model.config.num_heads,
+        "n_kv_head": model.config.num_kv_heads,
+        "n_embd": model.config.width,
+    }
+    if model.config.residual_scalars:
+        config["window_pattern"] = "SL"
+    return {**config, **changes}
+
+
+def save(directory: Path, tensors: Any, config: dict[str, Any], *, step: int = 12) -> Path:
+    """A checkpoint as nanochat writes it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    torch.save(tensors, directory / f"model_{step:06d}.pt")
+    meta = {"step": step, "val_bpb": 0.9, "model_config": config, "user_config": {}}
+    (directory / f"meta_{step:06d}.json").write_text(json.dumps(meta))
+    return directory
+
+
+def weights_of(model: GPT) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("era", ERAS)
+def test_a_checkpoint_of_every_era_comes_in_with_its_logits(
+    tmp_path: Path, era: str, precision: str
+) -> None:
+    model = a_model(era, precision=precision)
+    save(tmp_path / "in", weights_of(model), config_of(model))
+    found = read_checkpoint(tmp_path / "in", era=era if era in ALIKE else None)
+    assert (found.era, found.step, found.config) == (era, 12, model.config)
+    (tmp_path / "out").mkdir()
+    write_model(tmp_path / "out", found, a_tokenizer())
+    tokens = torch.randint(300, (2, 200), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected, got = model(tokens), load_model(tmp_path / "out", CPU)(tokens)
+    assert expected.std() > 0.5
+    assert torch.equal(got, expected)
+    assert Tokenizer.load(tmp_path / "out" / "tokenizer").digest() == a_tokenizer().digest()
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_what_came_in_goes_out_to_the_bit(tmp_path: Path, era: str) -> None:
+    model = a_model(era, precision="bf16")
+    before = weights_of(model)
+    save(tmp_path / "in", before, config_of(model))
+    found = read_checkpoint(tmp_path / "in", era=era if era in ALIKE else None)
+    (tmp_path / "ours").mkdir()
+    write_model(tmp_path / "ours", found, a_tokenizer())
+    read_back = load_model(tmp_path / "ours", CPU)
+    commit = write_checkpoint(tmp_path / "out", read_back, a_tokenizer(), step=12, extra={})
+    assert ERAS[era].commit is None or commit == ERAS[era].commit
+    after = torch.load(tmp_path / "out" / "model_000012.pt", weights_only=True)
+    assert list(after) == list(before)
+    for name, tensor in before.items():
+        assert after[name].dtype == tensor.dtype
+        assert torch.equal(after[name], tensor), name
+    again = read_checkpoint(tmp_path / "out", era=era if era in ALIKE else None)
+    assert (again.era, again.config, again.numerics) == (era, found.config, found.numerics)
+    tokenizer = find_tokenizer(tmp_path / "out")
+    assert tokenizer is not None
+    assert read_checkpoint_tokenizer(tokenizer, again.config).digest() == a_tokenizer().digest()
+
+
+def test_names_of_a_compiled_model_are_read_too(tmp_path: Path) -> None:
+    model = a_model("2026-03-14")
+    weights = {f"_orig_mod.{name}": tensor for name, tensor in weights_of(model).items()}
+    save(tmp_path, weights, config_of(model))
+    assert read_checkpoint(tmp_path).weights.keys() == model.state_dict().keys()
+
+
+def test_the_last_step_is_taken_unless_one_is_named(tmp_path: Path) -> None:
+    model = a_model("2026-03-14")
+    for step in (5, 1000000, 20):
+        save(tmp_path, weights_of(model), config_of(model), step=step)
+    assert read_checkpoint(tmp_path).step == 1000000
+    assert read_checkpoint(tmp_path, step=5).step == 5
+    with pytest.raises(ModelError, match="no checkpoint of step 6") as caught:
+        read_checkpoint(tmp_path, step=6)
+    assert caught.value.hint == "it has: 5, 20, 1000000"
+
+
+def test_two_eras_that_look_alike_are_asked_for(tmp_path: Path) -> None:
+    model = a_model("2026-03-02")
+    save(tmp_path, weights_of(model), config_of(model))
+    with pytest.raises(ConfigError, match=r"softcap 15.*softcap 20"):
+        read_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match="not of era 2026-03-14"):
+        read_checkpoint(tmp_path, era="2026-03-14")
+    with pytest.raises(ConfigError, match="no era 'spring'"):
+        read_checkpoint(tmp_path, era="spring")
+
+
+def test_bigram_embeddings_are_refused_by_name(tmp_path: Path) -> None:
+    model = a_model("2026-01-17")
+    weights = {**weights_of(model), "bigram_embed.weight": torch.zeros(8, 64)}
+    save(tmp_path, weights, config_of(model))
+    with pytest.raises(ModelError, match="bigram embeddings"):
+        read_checkpoint(tmp_path)
+
+
+class Bomb:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.path}",)
+
+
+def test_a_checkpoint_that_would_run_code_runs_nothing(tmp_path: Path) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, {**weights_of(model), "x": Bomb(tmp_path / "ran")}, config_of(model))
+    with pytest.raises(ModelError, match="is not a checkpoint") as caught:
+        read_checkpoint(tmp_path)
+    assert "nothing of it was executed" in str(caught.value.hint)
+    assert not (tmp_path / "ran").exists()
+
+
+def damaged(weights: dict[str, torch.Tensor], name: str, how: str) -> dict[str, Any]:
+    tensor = weights[name]
+    changed: Any = {
+        "missing": None,
+        "narrower": tensor[:, :-1].contiguous(),
+        "fp16": tensor.half(),
+        "int": tensor.int(),
+        "nan": torch.full_like(tensor, float("nan")),
+        "inf": tensor.index_fill(0, torch.tensor([1]), float("inf")),
+        "spread": tensor[:1, :1].expand(tensor.shape),
+        "sparse": tensor.to_sparse(),
+        "text": "not a tensor",
+    }[how]
+    rest = {key: value for key, value in weights.items() if key != name}
+    return rest if changed is None else {**rest, name: changed}
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("missing", "is missing"),
+        ("narrower", r"\(300, 63\)|expected|says 64 channels"),
+        ("fp16", "fp16"),
+        ("int", "expected fp32 or bf16"),
+        ("nan", "not numbers"),
+        ("inf", "not numbers"),
+        ("spread", "element after element"),
+        ("sparse", "element after element"),
+        ("text", "not a named tensor"),
+    ],
+)
+@pytest.mark.parametrize("name", ["transformer.h.2.mlp.c_fc.weight", "lm_head.weight"])
+def test_a_damaged_tensor_is_named(tmp_path: Path, name: str, how: str, message: str) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, damaged(weights_of(model), name, how), config_of(model))
+    with pytest.raises(ModelError, match=message) as caught:
+        read_checkpoint(tmp_path)
+    assert name in str(caught.value)
+
+
+def test_a_foreign_tensor_is_named(tmp_path: Path) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, {**weights_of(model), "adapter.weight": torch.ones(2)}, config_of(model))
+    with pytest.raises(ModelError, match=r"adapter\.weight is not part"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layer": 10**9}, "n_layer is 1000000000"),
+        ({"n_layer": 5}, "has 4 layers, its meta file says 5"),
+        ({"n_layer": True}, "n_layer is True"),
+        ({"n_embd": 2**19}, "says 524288 channels"),
+        ({"n_embd": "64"}, "n_embd is '64'"),
+        ({"vocab_size": 2**20}, r"expected \(1048576, 64\)"),
+        ({"n_head": 3}, "width 64 is not a multiple"),
+        ({"n_head": 64}, "an odd number"),
+        ({"n_kv_head": 3}, "not a multiple of num_kv_heads 3"),
+        ({"n_kv_head": 4}, r"expected \(64, 64\)"),
+        ({"sequence_len": 0}, "sequence_len is 0"),
+        ({"sequence_len": None}, "sequence_len is None"),
+        ({"window_pattern": "SX"}, "window pattern is 'SX'"),
+        ({"window_pattern": ""}, "window pattern is ''"),
+        ({"window_pattern": 7}, "window_pattern is 7"),
+        ({"window_pattern": "S" * 10**6}, "window_pattern is"),
+    ],
+)
+def test_a_config_that_lies_is_caught(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, weights_of(model), config_of(model, **changes))
+    with pytest.raises(ModelError, match=message) as caught:
+        read_checkpoint(tmp_path)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 0.9999])
+def test_a_truncated_archive_is_refused(tmp_path: Path, share: float) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, weights_of(model), config_of(model))
+    path = tmp_path / "model_000012.pt"
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ModelError, match="is not a checkpoint"):
+        read_checkpoint(tmp_path)
+
+
+def test_an_archive_that_was_compressed_is_refused(tmp_path: Path) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, weights_of(model), config_of(model))
+    path = tmp_path / "model_000012.pt"
+    with zipfile.ZipFile(path) as archive:
+        parts = {entry: archive.read(entry) for entry in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+    with pytest.raises(ModelError, match="compressed"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"model_config": 3}', "[" * 100_000])
+def test_a_meta_file_that_describes_nothing_is_refused(tmp_path: Path, text: str) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, weights_of(model), config_of(model))
+    (tmp_path / "meta_000012.json").write_text(text)
+    with pytest.raises(ModelError, match="does not describe a model"):
+        read_checkpoint(tmp_path)
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no model_\*\.pt"):
+        read_checkpoint(tmp_path)
+    with pytest.raises(ModelError, match="no such file"):
+        read_checkpoint(tmp_path / "nowhere")
+    (tmp_path / "model_000001.pt").write_bytes(b"x")
+    with pytest.raises(ModelError, match=r"meta_000001\.json cannot be read"):
+        read_checkpoint(tmp_path)
+
+
+def encoding(**changes: Any) -> tiktoken.Encoding:
+    tokenizer = a_tokenizer()
+    state: dict[str, Any] = {
+        "name": "rustbpe",
+        "pat_str": SPLIT_PATTERN,
+        "mergeable_ranks": tokenizer.ranks,
+        "special_tokens": {name: tokenizer.special(name) for name in SPECIAL_TOKENS},
+    }
+    return tiktoken.Encoding(**{**state, **changes})
+
+
+@pytest.mark.parametrize("protocol", range(3, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickled_tokenizer_encodes_as_the_one_that_was_saved(
+    tmp_path: Path, protocol: int
+) -> None:
+    (tmp_path / "tokenizer.pkl").write_bytes(pickle.dumps(encoding(), protocol=protocol))
+    found = read_tokenizer(tmp_path / "tokenizer.pkl")
+    assert found.digest() == a_tokenizer().digest()
+
+
+def test_tiktoken_reads_what_is_written(tmp_path: Path) -> None:
+    write_tokenizer(a_tokenizer(), tmp_path / "tokenizer.pkl")
+    with (tmp_path / "tokenizer.pkl").open("rb") as file:
+        loaded = pickle.load(file)
+    assert type(loaded) is tiktoken.Encoding
+    text = "the theory in 12 lines"
+    assert loaded.encode_ordinary(text) == a_tokenizer().encode(text)
+    assert loaded.encode_single_token("<|bos|>") == a_tokenizer().bos
+
+
+def hostile_pickles(mark: Path) -> dict[str, bytes]:
+    """Programs that would touch `mark`, or take the reader's memory, or hold something else."""
+    call = f"touch {mark}".encode()
+    class_of = b"ctiktoken.core\nEncoding\n"
+    return {
+        "reduce": pickle.dumps(Bomb(mark)),
+        "global": b"cos\nsystem\n(X" + struct.pack("<I", len(call)) + call + b"tR.",
+        "inst": b"(S'" + call + b"'\nios\nsystem\n.",
+        "builtins": b"cbuiltins\neval\n(X\x03\x00\x00\x001+1tR.",
+        "dotted": b"\x80\x04\x8c\x0dtiktoken.core\x8c\x11Encoding.__init__\x93.",
+        "attribute": class_of + b"(tR}X\x05\x00\x00\x00stateNsb.",
+        "other module": b"ctiktoken\nget_encoding\n(X\x04\x00\x00\x00gpt2tR.",
+        "by name": class_of + b")\x81X\x04\x00\x00\x00gpt2b.",
+        "persistent": b"Pelsewhere\n.",
+        "extension": b"\x82\x01.",
+        "plain": pickle.dumps({"mergeable_ranks": {}}),
+        "arguments": class_of + b"(I1\ntR.",
+        "long": b"\x8b\xff\xff\xff\x7f.",
+        "huge frame": b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
+        "huge bytes": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\x00\x00.",
+        "deep": b"(" * 100_000 + b".",
+        "empty": b"",
+        "text": b"hello",
+    }
+
+
+@pytest.mark.parametrize("name", hostile_pickles(Path()))
+def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "tokenizer.pkl"
+    path.write_bytes(hostile_pickles(tmp_path / "ran")[name])
+    modules = set(sys.modules)
+    with pytest.raises(ModelError, match="is not a pickled tokenizer"):
+        read_tokenizer(path)
+    assert not (tmp_path / "ran").exists()
+    assert set(sys.modules) == modules
+
+
+def test_a_pickle_beyond_its_bound_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nanochat_core.interop.pickled_tokenizer.MOST_BYTES", 100)
+    write_tokenizer(a_tokenizer(), tmp_path / "tokenizer.pkl")
+    with pytest.raises(ModelError, match="larger than 100 bytes"):
+        read_tokenizer(tmp_path / "tokenizer.pkl")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pat_str": "a+"}, "another pattern"),
+        ({"special_tokens": {"<|bos|>": 291}}, "special tokens are not nanochat's"),
+        ({"mergeable_ranks": {bytes([i]): i for i in range(255)}}, "1 of the 256 bytes"),
+        ({"mergeable_ranks": {bytes([i]): 2 * i for i in range(256)}}, "are not 0 to 255"),
+        ({"special_tokens": {}}, "special tokens are not nanochat's"),
+    ],
+)
+def test_a_tokenizer_of_another_make_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "tokenizer.pkl").write_bytes(pickle.dumps(encoding(**changes)))
+    with pytest.raises(ModelError, match=message):
+        read_tokenizer(tmp_path / "tokenizer.pkl")
+
+
+def test_the_tokenizer_is_found_where_nanochat_keeps_it(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "base_checkpoints" / "d4"
+    checkpoint.mkdir(parents=True)
+    assert find_tokenizer(checkpoint) is None
+    (tmp_path / "tokenizer").mkdir()
+    write_tokenizer(a_tokenizer(), tmp_path / "tokenizer" / "tokenizer.pkl")
+    assert find_tokenizer(checkpoint) == tmp_path / "tokenizer" / "tokenizer.pkl"
+    write_tokenizer(a_tokenizer(), checkpoint / "tokenizer.pkl")
+    assert find_tokenizer(checkpoint) == checkpoint / "tokenizer.pkl"
+
+
+def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path) -> None:
+    write_tokenizer(a_tokenizer(), tmp_path / "tokenizer.pkl")
+    model = a_model("2026-03-14")
+    other = ModelConfig(**{**vars(model.config), "vocab_size": 301})
+    with pytest.raises(ModelError, match="the tokenizer has 300 tokens, the model has 301"):
+        read_checkpoint_tokenizer(tmp_path / "tokenizer.pkl", other)
