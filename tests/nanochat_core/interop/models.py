@@ -1,0 +1,39 @@
+"""A small tokenizer and random models of every era."""
+
+import torch
+
+from nanochat_core.config import ModelConfig
+from nanochat_core.eras import ERAS, numerics, of_era
+from nanochat_core.model.gpt import GPT
+from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
+
+SHAPE = ModelConfig(
+    depth=4,
+    width=64,
+    num_heads=4,
+    num_kv_heads=2,
+    sequence_len=256,
+    vocab_size=300,
+    windows=(256,) * 4,
+    residual_scalars=True,
+    value_embeds=True,
+    smear=True,
+    backout=True,
+)
+
+
+def a_tokenizer() -> Tokenizer:
+    words = [b"th", b"he", b"in", b" t", b" a", b"er", b"the", b" the", b"on", b"re", b"an"]
+    tokens = [bytes([i]) for i in range(256)] + words
+    filler = [f"~{i:02}".encode() for i in range(300 - len(SPECIAL_TOKENS) - len(tokens))]
+    return Tokenizer({token: rank for rank, token in enumerate(tokens + filler)})
+
+
+def a_model(era: str, *, precision: str = "fp32") -> GPT:
+    config = of_era(SHAPE, era, pattern="L" if ERAS[era].short_window is None else "SL")
+    model = GPT(config, numerics(precision, era=era))
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
