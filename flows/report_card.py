@@ -50,6 +50,15 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PaidSample:
+    """A question of one step of RL, and what the sampled answers to it were paid."""
+
+    step: int
+    prompt: str
+    answers: tuple[tuple[float, str], ...]  # (reward, text)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageRow:
     """One stage's artifact."""
 
@@ -98,6 +107,7 @@ class Card:
     chatcore: tuple[float | None, ...]  # per chat model
     charts: tuple[Chart, ...]
     chat_samples: tuple[Sample, ...]
+    rl_samples: tuple[PaidSample, ...]  # in order of step
     base_samples: tuple[Sample, ...]
     base_scores: tuple[tuple[str, float], ...]  # (name, value)
     fit: tuple[FitRow, ...]  # empty: the tokenizer is from before it was told
@@ -165,6 +175,7 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         chatcore=tuple(scores[stage]["chatcore"] for stage in CHAT_MODELS),
         charts=_charts(artifacts),
         chat_samples=_chat_samples(artifacts),
+        rl_samples=_rl_samples(artifacts["rl"]),
         base_samples=tuple(
             Sample(prompt=prompt, answers=(("base", text),))
             for prompt, text in artifacts["base_eval"].samples()
@@ -242,6 +253,23 @@ def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:
             ),
         )
         for prompt in prompts
+    )
+
+
+def _rl_samples(rl: Artifact) -> tuple[PaidSample, ...]:
+    """The question of the first, the middle and the last step that left samples."""
+    by_step: dict[int, list[dict[str, Any]]] = {}
+    for line in rl.lines("samples.jsonl"):
+        by_step.setdefault(int(line["step"]), []).append(line)
+    steps = sorted(by_step)
+    shown = sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
+    return tuple(
+        PaidSample(
+            step=step,
+            prompt=str(by_step[step][0]["prompt"]),
+            answers=tuple((float(line["reward"]), str(line["text"])) for line in by_step[step]),
+        )
+        for step in shown
     )
 
 

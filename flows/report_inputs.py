@@ -48,11 +48,13 @@ class Artifact:
 
     def samples(self) -> list[tuple[str, str]]:
         """(prompt, text) of samples.jsonl, in the file's order. Raises ArtifactError."""
-        name = "samples.jsonl"
-        # Not splitlines: a model may write any of the odd characters that end a line there.
-        lines = [line for line in self._read(name).split("\n") if line]
-        samples = [self._parse(name, line) for line in lines]
+        samples = self.lines("samples.jsonl")
         return [(str(sample["prompt"]), str(sample["text"])) for sample in samples]
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """The objects of a .jsonl file of the artifact, in its order. Raises ArtifactError."""
+        # Not splitlines: a model may write any of the odd characters that end a line there.
+        return [self._parse(name, line) for line in self._read(name).split("\n") if line]
 
     def _read(self, name: str) -> str:
         try:

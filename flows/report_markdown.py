@@ -53,6 +53,12 @@ def _samples(card: Card) -> Iterator[str]:
     yield "\n## The same prompts, model by model"
     for sample in card.chat_samples:
         yield from _sample(sample)
+    if card.rl_samples:
+        yield f"\n## What RL paid for: {card.rl_task}\n"
+        yield "Sampled answers to one question of a step, each with its reward."
+    for paid in card.rl_samples:
+        lines = [f"[reward {reward:g}] {text}" for reward, text in paid.answers]
+        yield "\n" + fenced("\n".join([f"step {paid.step}: {paid.prompt}", *lines]))
     yield "\n## The base model goes on\n"
     yield ", ".join(f"{name} {value:.4f}" for name, value in card.base_scores)
     for sample in card.base_samples:

@@ -92,6 +92,25 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "\n````text\n" in text
 
 
+def test_answers_that_rl_paid_for_stand_with_their_rewards(tmp_path: Path) -> None:
+    page, text = make_report(tmp_path, answer=HOSTILE)
+    told = " ".join(re.sub("<[^>]*>", " ", page).split())
+    for step, paid in ((1, "0"), (5, "1"), (9, "0.5")):  # the first, the middle and the last one
+        assert f"step {step} 2 apples and 3 at step {step}? reward 0" in told
+        assert f"step {step}: 2 apples and 3 at step {step}?\n[reward 0] " in text
+        assert f"[reward {paid}] paid {step}" in text
+        assert f"reward {paid} paid {step}" in told
+    assert "at step 3?" not in page + text
+    assert "<img" not in page
+
+
+def test_an_rl_that_left_no_samples_has_no_section(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    (inputs["rl"] / "samples.jsonl").write_text("\n")
+    page, text = run_report(tmp_path, inputs)
+    assert "What RL paid for" not in page + text
+
+
 def test_every_stage_stands_in_the_lineage_with_its_digest(tmp_path: Path) -> None:
     inputs = make_inputs(tmp_path / "store")
     page, text = run_report(tmp_path, inputs)
@@ -263,11 +282,25 @@ def make_files(stage: str, answer: str) -> dict[str, str]:
             "scores.json": '{"format": 1, "val_bpb": 1.6, "train_bpb": 1.5}',
             "samples.jsonl": make_samples(("The capital of France is", answer)),
         }
-    return {"config.json": json.dumps({"model": {"depth": 3}, "of": stage})}
+    files = {"config.json": json.dumps({"model": {"depth": 3}, "of": stage})}
+    return files | ({"samples.jsonl": make_paid_samples(answer)} if stage == "rl" else {})
 
 
 def make_samples(*pairs: tuple[str, str]) -> str:
     lines = [json.dumps({"prompt": p, "text": t}, ensure_ascii=False) for p, t in pairs]
+    return "\n".join(lines) + "\n"
+
+
+def make_paid_samples(answer: str) -> str:
+    rewards = {1: 0.0, 3: 1.0, 5: 1.0, 7: 0.0, 9: 0.5}
+    lines = [
+        json.dumps({"step": step, "prompt": f"2 apples and 3 at step {step}?", **said})
+        for step, reward in rewards.items()
+        for said in (
+            {"text": answer, "reward": 0.0},
+            {"text": f"paid {step}", "reward": reward},
+        )
+    ]
     return "\n".join(lines) + "\n"
 
 
