@@ -3,64 +3,224 @@
 A row's uniform number is a hash of (seed, sample index, position), not the next draw of a shared
 generator: a row's text does not depend on which other rows share its batch, nor on their order.
 
+How a token is drawn, in this order:
+
+1. temperature 0: the likeliest token of the logits as they are (the lowest id of equals), and
+   nothing of what follows;
+2. repetition_penalty divides the positive logits of seen tokens and multiplies the others;
+3. temperature divides the logits;
+4. top_k: the k likeliest compete; None, 0 and below: all;
+5. top_p: of these, the fewest likeliest that together have this share of their probability;
+6. min_p: those whose probability is below this share of the likeliest one's are out;
+7. the row's number picks one in proportion to what is left, which stands in the order of ids, or,
+   where there is a top_k or a top_p, of probability.
+
 Shapes: B rows, V vocabulary, K candidates.
 """
 
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanochat_core.engine.requests import Draw
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
 _UNIFORM_BITS = 23  # so that uniform * total stays below total in fp32
+_FIELDS = tuple(field.name for field in dataclasses.fields(Draw))
+
+GREEDY = Draw(temperature=0.0)
+TINY = 1e-30  # stands for a temperature or a top_p of 0 where it must not divide or exclude all
 
 
-def row_keys(seeds: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+def row_keys(seeds: Tensor, samples: Tensor) -> Tensor:
     """One random stream per row. Seeds and sample indices (B,) int64; keys (B,) int64."""
     return _mix(_mix(seeds + _GOLDEN) + samples * _GOLDEN)
 
 
-def uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
     """Each row's number in [0, 1) for the token at `positions`. All (B,); fp32 result."""
     bits = _mix(keys + (positions + 1) * _GOLDEN)
     return _shift(bits, 64 - _UNIFORM_BITS).float() * 2.0**-_UNIFORM_BITS
 
 
 def sample(
-    logits: torch.Tensor,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
+    logits: Tensor,
+    keys: Tensor,
+    positions: Tensor,
     *,
     temperature: float,
     top_k: int | None,
-) -> torch.Tensor:
-    """The next token of every row: (B, V) fp32 logits to (B,) int64 ids.
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seen: Tensor | None = None,
+) -> Tensor:
+    """The next token of every row, all drawn alike: (B, V) fp32 logits to (B,) int64 ids.
 
-    Temperature 0 takes the likeliest token (the lowest id of equals). `top_k` of None or 0 and
-    below means all tokens; otherwise the k likeliest compete.
+    `seen` (B, V) bool: the tokens that the repetition penalty is for. keys, positions (B,) int64.
     """
     if temperature == 0.0:
         return logits.argmax(dim=-1)
     if temperature < 0.0:
         raise ValueError(f"temperature {temperature} is negative")
+    if repetition_penalty != 1.0 and seen is not None:
+        logits = _penalised(logits, seen, repetition_penalty)
     candidates = None
     if top_k is not None and 0 < top_k < logits.shape[-1]:
         logits, candidates = torch.topk(logits, top_k, dim=-1)  # (B, K), (B, K)
+    elif top_p < 1.0:
+        logits, candidates = torch.sort(logits, dim=-1, descending=True, stable=True)
     top = logits.amax(dim=-1, keepdim=True)
-    cumulative = ((logits - top) / temperature).exp_().cumsum(dim=-1)  # (B, K)
-    threshold = uniforms(keys, positions)[:, None] * cumulative[:, -1:]
-    choice = torch.searchsorted(cumulative, threshold, right=True)  # (B, 1): skips zero weights
-    if candidates is not None:
-        choice = candidates.gather(-1, choice)
-    return choice[:, 0]
+    weights = ((logits - top) / temperature).exp_()  # (B, K); the likeliest token's is 1
+    if top_p < 1.0:
+        weights = torch.where(_leading(weights, max(top_p, TINY)), weights, 0.0)
+    if min_p > 0.0:
+        weights = torch.where(weights >= min_p, weights, 0.0)
+    choice = _choose(weights, uniforms(keys, positions))
+    return choice if candidates is None else candidates.gather(-1, choice[:, None])[:, 0]
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
+def sample_each(
+    logits: Tensor,
+    keys: Tensor,
+    positions: Tensor,
+    draws: Sequence[Draw],
+    seen: Tensor | None = None,
+) -> Tensor:
+    """`sample`, with a `Draw` for each row. Rows that are drawn alike are drawn together."""
+    rows_of: dict[Draw, list[int]] = {}
+    for row, draw in enumerate(draws):
+        rows_of.setdefault(draw if draw.temperature else GREEDY, []).append(row)
+    if len(rows_of) == 1:
+        return sample(logits, keys, positions, **_settings(next(iter(rows_of))), seen=seen)
+    tokens = torch.empty_like(positions)
+    for draw, places in rows_of.items():
+        rows = torch.tensor(places, device=logits.device)
+        tokens[rows] = sample(
+            logits[rows],
+            keys[rows],
+            positions[rows],
+            **_settings(draw),
+            seen=None if seen is None else seen[rows],
+        )
+    return tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawRows:
+    """A `Draw` for each of B rows, as tensors on a device."""
+
+    temperature: Tensor  # (B,) fp32
+    top_k: Tensor  # (B,) int64; V where all compete
+    top_p: Tensor  # (B,) fp32
+    min_p: Tensor  # (B,) fp32
+    repetition_penalty: Tensor  # (B,) fp32
+
+    @classmethod
+    def of(cls, draws: Sequence[Draw], *, vocab_size: int, device: torch.device) -> Self:
+        """Those of `draws`."""
+
+        def floats(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=device)
+
+        return cls(
+            temperature=floats([d.temperature for d in draws]),
+            top_k=torch.tensor([candidates_of(d, vocab_size) for d in draws], device=device),
+            top_p=floats([d.top_p for d in draws]),
+            min_p=floats([d.min_p for d in draws]),
+            repetition_penalty=floats([d.repetition_penalty for d in draws]),
+        )
+
+
+def candidates_of(draw: Draw, vocab_size: int) -> int:
+    """How many tokens compete after top_k."""
+    limited = draw.top_k is not None and 0 < draw.top_k < vocab_size
+    return draw.top_k if limited and draw.top_k is not None else vocab_size
+
+
+def sample_rows(
+    logits: Tensor,
+    keys: Tensor,
+    positions: Tensor,
+    draws: DrawRows,
+    *,
+    num_candidates: int,
+    seen: Tensor | None = None,
+) -> Tensor:
+    """`sample` with every setting a tensor of rows: one sequence of operations, whatever they are.
+
+    Nothing is asked of the device, so a CUDA graph can hold it. `num_candidates` is at least the
+    top_k of every row that has one, and V where a row has a top_p and no top_k.
+    """
+    vocab = logits.size(-1)
+    greedy = logits.argmax(dim=-1)
+    if seen is not None:
+        logits = _penalised(logits, seen, draws.repetition_penalty[:, None])
+    numbers = uniforms(keys, positions)
+    temperature = draws.temperature.clamp(min=TINY)[:, None]
+    min_p, top_p = draws.min_p[:, None], draws.top_p.clamp(min=TINY)[:, None]
+    weights = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).exp_()
+    whole = _choose(torch.where(weights >= min_p, weights, 0.0), numbers)
+    if num_candidates < vocab:
+        values, candidates = torch.topk(logits, num_candidates, dim=-1)
+    else:
+        values, candidates = torch.sort(logits, dim=-1, descending=True, stable=True)
+    ranks = torch.arange(num_candidates, device=logits.device)
+    weights = ((values - values[:, :1]) / temperature).exp_()
+    weights = torch.where(ranks < draws.top_k[:, None], weights, 0.0)
+    weights = torch.where(_leading(weights, top_p) | (top_p >= 1.0), weights, 0.0)
+    weights = torch.where(weights >= min_p, weights, 0.0)
+    ranked = candidates.gather(-1, _choose(weights, numbers)[:, None])[:, 0]
+    is_ranked = (draws.top_k < vocab) | (draws.top_p < 1.0)
+    return torch.where(draws.temperature > 0.0, torch.where(is_ranked, ranked, whole), greedy)
+
+
+def log_probs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What the model thought of `tokens` (B,): their log-probabilities in nats (B,), and the ids
+    and log-probabilities (B, num_top) of the likeliest. Of the logits (B, V) as they are."""
+    values = torch.log_softmax(logits, dim=-1)
+    chosen = values.gather(-1, tokens[:, None])[:, 0]
+    top, ids = torch.topk(values, num_top, dim=-1)
+    return chosen, ids, top
+
+
+def _settings(draw: Draw) -> dict[str, Any]:
+    return {field: getattr(draw, field) for field in _FIELDS}
+
+
+def _penalised(logits: Tensor, seen: Tensor, penalty: float | Tensor) -> Tensor:
+    """Seen tokens are made less likely (Keskar et al. 2019): positive logits are divided, others
+    multiplied."""
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def _leading(weights: Tensor, top_p: float | Tensor) -> Tensor:
+    """Which of the weights (B, K), sorted, are needed to reach the share top_p of them all."""
+    cumulative = weights.cumsum(dim=-1)
+    return F.pad(cumulative[:, :-1], (1, 0)) < top_p * cumulative[:, -1:]
+
+
+def _choose(weights: Tensor, numbers: Tensor) -> Tensor:
+    """Where in the weights (B, K) the numbers (B,) in [0, 1) fall: (B,). Never on a weight of 0."""
+    cumulative = weights.cumsum(dim=-1)
+    threshold = numbers[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+
+
+def _mix(x: Tensor) -> Tensor:
     """SplitMix64's finaliser (Steele, Lea and Flood 2014) on int64, which wraps as uint64 does."""
     x = (x ^ _shift(x, 30)) * _MIX1
     x = (x ^ _shift(x, 27)) * _MIX2
     return x ^ _shift(x, 31)
 
 
-def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+def _shift(x: Tensor, bits: int) -> Tensor:
     """Logical right shift: torch's own copies the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

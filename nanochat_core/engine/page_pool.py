@@ -1,0 +1,101 @@
+"""The memory of the pages, in torch's layout, and which page stands where in each slot's table.
+
+Shapes: P pages of S tokens, L layers of a group, K key/value heads, D head dim.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nanochat_core.engine.runner import PageGroup
+
+
+class PagePool:
+    """Keys and values of one group, (L, P, S, K, D) each, and a table of pages per slot.
+
+    Where a slot's pages follow each other in memory, its keys are a view; else they are copied
+    together for the pass.
+    """
+
+    def __init__(
+        self,
+        group: PageGroup,
+        *,
+        page_size: int,
+        num_slots: int,
+        max_len: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.group, self.page_size = group, page_size
+        shape = (len(group.layers), group.num_pages, page_size, num_kv_heads, head_dim)
+        # Zeros, not empty: a masked key still meets the softmax, and 0 * nan is nan.
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.place = {layer: i for i, layer in enumerate(group.layers)}
+        self.table = np.zeros((num_slots, -(-max_len // page_size)), dtype=np.int64)
+        # The first entry from which on the pages up to this one follow each other.
+        self._run = np.zeros_like(self.table)
+
+    def set_table(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        """Entries first.. of the slot's table."""
+        row, run = self.table[slot], self._run[slot]
+        assert first + len(pages) <= len(row), f"entries {first}+{len(pages)} of {len(row)}"
+        row[first : first + len(pages)] = pages
+        for i in range(first, len(row)):
+            if i >= first + len(pages) and not row[i]:
+                break
+            follows = i > 0 and row[i] == row[i - 1] + 1 and row[i - 1] != 0
+            run[i] = run[i - 1] if follows else i
+
+    def clear_table(self, slot: int) -> None:
+        """The scratch page everywhere."""
+        self.table[slot] = 0
+        self._run[slot] = np.arange(self.table.shape[1])
+
+    def copy_page(self, source: int, target: int) -> None:
+        """All layers of it."""
+        self.keys[:, target] = self.keys[:, source]
+        self.values[:, target] = self.values[:, source]
+
+    def places(self, slot: int, first: int, last: int) -> np.ndarray:
+        """Where positions first.. below last are, as indices into (P * S): (last - first,)."""
+        positions = np.arange(first, last)
+        pages = self.table[slot, positions // self.page_size]
+        return pages * self.page_size + positions % self.page_size
+
+    def write(self, layer: int, places: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k and v (N, K, D) at `places` (N,) of a layer."""
+        at = self.place[layer]
+        self.keys[at].flatten(0, 1).index_copy_(0, places, k.to(self.keys.dtype))
+        self.values[at].flatten(0, 1).index_copy_(0, places, v.to(self.values.dtype))
+
+    def find(self, slot: int, first: int, last: int) -> "Stretch":
+        """Positions first.. below last of a slot, for `read`."""
+        size = self.page_size
+        low, high = first // size, (last - 1) // size
+        if self._run[slot, high] <= low:
+            return Stretch(int(self.table[slot, low]) * size + first % size, last - first, None)
+        pages = torch.from_numpy(self.table[slot, low : high + 1].copy())
+        return Stretch(first % size, last - first, pages.to(self.keys.device))
+
+    def read(self, layer: int, stretch: "Stretch") -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer there, (1, K, T, D) each."""
+        at = self.place[layer]
+        found: list[Tensor] = []
+        for pool in (self.keys[at], self.values[at]):
+            memory = pool if stretch.pages is None else pool.index_select(0, stretch.pages)
+            part = memory.flatten(0, 1)[stretch.offset : stretch.offset + stretch.length]
+            found.append(part.transpose(0, 1).unsqueeze(0))
+        return found[0], found[1]
+
+
+class Stretch:
+    """Neighbouring positions of a slot: tokens from `offset` on, of all pages or of some copied."""
+
+    def __init__(self, offset: int, length: int, pages: Tensor | None) -> None:
+        self.offset, self.length, self.pages = offset, length, pages

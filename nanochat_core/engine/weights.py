@@ -1,0 +1,184 @@
+"""A model's weights as decoding wants them: cast once, matrices joined, constants folded.
+
+What is folded, and what that changes beside rounding: nothing.
+
+- q, k, v and the value embedding's gate are one matrix (the gate's reads the first few channels
+  only: its other columns are zeros).
+- The channels of q and k are reordered in pairs, so that rotary positions are one complex
+  product. Dot products of q and k do not notice.
+- `qk_scale` of q and of k goes into the softmax's scale.
+- The embedding table is normalised once. Smear's gate is a function of the token alone, and so
+  becomes one number a token.
+
+Shapes: N tokens, C width, H query heads, K key/value heads, D head dim, V vocabulary, P positions.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanochat_core.model.gpt import GPT, Attention, Block
+from nanochat_core.model.layers import rms_norm, rotary_table
+from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
+
+
+class Matrix:
+    """A matrix to multiply with, in the layout that is fastest for few rows of input.
+
+    On a CPU in fp32 a tall one is kept transposed: what torch calls for a product with one row
+    reads it from memory 1.6 times as fast (2026-11, MKL, one thread, matrices of 2 to 100 MB), and
+    products with many rows lose up to a tenth. bf16 and wide ones gain nothing by it.
+    """
+
+    def __init__(
+        self, num_in: int, num_out: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.transposed = device.type == "cpu" and dtype == torch.float32 and num_out > num_in
+        shape = (num_in, num_out) if self.transposed else (num_out, num_in)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def rows(self, first: int, last: int) -> Tensor:
+        """A view of rows first.. of (num_out, num_in), to be written to."""
+        whole = self.values.t() if self.transposed else self.values
+        return whole[first:last]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(N, num_in) of any dtype to (N, num_out) in x's dtype."""
+        y = x.to(self.values.dtype)
+        y = y @ self.values if self.transposed else F.linear(y, self.values)
+        return y.to(x.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWeights:
+    """One block's matrices."""
+
+    qkv: Matrix  # H * D of q, K * D of k, K * D of v, and K of the gate where there is one
+    out: Matrix
+    up: Matrix
+    down: Matrix
+    value_embed: Tensor | None  # (V, K * D)
+
+
+class Weights:
+    """All weights of `model` in `dtype`, for activations in `stream_dtype`.
+
+    Tables that are in `dtype` already are the model's own, not copies. `refresh` writes all others
+    anew, in place: what has captured their addresses stays valid.
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        *,
+        dtype: torch.dtype,
+        stream_dtype: torch.dtype,
+        max_len: int,
+    ) -> None:
+        config, numerics = model.config, model.numerics
+        device = model.lm_head.weight.device
+        self.model = model
+        self.config, self.numerics = config, numerics
+        self.dtype, self.stream_dtype = dtype, stream_dtype
+        dim = head_dim(config)
+        self.head_dim = dim
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.softmax_scale = numerics.qk_scale**2 / math.sqrt(dim)
+        kv_width, width = config.num_kv_heads * dim, config.width
+        gated = value_embed_layers(config)
+
+        def matrix(num_in: int, num_out: int) -> Matrix:
+            return Matrix(num_in, num_out, dtype=dtype, device=device)
+
+        self.layers = [
+            LayerWeights(
+                qkv=matrix(width, width + 2 * kv_width + (layer in gated) * config.num_kv_heads),
+                out=matrix(width, width),
+                up=matrix(width, 4 * width),
+                down=matrix(4 * width, width),
+                value_embed=self._table(model.value_embeds[str(layer)].weight)
+                if layer in gated
+                else None,
+            )
+            for layer in range(config.depth)
+        ]
+        self.head = matrix(width, config.vocab_size)
+        vocab = padded_vocab_size(config)
+        stream = {"dtype": stream_dtype, "device": device}
+        self.embed = torch.empty(vocab, width, dtype=dtype, device=device)  # normalised
+        self.smear = torch.empty(vocab, 1, **stream) if config.smear else None
+        self.resid = torch.empty(config.depth, 1, **stream) if config.residual_scalars else None
+        self.first = torch.empty(config.depth, 1, 1, **stream) if config.residual_scalars else None
+        self.backout = torch.empty(1, **stream) if config.backout else None  # negated
+        cos, sin = rotary_table(max_len, dim, numerics, device)  # in the model's own dtype
+        # Channel j turns with channel j + D/2, clockwise.
+        self.rotary = torch.complex(cos.float(), -sin.float())  # (P, 1, D/2)
+        self.refresh()
+
+    @torch.inference_mode()
+    def refresh(self) -> None:
+        """Take over what the model's parameters are."""
+        model, numerics = self.model, self.numerics
+        table = model.transformer.wte.weight
+        for first in range(0, len(table), 4096):  # piece by piece, as fp32 copies are large
+            piece = slice(first, first + 4096)
+            normalised = rms_norm(table[piece].to(self.stream_dtype), numerics.norm_eps)
+            self.embed[piece] = normalised
+            if self.smear is not None:
+                channels = normalised[:, : numerics.smear_channels]
+                gate = F.linear(channels, model.smear_gate.weight.to(self.stream_dtype))
+                self.smear[piece] = model.smear_lambda.to(self.stream_dtype) * gate.sigmoid()
+        for weights, block in zip(self.layers, model.transformer.h, strict=True):
+            assert isinstance(block, Block)
+            self._fill(weights, block.attn)
+            _write(weights.out, block.attn.c_proj.weight)
+            _write(weights.up, block.mlp.c_fc.weight)
+            _write(weights.down, block.mlp.c_proj.weight)
+            own = weights.value_embed
+            if own is not None:
+                theirs = model.value_embeds[str(block.attn.layer)].weight
+                if own.data_ptr() != theirs.data_ptr():
+                    own.copy_(theirs)
+        _write(self.head, model.lm_head.weight[: self.config.vocab_size])
+        if self.resid is not None and self.first is not None:
+            self.resid.copy_(model.resid_lambdas.unsqueeze(-1))
+            self.first.copy_(model.x0_lambdas.view(-1, 1, 1))
+        if self.backout is not None:
+            self.backout.copy_(-model.backout_lambda)
+
+    def matrices(self) -> Iterator[Matrix]:
+        """Those that every step reads whole."""
+        for layer in self.layers:
+            yield from (layer.qkv, layer.out, layer.up, layer.down)
+        yield self.head
+
+    def bytes_per_step(self) -> int:
+        """What a decode step reads of the weights: all matrices. Of embeddings it reads rows."""
+        return sum(m.values.numel() * m.values.element_size() for m in self.matrices())
+
+    def _fill(self, weights: LayerWeights, attention: Attention) -> None:
+        q, k, v = attention.c_q.weight, attention.c_k.weight, attention.c_v.weight
+        start = 0
+        for part in (_paired(q, self.head_dim), _paired(k, self.head_dim), v):
+            weights.qkv.rows(start, start + len(part)).copy_(part)
+            start += len(part)
+        if weights.value_embed is not None:
+            gate = attention.ve_gate.weight
+            rows = weights.qkv.rows(start, start + len(gate))
+            rows[:, : gate.size(1)].copy_(gate)
+
+    def _table(self, weight: Tensor) -> Tensor:
+        return weight.detach() if weight.dtype == self.dtype else weight.detach().to(self.dtype)
+
+
+def _write(matrix: Matrix, weight: Tensor) -> None:
+    matrix.rows(0, len(weight)).copy_(weight)
+
+
+def _paired(weight: Tensor, dim: int) -> Tensor:
+    """(heads * D, C) with channel j + D/2 of a head right after channel j."""
+    return weight.view(-1, 2, dim // 2, weight.size(1)).transpose(1, 2).reshape(weight.shape)
