@@ -1,0 +1,280 @@
+// The page: which conversation is shown, what is being written, and what keys and buttons do.
+
+const get = (id) => document.getElementById(id);
+const log = get("log"), scroller = get("scroll"), text = get("text");
+const SMALL = matchMedia("(max-width: 800px)"), HAS_KEYS = matchMedia("(pointer: fine)");
+const TINY = 100e6, SMALL_MODEL = 3e9;   // parameters
+const IDEAS = ["What is 17 * 3?", "What can you do?", "Write two lines about the sea."];
+const SAVE_EVERY = 1000;   // milliseconds, while an answer is written
+
+let current = newConversation();
+let info = {};              // what /stats said
+let notes = [];             // {after, node}: what commands said, below the message `after`
+let warned = false;         // that the storage is full
+const runs = new Map();     // id of a conversation -> the answer being written in it
+
+/** Tell screen readers. */
+const say = (words) => { get("status").textContent = words; };
+
+// ---- sending and receiving -----------------------------------------------------------------------
+
+function ask(question, parent) {
+  const message = addMessage(current, {id: newId(), parent, role: "user", content: question});
+  answer(current, message);
+}
+
+/** Have the question answered, beside the answers that it has. */
+async function answer(conversation, question) {
+  const message = addMessage(conversation, {id: newId(), parent: question.id, role: "assistant", parts: [], state: "writing", tokens: 0, seconds: 0});
+  const run = {message, conversation, controller: new AbortController(), started: performance.now(), tokens: 0, saved: 0, drawn: true};
+  const {messages, forgotten} = promptFor(conversation, question, limits);
+  runs.set(conversation.id, run);
+  keep(conversation);
+  if (conversation === current) {
+    history.replaceState(null, "", "#" + conversation.id);
+    drawThread();
+    scrollToEnd();
+    if (forgotten) addNote(`The oldest ${forgotten} messages no longer fit and were not sent.`);
+  }
+  drawList();
+  say("The model is writing.");
+  try {
+    for await (const event of askServer({messages, ...sampling()}, run.controller.signal)) take(run, event);
+    message.state = "done";
+  } catch (error) {
+    message.state = error.name === "AbortError" ? "stopped" : "failed";
+    if (message.state === "failed") message.error = error instanceof Failure ? error.message : "The page failed: " + error.message;
+    if (error.status === 401 || error.status === 403) get("key-field").hidden = false;
+  }
+  end(run);
+}
+
+/** Add one event to the answer. */
+function take(run, {token, tool_call: call, tool_result: result, usage}) {
+  const {message} = run, last = message.parts.at(-1);
+  if (token !== undefined) {
+    run.tokens += 1;
+    if (last?.text !== undefined) last.text += token;
+    else message.parts.push({text: token});
+  }
+  if (call !== undefined) message.parts.push({call: String(call)});
+  if (result !== undefined) {
+    const open = message.parts.findLast((part) => part.call !== undefined && part.result === undefined);
+    if (open) open.result = String(result);
+  }
+  if (usage) {
+    Object.assign(message, {tokens: usage.completion_tokens, seconds: usage.seconds, finish: usage.finish_reason});
+  }
+  if (run.drawn && run.conversation === current) {
+    run.drawn = false;
+    requestAnimationFrame(() => { run.drawn = true; drawRun(run); });
+  }
+  if (performance.now() - run.saved > SAVE_EVERY) {
+    run.saved = performance.now();
+    keep(run.conversation);
+  }
+}
+
+function drawRun(run) {
+  if (run.conversation !== current) return;
+  const follow = atEnd();
+  drawMessage(current, run.message);
+  if (follow) scrollToEnd();
+  drawDown();
+}
+
+function end(run) {
+  const {message, conversation} = run;
+  message.seconds ||= (performance.now() - run.started) / 1000;
+  message.tokens ||= run.tokens;
+  runs.delete(conversation.id);
+  conversation.updated = Date.now();
+  keep(conversation);
+  drawList();
+  if (conversation !== current) return;
+  const follow = atEnd(), stopHadFocus = document.activeElement === get("stop");
+  drawThread();
+  if (follow) scrollToEnd();
+  if (stopHadFocus) text.focus();
+  const said = message.state === "failed" ? message.error : answerText(message).slice(0, 2000);
+  say(message.state === "stopped" ? "Stopped." : said);
+}
+
+function stop() {
+  runs.get(current.id)?.controller.abort();
+}
+
+/** Write another answer to the question of an answer. */
+function answerAgain(id) {
+  if (runs.has(current.id)) return;
+  const message = messageOf(current, id), question = messageOf(current, message.parent);
+  if (!message.parts.length) removeLeaf(current, message);
+  answer(current, question);
+  focusText();
+}
+
+function editMessage(id) {
+  const message = messageOf(current, id);
+  if (runs.has(current.id) || elements.get(id).querySelector("form")) return;
+  drawEditor(message, {
+    done: (content) => { ask(content, message.parent); focusText(); },
+    cancel: () => text.focus(),
+  });
+}
+
+function chooseBranch(id, label) {
+  showBranch(current, messageOf(current, id));
+  keep(current);
+  drawThread();
+  const buttons = elements.get(id).querySelectorAll(".versions button");
+  (label === "Next" ? [...buttons].reverse() : [...buttons]).find((button) => !button.disabled)?.focus();
+}
+
+function keep(conversation) {
+  if (writeConversation(conversation) || warned) return;
+  warned = true;
+  notice("The browser has no room left to keep this conversation: it is lost when the page is closed. Deleting old conversations makes room.");
+}
+
+// ---- the conversation that is shown --------------------------------------------------------------
+
+function drawThread() {
+  const shown = shownMessages(current), nodes = [];
+  const notesAfter = (id) => nodes.push(...notes.filter((note) => note.after === id).map((note) => note.node));
+  notesAfter(null);
+  for (const message of shown) {
+    nodes.push(drawMessage(current, message));
+    notesAfter(message.id);
+  }
+  const focused = document.activeElement;
+  if (nodes.length !== log.childNodes.length || nodes.some((node, i) => log.childNodes[i] !== node)) {
+    log.replaceChildren(...nodes);
+    if (log.contains(focused)) focused.focus({preventScroll: true});
+  }
+  get("hello").hidden = nodes.length > 0;
+  drawComposer();
+  drawDown();
+}
+
+function show(conversation) {
+  current = conversation;
+  notes = [];
+  elements.clear();
+  log.replaceChildren();
+  drawThread();
+  drawList();
+  scrollToEnd();
+  document.title = (conversation.title || "New chat") + " \u00b7 " + (info.model ?? "nanochat");
+}
+
+function openNew() {
+  show(newConversation());
+  history.replaceState(null, "", location.pathname + location.search);
+  closeDrawer();
+  focusText();
+}
+
+function openConversation(id) {
+  if (id !== current.id) {
+    const found = runs.get(id)?.conversation ?? readConversation(id);
+    if (!found) return false;
+    show(found);
+    history.replaceState(null, "", "#" + id);
+  }
+  closeDrawer();
+  return true;
+}
+
+function addNote(words, {wrong = false} = {}) {
+  const node = make("p", {class: wrong ? "note wrong" : "note"}, words);
+  notes.push({after: current.leaf, node});
+  drawThread();
+  scrollToEnd();
+  say(words);
+}
+
+const atEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 80;
+function scrollToEnd() { scroller.scrollTop = scroller.scrollHeight; }
+function drawDown() { get("down").hidden = atEnd(); }
+
+// ---- what the server is --------------------------------------------------------------------------
+
+/** "1.9 million". */
+function inWords(count) {
+  const [unit, name] = [[1e12, " trillion"], [1e9, " billion"], [1e6, " million"], [1e3, " thousand"]].find(([size]) => count >= size) ?? [1, ""];
+  const value = count / unit;
+  return (value >= 10 || unit === 1 ? Math.round(value) : value.toFixed(1)) + name;
+}
+
+/** What to expect of a model of this size. */
+function aboutModel(count) {
+  const size = `This model has ${inWords(count)} parameters`;
+  if (count < TINY) return `${size}: it is tiny. It was made to try things out, writes a lot of nonsense and knows almost nothing. Take nothing it says for true.`;
+  if (count < SMALL_MODEL) return `${size}: it is small. It talks, but makes many things up and says them with confidence.`;
+  return `${size}. It can be wrong: check what matters.`;
+}
+
+async function loadStats() {
+  info = await readStats();
+  takeDefaults(info);
+  const count = Number(info.parameters) || 0, name = typeof info.model === "string" ? info.model : "nanochat";
+  get("model").textContent = get("hello-title").textContent = name;
+  document.title = (current.title || "New chat") + " \u00b7 " + name;
+  get("hello-text").textContent = count ? aboutModel(count) : "Ask something.";
+  get("size").hidden = !count;
+  get("size").textContent = count < TINY ? `tiny: ${inWords(count)}` : inWords(count);
+  get("size").setAttribute("aria-label", `${inWords(count)} parameters: what to expect`);
+  drawComposer();
+}
+
+// ---- beginning -----------------------------------------------------------------------------------
+
+get("form").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
+text.addEventListener("keydown", onTextKey);
+text.addEventListener("input", () => { keepDraft(); drawComposer(); });
+document.addEventListener("keydown", onKey);
+get("stop").addEventListener("click", stop);
+get("new").addEventListener("click", openNew);
+get("header-new").addEventListener("click", openNew);
+get("down").addEventListener("click", scrollToEnd);
+get("show").addEventListener("click", () => setDrawer(true));
+get("hide").addEventListener("click", () => setDrawer(false));
+get("shade").addEventListener("click", () => setDrawer(false));
+get("size").addEventListener("click", () => notice(aboutModel(Number(info.parameters))));
+get("open-settings").addEventListener("click", openSettings);
+get("settings").addEventListener("close", () => get("open-settings").focus());
+get("settings").addEventListener("click", (event) => { if (event.target === get("settings")) get("settings").close(); });
+get("defaults").addEventListener("click", () => {
+  for (const name of [...Object.keys(NUMBERS), "theme"]) changeSetting(name, null);
+  applyTheme();
+  get("settings").close();
+  drawComposer();
+});
+for (const name of Object.keys(NUMBERS)) get(name).addEventListener("change", () => takeNumber(name));
+get("key").addEventListener("change", takeKey);
+get("settings-form").addEventListener("change", (event) => {
+  if (event.target.name !== "theme") return;
+  changeSetting("theme", event.target.value);
+  applyTheme();
+});
+scroller.addEventListener("scroll", drawDown, {passive: true});
+SMALL.addEventListener("change", closeDrawer);
+addEventListener("resize", drawComposer);
+addEventListener("hashchange", () => openConversation(location.hash.slice(1)));
+addEventListener("pagehide", () => { for (const run of runs.values()) keep(run.conversation); });
+addEventListener("storage", (event) => {   // another tab wrote
+  drawList();
+  const id = event.key?.startsWith(PREFIX) ? event.key.slice(PREFIX.length) : null;
+  if (id === current.id && !runs.has(id) && event.newValue) show(parseConversation(event.newValue) ?? current);
+});
+
+get("ideas").append(...IDEAS.map((idea) => make("li", {}, make("button", {type: "button", onclick: () => { setDraft(idea); submit(); }}, idea))));
+get("keys").append(...[["Enter", "send"], ["Shift+Enter", "new line"], ["Esc", "stop the answer"], ["Ctrl+Shift+N or Alt+N", "new chat"],
+  ["Arrow up in the empty box", "edit your last message"], ["/", "go to the message box"],
+  ...COMMANDS.map(({name, takes, says}) => [`/${name} ${takes}`.trim(), says])].flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
+text.value = sessionStorage_("nanochat.draft") ?? "";
+applyTheme();
+drawDrawer();
+show(readConversation(location.hash.slice(1)) ?? current);
+loadStats();
+focusText();
