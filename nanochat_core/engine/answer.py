@@ -42,6 +42,11 @@ class Answer:
         """Whether nothing may follow."""
         return self.finished or len(self.ids) >= self.limit
 
+    @property
+    def is_forced(self) -> bool:
+        """Whether a tool has the next token ready."""
+        return bool(self._calls.forced)
+
     def take(self, sampled: int) -> None:
         """One step: a token that a tool has ready goes first, else `sampled` is written."""
         if self._calls.forced:

@@ -1,56 +1,128 @@
 """Token ids in, token ids out: answers of a model, many prompts and samples at a time.
 
-A prompt is read once, whatever the number of samples; prompts of different lengths share a batch;
-an answer that ends leaves the batch. No answer grows past the model's sequence_len.
+Everything goes through one scheduler (see `scheduler`), whoever asks. Until `start`, whoever waits
+for answers does the work, on its own thread; after it, a thread of the engine's does.
 
 Randomness belongs to (seed, sample index, position), see `sampling`: a request draws the same
-numbers alone and in a crowd, and in fp32 gives the same answer. Matrix products of another size
-round differently, which in bf16 is enough to change a token now and then; the same batch always
-gives the same answers.
-
-Shapes: B rows of the batch, V vocabulary.
+numbers alone and in a crowd. Whether the logits are the same, too, is the runner's: see
+docs/concepts/engine.md.
 """
 
+import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
-import torch
-
-from nanochat_core.engine.answer import Answer, Completion, end_tokens
-from nanochat_core.engine.sampling import row_keys, sample
+from nanochat_core.engine.answer import Completion, end_tokens
+from nanochat_core.engine.requests import Draw, EndEvent, Event, Request
+from nanochat_core.engine.runners import open_runner
+from nanochat_core.engine.samples import Stats, Ticket
+from nanochat_core.engine.scheduler import Scheduler
 from nanochat_core.engine.tools import ToolTokens
-from nanochat_core.errors import DataError
 from nanochat_core.model.gpt import GPT
-from nanochat_core.model.kv_cache import KVCache
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.tokenizer.bpe import Tokenizer
 
-# Answers that are over stay in the batch until they are this share of it (dropping them copies the
-# cache of all others).
-IDLE_SHARE = 1 / 8
+LISTEN_SECONDS = 1.0  # how long the engine's thread, or who waits for it, sleeps at a time
+SLICE_SECONDS = 0.01  # of a decode call while the engine's thread runs, about
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    """One row of a batch: which prompt it answers, with which randomness."""
-
-    prompt: int  # index into the batch's prompts
-    seed: int
-    sample: int
-    answer: Answer
+_T = TypeVar("_T")
 
 
 class Engine:
-    """Answers of `model`. The tokenizer is needed for stop tokens and for tool calls."""
+    """Answers of `model`. The tokenizer is needed for stop tokens and for tool calls.
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
+    The runner is opened, and takes the weights over, when it is first needed.
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        tokenizer: Tokenizer,
+        *,
+        precision: str = "model",
+        num_slots: int = 128,
+        max_queue: int | None = None,
+        context: int | None = None,
+    ) -> None:
+        """`precision`: see `open_runner`. `num_slots`: answers that are written at a time.
+
+        `max_queue`: requests that may wait. `context`: tokens that prompt and answer may hold, the
+        model's sequence_len at most.
+        """
         self.model = model
         self.tokenizer = tokenizer
         self.ends = end_tokens(tokenizer)
-        self._tools = ToolTokens.of(tokenizer)
+        self._precision = precision
+        self._num_slots = num_slots
+        self._max_queue = max_queue
+        longest = model.config.sequence_len
+        self._context = longest if context is None else min(context, longest)
+        self._opening = threading.Lock()
+        self._scheduler: Scheduler | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
 
-    @torch.inference_mode()
+    # ---- for a server: asked from many threads, answered by one
+
+    def start(self) -> None:
+        """From now on a thread does the work."""
+        assert self._thread is None, "the engine was started before"
+        self.scheduler.slice_for(SLICE_SECONDS)
+        self._stopped.clear()
+        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End that thread; what is in flight is called off."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._stopped.set()
+            self.scheduler.wake()
+            thread.join()
+            self.scheduler.slice_for(None)
+            self.scheduler.abandon("the engine was stopped")
+
+    def submit(self, request: Request) -> Ticket:
+        """Take a request, see `Scheduler.submit`."""
+        return self.scheduler.submit(request)
+
+    def stats(self) -> Stats:
+        """The scheduler's numbers."""
+        return self.scheduler.stats()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What this engine's requests go through."""
+        with self._opening:
+            if self._scheduler is None:
+                tools = ToolTokens.of(self.tokenizer)
+                runner = open_runner(
+                    self.model,
+                    park_tokens=self.ends | {tools.python_end},
+                    precision=self._precision,
+                    num_slots=self._num_slots,
+                    max_len=self._context,
+                )
+                self._scheduler = Scheduler(
+                    runner,
+                    tools,
+                    ends=self.ends,
+                    context=self._context,
+                    max_queue=self._max_queue,
+                )
+            return self._scheduler
+
+    def refresh(self) -> None:
+        """The model's weights were written to: take them over, and forget what they replaced."""
+        with self._opening:
+            scheduler = self._scheduler
+        if scheduler is not None:
+            scheduler.refresh()
+
+    # ---- for whoever waits for answers
+
     def generate(
         self,
         tokens: Sequence[int],
@@ -67,20 +139,38 @@ class Engine:
         when all have ended, after `max_tokens` columns, or when sequence_len is full. Raises
         DataError when the prompt is empty or leaves no room.
         """
-        limit = self.limit_for(tokens, max_tokens)
-        rows = [
-            _Row(prompt=0, seed=seed, sample=i, answer=self._answer(limit))
-            for i in range(num_samples)
-        ]
-        was_over = [False] * num_samples
-        for _ in self._decode([tokens], rows, temperature=temperature, top_k=top_k):
-            answers = [row.answer for row in rows]
-            masks = [
-                0 if over else answer.last_mask
-                for answer, over in zip(answers, was_over, strict=True)
-            ]
-            was_over = [answer.is_over for answer in answers]
-            yield [answer.last for answer in answers], masks
+        events: SimpleQueue[Event] = SimpleQueue()
+        request = Request(
+            prompt=tokens,
+            sink=events.put,
+            num_samples=num_samples,
+            max_tokens=max_tokens,
+            draw=Draw(temperature=temperature, top_k=top_k),
+            seed=seed,
+        )
+        # Forced tokens come at once: what is ahead of the others waits here.
+        ahead: list[deque[tuple[int, int]]] = [deque() for _ in range(num_samples)]
+        last = [-1] * num_samples
+        going = set(range(num_samples))
+        ticket = self.submit(request)
+        try:
+            while True:
+                while any(not ahead[i] for i in going):
+                    event = self._next(events)
+                    if isinstance(event, EndEvent):
+                        self._check_end(event)
+                        going.remove(event.sample)
+                    else:
+                        ahead[event.sample].append((event.token, int(event.sampled)))
+                if not any(ahead):
+                    return
+                taken = [row.popleft() if row else (last[i], 0) for i, row in enumerate(ahead)]
+                last = [token for token, _ in taken]
+                yield list(last), [mask for _, mask in taken]
+        finally:
+            if going:
+                ticket.cancel()
+                self.scheduler.settle()
 
     def generate_batch(
         self, tokens: Sequence[int], num_samples: int = 1, **settings: Any
@@ -100,7 +190,6 @@ class Engine:
                     masks[i].append(mask)
         return results, masks
 
-    @torch.inference_mode()
     def complete(
         self,
         prompts: Sequence[Sequence[int]],
@@ -110,103 +199,106 @@ class Engine:
         temperature: float,
         top_k: int | None,
         seeds: Sequence[int],
-        max_rows: int = 128,
     ) -> list[list[Completion]]:
         """`num_samples` answers to each prompt, in the order of `prompts`; `seeds` has one each.
 
-        At most `max_rows` answers are decoded together; prompts of like length share a batch.
-        Raises DataError when a prompt is empty or leaves no room.
+        All are in flight together. Nothing that was read before is made use of, so that the same
+        call gives the same answers whatever came before it. Raises DataError when a prompt is empty
+        or leaves no room.
         """
         assert len(seeds) == len(prompts), f"{len(seeds)} seeds for {len(prompts)} prompts"
-        limits = [self.limit_for(prompt, max_tokens) for prompt in prompts]
-        answers = [[self._answer(limit) for _ in range(num_samples)] for limit in limits]
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        requests = [(i, j) for i in order for j in range(num_samples)]
-        for first in range(0, len(requests), max_rows):
-            chunk = requests[first : first + max_rows]
-            used = list(dict.fromkeys(i for i, _ in chunk))
-            rows = [
-                _Row(prompt=used.index(i), seed=seeds[i], sample=j, answer=answers[i][j])
-                for i, j in chunk
-            ]
-            batch = [prompts[i] for i in used]
-            for _ in self._decode(batch, rows, temperature=temperature, top_k=top_k):
-                pass
-        return [[answer.completion() for answer in group] for group in answers]
+        for prompt in prompts:  # before any is taken
+            self.limit_for(prompt, max_tokens)
+        if self._thread is None:
+            self.scheduler.forget()
+        done: SimpleQueue[EndEvent] = SimpleQueue()
+        found = [_Answers(num_samples, done) for _ in prompts]
+        tickets = [
+            self.submit(
+                Request(
+                    prompt=prompt,
+                    sink=answers.take,
+                    num_samples=num_samples,
+                    max_tokens=max_tokens,
+                    draw=Draw(temperature=temperature, top_k=top_k),
+                    seed=seed,
+                )
+            )
+            for prompt, answers, seed in zip(prompts, found, seeds, strict=True)
+        ]
+        try:
+            for _ in range(num_samples * len(prompts)):
+                self._check_end(self._next(done))
+        except BaseException:
+            for ticket in tickets:
+                ticket.cancel()
+            self.scheduler.settle()
+            raise
+        return [answers.completions() for answers in found]
 
     def limit_for(self, prompt: Sequence[int], max_tokens: int | None) -> int:
         """How many tokens may follow `prompt`. Raises DataError when it is empty or too long."""
-        room = self.model.config.sequence_len - len(prompt)
-        if not prompt:
-            raise DataError("the prompt is empty", hint="it needs at least <|bos|>")
-        if room < 1:
-            raise DataError(
-                f"the prompt is {len(prompt)} tokens long, "
-                f"the model reads {self.model.config.sequence_len} and needs one for the answer",
-                hint="make it shorter",
-            )
-        return room if max_tokens is None else min(max_tokens, room)
+        return self.scheduler.limit_for(prompt, max_tokens)
 
-    def _answer(self, limit: int) -> Answer:
-        return Answer(self._tools, ends=self.ends, limit=limit)
-
-    def _decode(
-        self,
-        prompts: Sequence[Sequence[int]],
-        rows: list[_Row],
-        *,
-        temperature: float,
-        top_k: int | None,
-    ) -> Iterator[None]:
-        """Write every row's answer, one token of each per iteration, until all are over."""
-        if all(row.answer.is_over for row in rows):
-            return
-        cache, logits, keys = self._prefill(prompts, rows)
+    def _next(self, queue: "SimpleQueue[_T]") -> _T:
+        """What comes next in a queue that events end up in; works for it if nobody else does."""
         while True:
-            chosen = sample(logits, keys, cache.lengths, temperature=temperature, top_k=top_k)
-            for row, token in zip(rows, chosen.tolist(), strict=True):
-                if not row.answer.is_over:
-                    row.answer.take(token)
-            HEART.beat("answering")
-            yield
-            going = [i for i, row in enumerate(rows) if not row.answer.is_over]
-            if not going:
-                return
-            if len(rows) - len(going) >= max(1, IDLE_SHARE * len(rows)):
-                kept = self._tensor(going)
-                rows, cache, keys = [rows[i] for i in going], cache.keep(kept), keys[kept]
-            last = self._tensor([row.answer.last for row in rows])
-            counts = self._tensor([int(not row.answer.is_over) for row in rows])
-            logits = self.model.decode(last[:, None], counts, cache)
+            try:
+                return queue.get_nowait()
+            except Empty:
+                if self._thread is None:
+                    self._work()
+                    continue
+            try:
+                return queue.get(timeout=LISTEN_SECONDS)
+            except Empty:
+                continue
 
-    def _prefill(
-        self, prompts: Sequence[Sequence[int]], rows: list[_Row]
-    ) -> tuple[KVCache, torch.Tensor, torch.Tensor]:
-        """Read the prompts once; cache, logits (B, V) and random keys (B,) of the rows."""
-        longest = max(map(len, prompts))
-        padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
-        # The last token of an answer is never read.
-        max_len = max(len(prompts[row.prompt]) + row.answer.limit for row in rows) - 1
-        cache = KVCache(
-            self.model.config,
-            num_rows=len(prompts),
-            max_len=max_len,
-            dtype=self.model.dtype,
-            device=self._device,
-        )
-        counts = self._tensor([len(prompt) for prompt in prompts])
-        logits = self.model.decode(self._tensor(padded), counts, cache)
-        keys = row_keys(
-            self._tensor([row.seed for row in rows]), self._tensor([row.sample for row in rows])
-        )
-        index = [row.prompt for row in rows]
-        if index == list(range(len(prompts))):
-            return cache, logits, keys
-        return cache.keep(self._tensor(index)), logits[self._tensor(index)], keys
+    def _work(self) -> bool:
+        try:
+            goes_on = self.scheduler.step()
+        except BaseException as error:
+            self.scheduler.abandon(f"{type(error).__name__}: {error}")
+            raise
+        HEART.beat("answering")
+        return goes_on
 
-    @property
-    def _device(self) -> torch.device:
-        return self.model.lm_head.weight.device
+    def _serve(self) -> None:
+        while not self._stopped.is_set():
+            if not self._work():
+                self.scheduler.wait(LISTEN_SECONDS)
 
-    def _tensor(self, values: list[int] | list[list[int]]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+    def _check_end(self, event: EndEvent) -> None:
+        """Raises what kept an answer from its end."""
+        if event.reason == "failed":
+            raise self.scheduler.failure or RuntimeError(event.error)
+        if event.reason == "cancelled":
+            raise RuntimeError("the answer was called off by somebody else")
+
+
+class _Answers:
+    """Collects the samples of one prompt."""
+
+    def __init__(self, num_samples: int, done: "SimpleQueue[EndEvent]") -> None:
+        self._ids: list[list[int]] = [[] for _ in range(num_samples)]
+        self._masks: list[list[int]] = [[] for _ in range(num_samples)]
+        self._finished = [False] * num_samples
+        self._done = done
+
+    def take(self, event: Event) -> None:
+        """A request's sink."""
+        if isinstance(event, EndEvent):
+            self._finished[event.sample] = event.reason == "stop"
+            self._done.put(event)
+        else:
+            self._ids[event.sample].append(event.token)
+            self._masks[event.sample].append(int(event.sampled))
+
+    def completions(self) -> list[Completion]:
+        """The answers, without the tokens that ended them."""
+        return [
+            Completion(ids=ids[:-1], mask=mask[:-1], finished=True)
+            if finished
+            else Completion(ids=ids, mask=mask, finished=False)
+            for ids, mask, finished in zip(self._ids, self._masks, self._finished, strict=True)
+        ]

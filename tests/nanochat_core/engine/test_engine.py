@@ -71,7 +71,9 @@ def test_a_sampled_answer_is_the_same_alone_and_in_a_crowd(engine, tokenizer, to
     seeds = list(range(100, 110))
     settings = {"max_tokens": 24, "temperature": 1.0, "top_k": top_k}
     crowd = engine.complete(prompts, num_samples=3, seeds=seeds, **settings)
-    few = engine.complete(prompts, num_samples=3, seeds=seeds, max_rows=4, **settings)
+    few = Engine(engine.model, tokenizer, num_slots=4).complete(
+        prompts, num_samples=3, seeds=seeds, **settings
+    )
     assert crowd == few
     for prompt, seed, group in zip(prompts, seeds, crowd, strict=True):
         for i, answer in enumerate(group):

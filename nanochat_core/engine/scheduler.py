@@ -1,0 +1,294 @@
+"""Continuous batching: which samples have the runner's slots and pages, step by step.
+
+A step takes in what was asked and called off, gives free slots to whoever waits, lets the runner
+read a bounded number of prompt tokens, and decodes: so a sample begins, ends or goes at any step,
+and a long prompt holds nobody up. Too few pages make samples wait; where those that run need more,
+the newest gives up its own and is read again later, to go on with the same text.
+
+A tool call parks its slot. The result is read like a piece of a prompt, and decoding goes on.
+"""
+
+import heapq
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from nanochat_core.engine.answer import Answer
+from nanochat_core.engine.passes import Passes
+from nanochat_core.engine.requests import QueueFull, Request
+from nanochat_core.engine.runner import Runner
+from nanochat_core.engine.samples import Phase, Sample, Stats, Ticket
+from nanochat_core.engine.slots import Slots
+from nanochat_core.engine.tools import ToolTokens
+from nanochat_core.errors import DataError
+
+
+class Scheduler:
+    """Requests in, events out. `submit`, `cancel` and `stats` may be called from any thread;
+    `step` too, one at a time: whoever calls it does the work."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        tools: ToolTokens,
+        *,
+        ends: frozenset[int],
+        context: int,
+        max_queue: int | None = None,
+        prefill_tokens: int = 512,
+        max_steps: int = 8,
+        slice_seconds: float | None = None,
+    ) -> None:
+        """`context`: tokens that prompt and answer may hold. `max_queue`: requests that may wait.
+
+        `prefill_tokens`: at most so many are read per step. A decode call is up to `max_steps`
+        steps, and with `slice_seconds` no longer than about that: what is called off or comes in
+        waits for it.
+        """
+        self.runner = runner
+        self._slots = Slots(
+            runner,
+            context=context,
+            prefill_tokens=prefill_tokens,
+            max_steps=max_steps,
+            left=self._note_left,
+        )
+        self._passes = Passes(
+            self._slots,
+            call_end=tools.python_end,
+            max_steps=max_steps,
+            slice_seconds=slice_seconds,
+        )
+        self._tools = tools
+        self._ends = ends
+        self._context = context
+        self._max_queue = max_queue
+        self._waiting: list[tuple[tuple[int, int, int], Sample]] = []  # a heap
+        # What other threads touch.
+        self._changed = threading.Condition()
+        self._stepping = threading.RLock()
+        self._arrived: deque[Ticket] = deque()
+        self._called_off: deque[Ticket] = deque()
+        self._num_requests = 0
+        self._num_queued = 0
+
+    # ---- for any thread
+
+    def submit(self, request: Request) -> Ticket:
+        """Take a request. Its events come from whoever calls `step`.
+
+        Raises DataError when the prompt is empty, too long, no tokens of this model or more than
+        all pages hold, and QueueFull when as many requests wait as may.
+        """
+        limit = self.limit_for(request.prompt, request.max_tokens)
+        self._check_fits(len(request.prompt) + limit)
+        with self._changed:
+            if self._max_queue is not None and self._num_queued >= self._max_queue:
+                raise QueueFull(
+                    f"{self._num_queued} requests are waiting, at most {self._max_queue} may",
+                    hint="try again in a moment",
+                )
+            ticket = Ticket(
+                request=request,
+                arrival=self._num_requests,
+                limit=limit,
+                call_off=self._call_off,
+            )
+            self._num_requests += 1
+            self._num_queued += 1
+            self._arrived.append(ticket)
+            self._changed.notify_all()
+        return ticket
+
+    def limit_for(self, prompt: Sequence[int], max_tokens: int | None) -> int:
+        """How many tokens may follow `prompt`. Raises DataError when it cannot be answered."""
+        if not prompt:
+            raise DataError("the prompt is empty", hint="it needs at least <|bos|>")
+        if not 0 <= min(prompt) <= max(prompt) < self.runner.vocab_size:
+            raise DataError(
+                f"the prompt has tokens from {min(prompt)} to {max(prompt)}, "
+                f"the model knows those from 0 to {self.runner.vocab_size - 1}",
+                hint="encode it with the model's tokenizer",
+            )
+        room = self._context - len(prompt)
+        if room < 1:
+            raise DataError(
+                f"the prompt is {len(prompt)} tokens long, "
+                f"the model reads {self._context} and needs one for the answer",
+                hint="make it shorter",
+            )
+        return room if max_tokens is None else min(max_tokens, room)
+
+    def stats(self) -> Stats:
+        """The numbers of this moment."""
+        slots, groups = self._slots, self._slots.groups
+        counts = asdict(slots.counts)
+        running = self.runner.num_slots - len(slots.free)
+        return Stats(
+            slots=self.runner.num_slots,
+            running=running,
+            waiting=max(0, counts.pop("in_flight") - running),
+            queued=self._num_queued,
+            pages=sum(group.num_pages for group in groups),
+            pages_free=sum(group.available - group.num_idle for group in groups),
+            pages_cached=sum(group.num_idle for group in groups),
+            requests=self._num_requests,
+            seconds_per_step=self._passes.seconds_per_step,
+            **counts,
+        )
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until something is asked or called off, or for so long."""
+        with self._changed:
+            if not self._arrived and not self._called_off:
+                self._changed.wait(seconds)
+
+    def wake(self) -> None:
+        """End a `wait`."""
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def failure(self) -> Exception | None:
+        """What the runner raised last."""
+        return self._passes.failure
+
+    # ---- for whoever does the work
+
+    def step(self) -> bool:
+        """Go on by a step; whether anything is left to do."""
+        with self._stepping:
+            self._take_in()
+            self._admit()
+            for sample in self._passes.read():
+                self._share(sample)
+            self._admit()  # the other samples of prompts that were read just now
+            self._passes.draw()
+            self._passes.decode()
+            asked = self._waiting or self._arrived or self._called_off
+            return bool(asked) or not self._passes.is_idle
+
+    def settle(self) -> None:
+        """Take in what was asked and called off, and do nothing else."""
+        with self._stepping:
+            self._take_in()
+
+    def refresh(self) -> None:
+        """The model's weights were written to: whoever is in flight is read again with them."""
+        with self._stepping:
+            self.forget()
+            self.runner.refresh()
+
+    def forget(self) -> None:
+        """Nothing that was read before is found again, as if the scheduler were new."""
+        with self._stepping:
+            self._passes.drain()
+            self._slots.vacate()
+            self._slots.forget()
+
+    def slice_for(self, seconds: float | None) -> None:
+        """Change `slice_seconds`."""
+        with self._stepping:
+            self._passes.slice_seconds = seconds
+
+    def abandon(self, error: str) -> None:
+        """Fail all that is in flight: a step was cut off in the middle."""
+        with self._stepping:
+            self._take_in()
+            in_flight = [sample for _, sample in self._waiting] + self._slots.running
+            self._waiting.clear()
+            self._passes.abandon()
+            self._slots.abandon()
+            for ticket in {sample.ticket.arrival: sample.ticket for sample in in_flight}.values():
+                self._unqueue(ticket)
+                for sample in ticket.samples:
+                    self._slots.end(sample, "failed", error)
+            self._slots.clear()
+
+    def _call_off(self, ticket: Ticket) -> None:
+        with self._changed:
+            self._called_off.append(ticket)
+            self._changed.notify_all()
+
+    def _check_fits(self, total: int) -> None:
+        if not self._slots.fits(total - 1):  # the last token is never read
+            raise DataError(
+                f"prompt and answer are up to {total} tokens long, "
+                f"more than all pages of the KV cache hold",
+                hint="give the engine more memory, or set max_tokens",
+            )
+
+    def _take_in(self) -> None:
+        while self._arrived:
+            self._open(self._arrived.popleft())
+        while self._called_off:
+            ticket = self._called_off.popleft()
+            if any(sample.phase is not Phase.OVER for sample in ticket.samples):
+                self._slots.counts.cancellations += 1
+                self._unqueue(ticket)
+                self._slots.drop_stem(ticket)
+                for sample in ticket.samples:
+                    self._slots.end(sample, "cancelled")
+
+    def _open(self, ticket: Ticket) -> None:
+        for index in range(ticket.request.num_samples):
+            answer = Answer(self._tools, ends=self._ends, limit=ticket.limit)
+            ticket.samples.append(Sample(ticket, index, answer))
+        ticket.num_to_begin = len(ticket.samples)
+        self._slots.counts.in_flight += len(ticket.samples)
+        if ticket.limit < 1 or not ticket.samples:
+            self._unqueue(ticket)
+            for sample in ticket.samples:
+                self._slots.end(sample, "length")
+        for sample in ticket.samples:
+            self._queue(sample)
+
+    def _queue(self, sample: Sample) -> None:
+        if sample.phase is Phase.WAITING:
+            heapq.heappush(self._waiting, (sample.order, sample))
+
+    def _unqueue(self, ticket: Ticket) -> None:
+        if ticket.is_queued:
+            ticket.is_queued = False
+            with self._changed:
+                self._num_queued -= 1
+
+    def _admit(self) -> None:
+        """Give slots to those who wait, in their order."""
+        while self._waiting:
+            sample = self._waiting[0][1]
+            ticket = sample.ticket
+            if sample.phase is Phase.WAITING:
+                if sample.is_fresh and ticket.leader is not None:
+                    ticket.followers.append(sample)
+                elif not self._slots.make_room(sample):
+                    return
+                elif sample.is_fresh and ticket.stem is not None:
+                    self._slots.fork(sample, ticket.stem)
+                    if not ticket.num_to_begin:
+                        self._slots.drop_stem(ticket)
+                else:
+                    self._unqueue(ticket)
+                    if sample.is_fresh:
+                        ticket.leader = sample
+                    self._slots.begin(sample)
+            heapq.heappop(self._waiting)
+
+    def _share(self, sample: Sample) -> None:
+        """A sample has read its tokens: if they are the prompt, others of its ticket may begin."""
+        ticket = sample.ticket
+        if ticket.leader is sample:
+            if ticket.num_to_begin:
+                self._slots.make_stem(sample)
+            self._note_left(sample)
+
+    def _note_left(self, sample: Sample) -> None:
+        """A sample has no slot any more, or nobody has to wait for it."""
+        self._queue(sample)
+        ticket = sample.ticket
+        if ticket.leader is sample:
+            ticket.leader = None
+            for follower in ticket.followers:
+                self._queue(follower)
+            ticket.followers.clear()
