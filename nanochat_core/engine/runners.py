@@ -3,15 +3,12 @@
 Memory is stated and checked before any of it is taken.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-import torch
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.runner import PageGroup, Runner
 from nanochat_core.engine.torch_runner import TorchRunner
-from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.device import compute_dtype
 

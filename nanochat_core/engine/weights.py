@@ -16,41 +16,79 @@ Shapes: N tokens, C width, H query heads, K key/value heads, D head dim, V vocab
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat_core.model.gpt import GPT, Attention, Block
-from nanochat_core.model.layers import rms_norm, rotary_table
+from nanochat_core.model.layers import Embedding, rms_norm, rotary_table
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
+
+BLOCK = 128  # outputs of a bf16 matrix on a CPU that stand together
+FEW_ROWS = 2  # up to so many are quicker one by one
 
 
 class Matrix:
-    """A matrix to multiply with, in the layout that is fastest for few rows of input.
+    """A matrix (num_out, num_in) to multiply with, laid out for few rows of input.
 
-    On a CPU in fp32 a tall one is kept transposed: what torch calls for a product with one row
-    reads it from memory 1.6 times as fast (2026-11, MKL, one thread, matrices of 2 to 100 MB), and
-    products with many rows lose up to a tenth. bf16 and wide ones gain nothing by it.
+    On a GPU as it is. On a CPU, where torch's product with one row is far from what the memory
+    gives, in one of two ways (times of 2026-11, MKL and oneDNN, one thread, from main memory):
+
+    - fp32: transposed where it is tall, 1.6 times as fast as not.
+    - bf16: blocks of BLOCK outputs, in each of which the inputs' rows follow each other. One row of
+      input is then a weighted sum of table rows, for which torch has a kernel that streams
+      (`embedding_bag`): 2 to 3 times as fast. Many rows are a batch of products, as fast as one.
     """
 
     def __init__(
         self, num_in: int, num_out: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.transposed = device.type == "cpu" and dtype == torch.float32 and num_out > num_in
+        self.num_in, self.num_out = num_in, num_out
+        on_cpu = device.type == "cpu"
+        self.transposed = on_cpu and dtype == torch.float32 and num_out > num_in
+        self.blocked = on_cpu and dtype == torch.bfloat16
         shape = (num_in, num_out) if self.transposed else (num_out, num_in)
+        if self.blocked:
+            shape = (-(-num_out // BLOCK), num_in, BLOCK)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
-    def rows(self, first: int, last: int) -> Tensor:
-        """A view of rows first.. of (num_out, num_in), to be written to."""
-        whole = self.values.t() if self.transposed else self.values
-        return whole[first:last]
+    def fill(self, weight: Tensor) -> None:
+        """Take over (num_out, num_in) of any dtype."""
+        if not self.blocked:
+            self.values.copy_(weight.t() if self.transposed else weight)
+            return
+        whole, rest = divmod(self.num_out, BLOCK)
+        blocks = weight[: whole * BLOCK].unflatten(0, (whole, BLOCK))
+        self.values[:whole].copy_(blocks.transpose(1, 2))
+        if rest:
+            self.values[whole, :, :rest].copy_(weight[whole * BLOCK :].t())
 
     def __call__(self, x: Tensor) -> Tensor:
         """(N, num_in) of any dtype to (N, num_out) in x's dtype."""
         y = x.to(self.values.dtype)
+        if self.blocked:
+            y = self._sum_rows(y) if len(y) <= FEW_ROWS else y @ self.values
+            # (blocks, N, BLOCK)
+            return y.to(x.dtype).transpose(0, 1).reshape(len(x), -1)[:, : self.num_out]
         y = y @ self.values if self.transposed else F.linear(y, self.values)
         return y.to(x.dtype)
+
+    def _sum_rows(self, x: Tensor) -> Tensor:
+        blocks, count = len(self.values), len(x)
+        shares = x.expand(blocks, count, self.num_in).reshape(-1, self.num_in)
+        places = _bags(blocks, count, self.num_in)
+        table = self.values.flatten(0, 1)
+        y = F.embedding_bag(places, table, mode="sum", per_sample_weights=shares)
+        return y.view(blocks, count, BLOCK)
+
+
+@lru_cache(maxsize=64)
+def _bags(blocks: int, count: int, num_in: int) -> Tensor:
+    """Which table rows make up each block's sum, once for each row of input."""
+    rows = torch.arange(blocks * num_in, dtype=torch.int32).view(blocks, 1, num_in)
+    return rows.expand(blocks, count, num_in).reshape(-1, num_in)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +138,7 @@ class Weights:
                 out=matrix(width, width),
                 up=matrix(width, 4 * width),
                 down=matrix(4 * width, width),
-                value_embed=self._table(model.value_embeds[str(layer)].weight)
-                if layer in gated
-                else None,
+                value_embed=self._table(_value_embed(model, layer)) if layer in gated else None,
             )
             for layer in range(config.depth)
         ]
@@ -134,16 +170,16 @@ class Weights:
                 self.smear[piece] = model.smear_lambda.to(self.stream_dtype) * gate.sigmoid()
         for weights, block in zip(self.layers, model.transformer.h, strict=True):
             assert isinstance(block, Block)
-            self._fill(weights, block.attn)
-            _write(weights.out, block.attn.c_proj.weight)
-            _write(weights.up, block.mlp.c_fc.weight)
-            _write(weights.down, block.mlp.c_proj.weight)
+            weights.qkv.fill(self._joined(block.attn))
+            weights.out.fill(block.attn.c_proj.weight)
+            weights.up.fill(block.mlp.c_fc.weight)
+            weights.down.fill(block.mlp.c_proj.weight)
             own = weights.value_embed
             if own is not None:
-                theirs = model.value_embeds[str(block.attn.layer)].weight
+                theirs = _value_embed(model, block.attn.layer)
                 if own.data_ptr() != theirs.data_ptr():
                     own.copy_(theirs)
-        _write(self.head, model.lm_head.weight[: self.config.vocab_size])
+        self.head.fill(model.lm_head.weight[: self.config.vocab_size])
         if self.resid is not None and self.first is not None:
             self.resid.copy_(model.resid_lambdas.unsqueeze(-1))
             self.first.copy_(model.x0_lambdas.view(-1, 1, 1))
@@ -160,23 +196,23 @@ class Weights:
         """What a decode step reads of the weights: all matrices. Of embeddings it reads rows."""
         return sum(m.values.numel() * m.values.element_size() for m in self.matrices())
 
-    def _fill(self, weights: LayerWeights, attention: Attention) -> None:
+    def _joined(self, attention: Attention) -> Tensor:
+        """The rows of a layer's `qkv`."""
         q, k, v = attention.c_q.weight, attention.c_k.weight, attention.c_v.weight
-        start = 0
-        for part in (_paired(q, self.head_dim), _paired(k, self.head_dim), v):
-            weights.qkv.rows(start, start + len(part)).copy_(part)
-            start += len(part)
-        if weights.value_embed is not None:
+        parts = [_paired(q, self.head_dim), _paired(k, self.head_dim), v]
+        if attention.layer in value_embed_layers(self.config):
             gate = attention.ve_gate.weight
-            rows = weights.qkv.rows(start, start + len(gate))
-            rows[:, : gate.size(1)].copy_(gate)
+            parts.append(F.pad(gate, (0, q.size(1) - gate.size(1))))
+        return torch.cat(parts)
 
     def _table(self, weight: Tensor) -> Tensor:
         return weight.detach() if weight.dtype == self.dtype else weight.detach().to(self.dtype)
 
 
-def _write(matrix: Matrix, weight: Tensor) -> None:
-    matrix.rows(0, len(weight)).copy_(weight)
+def _value_embed(model: GPT, layer: int) -> Tensor:
+    table = model.value_embeds[str(layer)]
+    assert isinstance(table, Embedding)
+    return table.weight
 
 
 def _paired(weight: Tensor, dim: int) -> Tensor:
