@@ -1,0 +1,291 @@
+"""A nanochat-flows model for Hugging Face transformers (`trust_remote_code=True`).
+
+This file is copied beside the weights of an exported model. It needs torch and transformers only.
+The architecture: RMSNorm without weights, rotary positions and QK-norm, relu^2, smear (a token
+mixes in its predecessor's embedding), value embeddings on every second layer, weights per layer on
+the residual stream and on the first embedding, backout (a share of the middle layer's stream is
+taken out at the end), sliding windows, soft-capped logits. All constants are in config.json.
+
+Shapes: B rows, T new tokens, S tokens with those in the cache, C width, H heads, K key/value heads,
+D channels of a head, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+Rotary = tuple[Tensor, Tensor]
+
+
+class NanochatFlowsConfig(PretrainedConfig):
+    """Shape and constants of a model; every value is written out in config.json."""
+
+    model_type = "nanochat_flows"
+
+    def __init__(
+        self,
+        vocab_size: int = 32768,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 12,
+        num_attention_heads: int = 6,
+        num_key_value_heads: int = 6,
+        max_position_embeddings: int = 2048,
+        windows: list[int] | None = None,
+        value_embed_layers: list[int] | None = None,
+        residual_scalars: bool = True,
+        smear: bool = True,
+        backout: bool = True,
+        rope_theta: float = 100000.0,
+        rope_in_bf16: bool = False,
+        qk_scale: float = 1.2,
+        softcap: float = 15.0,
+        gate_scale: float = 3.0,
+        gate_channels: int = 12,
+        smear_channels: int = 24,
+        rms_norm_eps: float = 2.0**-23,
+        use_cache: bool = True,
+        **kwargs,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = num_key_value_heads
+        self.max_position_embeddings = max_position_embeddings
+        # Keys to the left that a query of each layer sees besides itself.
+        self.windows = windows or [max_position_embeddings] * num_hidden_layers
+        self.value_embed_layers = value_embed_layers or []
+        self.residual_scalars = residual_scalars
+        self.smear = smear
+        self.backout = backout
+        self.rope_theta = rope_theta
+        self.rope_in_bf16 = rope_in_bf16
+        self.qk_scale = qk_scale
+        self.softcap = softcap
+        self.gate_scale = gate_scale
+        self.gate_channels = gate_channels
+        self.smear_channels = smear_channels
+        self.rms_norm_eps = rms_norm_eps
+        self.use_cache = use_cache
+        kwargs.setdefault("tie_word_embeddings", False)
+        super().__init__(**kwargs)
+
+
+class Attention(nn.Module):
+    """Attention inside a window; keys and values are kept in the cache if there is one."""
+
+    def __init__(self, config: NanochatFlowsConfig, layer: int) -> None:
+        super().__init__()
+        self.config, self.layer = config, layer
+        self.head_dim = config.hidden_size // config.num_attention_heads
+        kv_width = config.num_key_value_heads * self.head_dim
+        self.c_q = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.c_k = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.c_v = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.c_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        if layer in config.value_embed_layers:
+            self.ve_gate = nn.Linear(config.gate_channels, config.num_key_value_heads, bias=False)
+
+    def forward(
+        self,
+        h: Tensor,
+        value_embed: Tensor | None,
+        rotary: Rotary,
+        mask: Tensor,
+        cache: Cache | None,
+    ) -> Tensor:
+        """h (B, T, C), mask (B, 1, T, S) bool -> (B, T, C)."""
+        q, k, v = (m(h).unflatten(-1, (-1, self.head_dim)) for m in (self.c_q, self.c_k, self.c_v))
+        if value_embed is not None:
+            gate = torch.sigmoid(self.ve_gate(h[..., : self.config.gate_channels]))
+            v = v + (self.config.gate_scale * gate).unsqueeze(-1) * value_embed.view_as(v)
+        q, k = self._norm(rotate(q, rotary)), self._norm(rotate(k, rotary))
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, heads, T, D)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        return self.c_proj(out.transpose(1, 2).flatten(2))
+
+    def _norm(self, x: Tensor) -> Tensor:
+        x = F.rms_norm(x, (self.head_dim,), eps=self.config.rms_norm_eps)
+        return x if self.config.qk_scale == 1.0 else x * self.config.qk_scale
+
+
+class MLP(nn.Module):
+    """Two matrices with relu^2 between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(width, 4 * width, bias=False)
+        self.c_proj = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        return self.c_proj(F.relu(self.c_fc(h)).square())
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each added to the residual stream."""
+
+    def __init__(self, config: NanochatFlowsConfig, layer: int) -> None:
+        super().__init__()
+        self.eps = config.rms_norm_eps
+        self.attn = Attention(config, layer)
+        self.mlp = MLP(config.hidden_size)
+
+    def forward(
+        self,
+        x: Tensor,
+        value_embed: Tensor | None,
+        rotary: Rotary,
+        mask: Tensor,
+        cache: Cache | None,
+    ) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        x = x + self.attn(rms_norm(x, self.eps), value_embed, rotary, mask, cache)
+        return x + self.mlp(rms_norm(x, self.eps))
+
+
+class Transformer(nn.Module):
+    """The embedding table and the blocks."""
+
+    def __init__(self, config: NanochatFlowsConfig) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.h = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+
+
+class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
+    """The language model with its head."""
+
+    config_class = NanochatFlowsConfig
+    base_model_prefix = "transformer"
+    _no_split_modules = ["Block"]  # noqa: RUF012 - as transformers has it
+    _supports_sdpa = True
+
+    def __init__(self, config: NanochatFlowsConfig) -> None:
+        super().__init__(config)
+        width, depth = config.hidden_size, config.num_hidden_layers
+        kv_width = config.num_key_value_heads * (width // config.num_attention_heads)
+        self.transformer = Transformer(config)
+        self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
+        self.value_embeds = nn.ModuleDict(
+            {str(i): nn.Embedding(config.vocab_size, kv_width) for i in config.value_embed_layers}
+        )
+        if config.residual_scalars:
+            self.resid_lambdas = nn.Parameter(torch.ones(depth))
+            self.x0_lambdas = nn.Parameter(torch.zeros(depth))
+        if config.smear:
+            self.smear_gate = nn.Linear(config.smear_channels, 1, bias=False)
+            self.smear_lambda = nn.Parameter(torch.zeros(1))
+        if config.backout:
+            self.backout_lambda = nn.Parameter(torch.zeros(1))
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The table that tokens are looked up in."""
+        return self.transformer.wte
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace that table."""
+        assert isinstance(value, nn.Embedding)
+        self.transformer.wte = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The head."""
+        return self.lm_head
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        **_,
+    ) -> CausalLMOutputWithPast:
+        """input_ids (B, T); attention_mask (B, S), 0 on padding to the left.
+
+        Logits (B, T, V) fp32, or of the last `logits_to_keep` tokens; with labels (B, T) the mean
+        cross-entropy of predicting each from what is left of it (-100: not counted).
+        """
+        config = self.config
+        use_cache = config.use_cache if use_cache is None else use_cache
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache()
+        num_read = past_key_values.get_seq_length() if past_key_values is not None else 0
+        rows, num_new = input_ids.shape
+        total = num_read + num_new
+        if attention_mask is None:
+            attention_mask = input_ids.new_ones(rows, total)
+        real = attention_mask[:, :total].bool()  # (B, S)
+        positions = (real.long().cumsum(-1) - 1).clamp(min=0)  # (B, S)
+        x = rms_norm(self.transformer.wte(input_ids), config.rms_norm_eps)
+        if config.smear:
+            x = x + self._smear(x, real, past_key_values)
+        first = middle = x
+        rotary = self._rotary(positions[:, num_read:], x.dtype)
+        slots = torch.arange(total, device=x.device)
+        distance = slots[num_read:, None] - slots  # (T, S)
+        for i, block in enumerate(self.transformer.h):
+            if config.residual_scalars:
+                x = self.resid_lambdas[i].to(x.dtype) * x + self.x0_lambdas[i].to(x.dtype) * first
+            seen = (distance >= 0) & (distance <= config.windows[i]) & real[:, None, :]
+            # A row of padding sees itself: a softmax over nothing is not a number.
+            seen = (seen | (distance == 0)).unsqueeze(1)
+            value_embed = None
+            if i in config.value_embed_layers:
+                value_embed = self.value_embeds[str(i)](input_ids)
+            x = block(x, value_embed, rotary, seen, past_key_values)
+            if i == config.num_hidden_layers // 2:
+                middle = x
+        if config.backout:
+            x = x - self.backout_lambda.to(x.dtype) * middle
+        x = rms_norm(x[:, -logits_to_keep:], config.rms_norm_eps)
+        logits = self.lm_head(x).float()
+        logits = config.softcap * torch.tanh(logits / config.softcap)
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+
+    def _smear(self, x: Tensor, real: Tensor, cache: Cache | None) -> Tensor:
+        """What each token takes of the embedding before it: (B, T, C).
+
+        Embeddings are kept in the cache as one more layer, so that rows may be reordered.
+        """
+        config, num_new = self.config, x.size(1)
+        embeds = x.unsqueeze(1)
+        if cache is not None:
+            if len(cache.layers) == config.num_hidden_layers:  # as `generate` makes them
+                cache.layers.append(DynamicLayer())
+            embeds, _ = cache.update(embeds, embeds[..., :1], config.num_hidden_layers)
+        before = F.pad(embeds[:, 0], (0, 0, 1, 0))[:, -num_new - 1 : -1]  # (B, T, C)
+        has_one = F.pad(real, (1, 0))[:, -num_new - 1 : -1].unsqueeze(-1)
+        gate = torch.sigmoid(self.smear_gate(x[..., : config.smear_channels]))
+        return self.smear_lambda.to(x.dtype) * gate * has_one * before
+
+    def _rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
+        """cos and sin (B, T, 1, D / 2) at positions (B, T)."""
+        head_dim = self.config.hidden_size // self.config.num_attention_heads
+        channels = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
+        frequencies = 1.0 / self.config.rope_theta ** (channels / head_dim)
+        angles = (positions[..., None].float() * frequencies).unsqueeze(2)
+        rounded = torch.bfloat16 if self.config.rope_in_bf16 else dtype
+        return angles.cos().to(rounded).to(dtype), angles.sin().to(rounded).to(dtype)
+
+
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    """Divide by the root mean square over the last dimension."""
+    return F.rms_norm(x, (x.size(-1),), eps=eps)
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Rotary positions on x (B, T, heads, D): channel j turns with channel j + D/2, clockwise."""
+    cos, sin = rotary
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos + b * sin, b * cos - a * sin], dim=-1)

@@ -1,0 +1,153 @@
+"""Our tokenizer as Hugging Face's: tokenizer.json, its config, and the chat template.
+
+The same ids for the same text, and the same ids and mask for a conversation as
+nanochat_core/tokenizer/chat.py gives. One thing is transformers' own: it turns special tokens that
+are spelled out in a text into special ids, which ours never does.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from nanochat_core.job import write_json
+from nanochat_core.tokenizer.bpe import BOS, SPECIAL_TOKENS, Tokenizer
+
+_TEMPLATE = """\
+{%- if messages[0]['role'] == 'system' -%}
+{%- set system = messages[0]['content'] + '\\n\\n' -%}
+{%- set turns = messages[1:] -%}
+{%- else -%}
+{%- set system = '' -%}
+{%- set turns = messages -%}
+{%- endif -%}
+{{- '<|bos|>' -}}
+{%- for message in turns -%}
+{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+{{- raise_exception('roles take turns: user, assistant, user, ...') -}}
+{%- endif -%}
+{%- if message['role'] == 'user' -%}
+{{- '<|user_start|>' + (system if loop.first else '') + message['content'] + '<|user_end|>' -}}
+{%- elif message['content'] is string -%}
+{{- '<|assistant_start|>' -}}
+{%- generation -%}{{- message['content'] + '<|assistant_end|>' -}}{%- endgeneration -%}
+{%- else -%}
+{{- '<|assistant_start|>' -}}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'python_output' -%}
+{{- '<|output_start|>' + part['text'] + '<|output_end|>' -}}
+{%- elif part['type'] == 'python' -%}
+{%- generation -%}{{- '<|python_start|>' + part['text'] + '<|python_end|>' -}}{%- endgeneration -%}
+{%- else -%}
+{%- generation -%}{{- part['text'] -}}{%- endgeneration -%}
+{%- endif -%}
+{%- endfor -%}
+{%- generation -%}{{- '<|assistant_end|>' -}}{%- endgeneration -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|assistant_start|>' -}}
+{%- endif -%}
+"""
+
+
+def write_transformers_tokenizer(tokenizer: Tokenizer, directory: Path, *, context: int) -> None:
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja into `directory`.
+
+    `context` is how many tokens the model reads.
+    """
+    # Escapes only: what a person reads of it is bytes spelled with letters anyway.
+    write_json(directory / "tokenizer.json", _tree(tokenizer))
+    (directory / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
+    write_json(
+        directory / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": BOS,
+            "eos_token": "<|assistant_end|>",
+            "pad_token": "<|assistant_end|>",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": context,
+            "padding_side": "left",
+        },
+    )
+
+
+def _tree(tokenizer: Tokenizer) -> dict[str, Any]:
+    """A `tokenizers` file. Merges are every pair that makes a token, in order of that token's id:
+    tiktoken merges whatever two neighbours make the token of the lowest id."""
+    ranks = tokenizer.ranks
+    spelled = {token: _spell(token) for token in ranks}
+    merges: list[list[str]] = []
+    for token in ranks:
+        splits = [(token[:i], token[i:]) for i in range(1, len(token))]
+        known = [pair for pair in splits if pair[0] in ranks and pair[1] in ranks]
+        known.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        merges += [[spelled[left], spelled[right]] for left, right in known]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": tokenizer.special(name),
+                "content": name,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for name in SPECIAL_TOKENS
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": tokenizer.pattern},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                {
+                    "type": "ByteLevel",
+                    "add_prefix_space": False,
+                    "trim_offsets": False,
+                    "use_regex": False,
+                },
+            ],
+        },
+        "post_processor": None,
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": False,
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": True,
+            "vocab": {spelled[token]: rank for token, rank in ranks.items()},
+            "merges": merges,
+        },
+    }
+
+
+def _spell(token: bytes) -> str:
+    return "".join(_LETTERS[value] for value in token)
+
+
+def _letters() -> dict[int, str]:
+    """A printable letter for every byte, as GPT-2 chose them: itself where it is one, else one
+    from 256 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(256) if value not in plain]
+    return {v: chr(v) for v in plain} | {v: chr(256 + i) for i, v in enumerate(others)}
+
+
+_LETTERS = _letters()

@@ -1,0 +1,320 @@
+"""What is exported for transformers computes, encodes and renders what we do."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanochat_core.engine.naive import generate_naive
+from nanochat_core.eras import ERAS
+from nanochat_core.errors import ModelError
+from nanochat_core.interop.transformers_files import write_transformers_model
+from nanochat_core.interop.transformers_tokenizer import write_transformers_tokenizer
+from nanochat_core.model.gpt import GPT
+from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
+from nanochat_core.tokenizer.chat import render_conversation, render_for_completion
+from tasks.base import Conversation
+from tests.nanochat_core.interop.models import a_model, a_tokenizer
+
+transformers = pytest.importorskip("transformers", reason="the export extra is not installed")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:transformers"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
+]
+JANUARY = "2026-01-05"
+LATER = [era for era in ERAS if era != JANUARY]
+
+
+@pytest.fixture(autouse=True)
+def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """transformers keeps copies of modeling files in a place of the test's, and asks nobody."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    paths = list(sys.path)
+    yield
+    sys.path[:] = paths
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        del sys.modules[name]
+
+
+def export(directory: Path, model: GPT, dtype: torch.dtype = torch.float32) -> bool:
+    directory.mkdir()
+    return write_transformers_model(
+        directory, model, a_tokenizer(), card="# A model\n", dtype=dtype
+    )
+
+
+def load(directory: Path, *, trust: bool, dtype: torch.dtype = torch.float32) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        directory, trust_remote_code=trust, dtype=dtype, attn_implementation="sdpa"
+    ).eval()
+
+
+def some_tokens(rows: int, length: int) -> torch.Tensor:
+    return torch.randint(290, (rows, length), generator=torch.Generator().manual_seed(5))
+
+
+def round_rope(theirs: Any) -> None:
+    """The rotary table as it was trained with: rounded to bf16, also in fp32."""
+    forward = theirs.model.rotary_emb.forward
+
+    def rounded(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(table.bfloat16().to(table.dtype) for table in forward(*args, **kwargs))
+
+    theirs.model.rotary_emb.forward = rounded
+
+
+def test_januarys_logits_are_those_of_transformers_own_class(tmp_path: Path) -> None:
+    model = a_model(JANUARY)
+    assert export(tmp_path / "out", model) is False
+    assert not list((tmp_path / "out").glob("*.py"))
+    theirs = load(tmp_path / "out", trust=False)
+    assert type(theirs).__name__ == "NanoChatForCausalLM"
+    round_rope(theirs)
+    tokens = some_tokens(2, 200)
+    with torch.no_grad():
+        ours, got = model(tokens), theirs(tokens).logits
+    assert ours.std() > 0.5
+    assert (got - ours).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("era", LATER)
+def test_later_models_bring_their_code_and_their_logits(tmp_path: Path, era: str) -> None:
+    model = a_model(era)
+    assert export(tmp_path / "out", model) is True
+    theirs = load(tmp_path / "out", trust=True)
+    tokens = some_tokens(2, 250)  # longer than a short window
+    with torch.no_grad():
+        ours, got = model(tokens), theirs(tokens).logits
+    assert ours.std() > 0.5
+    assert (got - ours).abs().max() <= 1e-5
+
+
+def test_a_model_that_needs_its_code_is_not_loaded_without_trust(tmp_path: Path) -> None:
+    export(tmp_path / "out", a_model("2026-03-14"))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        load(tmp_path / "out", trust=False)
+
+
+@pytest.mark.parametrize("era", [JANUARY, "2026-03-14"])
+def test_bf16_weights_are_the_rounded_ones(tmp_path: Path, era: str) -> None:
+    model = a_model(era, precision="bf16")
+    trust = export(tmp_path / "out", model, torch.bfloat16)
+    theirs = load(tmp_path / "out", trust=trust, dtype=torch.bfloat16)
+    tokens = some_tokens(2, 64)
+    with torch.no_grad():
+        ours, got = model(tokens), theirs(tokens).logits.float()
+    exact = a_model(era)
+    with torch.no_grad():
+        error = (exact(tokens) - ours).abs().mean()
+    assert (got - ours).abs().mean() < 1.5 * error
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_greedy_continuations_are_ours(tmp_path: Path, era: str) -> None:
+    model, tokenizer = a_model(era), a_tokenizer()
+    trust = export(tmp_path / "out", model)
+    theirs = load(tmp_path / "out", trust=trust)
+    if not trust:
+        round_rope(theirs)
+    prompt = [tokenizer.bos, *some_tokens(1, 150)[0].tolist()]
+    ours = generate_naive(
+        model, tokenizer, prompt, max_tokens=64, temperature=0.0, top_k=None, seed=1
+    )
+    out = theirs.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        do_sample=False,
+        temperature=None,
+        top_k=None,
+        max_length=None,
+        max_new_tokens=64,
+    )
+    got = out[0, len(prompt) :].tolist()
+    if ours.finished:
+        got = got[:-1]
+    assert got == ours.ids
+
+
+@pytest.mark.parametrize("era", LATER)
+def test_padding_to_the_left_and_the_cache_change_nothing(tmp_path: Path, era: str) -> None:
+    model = a_model(era)
+    export(tmp_path / "out", model)
+    theirs = load(tmp_path / "out", trust=True)
+    tokens = some_tokens(2, 120)
+    mask = torch.ones_like(tokens)
+    mask[1, :50] = 0
+    with torch.no_grad():
+        padded = theirs(tokens, attention_mask=mask, use_cache=False).logits
+        alone = model(tokens[1:, 50:])
+        read = theirs(tokens[:, :100], attention_mask=mask[:, :100], use_cache=True)
+        rest = theirs(
+            tokens[:, 100:], attention_mask=mask, past_key_values=read.past_key_values
+        ).logits
+    assert (padded[0] - model(tokens[:1])[0]).abs().max() <= 1e-5
+    assert (padded[1, 50:] - alone[0]).abs().max() <= 1e-5
+    assert (rest - padded[:, 100:]).abs().max() <= 1e-5
+
+
+def test_the_loss_is_that_of_predicting_the_next_token(tmp_path: Path) -> None:
+    model = a_model("2026-03-14")
+    export(tmp_path / "out", model)
+    theirs = load(tmp_path / "out", trust=True)
+    tokens = some_tokens(2, 40)
+    with torch.no_grad():
+        expected = model.token_losses(tokens[:, :-1], tokens[:, 1:]).mean()
+        got = theirs(tokens, labels=tokens).loss
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+
+
+def test_fp16_is_refused_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="leave the range of fp16") as caught:
+        export(tmp_path / "out", a_model(JANUARY), torch.float16)
+    assert "bf16" in str(caught.value.hint)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_the_modeling_file_needs_nothing_of_ours(tmp_path: Path) -> None:
+    export(tmp_path / "out", a_model("2026-03-14"))
+    code = (
+        "import sys, torch, transformers\n"
+        "load = transformers.AutoModelForCausalLM.from_pretrained\n"
+        "m = load(sys.argv[1], trust_remote_code=True)\n"
+        "print(m(torch.tensor([[1, 2, 3]])).logits.shape)\n"
+        "assert not [n for n in sys.modules if n.split('.')[0] in ('nanochat_core', 'flows')]\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "out")],
+        cwd=tmp_path,
+        env={**os.environ, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "torch.Size([1, 3, 300])" in done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_transformers_tokenizer(a_tokenizer(), directory, context=256)
+    return transformers.AutoTokenizer.from_pretrained(directory)
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
+    """A tokenizer trained on Python's own text, and transformers' reading of it."""
+    text = "\n".join(
+        Path(module.__file__).read_text(encoding="utf-8")
+        for module in (shutil, subprocess, os)
+        if module.__file__
+    )
+    ours = Tokenizer.train(iter([text, "naïve Ångström 数字 12345 don't"] * 2), vocab_size=2000)
+    directory = tmp_path_factory.mktemp("learnt")
+    write_transformers_tokenizer(ours, directory, context=256)
+    return ours, transformers.AutoTokenizer.from_pretrained(directory)
+
+
+def is_plain(text: str) -> bool:
+    """Without what transformers reads as a special token, or no UTF-8 can hold."""
+    return not any(name in text for name in SPECIAL_TOKENS)
+
+
+TEXTS = st.one_of(
+    st.text(alphabet=st.characters(exclude_categories=["Cs"])),
+    st.text(alphabet="abcdefgh theron'sdmtlve 0123456789.,!?\n\r\t-_()=\"", max_size=200),
+    st.lists(
+        st.sampled_from(
+            [
+                "def ",
+                "return",
+                "  ",
+                "\n\n",
+                "    if ",
+                "self.",
+                "12",
+                "345",
+                "'ll",
+                "é",
+                "数",
+                "==",
+            ]
+        ),
+        max_size=40,
+    ).map("".join),
+).filter(is_plain)
+
+
+@settings(max_examples=5000, deadline=None, derandomize=True)
+@given(text=TEXTS)
+def test_ids_are_ours(learnt: tuple[Tokenizer, Any], text: str) -> None:
+    ours, theirs = learnt
+    expected = ours.encode(text)
+    assert theirs(text)["input_ids"] == expected
+    assert theirs.decode(expected) == text
+
+
+def test_special_tokens_are_single_ids(fast: Any) -> None:
+    tokenizer = a_tokenizer()
+    for name in SPECIAL_TOKENS:
+        assert fast.convert_tokens_to_ids(name) == tokenizer.special(name)
+        assert fast(name)["input_ids"] == [tokenizer.special(name)]
+    assert (fast.bos_token_id, fast.eos_token_id) == (
+        tokenizer.bos,
+        tokenizer.special("<|assistant_end|>"),
+    )
+
+
+CONVERSATIONS: list[Conversation] = [
+    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
+    {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "  the\n\n12 things "},
+            {"role": "assistant", "content": " theory\n"},
+            {"role": "user", "content": "{{ 7 }} {% if x %}"},
+            {"role": "assistant", "content": ""},
+        ]
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "7 + 5?"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "It is "},
+                    {"type": "python", "text": "7+5"},
+                    {"type": "python_output", "text": "12"},
+                    {"type": "text", "text": "12."},
+                ],
+            },
+        ]
+    },
+]
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_the_template_renders_what_we_render(fast: Any, conversation: Conversation) -> None:
+    ids, mask = render_conversation(a_tokenizer(), conversation, max_tokens=10**6)
+    got = fast.apply_chat_template(
+        conversation["messages"], return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert got["input_ids"] == ids
+    assert got["assistant_masks"] == mask
+    prompt = fast.apply_chat_template(
+        conversation["messages"][:-1], add_generation_prompt=True, return_dict=True
+    )
+    assert prompt["input_ids"] == render_for_completion(a_tokenizer(), conversation)
+
+
+def test_roles_out_of_turn_are_refused(fast: Any) -> None:
+    with pytest.raises(Exception, match="roles take turns"):
+        fast.apply_chat_template([{"role": "assistant", "content": "x"}])
