@@ -131,6 +131,7 @@ def run(job: Job) -> dict[str, Any]:
                     done, objective, **values
                 ),
             )
+            engine.refresh()
             log.tell()
             state["rewards"] = note_reward(state["rewards"], values["reward"], progress)
             if keeper.after_step(done, config.num_steps, {**state, **fitting.state()}):
