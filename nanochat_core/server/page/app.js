@@ -11,6 +11,7 @@ let current = newConversation();
 let info = {};              // what /stats said
 let notes = [];             // {after, node}: what commands said, below the message `after`
 let warned = false;         // that the storage is full
+let leaving = false;        // the page is being closed: what breaks now is no failure
 const runs = new Map();     // id of a conversation -> the answer being written in it
 
 /** Tell screen readers. */
@@ -85,6 +86,7 @@ function drawRun(run) {
 
 function end(run) {
   const {message, conversation} = run;
+  if (leaving) return;   // what was kept last says that the answer was being written
   message.seconds ||= (performance.now() - run.started) / 1000;
   message.tokens ||= run.tokens;
   runs.delete(conversation.id);
@@ -222,8 +224,8 @@ async function loadStats() {
   document.title = (current.title || "New chat") + " \u00b7 " + name;
   get("hello-text").textContent = count ? aboutModel(count) : "Ask something.";
   get("size").hidden = !count;
-  get("size").textContent = count < TINY ? `tiny: ${inWords(count)}` : inWords(count);
-  get("size").setAttribute("aria-label", `${inWords(count)} parameters: what to expect`);
+  get("size").replaceChildren((count < TINY ? "tiny: " : "") + inWords(count), make("i", {}, " parameters"));
+  get("size").title = "What to expect";
   drawComposer();
 }
 
@@ -261,7 +263,11 @@ scroller.addEventListener("scroll", drawDown, {passive: true});
 SMALL.addEventListener("change", closeDrawer);
 addEventListener("resize", drawComposer);
 addEventListener("hashchange", () => openConversation(location.hash.slice(1)));
-addEventListener("pagehide", () => { for (const run of runs.values()) keep(run.conversation); });
+addEventListener("beforeunload", () => {
+  leaving = true;
+  for (const run of runs.values()) keep(run.conversation);
+  setTimeout(() => { leaving = false; }, 2000);   // it may stay after all
+});
 addEventListener("storage", (event) => {   // another tab wrote
   drawList();
   const id = event.key?.startsWith(PREFIX) ? event.key.slice(PREFIX.length) : null;

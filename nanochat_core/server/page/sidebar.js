@@ -30,11 +30,14 @@ function renameConversation(id) {
   };
   input.value = conversation.title;
   input.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") { event.stopPropagation(); close(null); }
-    if (isEnter(event)) close(input.value.trim());
+    if (event.key !== "Escape" && !isEnter(event)) return;
+    event.preventDefault();   // or the key would press the button that gets the focus
+    event.stopPropagation();
+    close(event.key === "Escape" ? null : input.value.trim());
   });
   input.addEventListener("blur", () => close(input.value.trim()));
   item.replaceChildren(input);
+  input.focus();
   input.select();
 }
 

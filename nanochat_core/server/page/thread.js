@@ -82,6 +82,7 @@ function drawFoot(element, conversation, message) {
   if (!foot.childNodes.length) foot.append(...footButtons(message), make("span", {class: "versions"}), make("span", {class: "meta"}));
   for (const button of foot.querySelectorAll(":scope > button")) button.hidden = writing;
   for (const button of foot.querySelectorAll("[data-needs=idle]")) button.disabled = Boolean(running);
+  if (message.state === "failed") foot.querySelector("[data-needs=idle]").hidden = true;   // "Retry" does the same
   drawVersions(foot.querySelector(".versions"), conversation, message, Boolean(running));
   const meta = foot.querySelector(".meta"), text = message.role === "assistant" ? numbersOf(message, writing ? running : null) : "";
   if (meta.textContent !== text) meta.textContent = text;

@@ -1,0 +1,103 @@
+"""The system's Chromium on the chat page, which a scripted server serves.
+
+Every test also fails on what no page may do: an error on the console, a breach of the content
+security policy, a request to anywhere else.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, Playwright, sync_playwright
+
+from tests.browser.scripted_server import RunningServer, ScriptedServer
+
+DESKTOP = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+# Policy breaches only reach the console of the page in some versions; the event always comes.
+WATCH = """addEventListener("securitypolicyviolation", (event) =>
+  console.error(`policy: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`));"""
+
+
+@pytest.fixture(scope="session")
+def playwright() -> Iterator[Playwright]:
+    with sync_playwright() as playwright:
+        yield playwright
+
+
+@pytest.fixture(scope="session")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    """One browser for all tests: starting it takes longer than a test."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    browser = playwright.chromium.launch(executable_path=path, args=arguments)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[ScriptedServer]:
+    server = ScriptedServer()
+    thread = RunningServer(server)
+    yield server
+    thread.close()
+
+
+@pytest.fixture
+def server(running: ScriptedServer) -> ScriptedServer:
+    """The server, with nothing left of the test before."""
+    url = running.url
+    running.__init__()
+    running.url = url
+    return running
+
+
+@pytest.fixture
+def complaints() -> list[str]:
+    """What the browser complained about; a test that expects some takes them out."""
+    return []
+
+
+@pytest.fixture
+def open_page(
+    browser: Browser, server: ScriptedServer, complaints: list[str]
+) -> Iterator[Callable[..., Page]]:
+    """Opens the page in a context of its own: `open_page(viewport=..., color_scheme=...)`."""
+    contexts: list[BrowserContext] = []
+
+    def open_it(**options: object) -> Page:
+        context = browser.new_context(**{"viewport": DESKTOP, **options})
+        contexts.append(context)
+        context.set_default_timeout(5000)
+        context.add_init_script(WATCH)
+        page = context.new_page()
+        watch(page, server, complaints)
+        page.goto(server.url)
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def watch(page: Page, server: ScriptedServer, complaints: list[str]) -> None:
+    page.on("pageerror", lambda error: complaints.append(f"exception: {error}"))
+    page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+    page.on(
+        "request",
+        lambda request: (
+            None
+            if request.url.startswith((server.url, "data:"))
+            else complaints.append(f"asked for {request.url}")
+        ),
+    )
+
+
+@pytest.fixture
+def page(open_page: Callable[..., Page]) -> Page:
+    """The page in a window of a desktop."""
+    return open_page()
