@@ -142,6 +142,7 @@ def tiny(depth: int = 3) -> Profile:
                 eval_tokens=65_536,
                 prompts=("Return a list of", "The default value is", "Raises an error if"),
                 max_new_tokens=32,
+                core_max_per_task=None,
             ),
             midtrain=ChatTrainConfig(
                 mixture=(

@@ -73,10 +73,11 @@ PRETRAIN = Stage(
 BASE_EVAL = Stage(
     name="base_eval",
     makes="scores and samples of the base model",
-    inputs=(PRETRAIN, ROWS),
+    inputs=(PRETRAIN, ROWS, TASK_DATA),
     config=("base_eval",),
     entry="nanochat_core.evaluate.base",
     compute="gpu",
+    format=2,
 )
 MIDTRAIN = Stage(
     name="midtrain",
@@ -112,6 +113,7 @@ def _chat_eval(model: Stage) -> Stage:
         config=("chat_eval",),
         entry="nanochat_core.evaluate.chat",
         compute="gpu",
+        format=2,
     )
 
 

@@ -233,6 +233,7 @@ class BaseEvalConfig(Section):
     eval_tokens: int
     prompts: tuple[str, ...]  # each is continued greedily
     max_new_tokens: int
+    core_max_per_task: int | None = field(metadata={"neutral": None})  # examples; None: all
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -207,7 +207,12 @@ def run_for_depth(
             schedule=pretrain_schedule(),
             eval_tokens=80 * 524_288,
         ),
-        base_eval=BaseEvalConfig(eval_tokens=80 * 524_288, prompts=BASE_PROMPTS, max_new_tokens=48),
+        base_eval=BaseEvalConfig(
+            eval_tokens=80 * 524_288,
+            prompts=BASE_PROMPTS,
+            max_new_tokens=48,
+            core_max_per_task=None,
+        ),
         midtrain=ChatTrainConfig(
             mixture=open_mixture("midtrain"),
             num_epochs=1,
@@ -254,6 +259,7 @@ def run_for_depth(
                 EvalTaskConfig(name="arc_challenge", max_examples=1172, max_new_tokens=8),
                 EvalTaskConfig(name="mmlu", max_examples=14_042, max_new_tokens=8),
                 EvalTaskConfig(name="gsm8k", max_examples=1319, max_new_tokens=512),
+                EvalTaskConfig(name="humaneval", max_examples=164, max_new_tokens=512),
                 EvalTaskConfig(name="spelling_bee", max_examples=256, max_new_tokens=512),
             ),
             prompts=CHAT_PROMPTS,

@@ -1,25 +1,48 @@
-"""Stage `base_eval`: bits per byte of the base model, and what it makes of a few prompts.
+"""Stage `base_eval`: bits per byte of the base model, CORE, and what it makes of a few prompts.
 
-Writes scores.json {format, val_bpb, train_bpb} and samples.jsonl {prompt, text}, `text` being the
-greedy continuation without the prompt.
+    scores.json       {format, val_bpb, train_bpb, core, intervals: {name: [low, high]},
+                       tasks: {label: {accuracy, correct, total, low, high, centred}},
+                       suite}
+    examples.parquet  task, place, answer, gold, correct: every example of CORE
+    samples.jsonl     {prompt, text}, `text` being the greedy continuation without the prompt
+
+Intervals are of 95 %, see intervals.py. `suite` is the digest of what CORE asked: two scores of the
+same suite compare. Without the metric's data (`task_data.core_bundle`) `core` and `suite` are null.
 """
 
+import math
 from typing import Any
+
+import pyarrow as pa
 
 from nanochat_core.config import BaseEvalConfig
 from nanochat_core.data.row_files import Rows
 from nanochat_core.engine.engine import Engine
-from nanochat_core.evaluate.bits_per_byte import bits_per_byte
-from nanochat_core.evaluate.records import write_records
+from nanochat_core.evaluate.bits_per_byte import row_sums
+from nanochat_core.evaluate.core import CoreScore, TaskScore, core_metric
+from nanochat_core.evaluate.core_tasks import CoreSuite, open_suite
+from nanochat_core.evaluate.intervals import Interval, ratio_of
+from nanochat_core.evaluate.records import write_records, write_table
 from nanochat_core.job import Job, write_json
 from nanochat_core.model.checkpoint import load_model
+from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.device import open_device
-from nanochat_core.runtime.distributed import open_world
+from nanochat_core.runtime.distributed import World, open_world
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
 
-FORMAT = 1
+FORMAT = 2
 DECIMALS = 5  # of a score: fp32 losses near 10 differ by 1e-6 with the device batch
+SPLITS = ("val", "train")
+EXAMPLES = pa.schema(
+    [
+        ("task", pa.string()),
+        ("place", pa.int32()),  # among the task's examples, shuffled and cut
+        ("answer", pa.int32()),  # an option, or 1 for a right continuation, else 0
+        ("gold", pa.int32()),
+        ("correct", pa.bool_()),
+    ]
+)
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -30,22 +53,21 @@ def run(job: Job) -> dict[str, Any]:
     progress = Progress(job.events, active=world.is_first)
     model = load_model(job.model_input, device)
     tokenizer = Tokenizer.load(job.model_input / "tokenizer")
-    splits = ("val", "train")
-    progress.start(len(splits) + 1, unit="part")
-    scores: dict[str, float] = {}
-    for done, split in enumerate(splits, start=1):
-        rows = Rows.open(job.inputs["rows"], split)
-        rows.check_tokenizer(tokenizer.digest())
-        bpb = bits_per_byte(
-            model,
-            rows,
-            tokenizer.token_bytes(),
-            num_tokens=config.eval_tokens,
-            batch_size=job.resources.device_batch_size,
-            world=world,
-        )
-        scores[f"{split}_bpb"] = round(bpb, DECIMALS)
-        progress.step(done, **scores)
+    suite = _open_suite(job, config, progress)
+    asked = sum(len(task.items) for task in suite.tasks) if suite else 0
+    progress.start(len(SPLITS) + asked + 1, unit="part")
+    scores: dict[str, Interval] = {}
+    for done, split in enumerate(SPLITS, start=1):
+        scores[f"{split}_bpb"] = _bits_per_byte(job, split, config, model, tokenizer, world)
+        progress.step(done, **_values(scores))
+    core: CoreScore | None = None
+    if suite is not None:
+
+        def tell(examples: int) -> None:
+            progress.step(len(SPLITS) + examples, **_values(scores))
+
+        core = core_metric(model, tokenizer, suite, world=world, tell=tell)
+        scores["core"] = core.core
     if world.is_first:
         engine = Engine(model, tokenizer)
         texts = continuations(engine, config.prompts, max_new_tokens=config.max_new_tokens)
@@ -54,9 +76,9 @@ def run(job: Job) -> dict[str, Any]:
             for prompt, text in zip(config.prompts, texts, strict=True)
         ]
         write_records(job.output / "samples.jsonl", samples)
-        write_json(job.output / "scores.json", {"format": FORMAT, **scores})
-    progress.step(len(splits) + 1, **scores)
-    return dict(scores)
+        _write_scores(job, scores, suite, core)
+    progress.step(len(SPLITS) + asked + 1, **_values(scores))
+    return _values(scores) | _ends(scores)
 
 
 def continuations(engine: Engine, prompts: tuple[str, ...], *, max_new_tokens: int) -> list[str]:
@@ -71,3 +93,93 @@ def continuations(engine: Engine, prompts: tuple[str, ...], *, max_new_tokens: i
         seeds=[0] * len(prompts),  # greedy: no randomness is drawn
     )
     return [tokenizer.decode(completion.ids) for [completion] in groups]
+
+
+def _open_suite(job: Job, config: BaseEvalConfig, progress: Progress) -> CoreSuite | None:
+    directory = job.inputs["task_data"] / "core"
+    if not directory.is_dir():
+        progress.message("no CORE metric: its data is not wanted (task_data.core_bundle is null)")
+        return None
+    suite = open_suite(directory, max_per_task=config.core_max_per_task)
+    for task in suite.tasks:
+        if task.num_shots >= len(task.items):
+            progress.message(
+                f"core: {task.label} has {len(task.items)} examples, too few for "
+                f"{task.num_shots} shots each: {len(task.items) - 1} are shown"
+            )
+    return suite
+
+
+def _bits_per_byte(
+    job: Job,
+    split: str,
+    config: BaseEvalConfig,
+    model: GPT,
+    tokenizer: Tokenizer,
+    world: World,
+) -> Interval:
+    rows = Rows.open(job.inputs["rows"], split)
+    rows.check_tokenizer(tokenizer.digest())
+    sums = row_sums(
+        model,
+        rows,
+        tokenizer.token_bytes(),
+        num_tokens=config.eval_tokens,
+        batch_size=job.resources.device_batch_size,
+        world=world,
+    )
+    nats = ratio_of(*sums)
+    return Interval(
+        value=round(nats.value / math.log(2), DECIMALS),
+        low=round(nats.low / math.log(2), DECIMALS),
+        high=round(nats.high / math.log(2), DECIMALS),
+    )
+
+
+def _values(scores: dict[str, Interval]) -> dict[str, float]:
+    return {name: score.value for name, score in scores.items()}
+
+
+def _ends(scores: dict[str, Interval]) -> dict[str, float]:
+    return {
+        f"{name}_{end}": getattr(score, end)
+        for name, score in scores.items()
+        for end in ("low", "high")
+    }
+
+
+def _write_scores(
+    job: Job, scores: dict[str, Interval], suite: CoreSuite | None, core: CoreScore | None
+) -> None:
+    tasks = core.tasks if core else ()
+    write_table(
+        job.output / "examples.parquet",
+        [
+            {"task": task.label, "place": i, "answer": a, "gold": g, "correct": a == g}
+            for task in tasks
+            for i, (a, g) in enumerate(zip(task.answers, task.golds, strict=True))
+        ],
+        EXAMPLES,
+    )
+    write_json(
+        job.output / "scores.json",
+        {
+            "format": FORMAT,
+            "core": None,
+            **_values(scores),
+            "intervals": {name: [score.low, score.high] for name, score in scores.items()},
+            "tasks": {task.label: _task_tree(task) for task in tasks},
+            "suite": suite.digest if suite else None,
+        },
+    )
+
+
+def _task_tree(task: TaskScore) -> dict[str, float]:
+    return {
+        "accuracy": task.accuracy.value,
+        "correct": sum(task.verdicts),
+        "total": len(task.golds),
+        "low": task.accuracy.low,
+        "high": task.accuracy.high,
+        "centred": task.centred.value,
+    }

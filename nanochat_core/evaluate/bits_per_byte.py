@@ -17,7 +17,6 @@ from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.heartbeat import HEART
 
 
-@torch.no_grad()
 def bits_per_byte(
     model: GPT,
     rows: Rows,
@@ -29,8 +28,28 @@ def bits_per_byte(
 ) -> float:
     """Bits per byte over the first `num_tokens` targets of `rows`, whole rows, at least one.
 
+    See `row_sums` for the rest.
+    """
+    sums = row_sums(
+        model, rows, token_bytes, num_tokens=num_tokens, batch_size=batch_size, world=world
+    )
+    return sums[1] / (math.log(2) * sums[2])
+
+
+@torch.no_grad()
+def row_sums(
+    model: GPT,
+    rows: Rows,
+    token_bytes: npt.NDArray[np.int32],
+    *,
+    num_tokens: int,
+    batch_size: int,
+    world: World,
+) -> tuple[float, ...]:
+    """Sums over rows: 1, nats, bytes, and nats^2, nats * bytes, bytes^2 for the spread of rows.
+
     `token_bytes` (V,): bytes each id stands for, 0 for special tokens. The ranks share the rows,
-    `batch_size` at a time, and all return the same number. The model is in its former mode after.
+    `batch_size` at a time, and all return the same numbers. The model is in its former mode after.
     """
     was_training = model.training
     model.eval()
@@ -38,15 +57,16 @@ def bits_per_byte(
     lengths = torch.from_numpy(token_bytes).to(device)
     num_rows = min(rows.num_rows, max(1, num_tokens // rows.sequence_len))
     share = np.arange(world.rank, num_rows, world.size)
-    sums = torch.zeros(2, dtype=torch.float64, device=device)  # nats, bytes
+    sums = torch.zeros(6, dtype=torch.float64, device=device)
     for first in range(0, len(share), batch_size):
         HEART.beat("evaluating")
         tokens = torch.from_numpy(rows.take(share[first : first + batch_size])).to(device)
         targets = tokens[:, 1:]  # (B, T)
         nats = model.token_losses(tokens[:, :-1], targets)  # (B, T)
         num_bytes = lengths[targets]
-        sums[0] += (nats.double() * (num_bytes > 0)).sum()
-        sums[1] += num_bytes.sum()
+        n = (nats.double() * (num_bytes > 0)).sum(dim=1)  # (B,)
+        b = num_bytes.sum(dim=1).double()
+        sums += torch.stack([torch.ones_like(n), n, b, n * n, n * b, b * b]).sum(dim=1)
     world.sum(sums)
     model.train(was_training)
-    return float(sums[0] / (math.log(2) * sums[1]))
+    return tuple(sums.tolist())

@@ -1,9 +1,12 @@
-"""Files of one JSON object a line: what an evaluation leaves for people and for the report."""
+"""Files that an evaluation leaves for people and for the report."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 
 def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -11,3 +14,18 @@ def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     with path.open("w", encoding="ascii", newline="\n") as file:
         for record in records:
             file.write(json.dumps(record) + "\n")
+
+
+def write_table(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
+    """Write `records` as parquet with the columns of `schema`. The same give the same bytes.
+
+    Half a character, which a model's text can end in, becomes U+FFFD.
+    """
+    rows = [{name: _whole(record[name]) for name in schema.names} for record in records]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="replace").decode("utf-8")
+    return value

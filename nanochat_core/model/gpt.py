@@ -60,16 +60,29 @@ class Attention(nn.Module):
         if layer in value_embed_layers(config):
             self.ve_gate = Linear(numerics.gate_channels, config.num_kv_heads)
 
-    def forward(self, h: Tensor, value_embed: Tensor | None, rotary: Rotary, mix: Attend) -> Tensor:
-        """h (B, T, C) normalised; value_embed (B, T, K*D) on the layers that have one."""
-        q = self.c_q(h).unflatten(-1, (-1, self.head_dim))  # (B, T, H, D)
+    def forward(
+        self,
+        h: Tensor,
+        value_embed: Tensor | None,
+        rotary: Rotary,
+        mix: Attend,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """h (B, T, C) normalised; value_embed (B, T, K*D) on the layers that have one.
+
+        With `rows` (R,), which index T, only they ask: (B, R, C).
+        """
+        asking, turn = h, rotary
+        if rows is not None:
+            asking, turn = h[:, rows], (rotary[0][:, rows], rotary[1][:, rows])
+        q = self.c_q(asking).unflatten(-1, (-1, self.head_dim))  # (B, T, H, D)
         k = self.c_k(h).unflatten(-1, (-1, self.head_dim))  # (B, T, K, D)
         v = self.c_v(h).unflatten(-1, (-1, self.head_dim))
         if value_embed is not None:
             gate = torch.sigmoid(self.ve_gate(h[..., : self.numerics.gate_channels]))
             gate = (self.numerics.gate_scale * gate).unsqueeze(-1)  # (B, T, K, 1)
             v = v + gate * value_embed.view_as(v)
-        q = self._scaled_norm(rotate(q, rotary))
+        q = self._scaled_norm(rotate(q, turn))
         k = self._scaled_norm(rotate(k, rotary))
         return self.c_proj(mix(self.layer, q, k, v).flatten(-2))
 
@@ -100,9 +113,17 @@ class Block(nn.Module):
         self.attn = Attention(config, numerics, layer)
         self.mlp = MLP(config.width)
 
-    def forward(self, x: Tensor, value_embed: Tensor | None, rotary: Rotary, mix: Attend) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
-        x = x + self.attn(rms_norm(x, self.norm_eps), value_embed, rotary, mix)
+    def forward(
+        self,
+        x: Tensor,
+        value_embed: Tensor | None,
+        rotary: Rotary,
+        mix: Attend,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T, C) -> (B, T, C), or with `rows` (R,) of T only those of it: (B, R, C)."""
+        mixed = self.attn(rms_norm(x, self.norm_eps), value_embed, rotary, mix, rows)
+        x = (x if rows is None else x[:, rows]) + mixed
         return x + self.mlp(rms_norm(x, self.norm_eps))
 
 
@@ -263,6 +284,39 @@ class GPT(nn.Module):
         last = span.last.view(-1, 1, 1).expand(-1, 1, x.size(-1))
         return self._logits(x.gather(1, last)).squeeze(1)
 
+    @torch.no_grad()
+    def read_trees(
+        self, tokens: Tensor, parents: Tensor, positions: Tensor, rows: Tensor, mix: Attend
+    ) -> Tensor:
+        """What lm_head reads (R, C) of `rows` (R,) among tokens that stand in trees.
+
+        tokens, parents, positions (N,) int64: the token before token i is token parents[i], -1 at a
+        root, and positions[i] counts its ancestors. `mix` says what each sees, see
+        model/tree_attention.py; of the last layer nothing but `rows` is computed.
+        """
+        x = self._embed(tokens[None])
+        if self.config.smear:
+            gate = self._smear_gate(x) * (parents >= 0)[:, None]
+            x = x + gate * x[:, parents.clamp(min=0)]
+        rotary = self._rotary_at(positions[None], int(positions.numel()) + 1)
+        x = self._blocks(tokens[None], x, rotary, mix, rows)
+        return rms_norm(x[0], self.numerics.norm_eps)
+
+    @torch.no_grad()
+    def losses_of(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy in nats (R,) fp32 of `read_trees`' rows (R, C) under targets (R,)."""
+        head = self._head(hidden.dtype)
+        return softcap_losses(hidden, head, targets, softcap=self.numerics.softcap)
+
+    @torch.no_grad()
+    def scores_of(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Logits of `read_trees`' rows (R, C) without their cap, in their dtype, (R, V).
+
+        Of the tokens `ids` (n,) alone where they are given: (R, n). The cap keeps their order.
+        """
+        head = self._head(hidden.dtype) if ids is None else self.lm_head.weight[ids]
+        return F.linear(hidden, head.to(hidden.dtype))
+
     def _hidden(self, tokens: Tensor) -> Tensor:
         """tokens (B, T) -> what lm_head reads (B, T, C), before the last norm."""
         if self.numerics.precision == "fp8" and self.training and torch.is_grad_enabled():
@@ -284,16 +338,21 @@ class GPT(nn.Module):
         rotary = (cos[None, : tokens.size(1)], sin[None, : tokens.size(1)])
         return self._blocks(tokens, x, rotary, mix)
 
-    def _blocks(self, tokens: Tensor, x: Tensor, rotary: Rotary, mix: Attend) -> Tensor:
-        first, middle = x, x
+    def _blocks(
+        self, tokens: Tensor, x: Tensor, rotary: Rotary, mix: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """(B, T, C) -> (B, T, C), or with `rows` (R,) of T only those of it: (B, R, C)."""
+        first, middle, last = x, x, self.config.depth - 1
         for layer, block in enumerate(self.transformer.h):
             if self.config.residual_scalars:
                 x = self.resid_lambdas[layer] * x + self.x0_lambdas[layer] * first
             name = str(layer)
             value_embed = self.value_embeds[name](tokens) if name in self.value_embeds else None
-            x = block(x, value_embed, rotary, mix)
+            x = block(x, value_embed, rotary, mix, rows if layer == last else None)
             if layer == self.config.depth // 2:
                 middle = x
+        if rows is not None and last != self.config.depth // 2:
+            middle = middle[:, rows]
         return x - self.backout_lambda.to(x.dtype) * middle if self.config.backout else x
 
     def _embed(self, tokens: Tensor) -> Tensor:

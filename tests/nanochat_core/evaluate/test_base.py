@@ -1,5 +1,6 @@
 import json
 
+import pyarrow.parquet as pq
 import pytest
 
 from nanochat_core.data.row_files import Rows
@@ -15,9 +16,12 @@ CONFIG = {"base_eval": {"eval_tokens": 128, "prompts": ["one", "the \u00e9"], "m
 
 
 @pytest.fixture
-def make(make_job, model_dir, rows_dir):
+def make(make_job, model_dir, rows_dir, task_data_dir):
     def make_base_job(name="base_eval", *, config=CONFIG, inputs=None, **resources):
-        inputs = inputs or {"pretrain": model_dir, "rows": rows_dir}
+        inputs = {
+            **{"pretrain": model_dir, "rows": rows_dir, "task_data": task_data_dir},
+            **(inputs or {}),
+        }
         return make_job(name, "nanochat_core.evaluate.base", inputs, config, **resources)
 
     return make_base_job
@@ -27,8 +31,13 @@ def test_it_leaves_scores_samples_and_metrics(make, model, tokenizer, rows_dir):
     job = make()
     metrics = base.run(job)
     scores = json.loads((job.output / "scores.json").read_text())
-    assert scores == {"format": 1, **metrics}
+    assert scores["core"] is scores["suite"] is None
+    assert any("no CORE metric" in e["text"] for e in read_events(job.events) if "text" in e)
+    assert pq.read_table(job.output / "examples.parquet").num_rows == 0
     for split in ("val", "train"):
+        assert scores[f"{split}_bpb"] == metrics[f"{split}_bpb"]
+        low, high = scores["intervals"][f"{split}_bpb"]
+        assert low < scores[f"{split}_bpb"] < high
         expected = bits_per_byte(
             model,
             Rows.open(rows_dir, split),
@@ -51,7 +60,7 @@ def test_two_runs_leave_the_same_bytes(make):
     jobs = [make("first"), make("second", device_batch_size=1)]
     for job in jobs:
         base.run(job)
-    for name in ("scores.json", "samples.jsonl"):
+    for name in ("scores.json", "samples.jsonl", "examples.parquet"):
         first, second = ((job.output / name).read_bytes() for job in jobs)
         assert first == second
 
@@ -63,8 +72,8 @@ def test_no_prompts_make_no_samples(make):
     assert (job.output / "samples.jsonl").read_bytes() == b""
 
 
-def test_what_is_no_model_or_no_rows_is_named(make, model_dir, rows_dir, tmp_path):
+def test_what_is_no_model_or_no_rows_is_named(make, tmp_path):
     with pytest.raises(ModelError, match="is not a model"):
-        base.run(make("a", inputs={"pretrain": tmp_path, "rows": rows_dir}))
+        base.run(make("a", inputs={"pretrain": tmp_path}))
     with pytest.raises(DataError, match="holds no rows"):
-        base.run(make("b", inputs={"pretrain": model_dir, "rows": tmp_path}))
+        base.run(make("b", inputs={"rows": tmp_path}))

@@ -1,0 +1,142 @@
+"""A CORE example as tokens: shots, question and options, and which tokens are scored.
+
+Everything is done as nanochat does it, so that scores compare: which shots an example gets, the
+words around them, and where an answer begins, which is found in tokens and not in text.
+
+    multiple_choice      after the tokens that all options share at their beginning
+    schema               before the tokens that all options share at their end
+    language_modeling    after the tokens of the text without its continuation
+
+Where a task has fewer examples than shots are wanted, all others are the shots (nanochat stops).
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nanochat_core.errors import DataError
+from nanochat_core.evaluate.core_tasks import OPTIONS, CoreTask
+from nanochat_core.model.trees import Tree
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+SHOT_SEED = 1234  # nanochat's: an example's shots are drawn from this and its place
+BETWEEN = "\n\n"  # after a shot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One example, ready for the model. A row of the tree predicts a target."""
+
+    tree: Tree
+    targets: tuple[int, ...]  # a token for each of the tree's rows
+    lengths: tuple[int, ...]  # how many of them, in turn, belong to each text
+    texts: tuple[int, ...]  # the text of each option: equal options share one, and tie exactly
+    gold: int  # the right option; 0 where there is only one
+
+
+def make_question(task: CoreTask, place: int, tokenizer: Tokenizer) -> Question:
+    """The example at `place` of a task. Raises DataError where a continuation has no tokens."""
+    shots, tails = render(task, place)
+    sequences = encode(tokenizer, shots, tails)
+    item = task.items[place]
+    if task.kind == "multiple_choice":
+        spans = [(shared_length(sequences), len(ids)) for ids in sequences]
+    elif task.kind == "schema":
+        common = shared_length([ids[::-1] for ids in sequences])
+        spans = [(len(ids) - common, len(ids)) for ids in sequences]
+    else:
+        without, whole = sequences
+        spans = [(shared_length([without, whole]), len(whole))]
+        sequences = [whole]
+    question = to_tree(sequences, spans, gold=item["gold"] if task.kind in OPTIONS else 0)
+    if not question.targets and task.kind not in OPTIONS:
+        raise DataError(f"example {place} of '{task.label}' has no continuation: {item!r}")
+    return question
+
+
+def shots_of(task: CoreTask, place: int) -> list[Mapping[str, Any]]:
+    """The examples shown before the one at `place`, which is never among them."""
+    others = len(task.items) - 1
+    chosen = random.Random(SHOT_SEED + place).sample(range(others), min(task.num_shots, others))
+    return [task.items[i + (i >= place)] for i in chosen]
+
+
+def render(task: CoreTask, place: int) -> tuple[str, list[str]]:
+    """The text of the shots, and what follows it: each option, or without and with the answer."""
+    item, between = task.items[place], task.delimiter
+    shots = "".join(f"{_solved(task, shot)}{BETWEEN}" for shot in shots_of(task, place))
+    if task.kind == "multiple_choice":
+        return shots, [f"{item['query']}{between}{choice}" for choice in item["choices"]]
+    if task.kind == "schema":
+        after = f"{between}{item['continuation']}"
+        return shots, [f"{context}{after}" for context in item["context_options"]]
+    question = f"{str(item['context']).strip()}{between}"
+    # The whole text is stripped, of which the end is the end of the question.
+    without = question.rstrip() if shots else question.strip()
+    return shots, [without, f"{question}{item['continuation']}"]
+
+
+def _solved(task: CoreTask, shot: Mapping[str, Any]) -> str:
+    if task.kind == "multiple_choice":
+        return f"{shot['query']}{task.delimiter}{shot['choices'][shot['gold']]}"
+    if task.kind == "schema":
+        context = shot["context_options"][shot["gold"]]
+        return f"{context}{task.delimiter}{shot['continuation']}"
+    return f"{str(shot['context']).strip()}{task.delimiter}{shot['continuation']}"
+
+
+def encode(tokenizer: Tokenizer, shots: str, tails: Sequence[str]) -> list[list[int]]:
+    """Ids of <|bos|>, `shots` and each of `tails`, of each text as a whole.
+
+    The shots are read once where that gives the same: a line break before a visible character is a
+    border between pieces, of which no token crosses. That the first text bears it out is checked.
+    """
+    bos = [tokenizer.bos]
+    if not shots or any(not tail or tail[0].isspace() for tail in tails):
+        return [bos + tokenizer.encode(shots + tail) for tail in tails]
+    last = [tokenizer.encode(tail) for tail in tails]
+    first = tokenizer.encode(shots + tails[0])
+    if first[len(first) - len(last[0]) :] != last[0]:
+        return [bos + tokenizer.encode(shots + tail) for tail in tails]
+    before = bos + first[: len(first) - len(last[0])]
+    return [before + ids for ids in last]
+
+
+def shared_length(sequences: Sequence[Sequence[int]]) -> int:
+    """How many tokens all begin with."""
+    shortest = min(sequences, key=len)
+    for i, token in enumerate(shortest):
+        if any(ids[i] != token for ids in sequences):
+            return i
+    return len(shortest)
+
+
+def to_tree(
+    sequences: Sequence[Sequence[int]], spans: Sequence[tuple[int, int]], *, gold: int
+) -> Question:
+    """The tree of all sequences, each once and less its last token, which predicts nothing.
+
+    spans[i] says which tokens of sequence i are scored: from its first to before its second; from
+    0 on means none, as nothing predicts a first token.
+    """
+    distinct = list(dict.fromkeys(map(tuple, sequences)))
+    texts = tuple(distinct.index(tuple(ids)) for ids in sequences)
+    spans = [spans[texts.index(i)] for i in range(len(distinct))]
+    read = [ids[:-1] for ids in distinct]
+    fork = shared_length(read)
+    rows: list[int] = []
+    targets: list[int] = []
+    lengths: list[int] = []
+    place = fork
+    for ids, (start, end) in zip(distinct, spans, strict=True):
+        scored = range(start, end) if start else range(0)
+        shift = place - fork
+        rows += [t - 1 if t - 1 < fork else t - 1 + shift for t in scored]
+        targets += ids[start:end] if start else ()
+        lengths.append(len(scored))
+        place += len(ids) - 1 - fork
+    tree = Tree(trunk=read[0][:fork], branches=tuple(ids[fork:] for ids in read), rows=rows)
+    return Question(
+        tree=tree, targets=tuple(targets), lengths=tuple(lengths), texts=texts, gold=gold
+    )

@@ -1,0 +1,156 @@
+"""The CORE metric's tasks as its published bundle has them.
+
+    core.yaml            icl_tasks: label, dataset_uri, num_fewshot, icl_task_type, ...
+    eval_meta_data.csv   "Eval Task", "Random baseline" in percent, ...
+    eval_data/           {dataset_uri}: JSONL
+
+A line of the three kinds of tasks:
+
+    multiple_choice      {"query", "choices": [...], "gold"}                  which choice follows
+    schema               {"context_options": [...], "continuation", "gold"}   which goes before it
+    language_modeling    {"context", "continuation"}                 is it what the model would say
+
+Examples are shuffled as nanochat shuffles them, then cut, so scores of part of a task compare.
+"""
+
+import csv
+import hashlib
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from nanochat_core.errors import DataError
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "multiple_choice": ("query", "choices", "gold"),
+    "schema": ("context_options", "continuation", "gold"),
+    "language_modeling": ("context", "continuation"),
+}
+OPTIONS = {"multiple_choice": "choices", "schema": "context_options"}
+SHUFFLE_SEED = 1337  # nanochat's
+_TEXT = (str, int, float)  # a number is put as Python writes it
+_HINT = "the bundle is damaged or of another format: `nanochat run --force task_data`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreTask:
+    """One task: its examples, and how they are put."""
+
+    label: str
+    kind: str  # of KINDS
+    num_shots: int
+    delimiter: str  # between a question and its answer
+    baseline: float  # the share that guessing gets right
+    items: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreSuite:
+    """All tasks of a bundle."""
+
+    tasks: tuple[CoreTask, ...]
+    digest: str  # of everything that was read and of how much of it is asked
+
+
+def open_suite(directory: Path, *, max_per_task: int | None) -> CoreSuite:
+    """The tasks of the bundle in `directory`, at most `max_per_task` examples of each.
+
+    Raises DataError naming the file, and the line, that is not as it should be.
+    """
+    digest = hashlib.sha256(f"core {max_per_task}".encode())
+    entries = _read_entries(directory / "core.yaml", digest)
+    baselines = _read_baselines(directory / "eval_meta_data.csv", digest)
+    tasks: list[CoreTask] = []
+    for entry in entries:
+        label = str(entry["label"])
+        if label not in baselines:
+            raise DataError(f"eval_meta_data.csv has no baseline of '{label}'", hint=_HINT)
+        kind = str(entry["icl_task_type"])
+        if kind not in KINDS:
+            raise DataError(
+                f"core.yaml: '{label}' is of type '{kind}'", hint=f"known are {', '.join(KINDS)}"
+            )
+        items = _read_items(directory / "eval_data" / str(entry["dataset_uri"]), kind, digest)
+        random.Random(SHUFFLE_SEED).shuffle(items)
+        tasks.append(
+            CoreTask(
+                label=label,
+                kind=kind,
+                num_shots=int(entry["num_fewshot"][0]),
+                delimiter=str(entry.get("continuation_delimiter", " ")),
+                baseline=0.01 * baselines[label],
+                items=tuple(items[:max_per_task]),
+            )
+        )
+    if not tasks:
+        raise DataError("core.yaml names no task", hint=_HINT)
+    return CoreSuite(tasks=tuple(tasks), digest=digest.hexdigest())
+
+
+def _read_entries(path: Path, digest: Any) -> list[dict[str, Any]]:
+    text = _read(path, digest)
+    try:
+        entries = cast("list[dict[str, Any]]", yaml.safe_load(text)["icl_tasks"])
+        for entry in entries:
+            if missing := {"label", "dataset_uri", "icl_task_type"} - entry.keys():
+                raise KeyError(*sorted(missing))
+            int(entry["num_fewshot"][0])
+    except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{path} is no list of CORE tasks: {error!r}", hint=_HINT) from error
+    return entries
+
+
+def _read_baselines(path: Path, digest: Any) -> dict[str, float]:
+    rows = csv.DictReader(_read(path, digest).splitlines())
+    try:
+        return {row["Eval Task"]: float(row["Random baseline"]) for row in rows}
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise DataError(f"{path} is no table of baselines: {error!r}", hint=_HINT) from error
+
+
+def _read_items(path: Path, kind: str, digest: Any) -> list[Mapping[str, Any]]:
+    items: list[Mapping[str, Any]] = []
+    # Not splitlines: a text may hold any of the odd characters that end a line there.
+    for number, line in enumerate(_read(path, digest).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+            _check(item, kind)
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(
+                f"{path} line {number} is no example of {kind}: {error!r}", hint=_HINT
+            ) from error
+        items.append(item)
+    if not items:
+        raise DataError(f"{path} has no examples", hint=_HINT)
+    return items
+
+
+def _check(item: Any, kind: str) -> None:
+    """Raises TypeError, KeyError or ValueError for what is no example of this kind."""
+    for name in KINDS[kind]:
+        value = item[name]
+        if name == "gold":
+            if type(value) is not int or not 0 <= value < len(item[OPTIONS[kind]]):
+                raise ValueError(f"gold is {value!r}")
+        elif name in OPTIONS.values():
+            if not isinstance(value, list) or not all(isinstance(text, _TEXT) for text in value):
+                raise TypeError(f"{name} is not a list of texts")
+        elif not isinstance(value, _TEXT):
+            raise TypeError(f"{name} is not a text")
+
+
+def _read(path: Path, digest: Any) -> str:
+    try:
+        data = path.read_bytes()
+        text = data.decode()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint=_HINT) from error
+    digest.update(hashlib.sha256(data).digest())
+    return text
