@@ -1,25 +1,116 @@
 """Which runner a model gets here, and the memory it takes.
 
-Memory is stated and checked before any of it is taken.
+`choose_runner` decides and counts without taking anything; `open_runner` does what was chosen. The
+memory of the pages is bounded by what is available: with less of it fewer sequences are in flight
+at a time, the others wait. What cannot hold even one of full length is refused.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import psutil
+import torch
+
 from nanochat_core.config import ModelConfig
+from nanochat_core.engine.pages import most_pages
 from nanochat_core.engine.runner import PageGroup, Runner
 from nanochat_core.engine.torch_runner import TorchRunner
+from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
+from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
 from nanochat_core.runtime.device import compute_dtype
+from nanochat_core.scaling import num_lm_head_params, num_matrix_params
+
+PRECISIONS = ("model", "fp32", "bf16", "int8")
+PAGE_SIZE = {"cpu": 16, "cuda": 256}  # tokens; what paged attention on GPUs is made for
+SHARE = {"cpu": 0.25, "cuda": 0.5}  # of the available memory, unless a number of bytes is given
+AHEAD = 512  # tokens that are read at a time, which a short window's pages have to hold besides
+
+_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """What was chosen, and why; printable."""
+class Choice:
+    """What runs a model, why that, and the memory it takes; to be shown, and kept with results."""
 
-    runner: str
-    precision: str
+    runner: str  # "native", "cuda graphs" or "torch"
+    precision: str  # "fp32", "bf16" or "int8"
     reason: str
+    threads: int  # of the CPU
+    num_slots: int
+    max_len: int
+    page_size: int
+    groups: tuple[PageGroup, ...]
+    weight_bytes: int
+    pool_bytes: int
+
+    def __str__(self) -> str:
+        tokens = min((g.num_pages - 1) * self.page_size for g in self.groups)
+        return (
+            f"{self.runner} in {self.precision} ({self.reason}): "
+            f"{_size(self.weight_bytes)} of weights, {_size(self.pool_bytes)} for keys and values "
+            f"of {tokens:,} tokens and more, {self.num_slots} at a time"
+        )
+
+
+def choose_runner(
+    model: GPT,
+    *,
+    precision: str = "model",
+    num_slots: int = 32,
+    max_len: int | None = None,
+    memory: int | None = None,
+    threads: int | None = None,
+    runner: str | None = None,
+) -> Choice:
+    """What `open_runner` would open. Nothing is allocated.
+
+    precision: "model" (its own), "fp32", "bf16" or "int8". max_len: tokens of the longest sequence,
+    the model's sequence_len at most. memory: bytes for weights and pages; None: a share of what is
+    available now. threads: of the CPU; None: torch's. runner: one by name; None: the fastest.
+    Raises ConfigError for what cannot run here or does not fit.
+    """
+    device = model.lm_head.weight.device
+    if precision not in PRECISIONS:
+        raise ConfigError(
+            f"there is no precision '{precision}'", hint=f"one of: {', '.join(PRECISIONS)}"
+        )
+    if num_slots < 1:
+        raise ConfigError(f"num_slots is {num_slots}, expected at least 1")
+    if precision == "model":
+        precision = "fp32" if model.dtype == torch.float32 else "bf16"
+    name, reason = _choose(model, precision, runner)
+    config = model.config
+    longest = min(max_len or config.sequence_len, config.sequence_len)
+    size = PAGE_SIZE.get(device.type, PAGE_SIZE["cpu"])
+    kept = 2 if precision != "fp32" and (name == "native" or device.type != "cpu") else 4
+    weights = weight_bytes(model, precision)
+    room = (available_memory(device) if memory is None else memory) - weights
+    groups = fit_groups(
+        config, num_slots=num_slots, max_len=longest, page_size=size, kept=kept, room=room
+    )
+    if groups is None:
+        need = weights + pool_bytes(
+            config, _groups(config, 1, longest, size), page_size=size, kept=kept
+        )
+        raise ConfigError(
+            f"a sequence of {longest} tokens and the weights in {precision} take {_size(need)} "
+            f"of memory, {_size(room + weights)} are to be had",
+            hint="take a shorter context, a smaller model or bf16, or give it more memory",
+        )
+    return Choice(
+        runner=name,
+        precision=precision,
+        reason=reason,
+        threads=threads or torch.get_num_threads(),
+        num_slots=num_slots,
+        max_len=longest,
+        page_size=size,
+        groups=groups,
+        weight_bytes=weights,
+        pool_bytes=pool_bytes(config, groups, page_size=size, kept=kept),
+    )
 
 
 def open_runner(
@@ -29,30 +120,124 @@ def open_runner(
     precision: str = "model",
     num_slots: int = 32,
     max_len: int | None = None,
+    memory: int | None = None,
+    threads: int | None = None,
+    runner: str | None = None,
+    on_choice: Callable[[Choice], None] | None = None,
 ) -> Runner:
-    """A runner of `model` on the model's device."""
-    device = model.lm_head.weight.device
-    size = 16 if device.type == "cpu" else 256
-    max_len = min(max_len or model.config.sequence_len, model.config.sequence_len)
-    return TorchRunner(
+    """A runner of `model` on the model's device; `choose_runner` says what the rest means.
+
+    park_tokens: see `Runner.decode`. on_choice: told what was chosen before memory is taken.
+    """
+    choice = choose_runner(
         model,
-        dtype=model.dtype if precision == "model" else compute_dtype(precision),
-        groups=page_groups(model.config, num_pages=1 + num_slots * -(-max_len // size)),
-        page_size=size,
+        precision=precision,
         num_slots=num_slots,
         max_len=max_len,
+        memory=memory,
+        threads=threads,
+        runner=runner,
+    )
+    if on_choice is not None:
+        on_choice(choice)
+    return TorchRunner(
+        model,
+        dtype=compute_dtype(choice.precision),
+        groups=choice.groups,
+        page_size=choice.page_size,
+        num_slots=num_slots,
+        max_len=choice.max_len,
         park_tokens=park_tokens,
     )
 
 
 def page_groups(config: ModelConfig, *, num_pages: int) -> tuple[PageGroup, ...]:
-    """A group for each window, in the order of their first layers."""
-    windows = tuple(dict.fromkeys(config.windows))
+    """A group for each window, in the order of their first layers, all with `num_pages`."""
     return tuple(
         PageGroup(
             window=window,
             layers=tuple(i for i, w in enumerate(config.windows) if w == window),
             num_pages=num_pages,
         )
-        for window in windows
+        for window in dict.fromkeys(config.windows)
     )
+
+
+def fit_groups(
+    config: ModelConfig, *, num_slots: int, max_len: int, page_size: int, kept: int, room: int
+) -> tuple[PageGroup, ...] | None:
+    """Groups with pages for `num_slots` sequences of max_len tokens, or for as many as `room` bytes
+    hold; None where not one fits. `kept`: bytes of a number in them."""
+
+    def fits(sequences: int) -> bool:
+        groups = _groups(config, sequences, max_len, page_size)
+        return pool_bytes(config, groups, page_size=page_size, kept=kept) <= room
+
+    if not fits(1):
+        return None
+    most, least = num_slots, 1
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle - 1)
+    return _groups(config, least, max_len, page_size)
+
+
+def pool_bytes(
+    config: ModelConfig, groups: Iterable[PageGroup], *, page_size: int, kept: int
+) -> int:
+    """Memory of all pages."""
+    token = 2 * config.num_kv_heads * head_dim(config) * kept
+    return sum(token * page_size * len(g.layers) * g.num_pages for g in groups)
+
+
+def weight_bytes(model: GPT, precision: str) -> int:
+    """What a runner takes for weights, the model's own aside."""
+    config = model.config
+    matrices = num_matrix_params(config, model.numerics) + num_lm_head_params(config)
+    kept = 2 if precision == "int8" else _BYTES[precision]  # of a number in a table
+    rows, kv_width = padded_vocab_size(config), config.num_kv_heads * head_dim(config)
+    tables = rows * config.width
+    if model.dtype.itemsize != kept:  # else the model's own serve
+        tables += rows * kv_width * len(value_embed_layers(config))
+    return matrices * _BYTES[precision] + tables * kept
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that a runner may take by default."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(SHARE["cuda"] * free)
+    return int(SHARE["cpu"] * psutil.virtual_memory().available)
+
+
+def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:
+    """A runner's name and the reason for it."""
+    device = model.lm_head.weight.device
+    fallback = f"for {device.type}"
+    if precision == "int8":
+        raise ConfigError(
+            f"int8 needs the native runner, which cannot run here: {fallback}",
+            hint="take bf16, or fp32",
+        )
+    return "torch", fallback
+
+
+def _groups(
+    config: ModelConfig, sequences: int, max_len: int, page_size: int
+) -> tuple[PageGroup, ...]:
+    """Pages for so many sequences of max_len tokens, and the scratch page."""
+    return tuple(
+        PageGroup(
+            window=group.window,
+            layers=group.layers,
+            num_pages=1
+            + sequences * most_pages(max_len, group.window, page_size, ahead=max(AHEAD, page_size)),
+        )
+        for group in page_groups(config, num_pages=0)
+    )
+
+
+def _size(count: int) -> str:
+    """Bytes, for people."""
+    step = min(int(math.log(max(count, 1), 1000)), 4)
+    return f"{count / 1000**step:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[step]}"
