@@ -21,18 +21,34 @@ def generate_naive(
     tokens: Sequence[int],
     *,
     max_tokens: int,
-    temperature: float,
-    top_k: int | None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     seed: int,
     sample_index: int = 0,
 ) -> Completion:
-    """One answer to the prompt `tokens`: what `Engine.complete` gives for the same seed."""
+    """One answer to the prompt `tokens`: what `Engine.complete` gives for the same seed.
+
+    The settings from temperature on are those of `Draw`.
+    """
     limit = min(max_tokens, model.config.sequence_len - len(tokens))
     answer = Answer(ToolTokens.of(tokenizer), ends=end_tokens(tokenizer), limit=limit)
     key = row_keys(torch.tensor([seed]), torch.tensor([sample_index]))
     while not answer.is_over:
         sequence = torch.tensor([[*tokens, *answer.ids]])
         logits = model(sequence)[:, -1]
-        position = torch.tensor([sequence.size(1)])
-        answer.take(int(sample(logits, key, position, temperature=temperature, top_k=top_k)))
+        token = sample(
+            logits,
+            key,
+            torch.tensor([sequence.size(1)]),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seen=torch.zeros_like(logits, dtype=torch.bool).scatter_(1, sequence, True),
+        )
+        answer.take(int(token))
     return answer.completion()

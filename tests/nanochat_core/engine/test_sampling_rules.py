@@ -1,0 +1,211 @@
+"""Every rule of `Draw`, alone and together, beside a plain reference in double precision."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.sampling import (
+    DrawRows,
+    candidates_of,
+    log_probs,
+    row_keys,
+    sample,
+    sample_each,
+    sample_rows,
+    uniforms,
+)
+
+pytestmark = pytest.mark.torch
+
+VOCAB = 40
+CPU = torch.device("cpu")
+DRAWS = [
+    Draw(temperature=t, top_k=k, top_p=p, min_p=m, repetition_penalty=r)
+    for t, k, p, m, r in itertools.product(
+        (0.0, 0.7, 1.3), (None, 5), (1.0, 0.6), (0.0, 0.1), (1.0, 1.5)
+    )
+]
+
+
+def share_of_each(logits: list[float], seen: set[int], draw: Draw) -> dict[int, float]:
+    """The distribution that `draw` makes of the logits, in the order in which a token is picked."""
+    if draw.temperature == 0:
+        return {max(range(len(logits)), key=lambda i: (logits[i], -i)): 1.0}
+    bent = list(logits)
+    for i in seen:
+        by = draw.repetition_penalty
+        bent[i] = bent[i] / by if bent[i] > 0 else bent[i] * by
+    top = max(bent)
+    weights = {i: math.exp((z - top) / draw.temperature) for i, z in enumerate(bent)}
+    ranked = sorted(weights, key=lambda i: -weights[i])
+    if draw.top_k:
+        ranked = ranked[: draw.top_k]
+    if draw.top_p < 1:
+        total, kept, mass = sum(weights[i] for i in ranked), [], 0.0
+        for i in ranked:
+            if mass >= draw.top_p * total:
+                break
+            kept.append(i)
+            mass += weights[i]
+        ranked = kept
+    ranked = [i for i in ranked if weights[i] >= draw.min_p]
+    order = ranked if draw.top_k or draw.top_p < 1 else sorted(ranked)
+    total = sum(weights[i] for i in order)
+    return {i: weights[i] / total for i in order}
+
+
+def pick(shares: dict[int, float], number: float) -> tuple[int, float]:
+    """The token whose part of the unit interval `number` is in, and how far from its edges."""
+    low = 0.0
+    for token, share in shares.items():
+        if number < low + share:
+            return token, min(number - low, low + share - number)
+        low += share
+    raise AssertionError(number)
+
+
+def make_rows(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits (B, V), keys, positions and seen tokens (B, V)."""
+    generator = torch.Generator().manual_seed(5)
+    logits = 2 * torch.randn(count, VOCAB, generator=generator)
+    keys = row_keys(torch.full((count,), 3), torch.arange(count))
+    seen = torch.rand(count, VOCAB, generator=generator) < 0.3
+    return logits, keys, torch.arange(count) % 7, seen
+
+
+@pytest.mark.parametrize("draw", DRAWS, ids=str)
+def test_each_rule_gives_what_plain_arithmetic_gives(draw):
+    logits, keys, positions, seen = make_rows(60)
+    drawn = sample_each(logits, keys, positions, [draw] * 60, seen).tolist()
+    numbers = uniforms(keys, positions).tolist()
+    compared = 0
+    for row, token in enumerate(drawn):
+        marked = set(seen[row].nonzero().flatten().tolist())
+        shares = share_of_each(logits[row].tolist(), marked, draw)
+        expected, margin = pick(shares, numbers[row])
+        if margin > 1e-5:  # nearer, rounding decides
+            compared += 1
+            assert token == expected
+    assert compared > 50 or draw.temperature == 0
+
+
+def test_settings_as_tensors_draw_what_settings_of_rows_draw():
+    rng = random.Random(1)
+    logits, keys, positions, seen = make_rows(500)
+    draws = [rng.choice(DRAWS) for _ in range(500)]
+    rows = DrawRows.of(draws, vocab_size=VOCAB, device=CPU)
+    expected = sample_each(logits, keys, positions, draws, seen)
+    got = sample_rows(logits, keys, positions, rows, num_candidates=VOCAB, seen=seen)
+    assert torch.equal(got, expected)
+    few = [d for d in draws if d.top_k is not None or d.top_p == 1.0]
+    at = [i for i, d in enumerate(draws) if d in few]
+    rows = DrawRows.of([draws[i] for i in at], vocab_size=VOCAB, device=CPU)
+    got = sample_rows(logits[at], keys[at], positions[at], rows, num_candidates=8, seen=seen[at])
+    assert torch.equal(got, expected[at])
+
+
+def test_a_row_is_drawn_the_same_alone_and_in_any_company():
+    rng = random.Random(2)
+    logits, keys, positions, seen = make_rows(200)
+    draws = [rng.choice(DRAWS) for _ in range(200)]
+    together = sample_each(logits, keys, positions, draws, seen)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(1))
+    shuffled = sample_each(
+        logits[order], keys[order], positions[order], [draws[i] for i in order], seen[order]
+    )
+    assert torch.equal(shuffled, together[order])
+    for i in range(200):
+        row = slice(i, i + 1)
+        alone = sample_each(logits[row], keys[row], positions[row], [draws[i]], seen[row])
+        assert alone.item() == together[i].item()
+
+
+def test_rules_that_are_off_change_nothing():
+    logits, keys, positions, seen = make_rows(300)
+    for top_k in (None, 5):
+        plain = sample(logits, keys, positions, temperature=0.9, top_k=top_k)
+        off = sample(
+            logits,
+            keys,
+            positions,
+            temperature=0.9,
+            top_k=top_k,
+            top_p=1.0,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            seen=seen,
+        )
+        assert torch.equal(plain, off)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        Draw(temperature=0.8),
+        Draw(top_k=6),
+        Draw(top_p=0.8),
+        Draw(min_p=0.05, temperature=1.5),
+        Draw(repetition_penalty=1.4),
+        Draw(temperature=1.2, top_k=12, top_p=0.9, min_p=0.02, repetition_penalty=1.2),
+    ],
+    ids=str,
+)
+def test_tokens_come_as_often_as_their_distribution_says(draw):
+    count = 50_000
+    logits, _, _, seen = make_rows(1)
+    keys = row_keys(torch.full((count,), 9), torch.arange(count))
+    drawn = sample_each(
+        logits.expand(count, -1),
+        keys,
+        torch.zeros(count, dtype=torch.int64),
+        [draw] * count,
+        seen.expand(count, -1),
+    )
+    marked = set(seen[0].nonzero().flatten().tolist())
+    shares = share_of_each(logits[0].tolist(), marked, draw)
+    counts = torch.bincount(drawn, minlength=VOCAB).tolist()
+    assert sum(counts[i] for i in range(VOCAB) if i not in shares) == 0
+    chi_square = sum((counts[i] - count * p) ** 2 / (count * p) for i, p in shares.items())
+    freedom = len(shares) - 1
+    # 1 - 1e-4 quantile (Wilson and Hilferty): with fixed seeds, an unlucky draw would stay.
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert chi_square < limit
+
+
+@pytest.mark.parametrize("top_p", [0.0, 1e-9])
+def test_a_tiny_top_p_leaves_the_likeliest(top_p):
+    logits, keys, positions, _ = make_rows(50)
+    drawn = sample(logits, keys, positions, temperature=2.0, top_k=None, top_p=top_p)
+    assert torch.equal(drawn, logits.argmax(dim=-1))
+
+
+def test_temperature_zero_does_not_mind_the_other_rules():
+    logits, keys, positions, seen = make_rows(50)
+    draw = Draw(temperature=0.0, top_k=3, top_p=0.1, min_p=0.9, repetition_penalty=9.0)
+    drawn = sample_each(logits, keys, positions, [draw] * 50, seen)
+    assert torch.equal(drawn, logits.argmax(dim=-1))
+
+
+def test_a_row_without_a_top_k_has_the_vocabulary_as_candidates():
+    assert [candidates_of(Draw(top_k=k), VOCAB) for k in (None, 0, -1, 7, VOCAB, 999)] == [
+        VOCAB,
+        VOCAB,
+        VOCAB,
+        7,
+        VOCAB,
+        VOCAB,
+    ]
+
+
+def test_log_probs_are_those_of_the_logits_as_they_are():
+    logits, _, _, _ = make_rows(20)
+    tokens = torch.arange(20)
+    chosen, ids, values = log_probs(logits, tokens, 4)
+    expected = logits.double() - logits.double().logsumexp(dim=-1, keepdim=True)
+    torch.testing.assert_close(chosen.double(), expected[tokens, tokens], atol=1e-5, rtol=0)
+    torch.testing.assert_close(values.double(), expected.topk(4).values, atol=1e-5, rtol=0)
+    assert torch.equal(ids, expected.topk(4).indices)
