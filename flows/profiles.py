@@ -184,6 +184,7 @@ def tiny(depth: int = 3) -> Profile:
                 baseline="group_mean",
                 drop_equal_groups=False,
                 eval_samples=1,
+                rollout_precision="model",
             ),
             chat_eval=ChatEvalConfig(
                 tasks=(

@@ -277,11 +277,17 @@ class RLConfig(Section):
     baseline: str = field(metadata={"neutral": "group_mean"})  # or "leave_one_out"
     drop_equal_groups: bool = field(metadata={"neutral": False})  # their tokens do not count
     eval_samples: int = field(metadata={"neutral": 1})  # 1: the likeliest answer; else pass@1..n
+    rollout_precision: str = field(metadata={"neutral": "model"})  # of answers: or "bf16", "int8"
 
     def __post_init__(self) -> None:
         if self.baseline not in (known := ("group_mean", "leave_one_out")):
             raise ConfigError(
                 f"rl.baseline is '{self.baseline}'", hint=f"one of: {', '.join(known)}"
+            )
+        if self.rollout_precision not in (known := ("model", "bf16", "int8")):
+            raise ConfigError(
+                f"rl.rollout_precision is '{self.rollout_precision}'",
+                hint=f"one of: {', '.join(known)}",
             )
         if self.samples_per_example < 2:
             raise ConfigError(

@@ -252,6 +252,7 @@ def run_for_depth(
             baseline="group_mean",
             drop_equal_groups=False,
             eval_samples=1,
+            rollout_precision="model",
         ),
         chat_eval=ChatEvalConfig(
             tasks=(

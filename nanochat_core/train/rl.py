@@ -24,7 +24,7 @@ from nanochat_core.evaluate.generate import accuracy, sampled_pass_at
 from nanochat_core.evaluate.records import write_records
 from nanochat_core.job import Job
 from nanochat_core.model.attention import choose
-from nanochat_core.model.checkpoint import load_model, load_state, save_model
+from nanochat_core.model.checkpoint import Tensors, load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.device import open_device
@@ -85,7 +85,7 @@ def run(job: Job) -> dict[str, Any]:
     )
     optimizer.load(load_state(job.model_input).__getitem__)
     tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
-    engine = Engine(model, tokenizer)
+    engine = Engine(model, tokenizer, precision=config.rollout_precision)
     reference = load_model(job.model_input, device) if config.kl_weight else None
     train = open_task(config.task, job.inputs["task_data"], "train")
     test = open_task(config.task, job.inputs["task_data"], "test").first(config.eval_examples)
@@ -141,21 +141,33 @@ def run(job: Job) -> dict[str, Any]:
         keeper.close()
     whole = optimizer.gather()
     if world.is_first:
-        write_records(job.output / "samples.jsonl", state["samples"])
-        write_chat_facts(job.output, tokenizer)
-        save_model(
-            job.output,
-            model,
-            tokenizer=job.model_input / "tokenizer",
-            optimizer=whole,
-            made_by="rl",
-        )
+        write_output(job, model, tokenizer, state["samples"], optimizer=whole)
     return {
         "pass_at_1_first": state["first_score"],
         **scores,
         "steps": config.num_steps,
         **machine(job, device, world, device_batch_size=fitting.size),
     }
+
+
+def write_output(
+    job: Job,
+    model: GPT,
+    tokenizer: Tokenizer,
+    samples: Sequence[dict[str, Any]],
+    *,
+    optimizer: Tensors,
+) -> None:
+    """The model, what it was taught with, and some of the answers that it learnt from."""
+    write_records(job.output / "samples.jsonl", samples)
+    write_chat_facts(job.output, tokenizer)
+    save_model(
+        job.output,
+        model,
+        tokenizer=job.model_input / "tokenizer",
+        optimizer=optimizer,
+        made_by="rl",
+    )
 
 
 def judge(

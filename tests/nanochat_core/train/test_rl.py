@@ -166,6 +166,7 @@ def test_options_at_their_neutral_value_are_not_part_of_the_identity() -> None:
     config = open_profile("tiny").run.rl
     options = (
         "updates_per_batch", "clip", "kl_weight", "baseline", "drop_equal_groups", "eval_samples",
+        "rollout_precision",
     )  # fmt: skip
     assert not set(options) & config.canonical().keys()
     changed = RLConfig.from_tree({**config.tree(), "clip": 0.2, "updates_per_batch": 2})
@@ -179,6 +180,7 @@ def test_options_at_their_neutral_value_are_not_part_of_the_identity() -> None:
         ({"clip": 0.0}, r"rl.clip is 0.0, expected between 0 and 1"),
         ({"kl_weight": -0.1}, r"rl.kl_weight is -0.1, expected at least 0"),
         ({"baseline": "median"}, r"rl.baseline is 'median'"),
+        ({"rollout_precision": "fp8"}, r"rl.rollout_precision is 'fp8'"),
         ({"samples_per_example": 1}, r"rl.samples_per_example is 1, expected at least 2"),
     ],
 )
@@ -197,6 +199,7 @@ def test_each_option_changes_what_is_learnt_and_repeats_itself(
         "two": {"clip": 0.2, "updates_per_batch": 2},
         "kl": {"kl_weight": 0.5},
         "leave_one_out": {"baseline": "leave_one_out"},
+        "bf16": {"rollout_precision": "bf16"},
     }
     jobs = {
         name: run_rl(make_job, run_stage, models, tmp_path / name, **section)[0]
@@ -204,7 +207,7 @@ def test_each_option_changes_what_is_learnt_and_repeats_itself(
     }
     again, _ = run_rl(make_job, run_stage, models, tmp_path / "again", **options["two"])
     assert same(again, jobs["two"])
-    for name in ("two", "kl", "leave_one_out"):
+    for name in ("two", "kl", "leave_one_out", "bf16"):
         assert not same(jobs[name], jobs["plain"]), name
     # The weights that sampled are those that learn: the ratio is 1, and nothing is cut off.
     for name, ours in weights(jobs["clip"]).items():
