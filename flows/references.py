@@ -8,10 +8,13 @@ tiny         of a tag or of runs: rl@tiny if there is one, else sft@tiny, else m
 Every name is checked before it becomes part of a key of the store.
 """
 
+import contextlib
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TypeAlias
 
 from flows.artifacts import find_manifest
 from flows.cache import Cache, fetch
@@ -21,11 +24,14 @@ from flows.profiles import PROFILES
 from flows.revocation import check_not_revoked, find_revoked
 from flows.runs import Run, find_run, known_names, read_all, runs_called
 from flows.stages import MIDTRAIN, PRETRAIN, RL, SFT, STAGES
-from infra.storage.base import Store
+from infra.storage.base import OnBytes, Store, ignore_bytes
 from nanochat_core.errors import ArtifactError, ConfigError, ModelError
 
 CHAT_MODELS = (RL.name, SFT.name, MIDTRAIN.name)  # best first
 MODELS = (*CHAT_MODELS, PRETRAIN.name)
+
+# Is told how many bytes an artifact has, then how many more of them came.
+Watch: TypeAlias = Callable[[int], AbstractContextManager[OnBytes]]
 
 _STAGE_NAMES = [stage.name for stage in STAGES]
 _DIGITS = re.compile(r"[0-9a-f]{4,64}")
@@ -33,6 +39,11 @@ _MANIFEST = re.compile(r"[^/]+/([0-9a-f]{64})/manifest\.json")
 _WHOLE = 64  # digits of a fingerprint
 _SHOWN_CANDIDATES = 5
 _SHOWN_WORDS = 20
+
+
+def watch_nothing(total: int) -> AbstractContextManager[OnBytes]:
+    """For whoever does not wait."""
+    return contextlib.nullcontext(ignore_bytes)
 
 
 def is_artifact(name: str) -> bool:
@@ -107,10 +118,17 @@ def open_usable(store: Store, name: str, *, warn: Callable[[str], None]) -> Mani
     return manifest
 
 
-def open_model(store: Store, name: str, *, cache: Cache, warn: Callable[[str], None]) -> Path:
+def open_model(
+    store: Store,
+    name: str,
+    *,
+    cache: Cache,
+    warn: Callable[[str], None],
+    watch: Watch = watch_nothing,
+) -> Path:
     """A verified local directory with the model called `name`; else as `open_usable`.
 
-    Raises ModelError if it is none.
+    What is not in the cache is fetched, and `watch` is told of it. Raises ModelError if it is none.
     """
     if directory := find_directory(name):
         return directory
@@ -119,7 +137,9 @@ def open_model(store: Store, name: str, *, cache: Cache, warn: Callable[[str], N
         raise ModelError(
             f"{name} is not a model", hint=f"stages that make one: {', '.join(MODELS)}"
         )
-    return fetch(store, manifest, cache) / "files"
+    total = sum(file.size for file in (*manifest.files, *manifest.logs))
+    with watch(total) as on_bytes:
+        return fetch(store, manifest, cache, on_bytes=on_bytes) / "files"
 
 
 def suggest(word: str, known: list[str]) -> str:

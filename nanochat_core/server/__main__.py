@@ -1,29 +1,81 @@
 """Serves one model: `python -m nanochat_core.server MODEL_DIR [--port 8000] [--host 127.0.0.1]`."""
 
-import argparse
+import asyncio
 import contextlib
+import logging
 import socket
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from nanochat_core.engine.engine import Engine
-from nanochat_core.errors import ConfigError, NanochatError
-from nanochat_core.model.checkpoint import load_model
+from nanochat_core.errors import NanochatError
 from nanochat_core.server.app import make_app
-from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.server.deadlines import Deadlines
+from nanochat_core.server.launch import Engines, allow_connections, make_pool, open_port
+from nanochat_core.server.metrics import Metrics
+from nanochat_core.server.options import engines_of, make_parser, rules_of
+from nanochat_core.server.service import Rules, Service
 
-SECONDS_TO_STOP = 3
+MAX_HEADER_BYTES = 16 * 1024
+SECONDS_BEYOND_DRAIN = 2  # to tell the streams that are cut
+_LOG = logging.getLogger("nanochat_core.server")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newer:
+    """Where a newer model comes from."""
+
+    find: Callable[[], Path | None]  # its directory once there is one; it may take its time
+    every_seconds: float = 30.0
+
+
+class Protocol(Deadlines, H11Protocol):
+    """HTTP/1.1 with deadlines."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which tells the streams that it cuts when it is asked to stop."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        config = uvicorn.Config(
+            make_app(service),
+            http=Protocol,
+            ws="none",
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            timeout_graceful_shutdown=int(service.rules.drain_seconds) + SECONDS_BEYOND_DRAIN,
+        )
+        super().__init__(config)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more requests, wait for those under way, up to the limit."""
+        pool = self._service.pool
+        loop = asyncio.get_running_loop()
+        why = "the server is being stopped"
+        cut = loop.call_later(self._service.rules.drain_seconds, pool.fail_all, why)
+        await super().shutdown(sockets)
+        cut.cancel()
 
 
 def main(arguments: list[str]) -> int:
     """Serve until stopped; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     try:
-        name = options.model.resolve().name
-        serve(options.model, name=name, host=options.host, port=options.port)
+        serve(
+            options.model,
+            name=options.model.resolve().name,
+            host=options.host,
+            port=options.port,
+            engines=engines_of(options),
+            rules=rules_of(options),
+        )
     except NanochatError as error:
         hint = f"hint: {error.hint}\n" if error.hint else ""
         sys.stderr.write(f"error: {error}\n{hint}")
@@ -31,51 +83,72 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve(directory: Path, *, name: str, host: str, port: int) -> None:
+def serve(
+    directory: Path,
+    *,
+    name: str,
+    host: str,
+    port: int,
+    engines: Engines,
+    rules: Rules,
+    newer: Newer | None = None,
+) -> None:
     """Serve the model in `directory`, shown as `name`, until the process is asked to stop.
 
     Raises ModelError, or ConfigError when the address is taken.
     """
+    _log_to_stderr()
+    allow_connections()
     listener = open_port(host, port)  # before the model, which takes a while to load
-    with listener:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        engine = Engine(load_model(directory, device), Tokenizer.load(directory / "tokenizer"))
-        app = make_app(engine, name=name)
-        sys.stderr.write(f"chat at http://{host}:{listener.getsockname()[1]}\n")
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=SECONDS_TO_STOP)
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn has stopped, then raises it again
-            uvicorn.Server(config).run(sockets=[listener])
+    with listener, contextlib.suppress(KeyboardInterrupt):  # uvicorn has stopped, and raises it
+        asyncio.run(_serve(directory, name, listener, engines, rules, newer))
 
 
-def open_port(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError when the address is taken or not this machine's."""
-    if not 0 <= port <= 65535:  # getaddrinfo would take it modulo 65536
-        raise ConfigError(f"port is {port}", hint="a number from 0 (any free port) to 65535")
-    with contextlib.ExitStack() as on_failure:
+async def _serve(
+    directory: Path,
+    name: str,
+    listener: socket.socket,
+    engines: Engines,
+    rules: Rules,
+    newer: Newer | None,
+) -> None:
+    def pool_of(directory: Path):
+        return make_pool(directory, engines, max_waiting=rules.max_waiting)
+
+    pool = pool_of(directory)
+    await pool.start()
+    service = Service(pool, name=name, rules=rules, metrics=Metrics())
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    sys.stderr.write(f"chat at http://{shown}:{port}\n")
+    watching = asyncio.create_task(_follow(service, newer, pool_of)) if newer else None
+    try:
+        await Server(service).serve(sockets=[listener])
+    finally:
+        if watching:
+            watching.cancel()
+        await service.stop()
+
+
+async def _follow(service: Service, newer: Newer, pool_of: Callable[[Path], object]) -> None:
+    """Serve whatever is newer as soon as it is there; the old model stays where that fails."""
+    while True:
+        await asyncio.sleep(newer.every_seconds)
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            family, _, _, _, address = found[0]
-            listener = on_failure.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen()
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host} port {port}: {(error.strerror or str(error)).lower()}",
-                hint="give a free port with --port, or 0 for any",
-            ) from error
-        on_failure.pop_all()
-        return listener
+            directory = await asyncio.to_thread(newer.find)
+            if directory is not None:
+                await service.swap(lambda found=directory: pool_of(found))  # pyright: ignore[reportArgumentType]
+                _LOG.warning("serving %s from now on", directory)
+        except NanochatError as error:
+            _LOG.error("the model stays: %s", error)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m nanochat_core.server", description="Serve a chat model and its page."
-    )
-    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a model directory")
-    parser.add_argument("--port", type=int, default=8000, help="0: any free port")
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
-    return parser
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    _LOG.handlers = [handler]
+    _LOG.setLevel(logging.INFO)
+    _LOG.propagate = False
 
 
 if __name__ == "__main__":

@@ -1,140 +1,160 @@
-"""The chat server: nanochat's streaming protocol over HTTP, and one page to talk to.
+"""The chat server's routes.
 
-    POST /chat/completions   a conversation (see `schema`) in, server-sent events out:
-                             data: {"token": "...", "gpu": 0}   ...   data: {"done": true}
-    GET  /health             {"status": "ok", "ready": true, "model", "running", "waiting"}
-    GET  /                   the page
+    POST /chat/completions      nanochat's streaming protocol, see `chat_api`
+    POST /v1/chat/completions   OpenAI's, see `openai_api`; also /v1/completions and /v1/models
+    GET  /                      the page
+    GET  /health                {"status", "ready", "model", "running", "waiting"}
+    GET  /stats                 the model, limits, defaults, queue and rates
+    GET  /metrics               for Prometheus
+    GET  /openapi.json          this, for programs
 
-A refusal is {"detail": "..."} with status 400 (over a limit), 413 (too big), 422 (not of the form)
-or 503 (too many requests wait; Retry-After says when to come back). What people write is neither
-logged nor repeated.
+A refusal has status 400 (over a limit), 401 (no key), 413 (too big), 415 (not JSON), 422 (not of
+the form) or 503 (too many requests wait; Retry-After says when to come back). What people write is
+neither logged, unless that is asked for, nor repeated.
 """
 
-import asyncio
-import json
-import secrets
+import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from nanochat_core.engine.engine import Engine
-from nanochat_core.server.generation import Ask, Busy, Generation
-from nanochat_core.server.schema import (
-    MAX_BODY_BYTES,
-    ChatRequest,
-    RequestError,
-    parse_chat_request,
-    too_big,
+from nanochat_core.server import chat_api, openai_api
+from nanochat_core.server.described import ERROR, JSON, describe, schemas
+from nanochat_core.server.guard import Guard
+from nanochat_core.server.http import refusal
+from nanochat_core.server.openai_schema import ChatCompletionRequest, CompletionRequest
+from nanochat_core.server.page import page_csp, page_html
+from nanochat_core.server.pool import Busy, NoEngine
+from nanochat_core.server.schema import DEFAULTS, LIMITS, ChatRequest, RequestError
+from nanochat_core.server.service import Service
+
+_POSTS = (
+    ("/chat/completions", chat_api.chat_completions, ChatRequest),
+    ("/v1/chat/completions", openai_api.chat_completions, ChatCompletionRequest),
+    ("/v1/completions", openai_api.completions, CompletionRequest),
 )
-from nanochat_core.tokenizer.chat import render_for_completion
-
-RETRY_AFTER_SECONDS = 5
-ANSWER_SHARE = 4  # a quarter of the context is kept for the answer, if it may be that long
-PAGE = Path(__file__).with_name("ui.html")
-STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-# The page loads nothing from anywhere and talks to this server only.
-PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; "
-    "style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-}
+_GETS = (
+    ("/v1/models", openai_api.models),
+    ("/v1/models/{name:path}", openai_api.model),
+)
 
 
-def make_app(engine: Engine, *, name: str, max_waiting: int = 16) -> FastAPI:
-    """The server of one model, called `name` on the page and in /health."""
-    app = FastAPI(title=name, docs_url=None, redoc_url=None, openapi_url=None)
-    generation = Generation(engine, max_waiting=max_waiting)
-    page = PAGE.read_text(encoding="utf-8")
+def make_app(service: Service) -> FastAPI:
+    """The server of `service`, whose processes are ended with it."""
 
-    @app.get("/")
-    async def show_page() -> HTMLResponse:
-        return HTMLResponse(page, headers=PAGE_HEADERS)
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.stop()
 
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        return {
-            "status": "ok",
-            "ready": True,
-            "model": name,
-            "running": generation.running,
-            "waiting": generation.waiting,
-        }
-
-    @app.post("/chat/completions")
-    async def chat_completions(request: Request) -> StreamingResponse:
-        chat = parse_chat_request(await _read_body(request))
-        ask = await asyncio.to_thread(_ask, engine, chat)
-        events = _events(generation.stream(ask))
-        return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)
-
-    @app.exception_handler(RequestError)
-    async def refuse(request: Request, error: RequestError) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, status_code=error.status)
-
-    @app.exception_handler(Busy)
-    async def refuse_busy(request: Request, error: Busy) -> JSONResponse:
-        return JSONResponse(
-            {"detail": "too many requests are waiting; try again in a moment"},
-            status_code=503,
-            headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+    app = FastAPI(title="nanochat", version="1", docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.state.service = service
+    _add_pages(app, service)
+    for path, route, form in _POSTS:
+        app.add_api_route(path, route, methods=["POST"], **describe(path, form))
+    for path, route in _GETS:
+        app.add_api_route(path, route, methods=["GET"], **describe(path))
+    _describe_forms(app)
+    _add_refusals(app)
+    app.add_middleware(Guard, service=service)
+    if service.rules.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.rules.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
         )
-
-    @app.exception_handler(RequestValidationError)
-    async def refuse_form(request: Request, error: RequestValidationError) -> JSONResponse:
-        # FastAPI's own answer repeats the input.
-        return JSONResponse({"detail": "the request is not of the expected form"}, status_code=422)
-
     return app
 
 
-async def _read_body(request: Request) -> bytes:
-    """The body, read no further than its limit."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise too_big()
-    return bytes(body)
+def _add_pages(app: FastAPI, service: Service) -> None:
+    page, policy = page_html(), page_csp()
+
+    @app.get("/", include_in_schema=False)
+    async def show_page() -> HTMLResponse:
+        headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
+        return HTMLResponse(page, headers=headers)
+
+    @app.get("/health", responses=JSON)
+    async def health() -> dict[str, Any]:
+        pool = service.pool
+        return {
+            "status": "ok" if pool.is_ready else "starting",
+            "ready": pool.is_ready,
+            "model": service.name,
+            "running": pool.running,
+            "waiting": pool.waiting,
+        }
+
+    @app.get("/stats", responses=JSON | ERROR)
+    async def stats() -> dict[str, Any]:
+        pool = service.pool
+        return {
+            "model": service.name,
+            "parameters": pool.facts.parameters,
+            "context": pool.facts.sequence_len,
+            "precision": pool.facts.precision,
+            "defaults": DEFAULTS,
+            "limits": LIMITS,
+            "queue": {
+                "running": pool.running,
+                "waiting": pool.waiting,
+                "slots": pool.num_slots,
+                "max_waiting": pool.max_waiting * len(pool.workers),
+            },
+            "tokens_per_second": round(service.metrics.tokens_per_second, 1),
+            "workers": [
+                {
+                    "gpu": worker.index,
+                    "device": worker.spec.device,
+                    "ready": worker.facts is not None,
+                    "busy": worker.busy,
+                    "restarts": worker.restarts,
+                }
+                for worker in pool.workers
+            ],
+        }
+
+    @app.get("/metrics", responses=ERROR)
+    async def metrics() -> Response:
+        pool, counts = service.pool, service.metrics
+        counts.running.set(pool.running)
+        counts.waiting.set(pool.waiting)
+        counts.restarts.set(sum(worker.restarts for worker in pool.workers))
+        return Response(counts.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _ask(engine: Engine, chat: ChatRequest) -> Ask:
-    """The conversation as tokens, its oldest turns left out when the context is too short for all.
+def _describe_forms(app: FastAPI) -> None:
+    make_document = app.openapi
 
-    Raises RequestError when the last message alone does not fit.
-    """
-    context = engine.model.config.sequence_len
-    wanted = min(chat.max_tokens, context // ANSWER_SHARE)
-    messages = list(chat.messages)
-    first = 1 if messages[0]["role"] == "system" else 0
-    while True:
-        prompt = render_for_completion(engine.tokenizer, {"messages": messages})
-        if len(prompt) + wanted <= context or len(messages) == first + 1:
-            break
-        del messages[first : first + 2]
-    if len(prompt) >= context:
-        raise RequestError(
-            400,
-            f"the last message is too long: {len(prompt)} tokens, the model reads {context - 1}",
-        )
-    return Ask(
-        prompt=prompt,
-        temperature=chat.temperature,
-        top_k=chat.top_k,
-        max_tokens=chat.max_tokens,
-        seed=secrets.randbits(62),
-    )
+    def with_forms() -> dict[str, Any]:
+        found = make_document()
+        components = found.setdefault("components", {}).setdefault("schemas", {})
+        components |= schemas([form for _, _, form in _POSTS])
+        return found
+
+    app.openapi = with_forms
 
 
-async def _events(pieces: AsyncIterator[str]) -> AsyncIterator[str]:
-    async for piece in pieces:
-        yield _event({"token": piece, "gpu": 0})
-    yield _event({"done": True})
+def _add_refusals(app: FastAPI) -> None:
+    @app.exception_handler(RequestError)
+    async def refuse(request: Request, error: RequestError) -> JSONResponse:
+        return refusal(request.url.path, error.status, str(error), param=error.param)
 
+    @app.exception_handler(Busy)
+    async def refuse_busy(request: Request, error: Busy) -> JSONResponse:
+        path = request.url.path
+        return refusal(path, 503, "too many requests are waiting; try again in a moment")
 
-def _event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    @app.exception_handler(NoEngine)
+    async def refuse_dead(request: Request, error: NoEngine) -> JSONResponse:
+        return refusal(request.url.path, 503, "the model is being loaded; try again in a moment")
+
+    @app.exception_handler(HTTPException)
+    async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
+        path, headers = request.url.path, dict(error.headers or {})
+        return refusal(path, error.status_code, error.detail.lower(), headers=headers)

@@ -1,62 +1,125 @@
-"""What a chat request may ask for, checked by hand so that a refusal names its limit and nothing
-else: no part of the request is repeated in an error or a log.
+"""What a request may ask for, and refusals that name the limit and repeat nothing of what was sent.
 
     {"messages": [{"role": "user" | "assistant" | "system", "content": "..."}, ...],
-     "temperature": 0.8, "top_k": 50, "max_tokens": 512}
+     "temperature": 0.8, "top_k": 50, "max_tokens": 512, "seed": 7}
 
-The last three may be left out. Unknown keys are ignored, as OpenAI's clients send many.
+All but the messages may be left out. Unknown keys are ignored, as OpenAI's clients send many. The
+forms of OpenAI's own routes, which share these limits, are in openai_schema.py.
 """
 
-import json
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 MAX_BODY_BYTES = 2**20
 MAX_MESSAGES = 500
 MAX_MESSAGE_CHARS = 8_000
 MAX_TOTAL_CHARS = 32_000
-TEMPERATURE = (0.0, 2.0)
-TOP_K = (0, 200)  # 0: all tokens
-MAX_TOKENS = (1, 4096)
+MAX_TEMPERATURE = 2.0
+MAX_TOP_K = 200  # 0: all tokens
+MAX_TOKENS = 4096
+SEEDS = 2**63  # a seed is from -SEEDS to SEEDS - 1
 DEFAULTS = {"temperature": 0.8, "top_k": 50, "max_tokens": 512}
+LIMITS = {
+    "messages": [1, MAX_MESSAGES],
+    "message_characters": [1, MAX_MESSAGE_CHARS],
+    "total_characters": [1, MAX_TOTAL_CHARS],
+    "temperature": [0.0, MAX_TEMPERATURE],
+    "top_k": [0, MAX_TOP_K],
+    "max_tokens": [1, MAX_TOKENS],
+    "body_bytes": [0, MAX_BODY_BYTES],
+}
 
-Message: TypeAlias = dict[str, str]
+Temperature = Annotated[float, Field(ge=0.0, le=MAX_TEMPERATURE)]
+TopK = Annotated[int, Field(ge=0, le=MAX_TOP_K)]
+MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Seed = Annotated[int, Field(ge=-SEEDS, le=SEEDS - 1)]
 
 
 class RequestError(Exception):
-    """A request that is refused. `status`: 422 not of this form, 400 over a limit, 413 too big."""
+    """A request that is refused. `status`: 422 not of this form, 400 over a limit, 413 too big,
+    415 not JSON by its own word. `param`: the field it is about."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.param = param
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChatRequest:
+class Form(BaseModel):
+    """What every form has: exact types, finite numbers, and no input in its errors."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="ignore",
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+    )
+
+
+class Message(Form):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)]
+
+
+class ChatRequest(Form):
     """A conversation to continue, and how."""
 
-    messages: tuple[Message, ...]  # an optional system message, then user and assistant in turns
-    temperature: float
-    top_k: int
-    max_tokens: int
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    max_tokens: MaxTokens | None = None
+    seed: Seed | None = None
 
 
-def parse_chat_request(body: bytes) -> ChatRequest:
+AnyForm = TypeVar("AnyForm", bound=Form)
+
+
+def parse(form: type[AnyForm], body: bytes) -> AnyForm:
     """The request in `body`, JSON in UTF-8. Raises RequestError."""
     if len(body) > MAX_BODY_BYTES:
         raise too_big()
     try:
-        tree = json.loads(body)
-    except (ValueError, RecursionError):
-        raise RequestError(422, "the body is not JSON") from None
-    if not isinstance(tree, dict) or not isinstance(tree.get("messages"), list):
-        raise RequestError(422, "the body must be an object with a list of messages")
-    return ChatRequest(
-        messages=_messages(tree["messages"]),
-        temperature=float(_number(tree, "temperature", (int, float), TEMPERATURE)),
-        top_k=_number(tree, "top_k", (int,), TOP_K),
-        max_tokens=_number(tree, "max_tokens", (int,), MAX_TOKENS),
-    )
+        return form.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    raise _refusal(first)  # outside: the cause would carry the input into a traceback
+
+
+def check_turns(messages: Sequence[tuple[str, str]]) -> None:
+    """Refuse a conversation of (role, content) that is too long, or whose roles take no turns.
+
+    An assistant's message may be empty: a model may well have ended its answer at once.
+    """
+    for index, (role, content) in enumerate(messages):
+        if not content and role != "assistant":
+            raise RequestError(
+                400,
+                f"message {index} is 0 characters long, it may have 1 to {MAX_MESSAGE_CHARS}",
+                param="messages",
+            )
+    total = sum(len(content) for _, content in messages)
+    if total > MAX_TOTAL_CHARS:
+        raise RequestError(
+            400,
+            f"the conversation is {total} characters long, at most {MAX_TOTAL_CHARS} are read",
+            param="messages",
+        )
+    roles = [role for role, _ in messages]
+    turns = roles[1:] if roles[0] == "system" else roles
+    expected = [("user", "assistant")[i % 2] for i in range(len(turns))]
+    if turns != expected or len(turns) % 2 == 0:
+        raise RequestError(
+            400,
+            "after a system message, user and assistant take turns; the last is the user's",
+            param="messages",
+        )
 
 
 def too_big() -> RequestError:
@@ -64,52 +127,65 @@ def too_big() -> RequestError:
     return RequestError(413, f"the request is larger than {MAX_BODY_BYTES} bytes")
 
 
-def _messages(values: list[Any]) -> tuple[Message, ...]:
-    if not 1 <= len(values) <= MAX_MESSAGES:
-        raise RequestError(400, f"a conversation has 1 to {MAX_MESSAGES} messages")
-    messages = tuple(_message(i, value) for i, value in enumerate(values))
-    total = sum(len(message["content"]) for message in messages)
-    if total > MAX_TOTAL_CHARS:
-        raise RequestError(
-            400, f"the conversation is {total} characters long, at most {MAX_TOTAL_CHARS} are read"
+def _refusal(error: ErrorDetails) -> RequestError:
+    """pydantic's first complaint in our words."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "json_invalid":
+        return RequestError(422, "the body is not JSON in UTF-8")
+    where = _place(error["loc"])
+    param = str(error["loc"][0]) if error["loc"] else None
+    if kind in _OVER_LIMIT:
+        return RequestError(
+            400, f"{where} {_OVER_LIMIT[kind](error['input'], context)}", param=param
         )
-    roles = [message["role"] for message in messages]
-    turns = roles[1:] if roles[0] == "system" else roles
-    expected = [("user", "assistant")[i % 2] for i in range(len(turns))]
-    if turns != expected or len(turns) % 2 == 0:
-        raise RequestError(
-            400, "after a system message, user and assistant take turns; the last is the user's"
-        )
-    return messages
+    if kind == "literal_error":
+        return RequestError(400, f"{where} must be {context['expected']}", param=param)
+    return RequestError(
+        422, f"{where}: {_FORMS.get(kind, 'not of the expected form')}", param=param
+    )
 
 
-def _message(index: int, value: Any) -> Message:
-    if not isinstance(value, dict):
-        raise RequestError(422, f"message {index} is not an object")
-    role, content = value.get("role"), value.get("content")
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise RequestError(422, f"message {index} needs a role and a content, both text")
-    if role not in ("user", "assistant", "system"):
-        raise RequestError(400, f"message {index}: the role must be user, assistant or system")
-    if not 1 <= len(content) <= MAX_MESSAGE_CHARS:
-        raise RequestError(
-            400,
-            f"message {index} is {len(content)} characters long, "
-            f"it may have 1 to {MAX_MESSAGE_CHARS}",
-        )
-    return {"role": role, "content": content}
+def _place(location: tuple[int | str, ...]) -> str:
+    """messages.3.content as `message 3: content`; only names of fields, never what was sent."""
+    if not location:
+        return "the body"
+    first, *rest = location
+    if first == "messages" and rest:
+        where = f"message {rest[0]}"
+        names = [str(name) for name in rest[1:] if name in ("role", "content", "type", "text")]
+        return f"{where}: {names[0]}" if names else where
+    return str(first)
 
 
-def _number(
-    tree: dict[str, Any], name: str, kinds: tuple[type, ...], limits: tuple[float, float]
-) -> Any:
-    value = tree.get(name)
-    if value is None:
-        return DEFAULTS[name]
-    if type(value) not in kinds:
-        kind = "an integer" if float not in kinds else "a number"
-        raise RequestError(422, f"{name} must be {kind}")
-    low, high = limits
-    if not low <= value <= high:
-        raise RequestError(400, f"{name} must be from {low} to {high}")
-    return value
+def _number(value: Any) -> str:
+    """A number that is refused, if it is short."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "not finite"
+    if isinstance(value, int | float) and abs(value) < 1e18:
+        return str(value)
+    return "too large"
+
+
+_OVER_LIMIT = {
+    "greater_than_equal": lambda v, c: f"is {_number(v)}, it must be at least {c['ge']}",
+    "greater_than": lambda v, c: f"is {_number(v)}, it must be more than {c['gt']}",
+    "less_than_equal": lambda v, c: f"is {_number(v)}, it may be at most {c['le']}",
+    "finite_number": lambda v, c: "is not a finite number",
+    "string_too_long": lambda v, c: f"is {len(v)} characters long, it may have {c['max_length']}",
+    "string_too_short": lambda v, c: f"is {len(v)} characters long, it needs {c['min_length']}",
+    "too_long": lambda v, c: f"has {len(v)} entries, it may have {c['max_length']}",
+    "too_short": lambda v, c: f"has {len(v)} entries, it needs {c['min_length']}",
+}
+_FORMS = {
+    "missing": "is missing",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "list_type": "must be a list",
+    "string_type": "must be text",
+    "string_unicode": "must be text of whole characters",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "int_parsing_size": "must be an integer of at most 64 bits",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+}

@@ -1,22 +1,28 @@
-"""A small random model that is served."""
+"""A server with the engine that has no model, and a small random model that is served."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from nanochat_core.tokenizer.bpe import Tokenizer
+from tests.nanochat_core.server.fake_engine import TOKENIZER
+from tests.nanochat_core.server.live import Live, serving
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    """One token a byte, and the special tokens: 265 ids."""
-    return Tokenizer({bytes([i]): i for i in range(256)})
+def live() -> Iterator[Live]:
+    """One server for all tests that leave it as it was."""
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
-def model():
-    """A random model of a long context, slow enough to be interrupted."""
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of two layers and a long context, on disk."""
     import torch
 
     from nanochat_core.config import ModelConfig
+    from nanochat_core.model.checkpoint import save_model
     from nanochat_core.model.gpt import GPT
     from nanochat_core.scaling import numerics
 
@@ -39,12 +45,8 @@ def model():
         for parameter in model.parameters():
             parameter.normal_(std=0.3, generator=generator)
         model.lm_head.weight[256:] = 0.0  # special tokens are unlikely: answers are long
-    return model.eval()
-
-
-@pytest.fixture(scope="session")
-def engine(model, tokenizer):
-    """The engine of that model."""
-    from nanochat_core.engine.engine import Engine
-
-    return Engine(model, tokenizer)
+    directory = tmp_path_factory.mktemp("models") / "my_model"
+    (directory / "tokenizer").mkdir(parents=True)
+    TOKENIZER.save(directory / "tokenizer")
+    save_model(directory, model, tokenizer=directory / "tokenizer", optimizer={}, made_by="sft")
+    return directory

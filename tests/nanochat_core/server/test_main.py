@@ -1,29 +1,47 @@
+import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
-from nanochat_core.model.checkpoint import save_model
+from nanochat_core.engine.engine import Engine
+from nanochat_core.model.checkpoint import load_model
 from nanochat_core.server.__main__ import main
+from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.tokenizer.chat import render_for_completion
+from tests.nanochat_core.server.live import body, events_of, text_of, wait_until
 
 pytestmark = pytest.mark.torch
 
 
-@pytest.fixture
-def model_dir(model, tokenizer, tmp_path):
-    directory = tmp_path / "my_model"
-    (directory / "tokenizer").mkdir(parents=True)
-    tokenizer.save(directory / "tokenizer")
-    save_model(directory, model, tokenizer=directory / "tokenizer", optimizer={}, made_by="sft")
-    return directory
+@contextlib.contextmanager
+def started(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process, and its URL."""
+    command = [sys.executable, "-m", "nanochat_core.server", str(directory), "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*command, *options], stderr=subprocess.PIPE, text=True, env=environment
+    ) as server:
+        assert server.stderr is not None
+        try:
+            line = server.stderr.readline()
+            found = re.search(r"http://\S+", line)
+            assert found is not None, line
+            yield server, found[0]
+        finally:
+            server.kill()
 
 
-def test_what_is_no_model_is_refused_in_two_lines(tmp_path, capsys):
+def test_what_is_no_model_is_refused_in_two_lines(tmp_path, capsys, model_dir):
+    (tmp_path / "tokenizer").mkdir()
+    Tokenizer.load(model_dir / "tokenizer").save(tmp_path / "tokenizer")
     assert main([str(tmp_path), "--port", "0"]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert error == f"error: {tmp_path} is not a model: it has no config.json"
@@ -45,17 +63,77 @@ def test_an_address_that_cannot_be_is_refused(tmp_path, capsys, where):
     assert re.match("error: (cannot listen on|port is)", capsys.readouterr().err)
 
 
-def test_it_serves_until_it_is_interrupted(model_dir):
-    command = [sys.executable, "-m", "nanochat_core.server", str(model_dir), "--port", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
-        assert server.stderr is not None
-        found = re.search(r"http://\S+", server.stderr.readline())
-        assert found is not None
-        with httpx.Client(base_url=found[0], timeout=30) as http:
-            assert http.get("/health").json()["model"] == "my_model"
-            ask = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
-            assert http.post("/chat/completions", json=ask).text.endswith('{"done": true}\n\n')
+def test_it_answers_as_the_engine_does_until_it_is_interrupted(model_dir):
+    with started(model_dir, "--log", "none") as (server, url):
+        with httpx.Client(base_url=url, timeout=30) as http:
+            stats = http.get("/stats").json()
+            assert (stats["model"], stats["context"]) == ("my_model", 4096)
+            ask = body("hello", max_tokens=12, temperature=0)
+            events = events_of(http.post("/chat/completions", json=ask).text)
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=20) == 0
+        assert server.stderr is not None
         assert server.stderr.read() == ""
+    import torch
+
+    tokenizer = Tokenizer.load(model_dir / "tokenizer")
+    engine = Engine(load_model(model_dir, torch.device("cpu")), tokenizer)
+    prompt = render_for_completion(tokenizer, {"messages": body("hello")["messages"]})
+    [ids], _ = engine.generate_batch(prompt, max_tokens=12, temperature=0.0)
+    assert text_of(events) == tokenizer.decode(ids[len(prompt) :])
+
+
+def test_the_same_seed_gives_the_same_answer_in_any_company(model_dir):
+    ask = body("hello", max_tokens=24, seed=7)
+    with (
+        started(model_dir, "--log", "none") as (_, url),
+        httpx.Client(base_url=url, timeout=30) as http,
+    ):
+        alone = text_of(events_of(http.post("/chat/completions", json=ask).text))
+        with http.stream("POST", "/chat/completions", json=body("x", max_tokens=500)) as company:
+            lines = company.iter_lines()
+            next(lines)
+            beside = text_of(events_of(http.post("/chat/completions", json=ask).text))
+    assert alone
+    assert alone == beside
+
+
+def test_whoever_leaves_frees_the_engine(model_dir):
+    with started(model_dir) as (_, url), httpx.Client(base_url=url, timeout=30) as http:
+        with http.stream("POST", "/chat/completions", json=body("x", max_tokens=4000)) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            assert http.get("/health").json()["running"] == 1
+        wait_until(lambda: http.get("/health").json()["running"] == 0, seconds=1.0)
+
+
+def test_a_signal_lets_answers_under_way_finish(model_dir):
+    with (
+        started(model_dir, "--log", "none") as (server, url),
+        httpx.Client(base_url=url, timeout=30) as http,
+    ):
+        with http.stream("POST", "/chat/completions", json=body("x", max_tokens=300)) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.terminate()
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == 'data: {"done": true}'
+        assert '"usage"' in rest[-2]
+        assert server.wait(timeout=20) in (0, -signal.SIGTERM)
+
+
+def test_the_engine_ends_with_a_server_that_was_killed(model_dir):
+    with started(model_dir) as (server, url):
+        httpx.get(f"{url}/health", timeout=30)
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        assert children
+        server.kill()
+        server.wait()
+        wait_until(lambda: not any(_is_alive(int(child)) for child in children))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False

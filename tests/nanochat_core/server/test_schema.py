@@ -2,37 +2,45 @@ import json
 
 import pytest
 
-from nanochat_core.server.schema import RequestError, parse_chat_request
+from nanochat_core.server.openai_schema import ChatCompletionRequest, CompletionRequest
+from nanochat_core.server.schema import ChatRequest, RequestError, check_turns, parse
 
 HELLO = {"role": "user", "content": "hello"}
+SURROGATE = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
 
 
-def parse(**tree):
-    return parse_chat_request(json.dumps(tree).encode())
+def chat(body: bytes | dict) -> ChatRequest:
+    request = parse(ChatRequest, body if isinstance(body, bytes) else json.dumps(body).encode())
+    check_turns([(message.role, message.content) for message in request.messages])
+    return request
 
 
 def refused(body: bytes | dict) -> tuple[int, str]:
     with pytest.raises(RequestError) as caught:
-        parse_chat_request(body if isinstance(body, bytes) else json.dumps(body).encode())
+        chat(body)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
     return caught.value.status, str(caught.value)
 
 
 def test_a_request_may_leave_the_settings_out():
-    request = parse(messages=[HELLO])
-    assert request.messages == (HELLO,)
-    assert (request.temperature, request.top_k, request.max_tokens) == (0.8, 50, 512)
-    assert parse(messages=[HELLO], temperature=None, top_k=None, max_tokens=None) == request
+    request = chat({"messages": [HELLO]})
+    assert [message.model_dump() for message in request.messages] == [HELLO]
+    assert request.temperature is request.top_k is request.max_tokens is request.seed is None
+    nulls = {"temperature": None, "top_k": None, "max_tokens": None, "seed": None}
+    assert chat({"messages": [HELLO], **nulls}) == request
 
 
 def test_unknown_keys_are_ignored():
-    assert parse(messages=[{**HELLO, "name": "x"}], model="y", stream=True).messages == (HELLO,)
+    plain = chat({"messages": [HELLO]})
+    assert chat({"messages": [{**HELLO, "name": "x"}], "model": "y", "stream": True}) == plain
 
 
 @pytest.mark.parametrize(
-    "settings", [{"temperature": 0}, {"temperature": 2}, {"top_k": 0}, {"top_k": 200}]
+    "settings", [{"temperature": 0}, {"temperature": 2}, {"top_k": 0}, {"top_k": 200}, {"seed": -1}]
 )
 def test_the_limits_themselves_are_allowed(settings):
-    request = parse(messages=[HELLO], **settings)
+    request = chat({"messages": [HELLO], **settings})
     assert all(getattr(request, name) == value for name, value in settings.items())
 
 
@@ -42,16 +50,17 @@ def test_the_limits_themselves_are_allowed(settings):
         b"",
         b"{",
         b"\xff",
+        b'{"messages": "\xff"}',
         b"null",
         b"[]",
         b"[" * 100_000,
+        SURROGATE,
         {},
         {"messages": "hello"},
         {"messages": ["hello"]},
         {"messages": [{"role": "user"}]},
         {"messages": [{"role": "user", "content": None}]},
         {"messages": [{"role": "user", "content": ["hello"]}]},
-        {"messages": [{"role": 1, "content": "hello"}]},
         {"messages": [HELLO], "temperature": "1"},
         {"messages": [HELLO], "temperature": True},
         {"messages": [HELLO], "top_k": 1.5},
@@ -65,35 +74,46 @@ def test_what_is_not_of_the_form_is_a_422(body):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"messages": []}, "1 to 500 messages"),
-        ({"messages": [HELLO] * 501}, "1 to 500 messages"),
-        ({"messages": [{"role": "user", "content": ""}]}, "1 to 8000"),
-        ({"messages": [{"role": "user", "content": "x" * 8001}]}, "message 0 is 8001 characters"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
+        ({"messages": []}, "messages has 0 entries, it needs 1"),
+        ({"messages": [HELLO] * 501}, "messages has 501 entries, it may have 500"),
+        ({"messages": [{"role": "user", "content": ""}]}, "0 characters long, it may have 1 to"),
+        (
+            {"messages": [{"role": "user", "content": "x" * 8001}]},
+            "message 0: content is 8001 characters long, it may have 8000",
+        ),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "message 0: role must be 'user'"),
         ({"messages": [HELLO, HELLO]}, "take turns"),
         ({"messages": [HELLO, {"role": "assistant", "content": "x"}]}, "the last is the user's"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "take turns"),
         ({"messages": [{"role": "system", "content": "x"}]}, "take turns"),
-        ({"temperature": 2.01}, "temperature must be from 0.0 to 2.0"),
-        ({"temperature": -1}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": float("inf")}, "temperature"),
-        ({"temperature": 10**400}, "temperature"),
-        ({"top_k": 201}, "top_k must be from 0 to 200"),
-        ({"top_k": -1}, "top_k"),
-        ({"max_tokens": 0}, "max_tokens must be from 1 to 4096"),
-        ({"max_tokens": 4097}, "max_tokens"),
+        ({"temperature": 2.01}, "temperature is 2.01, it may be at most 2.0"),
+        ({"temperature": -1}, "temperature is -1, it must be at least 0.0"),
+        ({"temperature": float("nan")}, "temperature is not a finite number"),
+        ({"temperature": float("inf")}, "temperature is not a finite number"),
+        ({"top_k": 201}, "top_k is 201, it may be at most 200"),
+        ({"top_k": -1}, "top_k is -1, it must be at least 0"),
+        ({"top_k": 10**400}, "top_k is too large"),
+        ({"max_tokens": 0}, "max_tokens is 0, it must be at least 1"),
+        ({"max_tokens": 4097}, "max_tokens is 4097, it may be at most 4096"),
+        ({"seed": 2**63}, "seed is too large"),
     ],
 )
-def test_what_is_over_a_limit_is_a_400_that_names_it(change, says):
+def test_what_is_over_a_limit_is_a_400_that_names_it_and_by_how_much(change, says):
     status, message = refused({"messages": [HELLO], **change})
-    assert status == 400
     assert says in message
+    assert status == 400
+
+
+def test_a_number_too_large_for_a_float_is_refused():
+    status, message = refused(
+        b'{"messages": [{"role": "user", "content": "x"}],"temperature":1e999}'
+    )
+    assert (status, message) == (400, "temperature is not a finite number")
 
 
 def test_a_conversation_of_32000_characters_is_read_and_one_more_is_not():
     turns = [{"role": ("user", "assistant")[i % 2], "content": "x" * 6400} for i in range(5)]
-    assert len(parse(messages=turns).messages) == 5
+    assert len(chat({"messages": turns}).messages) == 5
     turns[0]["content"] += "x"
     status, message = refused({"messages": turns})
     assert (status, "32001" in message) == (400, True)
@@ -105,7 +125,11 @@ def test_a_body_above_a_megabyte_is_a_413():
 
 def test_a_system_message_may_come_first():
     system = {"role": "system", "content": "be brief"}
-    assert parse(messages=[system, HELLO]).messages == (system, HELLO)
+    assert len(chat({"messages": [system, HELLO]}).messages) == 2
+
+
+def test_the_model_may_have_said_nothing():
+    chat({"messages": [HELLO, {"role": "assistant", "content": ""}, HELLO]})
 
 
 def test_no_refusal_repeats_what_was_sent():
@@ -116,5 +140,23 @@ def test_no_refusal_repeats_what_was_sent():
         {"messages": [{"role": "user", "content": secret * 1000}]},
         {"messages": [HELLO], "temperature": secret},
         secret.encode(),
+        json.dumps({"messages": secret, "x": [1, {secret: 2}]}).encode(),
     ]
     assert all(secret not in refused(body)[1] for body in bodies)
+
+
+def test_parts_of_text_are_joined_and_other_parts_refused():
+    text = {"type": "text", "text": "a"}
+    body = {"messages": [{"role": "user", "content": [text, {"type": "text", "text": "b"}]}]}
+    assert parse(ChatCompletionRequest, json.dumps(body).encode()).messages[0].content == "ab"
+    body = {"messages": [{"role": "user", "content": [text, {"type": "image_url"}]}]}
+    with pytest.raises(RequestError) as caught:
+        parse(ChatCompletionRequest, json.dumps(body).encode())
+    assert str(caught.value) == "message 0: content: must be text"
+
+
+def test_one_stop_string_and_one_prompt_may_stand_alone():
+    request = parse(CompletionRequest, b'{"prompt": "once", "stop": "end"}')
+    assert (request.prompt, request.stop) == (["once"], ["end"])
+    with pytest.raises(RequestError, match="stop has 5 entries, it may have 4"):
+        parse(CompletionRequest, b'{"prompt": "once", "stop": ["1", "2", "3", "4", "5"]}')

@@ -1,0 +1,76 @@
+"""What uvicorn leaves open: a connection that sends its request too slowly, or reads nothing of an
+answer, is closed. Measured with stock uvicorn: 300 such connections stay for ever.
+
+The server's own limits are for requests; this one is for what never becomes one.
+"""
+
+import asyncio
+from typing import Any
+
+import h11
+
+RECEIVE_SECONDS = 20.0  # for a whole request, from its connection or its first byte
+READ_SECONDS = 30.0  # in which a client must have read something of what waits for it
+
+
+class Deadlines:
+    """Goes before uvicorn's H11Protocol in a class that is both."""
+
+    receive_seconds = RECEIVE_SECONDS
+    read_seconds = READ_SECONDS
+    _receiving: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
+    # uvicorn's
+    conn: Any
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """A connection must become a request in time."""
+        super().connection_made(transport)  # pyright: ignore[reportAttributeAccessIssue]
+        self._receiving = self.loop.call_later(self.receive_seconds, self._cut)
+
+    def data_received(self, data: bytes) -> None:
+        """A request that has begun must end in time."""
+        super().data_received(data)  # pyright: ignore[reportAttributeAccessIssue]
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            if self._receiving is None:
+                self._receiving = self.loop.call_later(self.receive_seconds, self._cut)
+        else:
+            self._receiving = _cancelled(self._receiving)
+
+    def pause_writing(self) -> None:
+        """What is written waits for the client to read."""
+        super().pause_writing()  # pyright: ignore[reportAttributeAccessIssue]
+        if self._reading is None:
+            self._expect_less(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        super().resume_writing()  # pyright: ignore[reportAttributeAccessIssue]
+        self._reading = _cancelled(self._reading)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """There is nothing to wait for."""
+        self._receiving = _cancelled(self._receiving)
+        self._reading = _cancelled(self._reading)
+        super().connection_lost(exc)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _expect_less(self, size: int) -> None:
+        self._reading = self.loop.call_later(self.read_seconds, self._check_read, size)
+
+    def _check_read(self, size: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left >= size:
+            self._cut()
+        else:
+            self._expect_less(left)
+
+    def _cut(self) -> None:
+        # Not close(), which waits until the client has read what is written.
+        self.transport.abort()
+
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

@@ -1,0 +1,124 @@
+"""From a model directory to the pool that answers with it, and what the process needs for that."""
+
+import os
+import resource
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from nanochat_core.errors import ConfigError
+from nanochat_core.server.channel import Spec
+from nanochat_core.server.pool import Pool
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+Device: TypeAlias = Literal["auto", "cpu", "cuda"]
+MAKER = "nanochat_core.server.engine_process:open_engine"
+SLOTS = {"cpu": 16, "cuda": 64}  # answers at the same time, of one engine process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engines:
+    """How many engine processes there are, and on what."""
+
+    device: Device = "auto"  # "auto": the GPUs, if there are any
+    workers: int | None = None  # None: one for each GPU, or one on the CPU
+    precision: str = "model"
+    num_slots: int | None = None  # None: what suits the device
+    maker: str = MAKER
+
+    def __post_init__(self) -> None:
+        for name, value in (("workers", self.workers), ("slots", self.num_slots)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}", hint="at least 1")
+
+
+def make_pool(directory: Path, engines: Engines, *, max_waiting: int) -> Pool:
+    """The pool that answers with the model in `directory`; not started. Raises ModelError."""
+    return Pool(
+        make_specs(directory, engines),
+        Tokenizer.load(directory / "tokenizer"),
+        max_waiting=max_waiting,
+    )
+
+
+def make_specs(directory: Path, engines: Engines) -> Sequence[Spec]:
+    """One for each process. Raises ConfigError where there is no GPU and one is asked for."""
+    gpus = 0 if engines.device == "cpu" else _count_gpus()
+    if engines.device == "cuda" and not gpus:
+        raise ConfigError("there is no GPU", hint="leave --device out, or give --device cpu")
+    workers = engines.workers or max(1, gpus)
+    kind = "cuda" if gpus else "cpu"
+    # On a CPU one core is left to HTTP: with it as busy as the rest, everybody waits for it.
+    threads = max(1, (len(os.sched_getaffinity(0)) - 1) // workers)
+    return [
+        Spec(
+            maker=engines.maker,
+            directory=str(directory),
+            device=f"cuda:{index % gpus}" if gpus else "cpu",
+            num_threads=1 if gpus else threads,
+            precision=engines.precision,
+            num_slots=engines.num_slots or SLOTS[kind],
+        )
+        for index in range(workers)
+    ]
+
+
+def open_port(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError when the address is taken or not this machine's."""
+    if not 0 <= port <= 65535:  # getaddrinfo would take it modulo 65536
+        raise ConfigError(f"port is {port}", hint="a number from 0 (any free port) to 65535")
+    listener = None
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {(error.strerror or str(error)).lower()}",
+            hint="give a free port with --port, or 0 for any",
+        ) from error
+    return listener
+
+
+def allow_connections() -> None:
+    """As many open sockets as the system lets this process have, not the few of a shell."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def trusted_hosts(host: str, more: Sequence[str]) -> tuple[str, ...]:
+    """The names that a server listening on `host` goes by; none: any.
+
+    Only a server of this machine alone knows its names. It must not go by others: a web page whose
+    name points here would be taken for one of ours.
+    """
+    if more:
+        return ("localhost", "127.0.0.1", "::1", host, *more)
+    is_local = host in ("localhost", "::1") or host.startswith("127.")
+    return ("localhost", "127.0.0.1", "::1", host) if is_local else ()
+
+
+def read_key(path: Path) -> str:
+    """The API key in a file. Raises ConfigError when there is none."""
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not key.isascii() or not key.isprintable() or " " in key or not key:
+        raise ConfigError(
+            f"{path} holds no API key", hint="one line of ASCII letters, digits and signs"
+        )
+    return key
+
+
+def _count_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,0 +1,53 @@
+"""The command line of `python -m nanochat_core.server`."""
+
+import argparse
+from pathlib import Path
+
+from nanochat_core.server.launch import Engines, read_key, trusted_hosts
+from nanochat_core.server.service import Rules
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Its options; `nanochat serve` has the same."""
+    parser = argparse.ArgumentParser(
+        prog="python -m nanochat_core.server", description="Serve a chat model and its page."
+    )
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL_DIR", help="a model directory")
+    add("--port", type=int, default=8000, help="0: any free port")
+    add("--host", default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--workers", type=int, help="engine processes; default one for each GPU")
+    add("--precision", default="model", help="of the weights; default the model's own")
+    add("--slots", type=int, help="answers that one engine process writes at the same time")
+    add("--max-waiting", type=int, default=64, help="answers that may wait for a slot")
+    add("--max-seconds", type=float, default=600.0, help="for one answer, its wait included")
+    add("--overflow", choices=("drop", "refuse"), default="drop", help="of the context")
+    add("--key-file", type=Path, help="a file with the API key to ask for")
+    add("--trusted-host", action="append", default=[], help="a name this server goes by")
+    add("--allow-origin", action="append", default=[], help="a web site that may ask")
+    add("--log", choices=("none", "access", "contents"), default="access")
+    return parser
+
+
+def engines_of(options: argparse.Namespace) -> Engines:
+    """The engine processes asked for."""
+    return Engines(
+        device=options.device,
+        workers=options.workers,
+        precision=options.precision,
+        num_slots=options.slots,
+    )
+
+
+def rules_of(options: argparse.Namespace) -> Rules:
+    """The rules asked for. Raises ConfigError."""
+    return Rules(
+        max_waiting=options.max_waiting,
+        max_seconds=options.max_seconds,
+        overflow=options.overflow,
+        key=read_key(options.key_file) if options.key_file else None,
+        hosts=trusted_hosts(options.host, options.trusted_host),
+        origins=tuple(options.allow_origin),
+        log=options.log,
+    )

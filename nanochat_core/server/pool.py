@@ -1,0 +1,308 @@
+"""The engine processes of one model: started, fed with the least loaded first, started again when
+one dies. Everything here belongs to one event loop.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from nanochat_core.engine.requests import EndEvent, Event, TokenEvent
+from nanochat_core.errors import ModelError
+from nanochat_core.server.channel import Ask, Facts, Spec, frame, read_message, unpack_event
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0  # seconds before a dead engine process is started again
+STEADY_SECONDS = 60.0  # one that lived so long is started again at once
+SECONDS_TO_DIE = 5.0
+_LOG = logging.getLogger(__name__)
+
+
+class Busy(Exception):
+    """As many requests wait as may."""
+
+
+class NoEngine(Exception):
+    """Every engine process is being started again."""
+
+
+class AnswerStream:
+    """What comes of one request. Events wait here, unread ones together, until they are taken.
+
+    There are never more than `num_samples` answers' worth of them, so a slow reader costs memory
+    that its request had to ask for, and nobody's time.
+    """
+
+    def __init__(self, num_samples: int, *, worker: int, on_cancel: Callable[[], None]) -> None:
+        self.worker = worker  # the index of its engine process
+        self._events: list[Event] = []
+        self._come = asyncio.Event()
+        self._open = set(range(num_samples))
+        self._on_cancel = on_cancel
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come; what came may still be taken."""
+        return not self._open
+
+    async def take(self) -> list[Event]:
+        """All that came since the last time, at least one; none when it is over."""
+        if not self._events and self._open:
+            self._come.clear()
+            await self._come.wait()
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self) -> None:
+        """Call it off, unless it is over. Samples that still went on end as cancelled."""
+        if self._open:
+            self.close("cancelled")
+            self._on_cancel()
+
+    def put(self, event: Event) -> None:
+        """What the engine says; after `cancel` it is not listened to."""
+        if isinstance(event, EndEvent) and event.sample < 0:  # refused as a whole
+            self.close(event.reason, event.error)
+        elif event.sample in self._open:
+            self._events.append(event)
+            if isinstance(event, EndEvent):
+                self._open.discard(event.sample)
+            self._come.set()
+
+    def close(self, reason: str, error: str = "") -> None:
+        """End every sample that goes on."""
+        for sample in sorted(self._open):
+            self._events.append(EndEvent(sample=sample, reason=reason, error=error))  # pyright: ignore[reportArgumentType]
+        self._open.clear()
+        self._come.set()
+
+
+@dataclasses.dataclass
+class _Asked:
+    """A request as its engine process has it."""
+
+    stream: AnswerStream
+    open: int  # samples that have not ended there
+
+
+class Worker:
+    """One engine process, and what is under way in it."""
+
+    def __init__(self, index: int, spec: Spec) -> None:
+        self.index = index
+        self.spec = spec
+        self.facts: Facts | None = None  # None: it is not ready
+        self.restarts = 0
+        self.busy = 0  # samples that it writes or that wait in it
+        self.failure: ModelError | None = None
+        self.changed = asyncio.Event()  # ready, or refused
+        self._was_ready = False
+        self._asked: dict[int, _Asked] = {}
+        self._count = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process, while there is one."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Keep one process running from now on."""
+        self._task = asyncio.create_task(self._keep_running())
+
+    async def stop(self) -> None:
+        """End it; what is under way there fails."""
+        if self._task:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def ask(self, ask: Ask) -> AnswerStream:
+        """Begin a request; there must be a process that is ready."""
+        assert self._writer is not None, "no process is ready"
+        self._count += 1
+        number = self._count
+
+        def cancel() -> None:
+            if number in self._asked:
+                self._say(["cancel", number])
+
+        stream = AnswerStream(ask.num_samples, worker=self.index, on_cancel=cancel)
+        self._asked[number] = _Asked(stream=stream, open=ask.num_samples)
+        self.busy += ask.num_samples
+        self._say(["ask", number, ask.tree()])
+        return stream
+
+    def fail_all(self, why: str) -> None:
+        """End every stream with an error."""
+        for asked in self._asked.values():
+            asked.stream.close("failed", why)
+        self._asked.clear()
+        self.busy = 0
+
+    def _say(self, message: list[object]) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(frame(message))
+
+    async def _keep_running(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            began = time.monotonic()
+            try:
+                await self._run_once()
+            finally:
+                self.facts = self._writer = None
+                self.fail_all("the engine stopped unexpectedly; try again in a moment")
+            if not self._was_ready:
+                hint = "what it wrote before says why"
+                self.failure = self.failure or ModelError("the engine ended at once", hint=hint)
+                self.changed.set()
+                return
+            self.failure = None
+            _LOG.error("engine process %d ended; it is started again", self.index)
+            self.restarts += 1
+            steady = time.monotonic() - began > STEADY_SECONDS
+            pause = FIRST_PAUSE if steady else min(2 * pause, LONGEST_PAUSE)
+            await asyncio.sleep(pause)
+
+    async def _run_once(self) -> None:
+        """One life of the process, from its start to its end."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # A process group of its own: Ctrl-C is the HTTP process's, which ends this one after
+            # the answers that are under way.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "nanochat_core.server.engine_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        try:
+            reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**26)
+            self._say(dataclasses.asdict(self.spec))  # pyright: ignore[reportArgumentType]
+            while (message := await read_message(reader)) is not None:
+                self._hear(message)
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+            await asyncio.shield(_end(self._process))
+            self._process = None
+
+    def _hear(self, message: list[object]) -> None:
+        match message:
+            case ["ready", dict(facts)]:
+                self.facts = Facts(**facts)
+                self._was_ready = True
+                self.changed.set()
+            case ["refused", str(why), hint]:
+                self.failure = ModelError(why, hint=hint)  # pyright: ignore[reportArgumentType]
+            case ["events", list(events)]:
+                for event in events:
+                    self._put(event)
+
+    def _put(self, packed: list[object]) -> None:
+        asked = self._asked.get(packed[0])  # pyright: ignore[reportArgumentType]
+        if asked is None:
+            return
+        event = unpack_event(packed)
+        asked.stream.put(event)
+        if not isinstance(event, TokenEvent):
+            ended = asked.open if event.sample < 0 else 1
+            asked.open -= ended
+            self.busy -= ended
+            if not asked.open:
+                del self._asked[packed[0]]  # pyright: ignore[reportArgumentType]
+                self._say(["forget", packed[0]])
+
+
+class Pool:
+    """The engine processes of one model, and its tokenizer."""
+
+    def __init__(self, specs: Sequence[Spec], tokenizer: Tokenizer, *, max_waiting: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_waiting = max_waiting  # samples that may wait at each process
+        self.workers = [Worker(index, spec) for index, spec in enumerate(specs)]
+        self._facts: Facts | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """Of the model; the pool must have been started."""
+        assert self._facts is not None, "the pool was not started"
+        return self._facts
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any process can answer."""
+        return any(worker.facts for worker in self.workers)
+
+    @property
+    def num_slots(self) -> int:
+        """Answers that can be written at the same time."""
+        return sum(worker.facts.num_slots for worker in self.workers if worker.facts)
+
+    @property
+    def running(self) -> int:
+        """Answers that are being written."""
+        ready = [worker for worker in self.workers if worker.facts]
+        return sum(min(w.busy, w.facts.num_slots) for w in ready if w.facts)
+
+    @property
+    def waiting(self) -> int:
+        """Answers that wait for a slot."""
+        return sum(worker.busy for worker in self.workers) - self.running
+
+    async def start(self) -> None:
+        """Start the processes and wait until all are ready. Raises ModelError."""
+        for worker in self.workers:
+            worker.start()
+        for worker in self.workers:
+            await worker.changed.wait()
+            if worker.failure:
+                await self.stop()
+                raise worker.failure
+            self._facts = self._facts or worker.facts
+
+    def submit(self, ask: Ask) -> AnswerStream:
+        """Begin a request where least is under way. Raises Busy or NoEngine."""
+        ready = [worker for worker in self.workers if worker.facts]
+        if not ready:
+            raise NoEngine
+        worker = min(ready, key=lambda worker: worker.busy)
+        assert worker.facts is not None
+        # One request may be as wide as it likes where nothing waits.
+        most = worker.facts.num_slots + self.max_waiting
+        if worker.busy and worker.busy + ask.num_samples > most:
+            raise Busy
+        return worker.ask(ask)
+
+    def fail_all(self, why: str) -> None:
+        """End every stream with an error."""
+        for worker in self.workers:
+            worker.fail_all(why)
+
+    async def stop(self) -> None:
+        """End the processes; what is under way fails."""
+        await asyncio.gather(*(worker.stop() for worker in self.workers))
+
+    async def drain(self, *, seconds: float) -> None:
+        """Wait until nothing is under way, at most so long; then stop."""
+        until = time.monotonic() + seconds
+        while any(worker.busy for worker in self.workers) and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        await self.stop()
+
+
+async def _end(process: "subprocess.Popen[bytes]") -> None:
+    """The other end of its socket is closed, so it ends by itself; else it is killed."""
+    until = time.monotonic() + SECONDS_TO_DIE
+    while process.poll() is None:
+        if time.monotonic() > until:
+            process.kill()
+        await asyncio.sleep(0.005)

@@ -1,0 +1,223 @@
+"""What the routes share: the model that is served, how it may be used, and an answer's life."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, TypeVar
+
+from nanochat_core.engine.requests import EndEvent, Event, LogProbs, TokenEvent
+from nanochat_core.server.channel import Ask
+from nanochat_core.server.metrics import Metrics
+from nanochat_core.server.pool import AnswerStream, Pool
+from nanochat_core.server.prompts import Overflow
+from nanochat_core.server.text import AnswerText, Piece, StopStrings
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+Finish: TypeAlias = Literal["stop", "length", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How a server may be used."""
+
+    max_waiting: int = 64  # answers that wait at each engine process
+    max_seconds: float = 600.0  # of one request, its wait included
+    overflow: Overflow = "drop"  # what to do with a conversation longer than the context
+    key: str | None = None  # asked of every route but /health
+    hosts: tuple[str, ...] = ()  # names this server answers to; none: any
+    origins: tuple[str, ...] = ()  # web pages elsewhere that may ask from a browser
+    log: Literal["none", "access", "contents"] = "access"
+    ping_seconds: float = 15.0  # of silence, before a stream is told that it is alive
+    drain_seconds: float = 20.0  # for the answers under way when the server is asked to stop
+
+
+class Service:
+    """A running server: which pool answers, by which rules, counted where."""
+
+    def __init__(self, pool: Pool, *, name: str, rules: Rules, metrics: Metrics) -> None:
+        self.pool = pool
+        self.name = name
+        self.rules = rules
+        self.metrics = metrics
+        self.created = int(time.time())
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def swap(self, make_pool: Callable[[], Pool]) -> None:
+        """Serve another model from now on. Streams under way end with the model they began with.
+
+        Raises ModelError, and nothing has changed, when the new one cannot be loaded.
+        """
+        new = make_pool()
+        await new.start()
+        old, self.pool = self.pool, new
+        drained = asyncio.create_task(old.drain(seconds=self.rules.max_seconds))
+        self._leaving.add(drained)
+        drained.add_done_callback(self._leaving.discard)
+
+    async def stop(self) -> None:
+        """End every process."""
+        for leaving in tuple(self._leaving):
+            leaving.cancel()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await self.pool.stop()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """Something to tell about one of a request's answers."""
+
+    sample: int
+    piece: Piece | None = None
+    tokens: tuple[tuple[int, LogProbs], ...] = ()  # whose text it is, where they are wanted
+    finish: Finish | None = None
+    error: str = ""
+
+
+@dataclass(kw_only=True)
+class _Choice:
+    """One answer as far as it has come."""
+
+    text: AnswerText
+    stops: StopStrings
+    tokens: list[tuple[int, LogProbs]] = field(default_factory=list)
+    over: bool = False
+
+
+class Answering:
+    """One request's answers while they are written. `close` it, however that ends."""
+
+    def __init__(
+        self, service: Service, pool: Pool, ask: Ask, *, stops: Sequence[str] = ()
+    ) -> None:
+        """Begins. Raises Busy or NoEngine."""
+        self.stream: AnswerStream = pool.submit(ask)
+        self.prompt_tokens = len(ask.prompt)
+        self.completion_tokens = 0
+        self.finish: Finish | None = None  # of the first answer
+        self._metrics = service.metrics
+        self._seconds = service.rules.max_seconds
+        self._ping = service.rules.ping_seconds
+        self._began = self._last = time.monotonic()
+        tokenizer: Tokenizer = pool.tokenizer
+        self._ends = {tokenizer.bos, tokenizer.special("<|assistant_end|>")}
+        self._written: list[str] | None = [] if service.rules.log == "contents" else None
+        if self._written is not None:
+            _LOG.info("asked: %r", tokenizer.decode(ask.prompt))
+        self._choices = [
+            _Choice(text=AnswerText(tokenizer), stops=StopStrings(stops))
+            for _ in range(ask.num_samples)
+        ]
+        service.metrics.prompt_tokens.inc(len(ask.prompt))
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began
+
+    def close(self) -> None:
+        """The engine need not go on with it."""
+        if not self.stream.is_over:
+            self._metrics.ends.labels("cancelled").inc()
+        self.stream.cancel()
+        if self._written:
+            _LOG.info("answered: %r", "".join(self._written))
+            self._written = None
+
+    async def tell(self) -> AsyncIterator[list[Told]]:
+        """What there is to tell, as it comes; nothing at all now and then, to show life."""
+        while not all(choice.over for choice in self._choices):
+            left = self._seconds - self.seconds
+            try:
+                async with asyncio.timeout(max(0.0, min(self._ping, left))):
+                    events = await self.stream.take()
+            except TimeoutError:
+                if left > self._ping:
+                    yield []
+                    continue
+                events = self._out_of_time()
+            if not events:
+                return
+            told = [told for event in events for told in self._follow(event)]
+            self._count(events)
+            if told:
+                yield told
+
+    def _out_of_time(self) -> list[Event]:
+        self.close()
+        error = f"the answer took longer than {self._seconds:g} seconds"
+        return [
+            EndEvent(sample=i, reason="failed", error=error)
+            for i, choice in enumerate(self._choices)
+            if not choice.over
+        ]
+
+    def _follow(self, event: Event) -> list[Told]:
+        choice = self._choices[event.sample]
+        if choice.over:
+            return []
+        if isinstance(event, EndEvent):
+            told = self._pieces(event.sample, choice, choice.text.end())
+            return [*told, *self._end(event.sample, choice, event.reason, event.error)]
+        if event.token in self._ends:
+            return []
+        self.completion_tokens += 1
+        if event.log_probs is not None:
+            choice.tokens.append((event.token, event.log_probs))
+        told = self._pieces(event.sample, choice, choice.text.take(event.token))
+        if choice.stops.found:
+            told += self._end(event.sample, choice, "stop", "")
+            if all(choice.over for choice in self._choices):
+                self.stream.cancel()
+        return told
+
+    def _pieces(self, sample: int, choice: _Choice, pieces: Iterable[Piece]) -> list[Told]:
+        told = list[Told]()
+        for piece in pieces:
+            if piece.kind == "text":
+                shown = choice.stops.take(piece.text)
+                if not shown:
+                    continue
+                piece = Piece(kind="text", text=shown)
+            told.append(Told(sample=sample, piece=piece, tokens=tuple(choice.tokens)))
+            choice.tokens.clear()
+            if self._written is not None:
+                self._written.append(piece.text)
+        return told
+
+    def _end(self, sample: int, choice: _Choice, reason: Finish, error: str) -> list[Told]:
+        choice.over = True
+        self.finish = self.finish or reason
+        self._metrics.ends.labels(reason).inc()
+        end = Told(sample=sample, finish=reason, error=error)
+        held = choice.stops.end()
+        if not held:
+            return [end]
+        piece = Piece(kind="text", text=held)
+        return [Told(sample=sample, piece=piece, tokens=tuple(choice.tokens)), end]
+
+    def _count(self, events: Sequence[Event]) -> None:
+        tokens = sum(isinstance(event, TokenEvent) for event in events)
+        if not tokens:
+            return
+        now = time.monotonic()
+        if self._last == self._began:
+            self._metrics.first_token.observe(now - self._began)
+        else:
+            self._metrics.next_token.observe((now - self._last) / tokens)
+        self._last = now
+        self._metrics.count_tokens(tokens)
+
+
+def engine_seed(seed: int | None) -> int:
+    """The engine's for what somebody asked for; a new one where nobody did."""
+    return secrets.randbits(62) if seed is None else seed % 2**62
+
+
+async def prepared(work: Callable[[], T], *, size: int) -> T:
+    """`work()`, in another thread where `size` characters would hold up the event loop."""
+    return await asyncio.to_thread(work) if size > 2000 else work()

@@ -1,0 +1,97 @@
+"""An answer's tokens as what people read: whole characters, calculator calls, stop strings."""
+
+import codecs
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from nanochat_core.tokenizer.bpe import BOS, Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A part of an answer: text of whole characters, a call's expression, or its result."""
+
+    kind: Literal["text", "tool_call", "tool_result"]
+    text: str
+
+
+class AnswerText:
+    """Turns the tokens of one answer into pieces, each as soon as it is whole.
+
+    Bytes wait until they are characters; those that never become one are U+FFFD. What the model
+    writes between <|python_start|> and <|python_end|> is a call, what the calculator puts between
+    <|output_start|> and <|output_end|> its result. Other special tokens are nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._first_special = tokenizer.special(BOS)
+        self._starts: dict[int, Literal["tool_call", "tool_result"]] = {
+            tokenizer.special("<|python_start|>"): "tool_call",
+            tokenizer.special("<|output_start|>"): "tool_result",
+        }
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._inside: Literal["tool_call", "tool_result"] | None = None
+        self._held: list[int] = []
+
+    def take(self, token: int) -> Iterator[Piece]:
+        """What is whole now that `token` came."""
+        if token >= self._first_special:
+            yield from self.end()
+            self._inside = self._starts.get(token)
+        elif self._inside:
+            self._held.append(token)
+        else:
+            yield from _text(self._decoder.decode(self._tokenizer.decode_bytes([token])))
+
+    def end(self) -> Iterator[Piece]:
+        """What was held back: half a character, or a call that was cut short."""
+        yield from _text(self._decoder.decode(b"", final=True))
+        self._decoder.reset()
+        if self._inside:
+            yield Piece(kind=self._inside, text=self._tokenizer.decode(self._held))
+            self._inside = None
+            self._held.clear()
+
+
+class StopStrings:
+    """Lets text through up to the first of `stops`, which itself is not let through.
+
+    Text that may be the beginning of one is held back until it is known.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.found = False
+
+    def take(self, text: str) -> str:
+        """What may be shown of `text` and of what was held back."""
+        if self.found or not self._stops:
+            return "" if self.found else text
+        text = self._held + text
+        starts = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if starts:
+            self.found = True
+            self._held = ""
+            return text[: min(starts)]
+        held = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def end(self) -> str:
+        """What was held back and is no stop string after all."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _text(text: str) -> Iterator[Piece]:
+    if text:
+        yield Piece(kind="text", text=text)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of `text` are the beginning of `stop`, but not all of it."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,136 @@
+"""An engine without a model, for what must be known of the server and not of an answer.
+
+It does what the last message says: `echo X` writes X, `long` writes until it may not, `call` asks
+the calculator, `die` ends the process, `fail` fails, `token N ...` writes those ids.
+"""
+
+import os
+import threading
+import time
+
+from nanochat_core.engine.requests import EndEvent, LogProbs, Request, TokenEvent
+from nanochat_core.errors import DataError, ModelError
+from nanochat_core.server.channel import Facts, Spec
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+TOKENIZER = Tokenizer({bytes([i]): i for i in range(256)})
+CONTEXT = 4096
+SECONDS_PER_STEP = 0.002
+
+
+class Ticket:
+    """A request and how far it is."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.answer = _answer_to(request)
+        self.at = [0] * request.num_samples
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """Call it off."""
+        self.is_cancelled = True
+
+
+class FakeEngine:
+    """Writes a token of as many answers as there are slots, and sleeps."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._tickets: list[Ticket] = []
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to write."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def stop(self) -> None:
+        """Nothing to do."""
+
+    def submit(self, request: Request) -> Ticket:
+        """Take a request."""
+        if b"refuse" in bytes(token for token in request.prompt if token < 256):
+            raise DataError("this engine does not like it")
+        ticket = Ticket(request)
+        with self._lock:
+            self._tickets.append(ticket)
+        return ticket
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(SECONDS_PER_STEP)
+            slots = self._num_slots
+            with self._lock:
+                tickets = list(self._tickets)
+            for ticket in tickets:
+                slots -= self._step(ticket, slots)
+            with self._lock:
+                self._tickets = [t for t in self._tickets if any(at >= 0 for at in t.at)]
+
+    def _step(self, ticket: Ticket, slots: int) -> int:
+        """Write a token of each sample that has a slot; how many have."""
+        request, used = ticket.request, 0
+        for sample, at in enumerate(ticket.at):
+            if at < 0 or (used == slots and not ticket.is_cancelled):
+                continue
+            reason = self._end(ticket, at)
+            if reason:
+                ticket.at[sample] = -1
+                error = "it was told to" if reason == "failed" else ""
+                request.sink(EndEvent(sample=sample, reason=reason, error=error))
+                continue
+            used += 1
+            ticket.at[sample] += 1
+            token = ticket.answer[at]
+            told = None
+            if request.num_log_probs is not None:
+                top = tuple((token + i, -0.5 - i) for i in range(request.num_log_probs))
+                told = LogProbs(chosen=-0.5, top=top)
+            request.sink(TokenEvent(sample=sample, token=token, sampled=True, log_probs=told))
+        return used
+
+    def _end(self, ticket: Ticket, at: int):
+        if ticket.is_cancelled:
+            return "cancelled"
+        if at < len(ticket.answer):
+            if ticket.answer[at] < 0:
+                return "failed"
+            most = ticket.request.max_tokens or CONTEXT
+            is_end = ticket.answer[at] == TOKENIZER.special("<|assistant_end|>")
+            full = at >= most or len(ticket.request.prompt) + at >= CONTEXT
+            return "length" if full and not is_end else None
+        return "stop"
+
+
+def open_fake(spec: Spec) -> tuple[FakeEngine, Facts]:
+    """What an engine process makes."""
+    if spec.directory.endswith("broken"):
+        raise ModelError("this model is broken", hint="mend it")
+    if spec.directory.endswith("crash"):
+        os._exit(9)
+    facts = Facts(
+        parameters=12345, sequence_len=CONTEXT, num_slots=spec.num_slots, precision="fp32"
+    )
+    return FakeEngine(spec.num_slots), facts
+
+
+def _answer_to(request: Request) -> list[int]:
+    special = TOKENIZER.special
+    start = special("<|user_start|>")
+    prompt = list(request.prompt)
+    last = prompt[len(prompt) - prompt[::-1].index(start) :] if start in prompt else prompt[1:]
+    text = TOKENIZER.decode([token for token in last if token < 256])
+    end = special("<|assistant_end|>")
+    if text == "die":
+        os._exit(9)
+    if text == "fail":
+        return [*b"half", -1]
+    if text.startswith("token "):
+        return [*map(int, text.split()[1:]), end]
+    if text == "call":
+        call = [special("<|python_start|>"), *b"12*3", special("<|python_end|>")]
+        result = [special("<|output_start|>"), *b"36", special("<|output_end|>")]
+        return [*b"it is ", *call, *result, *b"36", end]
+    if text.startswith("long"):
+        return list(b"abcdefgh" * 1024)
+    return [*TOKENIZER.encode(text.removeprefix("echo ")), end]
