@@ -70,16 +70,16 @@ def _queries(
     """q (N, H, D), k and v (N, K, D) of the normalised h (N, C)."""
     heads, kv_heads, dim = weights.num_heads, weights.num_kv_heads, weights.head_dim
     joined = block.qkv(h)
-    split = (heads + kv_heads) * dim
-    v = joined[:, split : split + kv_heads * dim].view(-1, kv_heads, dim)
+    split, end = (heads + kv_heads) * dim, (heads + 2 * kv_heads) * dim
+    v = joined[:, split:end].view(-1, kv_heads, dim)
     if block.value_embed is not None:
-        gate = joined[:, split + kv_heads * dim :].sigmoid().unsqueeze(-1)  # (N, K, 1)
+        gate = joined[:, end : end + kv_heads].sigmoid().unsqueeze(-1)  # (N, K, 1)
         embed = F.embedding(tokens, block.value_embed).to(h.dtype).view_as(v)
         v = torch.addcmul(v, gate, embed, value=weights.numerics.gate_scale)
     qk = joined[:, :split].reshape(-1, heads + kv_heads, dim).float()
-    qk = _norm(qk, weights.numerics.norm_eps)  # turning changes no length
     turned = torch.view_as_complex(qk.unflatten(-1, (-1, 2))) * rotary
-    qk = torch.view_as_real(turned).flatten(-2).to(h.dtype)
+    # Afterwards: a turn by what was rounded to bf16 changes lengths.
+    qk = _norm(torch.view_as_real(turned).flatten(-2), weights.numerics.norm_eps).to(h.dtype)
     return qk[:, :heads], qk[:, heads:], v
 
 

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanochat_core.config import ModelConfig
 from nanochat_core.model.gpt import GPT, Attention, Block
 from nanochat_core.model.layers import Embedding, rms_norm, rotary_table
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
@@ -134,7 +135,8 @@ class Weights:
 
         self.layers = [
             LayerWeights(
-                qkv=matrix(width, width + 2 * kv_width + (layer in gated) * config.num_kv_heads),
+                # An even number of outputs: pairs of them are read as complex numbers.
+                qkv=matrix(width, width + 2 * kv_width + (layer in gated) * _even(config)),
                 out=matrix(width, width),
                 up=matrix(width, 4 * width),
                 down=matrix(4 * width, width),
@@ -202,7 +204,8 @@ class Weights:
         parts = [_paired(q, self.head_dim), _paired(k, self.head_dim), v]
         if attention.layer in value_embed_layers(self.config):
             gate = attention.ve_gate.weight
-            parts.append(F.pad(gate, (0, q.size(1) - gate.size(1))))
+            below = _even(self.config) - len(gate)
+            parts.append(F.pad(gate, (0, q.size(1) - gate.size(1), 0, below)))
         return torch.cat(parts)
 
     def _table(self, weight: Tensor) -> Tensor:
@@ -213,6 +216,11 @@ def _value_embed(model: GPT, layer: int) -> Tensor:
     table = model.value_embeds[str(layer)]
     assert isinstance(table, Embedding)
     return table.weight
+
+
+def _even(config: ModelConfig) -> int:
+    """Rows for the gate."""
+    return config.num_kv_heads + config.num_kv_heads % 2
 
 
 def _paired(weight: Tensor, dim: int) -> Tensor:
