@@ -1,84 +1,175 @@
 """Stage `chat_eval`: how many test questions of each task the chat model answers correctly.
 
-Answers are greedy and graded by the tasks. Writes
+Of questions with lettered choices the answer is the likeliest letter (see letters.py), of others
+what the model writes, greedily; the tasks grade it. Writes
 
-    scores.json     {format, tasks: {name: {accuracy, correct, total, low, high}}, chatcore}
-    examples.jsonl  {task, prompt, answer, expected, correct}, every example
-    samples.jsonl   {prompt, text}, answers to the prompts of the config
+    scores.json       {format, tasks: {name: {accuracy, correct, total, low, high, centred}},
+                       failed: {name: reason}, chatcore, intervals: {chatcore: [low, high]}, suite}
+    examples.parquet  task, place, prompt, answer, expected, correct: every example
+    samples.jsonl     {prompt, text}, answers to the prompts of the config
 
-`low` and `high` are a 95 % interval of the accuracy. `chatcore` is the mean accuracy of the tasks.
+`low` and `high` are a 95 % interval, see intervals.py. `centred` is the accuracy on a scale from
+guessing (0) to all right (1), `chatcore` the mean of that over the tasks. A task that cannot be
+judged, for want of its data or of a sandbox, say, is among the `failed`, and `chatcore` is null:
+without it, it would be another measure. `suite` is the digest of what was asked: two scores of the
+same suite compare.
 """
 
-import math
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
 
 from nanochat_core.config import ChatEvalConfig, EvalTaskConfig
 from nanochat_core.data.examples import open_task
 from nanochat_core.engine.engine import Engine
+from nanochat_core.errors import DataError, NanochatError
 from nanochat_core.evaluate.generate import check_gradable, greedy_answers
-from nanochat_core.evaluate.records import write_records
+from nanochat_core.evaluate.intervals import Interval, centred, mean_of, share_of
+from nanochat_core.evaluate.letters import has_letters, likeliest_letters
+from nanochat_core.evaluate.records import write_records, write_table
 from nanochat_core.job import Job, write_json
 from nanochat_core.model.checkpoint import load_model
 from nanochat_core.runtime.device import open_device
-from nanochat_core.runtime.distributed import open_world
+from nanochat_core.runtime.distributed import World, open_world
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
-from tasks.base import Task, prompt_of, text_of
+from tasks.base import Conversation, Task, TaskError, prompt_of, text_of
 from tasks.registry import is_correct
 
-FORMAT = 1
-BATCH = 256  # examples between two progress events
-DEVIATIONS = 1.959964  # of a normal distribution, around 95 % of it
+FORMAT = 2
+BLOCK = 256  # examples that a rank takes at a time, the same however many ranks there are
+# What guessing scores; 0 where nothing can be guessed. nanochat's, though some questions of ARC
+# have three or five choices.
+BASELINES = {"arc_easy": 0.25, "arc_challenge": 0.25, "mmlu": 0.25}
+EXAMPLES = pa.schema(
+    [
+        ("task", pa.string()),
+        ("place", pa.int32()),  # among the task's test examples
+        ("prompt", pa.string()),
+        ("answer", pa.string()),
+        ("expected", pa.string()),
+        ("correct", pa.bool_()),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What was found out about the tasks."""
+
+    records: Mapping[str, Sequence[dict[str, Any]]]  # task -> its rows of examples.parquet
+    failed: Mapping[str, str]  # task -> why it could not be judged
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Judge the chat model. One rank does the work: the others have nothing to add."""
+    """Judge the chat model; the ranks share the questions. Raises DataError when every task fails,
+    and ModelError when the model is none."""
     config = ChatEvalConfig.from_tree(job.config["chat_eval"])
     world = open_world(job.resources.device)
     device = open_device(job.resources, local_rank=world.local_rank)
-    if not world.is_first:
-        return {}
-    progress = Progress(job.events)
+    progress = Progress(job.events, active=world.is_first)
     engine = Engine(
         load_model(job.model_input, device), Tokenizer.load(job.model_input / "tokenizer")
     )
-    tasks = [(entry, _open(job, entry)) for entry in config.tasks]
-    progress.start(sum(len(task) for _, task in tasks), unit="example")
-    scores: dict[str, dict[str, float]] = {}
-    lines: list[dict[str, Any]] = []
-    for entry, task in tasks:
-        found: list[dict[str, Any]] = []
-        for first in range(0, len(task), BATCH):
-            found += judge(engine, task, range(first, min(first + BATCH, len(task))), entry)
-            correct = sum(line["correct"] for line in found)
-            progress.step(len(lines) + len(found), **{task.name: correct / len(found)})
-        scores[entry.name] = score([line["correct"] for line in found])
-        lines += found
-    chatcore = sum(s["accuracy"] for s in scores.values()) / max(len(scores), 1)
-    write_records(job.output / "examples.jsonl", lines)
-    write_records(job.output / "samples.jsonl", answer_prompts(engine, config))
-    write_json(
-        job.output / "scores.json", {"format": FORMAT, "tasks": scores, "chatcore": chatcore}
+    found = judge_all(engine, job, config, world, progress)
+    for name, reason in found.failed.items():
+        progress.message(f"{name} could not be judged: {reason}")
+    if config.tasks and not found.records:
+        raise DataError(next(iter(found.failed.values())), hint="no task could be judged")
+    if not world.is_first:
+        return {}
+    scores = {name: share_of_right(records) for name, records in found.records.items()}
+    chatcore = chatcore_of(scores) if scores and not found.failed else None
+    write_table(
+        job.output / "examples.parquet",
+        [r for some in found.records.values() for r in some],
+        EXAMPLES,
     )
-    return {"chatcore": chatcore, **{name: s["accuracy"] for name, s in scores.items()}}
+    write_records(job.output / "samples.jsonl", answer_prompts(engine, config))
+    tree = {
+        "format": FORMAT,
+        "tasks": {name: _task_tree(name, found.records[name]) for name in scores},
+        "failed": dict(found.failed),
+        "chatcore": chatcore and chatcore.value,
+        "intervals": {"chatcore": [chatcore.low, chatcore.high]} if chatcore else {},
+        "suite": suite_digest(job, config),
+    }
+    write_json(job.output / "scores.json", tree)
+    return _metrics(scores, chatcore, found.failed)
 
 
-def judge(
-    engine: Engine, task: Task, indices: range, entry: EvalTaskConfig
-) -> list[dict[str, Any]]:
-    """The lines of examples.jsonl of some examples of a task."""
-    examples = [task[i] for i in indices]
-    answers = greedy_answers(engine, examples, max_new_tokens=entry.max_new_tokens)
+def judge_all(
+    engine: Engine, job: Job, config: ChatEvalConfig, world: World, progress: Progress
+) -> Judged:
+    """Every task's records, on every rank the same. A task that fails on any rank has failed."""
+    tasks: dict[str, Task] = {}
+    failed: dict[str, str] = {}
+    for entry in config.tasks:
+        try:
+            tasks[entry.name] = _open(job, entry)
+        except NanochatError as error:
+            failed[entry.name] = str(error)
+    blocks = [
+        (entry, range(first, min(first + BLOCK, len(tasks[entry.name]))))
+        for entry in config.tasks
+        if entry.name in tasks
+        for first in range(0, len(tasks[entry.name]), BLOCK)
+    ]
+    total = sum(map(len, tasks.values()))
+    progress.start(total, unit="example")
+    own: dict[str, list[dict[str, Any]]] = {name: [] for name in tasks}
+    done = 0
+    for entry, places in blocks[world.rank :: world.size]:
+        name = entry.name
+        done += len(places) * world.size
+        if name in failed:
+            continue
+        try:
+            own[name] += judge(engine, tasks[name], places, entry)
+        except (NanochatError, TaskError) as error:
+            failed[name] = str(error)
+            continue
+        share = sum(record["correct"] for record in own[name]) / len(own[name])
+        progress.step(min(done, total), **{name: share})
+    everyone = world.gather((own, failed))
+    merged = {name: reason for _, some in reversed(everyone) for name, reason in some.items()}
+    failed = {entry.name: merged[entry.name] for entry in config.tasks if entry.name in merged}
+    records = {
+        name: sorted((r for some, _ in everyone for r in some[name]), key=lambda r: r["place"])
+        for name in tasks
+        if name not in failed
+    }
+    return Judged(records=records, failed=failed)
+
+
+def judge(engine: Engine, task: Task, places: range, entry: EvalTaskConfig) -> list[dict[str, Any]]:
+    """The rows of examples.parquet of some examples of a task.
+
+    Raises TaskError when answers cannot be graded here, DataError when a prompt is of no use.
+    """
+    examples = [task[i] for i in places]
+    answers = _answers(engine, examples, max_new_tokens=entry.max_new_tokens)
     return [
         {
             "task": task.name,
+            "place": place,
             "prompt": text_of(prompt_of(example)["messages"][-1]["content"]),
             "answer": answer,
             "expected": text_of(example["messages"][-1]["content"]),
             "correct": is_correct(task.name, example, answer),
         }
-        for example, answer in zip(examples, answers, strict=True)
+        for place, example, answer in zip(places, examples, answers, strict=True)
     ]
+
+
+def _answers(engine: Engine, examples: Sequence[Conversation], *, max_new_tokens: int) -> list[str]:
+    if all(map(has_letters, examples)):
+        return likeliest_letters(engine.model, engine.tokenizer, examples)
+    return greedy_answers(engine, examples, max_new_tokens=max_new_tokens)
 
 
 def answer_prompts(engine: Engine, config: ChatEvalConfig) -> list[dict[str, Any]]:
@@ -92,32 +183,46 @@ def answer_prompts(engine: Engine, config: ChatEvalConfig) -> list[dict[str, Any
     ]
 
 
-def score(verdicts: list[bool]) -> dict[str, float]:
-    """Accuracy with its 95 % interval."""
-    correct, total = sum(verdicts), len(verdicts)
-    low, high = wilson_interval(correct, total)
+def share_of_right(records: Sequence[Mapping[str, Any]]) -> Interval:
+    """The accuracy of these answers."""
+    return share_of(sum(record["correct"] for record in records), len(records))
+
+
+def chatcore_of(scores: Mapping[str, Interval]) -> Interval:
+    """The mean of the tasks' accuracies, each from guessing (0) to all right (1)."""
+    return mean_of([centred(s, BASELINES.get(name, 0.0)) for name, s in scores.items()])
+
+
+def suite_digest(job: Job, config: ChatEvalConfig) -> str:
+    """64 hex digits: which examples were asked, and how long an answer may be."""
+    digest = hashlib.sha256(f"chat {FORMAT}".encode())
+    for entry in config.tasks:
+        digest.update(json.dumps(entry.canonical(), sort_keys=True).encode())
+        path = job.inputs["task_data"] / entry.name / "test.jsonl"
+        digest.update(hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"-")
+    return digest.hexdigest()
+
+
+def _task_tree(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    score = share_of_right(records)
     return {
-        "accuracy": correct / max(total, 1),
-        "correct": correct,
-        "total": total,
-        "low": low,
-        "high": high,
+        "accuracy": score.value,
+        "correct": sum(record["correct"] for record in records),
+        "total": len(records),
+        "low": score.low,
+        "high": score.high,
+        "centred": centred(score, BASELINES.get(name, 0.0)).value,
     }
 
 
-def wilson_interval(correct: int, total: int) -> tuple[float, float]:
-    """95 % interval of a share of which `correct` of `total` was seen (Wilson 1927).
-
-    It stays inside 0..1 and does not shrink to a point at 0 or all correct; (0, 1) of nothing.
-    """
-    if total == 0:
-        return 0.0, 1.0
-    share, z2 = correct / total, DEVIATIONS**2
-    centre = (share + z2 / (2 * total)) / (1 + z2 / total)
-    spread = share * (1 - share) / total + z2 / (4 * total**2)
-    half = DEVIATIONS * math.sqrt(spread) / (1 + z2 / total)
-    # Exactly 0 and 1 at the ends, where rounding would leave a share outside its own interval.
-    return 0.0 if correct == 0 else centre - half, 1.0 if correct == total else centre + half
+def _metrics(
+    scores: Mapping[str, Interval], chatcore: Interval | None, failed: Mapping[str, str]
+) -> dict[str, Any]:
+    metrics: dict[str, Any] = {}
+    for name, score in {"chatcore": chatcore, **scores}.items():
+        if score is not None:
+            metrics |= {name: score.value, f"{name}_low": score.low, f"{name}_high": score.high}
+    return metrics | {f"{name}_failed": reason for name, reason in failed.items()}
 
 
 def _open(job: Job, entry: EvalTaskConfig) -> Task:

@@ -5,12 +5,15 @@ import dataclasses
 import datetime
 import os
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 # Beyond the launcher's (see runtime/heartbeat.py): it says which rank hangs, a collective does not.
 PATIENCE = datetime.timedelta(hours=1)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,14 @@ class World:
         texts: list[str | None] = [None] * self.size
         dist.all_gather_object(texts, text, group=self.control)
         return next((t for t in texts if t is not None), None)
+
+    def gather(self, item: T) -> list[T]:
+        """Every rank's item, in the order of ranks, on every rank; of plain values."""
+        if self.size == 1:
+            return [item]
+        items: list[Any] = [None] * self.size
+        dist.all_gather_object(items, item, group=self.control)
+        return items
 
     def barrier(self) -> None:
         """Wait for every rank."""

@@ -1,21 +1,26 @@
 import copy
 import itertools
 import json
-import math
+import random
 import shutil
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+from infra.launch.torchrun import run_job
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError
 from nanochat_core.evaluate import chat
 from nanochat_core.evaluate.generate import accuracy, greedy_answers
+from nanochat_core.evaluate.letters import likeliest_letters
 from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.progress import read_events
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
-from tasks.base import Task
-from tasks.files import open_task
+from tasks import multiple_choice
+from tasks.base import Task, TaskError
+from tasks.files import open_task, write_examples
 from tasks.registry import is_correct
 
 pytestmark = pytest.mark.torch
@@ -59,11 +64,41 @@ def records(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def questions(count: int) -> list[dict]:
+    """With three to five lettered choices, one of them longer than the model's windows."""
+    made, rng = list[dict](), random.Random(0)
+    for i in range(count):
+        letters = rng.sample("ABCDEFGHIJ1234", 3 + i % 3)
+        choices = [f"{'long ' * (40 * (i % 5 == 0))}choice {i * j}" for j in range(len(letters))]
+        answer = letters[i % len(letters)]
+        made.append(multiple_choice.make_conversation(f"What is {i}?", letters, choices, answer))
+    return made
+
+
+@pytest.fixture(scope="module")
+def many_tasks_dir(task_data_dir, tmp_path_factory) -> Path:
+    """With questions of lettered choices besides, and programs to be written."""
+    directory = tmp_path_factory.mktemp("tasks") / "task_data"
+    shutil.copytree(task_data_dir, directory)
+    program = {
+        "messages": [
+            {"role": "user", "content": "def one():"},
+            {"role": "assistant", "content": "def one():\n    return 1"},
+        ],
+        "entry_point": "one",
+        "test": "def check(one):\n    assert one() == 1",
+    }
+    for name, examples in (("arc_easy", questions(40)), ("humaneval", [program])):
+        (directory / name).mkdir()
+        write_examples(directory / name / "test.jsonl", examples)
+    return directory
+
+
 def test_every_example_is_answered_graded_and_counted(make, model, tokenizer, task_data_dir):
     job = make(("spelling", 3), ("arithmetic", 99))
     metrics = chat.run(job)
     scores = json.loads((job.output / "scores.json").read_text())
-    examples = records(job.output / "examples.jsonl")
+    examples = pq.read_table(job.output / "examples.parquet").to_pylist()
     assert {name: s["total"] for name, s in scores["tasks"].items()} == {
         "spelling": 3,
         "arithmetic": 5,
@@ -73,8 +108,12 @@ def test_every_example_is_answered_graded_and_counted(make, model, tokenizer, ta
         assert found["correct"] == sum(example["correct"] for example in of_task)
         assert found["accuracy"] == found["correct"] / found["total"] == metrics[name]
         assert found["low"] <= found["accuracy"] <= found["high"]
+        assert found["centred"] == found["accuracy"]
     mean = sum(s["accuracy"] for s in scores["tasks"].values()) / 2
     assert scores["chatcore"] == metrics["chatcore"] == mean
+    low, high = scores["intervals"]["chatcore"]
+    assert low <= mean < high == metrics["chatcore_high"]
+    assert scores["failed"] == {}
     engine = Engine(model, tokenizer)
     task = open_task("spelling", task_data_dir, "test")
     for example, record in zip(task.first(3).examples, examples, strict=False):
@@ -95,7 +134,7 @@ def test_two_runs_leave_the_same_bytes(make):
     jobs = [make(("spelling", 2), name=name) for name in ("first", "second")]
     for job in jobs:
         chat.run(job)
-    for name in ("scores.json", "samples.jsonl", "examples.jsonl"):
+    for name in ("scores.json", "samples.jsonl", "examples.parquet"):
         first, second = ((job.output / name).read_bytes() for job in jobs)
         assert first == second
 
@@ -135,21 +174,87 @@ def test_a_task_without_data_or_without_right_answers_is_named(make, task_data_d
         chat.run(make(("identity", 3), name="b", task_data=folder))
 
 
-@pytest.mark.parametrize(("correct", "total"), [(0, 10), (10, 10), (5, 10), (81, 263), (1, 2)])
-def test_the_intervals_ends_are_1_96_deviations_away(correct, total):
-    share = correct / total
-    low, high = chat.wilson_interval(correct, total)
-    assert 0 <= low <= share <= high <= 1
-    for end in {low, high} - {0.0, 1.0}:
-        assert abs(share - end) / math.sqrt(end * (1 - end) / total) == pytest.approx(
-            1.96, abs=1e-4
-        )
+def test_the_answer_to_lettered_choices_is_the_likeliest_letter(model, tokenizer):
+    asked = questions(40)
+    model = copy.deepcopy(model)
+    with torch.no_grad():  # what came before counts for more than the last token
+        for block in model.transformer.h:
+            block.attn.c_proj.weight *= 20
+    expected = []
+    for conversation in asked:
+        prompt = render_for_completion(tokenizer, conversation)
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt]))[0, -1]
+        ids = [tokenizer.encode(letter)[0] for letter in conversation["letters"]]
+        expected.append(conversation["letters"][int(logits[ids].argmax())])
+    assert likeliest_letters(model, tokenizer, asked) == expected
+    assert len(set(expected)) > 3
+    assert max(len(render_for_completion(tokenizer, c)) for c in asked) > model.config.sequence_len
+    assert likeliest_letters(model, tokenizer, []) == []
 
 
-def test_the_interval_of_81_in_263_is_the_published_one():
-    low, high = chat.wilson_interval(81, 263)  # Newcombe 1998, table I, method 3
-    assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
+def test_a_letter_that_is_no_token_is_named(model, tokenizer):
+    conversation = multiple_choice.make_conversation("?", ["AB", "C"], ["x", "y"], "C")
+    with pytest.raises(DataError, match="'AB' is 2 tokens"):
+        likeliest_letters(model, tokenizer, [conversation])
 
 
-def test_nothing_seen_says_nothing():
-    assert chat.wilson_interval(0, 0) == (0.0, 1.0)
+def test_chatcore_is_the_mean_above_guessing(make, many_tasks_dir):
+    job = make(("spelling", 5), ("arc_easy", 40), task_data=many_tasks_dir)
+    metrics = chat.run(job)
+    scores = json.loads((job.output / "scores.json").read_text())
+    above = (metrics["arc_easy"] - 0.25) / 0.75
+    assert scores["tasks"]["arc_easy"]["centred"] == pytest.approx(above)
+    assert scores["chatcore"] == pytest.approx((metrics["spelling"] + above) / 2)
+    rows = pq.read_table(job.output / "examples.parquet").to_pylist()
+    assert all(row["answer"] in "ABCDEFGHIJ1234" for row in rows if row["task"] == "arc_easy")
+    assert [r["place"] for r in rows] == [*range(5), *range(40)]
+
+
+def test_one_task_that_fails_leaves_the_others(make, many_tasks_dir, monkeypatch):
+    def refuse(name, example, answer):
+        if name == "humaneval":
+            raise TaskError("no sandbox here")
+        return is_correct(name, example, answer)
+
+    monkeypatch.setattr(chat, "is_correct", refuse)
+    job = make(
+        ("spelling", 5), ("humaneval", 1), ("mmlu", 3), ("identity", 1), task_data=many_tasks_dir
+    )
+    metrics = chat.run(job)
+    scores = json.loads((job.output / "scores.json").read_text())
+    assert list(scores["tasks"]) == ["spelling"]
+    assert scores["chatcore"] is None
+    assert list(scores["failed"]) == ["humaneval", "mmlu", "identity"]
+    assert scores["failed"]["humaneval"] == metrics["humaneval_failed"] == "no sandbox here"
+    assert "mmlu" in scores["failed"]["mmlu"]
+    assert "chatcore" not in metrics
+    told = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
+    assert "humaneval could not be judged: no sandbox here" in told
+
+
+def test_two_processes_find_what_one_finds(make, many_tasks_dir):
+    tasks = (("spelling", 5), ("arithmetic", 5), ("arc_easy", 40), ("mmlu", 3))
+    one, two = (make(*tasks, name=name, task_data=many_tasks_dir) for name in ("one", "two"))
+    chat.run(one)
+    run_job(two, processes=2, on_event=lambda event: None)
+    for name in ("scores.json", "samples.jsonl", "examples.parquet"):
+        alone, together = ((job.output / name).read_bytes() for job in (one, two))
+        assert alone == together, name
+
+
+def test_the_suites_digest_tells_what_was_asked(make, many_tasks_dir, tmp_path):
+    def digest(*tasks, task_data=many_tasks_dir) -> str:
+        job = make(*tasks, name=f"job-{next(numbers)}", task_data=task_data)
+        config = chat.ChatEvalConfig.from_tree(job.config["chat_eval"])
+        return chat.suite_digest(job, config)
+
+    numbers = itertools.count()
+    assert digest(("spelling", 5)) == digest(("spelling", 5))
+    others = [(("spelling", 4),), (("spelling", 5), ("arc_easy", 1)), (("arithmetic", 5),)]
+    assert len({digest(("spelling", 5)), *(digest(*tasks) for tasks in others)}) == 4
+    changed = tmp_path / "changed"
+    shutil.copytree(many_tasks_dir, changed)
+    with (changed / "spelling" / "test.jsonl").open("a") as file:
+        file.write("\n")
+    assert digest(("spelling", 5), task_data=changed) != digest(("spelling", 5))

@@ -1,0 +1,62 @@
+"""Answers to questions with lettered choices: the likeliest letter, without writing anything.
+
+Of all tokens that may come first in an answer only the letters are looked at, as nanochat does it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from nanochat_core.errors import DataError
+from nanochat_core.model.gpt import GPT
+from nanochat_core.model.trees import Pack, Tree, packs_of
+from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.tokenizer.chat import render_for_completion
+from tasks.base import Conversation
+
+PACK_TOKENS = 4096  # of a pass through the model
+
+
+def has_letters(conversation: Conversation) -> bool:
+    """Whether the answer is one of the conversation's letters."""
+    return "letters" in conversation
+
+
+@torch.no_grad()
+def likeliest_letters(
+    model: GPT, tokenizer: Tokenizer, conversations: Sequence[Conversation]
+) -> list[str]:
+    """The letter that the model would rather begin its answer with than with any other of them.
+
+    Prompts may be longer than what the model was trained on. Of equals the first. Raises DataError
+    for a letter that is no token of its own.
+    """
+    device = model.lm_head.weight.device
+    trees = [_tree(render_for_completion(tokenizer, c)) for c in conversations]
+    ids = [[_token(tokenizer, letter) for letter in c["letters"]] for c in conversations]
+    wanted = sorted({token for tokens in ids for token in tokens})
+    column = {token: i for i, token in enumerate(wanted)}
+    every = torch.tensor(wanted, device=device)
+    # Read at the end: a GPU is not waited for.
+    scores = [torch.zeros(0, len(wanted))]
+    for part in packs_of((tree.num_tokens for tree in trees), PACK_TOKENS):
+        HEART.beat("evaluating")
+        pack = Pack(trees[part.start : part.stop], device)
+        scores.append(model.scores_of(pack.read(model), every).float())
+    table = torch.cat([some.cpu() for some in scores])
+    answers: list[str] = []
+    for row, tokens, conversation in zip(table, ids, conversations, strict=True):
+        answers.append(conversation["letters"][int(row[[column[t] for t in tokens]].argmax())])
+    return answers
+
+
+def _tree(prompt: Sequence[int]) -> Tree:
+    return Tree(trunk=prompt, branches=(), rows=(len(prompt) - 1,))
+
+
+def _token(tokenizer: Tokenizer, letter: str) -> int:
+    ids = tokenizer.encode(letter)
+    if len(ids) != 1:
+        raise DataError(f"the letter {letter!r} is {len(ids)} tokens, expected one")
+    return ids[0]
