@@ -5,6 +5,7 @@ may hold the same one. A page that nobody holds is free; if it has a key it is f
 that key (see `prefix_cache`) until its memory is wanted, the longest unused first.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Self
 
@@ -20,7 +21,8 @@ class Pages:
         self.window = group.window
         self.num_pages = group.num_pages - 1  # that can be held
         self._free = list(range(self.num_pages, 0, -1))
-        self._idle: dict[int, None] = {}  # held by nobody but known by a key; longest unused first
+        # Held by nobody but known by a key; the longest unused first.
+        self._idle: OrderedDict[int, None] = OrderedDict()
         self._holders = [0] * group.num_pages
         self._keys: dict[int, bytes] = {}
         self._pages: dict[bytes, int] = {}
@@ -40,8 +42,7 @@ class Pages:
         if self._free:
             page = self._free.pop()
         else:
-            page = next(iter(self._idle))
-            del self._idle[page]
+            page, _ = self._idle.popitem(last=False)
             del self._pages[self._keys.pop(page)]
         self._holders[page] = 1
         return page

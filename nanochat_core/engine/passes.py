@@ -25,7 +25,6 @@ class _Launched:
     """A decode call, and who was in it."""
 
     samples: list[Sample]
-    epochs: list[int]
     pending: Pending
     num_steps: int
 
@@ -200,8 +199,7 @@ class Passes:
         except Exception as error:  # noqa: BLE001 - whatever it is, others can go on
             self._fail(batch, error)
             return None
-        epochs = [sample.epoch for sample in batch]
-        return _Launched(samples=batch, epochs=epochs, pending=pending, num_steps=num_steps)
+        return _Launched(samples=batch, pending=pending, num_steps=num_steps)
 
     def _num_steps(self, ahead: int) -> int:
         decoding = self._in(Phase.DECODING)
@@ -214,10 +212,8 @@ class Passes:
         return max(1, steps)
 
     def _finish(self, launched: _Launched) -> None:
-        current = [
-            sample if sample.epoch == epoch and sample.phase is Phase.DECODING else None
-            for sample, epoch in zip(launched.samples, launched.epochs, strict=True)
-        ]
+        # Who has left since then draws it all again, or is over.
+        current = [s if s.phase is Phase.DECODING else None for s in launched.samples]
         try:
             columns = launched.pending.read()
         except Exception as error:  # noqa: BLE001 - whatever it is, others can go on

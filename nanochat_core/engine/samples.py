@@ -29,7 +29,6 @@ class Sample:
 
     __slots__ = (
         "answer",
-        "epoch",
         "index",
         "keys",
         "logits",
@@ -51,7 +50,6 @@ class Sample:
         self.tables: Tables | None = None  # while it has a slot
         self.keys: list[bytes] = []  # of its first full pages, see `prefix_cache`
         self.phase = Phase.WAITING
-        self.epoch = 0  # times that it lost its slot: what was under way then is void
         # A request's samples take turns with those of later requests.
         place = ticket.arrival + PATIENCE * ticket.request.priority + index
         self.order = (place, ticket.arrival, index)

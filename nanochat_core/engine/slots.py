@@ -116,7 +116,6 @@ class Slots:
         sample.tables = None
         self.free.append(slot)
         self.running.remove(sample)
-        sample.epoch += 1
         sample.read, sample.logits = 0, None
 
     def end(self, sample: Sample, reason: Reason, error: str = "") -> None:

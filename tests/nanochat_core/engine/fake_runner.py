@@ -1,0 +1,345 @@
+"""A runner without a model: what it draws is a hash of the history, read back through the tables.
+
+Each position's memory holds a hash of its token and of all that its query saw, as keys and values
+do. So a page of somebody else's, a page not yet written, one written too late, or a window that is
+a token short changes what is drawn. `reference_answer` is what must come out, in a few lines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from nanochat_core.engine.requests import Draw, LogProbs
+from nanochat_core.engine.runner import Chunk, Columns, PageGroup
+from nanochat_core.engine.tools import ToolTokens
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+UNREAD = 0x5EED  # memory that nobody wrote
+
+
+@dataclass
+class Slot:
+    """See runner.py."""
+
+    length: int = 0
+    before: int = -1
+    token: int = -1
+    parked: bool = True
+    key: tuple[int, int] = (0, 0)
+    penalty: bool = False
+    seen: list[int] = field(default_factory=list)
+    num_log_probs: int | None = None
+
+
+class Speaker:
+    """From a hash to a token: mostly ordinary ones, ends and calls for a tool now and then."""
+
+    def __init__(self, tokenizer: Tokenizer, *, ends: float = 0.02, calls: float = 0.02) -> None:
+        self.size = tokenizer.vocab_size
+        self._end = tokenizer.special("<|assistant_end|>")
+        self._start = tokenizer.special("<|python_start|>")
+        self._call_end = tokenizer.special("<|python_end|>")
+        self._digits = tokenizer.encode("12345+*")
+        self._ends, self._calls = ends, calls
+
+    def say(self, value: int, token: int) -> int:
+        """The token after `token`, of a hash."""
+        share = (value % 9973) / 9973
+        value //= 9973
+        if share < self._ends:
+            return self._end
+        # Calls of one to a few digits and operators: some have a value, some have none.
+        if token == self._start or token in self._digits:
+            chance = 0.3 if token != self._start else 0.05
+            if share > 1 - chance:
+                return self._call_end
+            return self._digits[value % len(self._digits)]
+        if share < self._ends + self._calls:
+            return self._start if value % 8 else self._call_end
+        return 128 + value % 100
+
+
+def mix(*values: int) -> int:
+    """A hash of numbers, not negative."""
+    return hash(values) & 0x7FFFFFFFFFFFFFFF
+
+
+def pages_of(windows: Sequence[int], *, num_pages: Sequence[int] | int) -> tuple[PageGroup, ...]:
+    """Groups of one layer each."""
+    counts = [num_pages] * len(windows) if isinstance(num_pages, int) else num_pages
+    return tuple(
+        PageGroup(window=window, layers=(i,), num_pages=count)
+        for i, (window, count) in enumerate(zip(windows, counts, strict=True))
+    )
+
+
+class Memory:
+    """What the tables of a runner lead to, or of a reference, which has no pages."""
+
+    def __init__(self, windows: Sequence[int]) -> None:
+        self.windows = windows
+        self.written: list[dict[int, int]] = [{} for _ in windows]
+
+    def read(self, group: int, position: int) -> int:
+        """The memory of a position."""
+        return self.written[group][position]
+
+    def write(self, group: int, position: int, value: int) -> None:
+        """Set it."""
+        self.written[group][position] = value
+
+    def step(self, position: int, token: int, before: int) -> int:
+        """Read a token; its logits, as a hash."""
+        seen = [
+            mix(*(self.read(group, at) for at in range(max(0, position - window), position)))
+            for group, window in enumerate(self.windows)
+        ]
+        for group, value in enumerate(seen):
+            self.write(group, position, mix(token, before, position, value))
+        return mix(token, before, position, *seen)
+
+
+class SlotMemory(Memory):
+    """The memory of a slot of the fake runner."""
+
+    def __init__(self, runner: "FakeRunner", slot: int) -> None:
+        super().__init__([group.window for group in runner.groups])
+        self._runner, self._slot = runner, slot
+
+    def read(self, group: int, position: int) -> int:
+        """Through the table."""
+        return self._runner.memory[group][self._at(group, position)]
+
+    def write(self, group: int, position: int, value: int) -> None:
+        """Through the table."""
+        at = self._at(group, position)
+        assert at >= self._runner.page_size, f"position {position} is written to the scratch page"
+        self._runner.memory[group][at] = value
+
+    def _at(self, group: int, position: int) -> int:
+        size = self._runner.page_size
+        page = self._runner.tables[self._slot][group].get(position // size, 0)
+        return page * size + position % size
+
+
+class FakeRunner:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        speaker: Speaker,
+        groups: tuple[PageGroup, ...],
+        *,
+        page_size: int = 4,
+        num_slots: int = 4,
+        park_tokens: frozenset[int],
+        is_asynchronous: bool = False,
+    ) -> None:
+        self.speaker, self.groups, self.page_size = speaker, groups, page_size
+        self.num_slots, self.vocab_size = num_slots, speaker.size
+        self.is_asynchronous = is_asynchronous
+        self.park_tokens = park_tokens
+        self.memory = [[UNREAD] * (group.num_pages * page_size) for group in groups]
+        self.tables: list[list[dict[int, int]]] = [[{} for _ in groups] for _ in range(num_slots)]
+        self.slots = [Slot() for _ in range(num_slots)]
+        self.salt = 0  # of the weights
+        self.fail_next: Exception | None = None
+        self.tokens_read: list[int] = []  # of each prefill
+        self.num_calls = 0
+
+    def set_table(self, group: int, slot: int, first: int, pages: Sequence[int]) -> None:
+        """See runner.py."""
+        assert all(0 <= page < self.groups[group].num_pages for page in pages)
+        self.tables[slot][group].update(enumerate(pages, start=first))
+
+    def clear_table(self, slot: int) -> None:
+        """See runner.py."""
+        assert self.slots[slot].parked, "a slot that goes on loses its pages"
+        for table in self.tables[slot]:
+            table.clear()
+
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        """See runner.py."""
+        assert source
+        assert target
+        size, memory = self.page_size, self.memory[group]
+        memory[target * size : (target + 1) * size] = memory[source * size : (source + 1) * size]
+
+    def start(
+        self, slot: int, *, draw: Draw, seed: int, sample: int, num_log_probs: int | None
+    ) -> None:
+        """See runner.py."""
+        assert self.slots[slot].parked
+        self.slots[slot] = Slot(
+            key=(seed, sample),
+            penalty=draw.repetition_penalty != 1.0,
+            num_log_probs=num_log_probs,
+        )
+
+    def remember(self, slot: int, tokens: Sequence[int]) -> None:
+        """See runner.py."""
+        self.slots[slot].seen += tokens
+
+    def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
+        """See runner.py. Logits are one number."""
+        self._fail()
+        assert chunks
+        assert len({chunk.slot for chunk in chunks}) == len(chunks)
+        self.tokens_read.append(sum(len(chunk.tokens) for chunk in chunks))
+        found: list[list[int]] = []
+        for chunk in chunks:
+            assert self.slots[chunk.slot].parked
+            assert chunk.tokens
+            memory, before, value = SlotMemory(self, chunk.slot), chunk.before, 0
+            for position, token in enumerate(chunk.tokens, start=chunk.start):
+                value = memory.step(position, token, before)
+                before = token
+            if chunk.wants_logits:
+                found.append([value])
+        return torch.tensor(found, dtype=torch.int64).reshape(-1, 1)
+
+    def draw_first(
+        self, slots: Sequence[int], logits: Tensor, lengths: Sequence[int], befores: Sequence[int]
+    ) -> Columns:
+        """See runner.py."""
+        self._fail()
+        tokens: list[int] = []
+        for slot, [value], length, before in zip(
+            slots, logits.tolist(), lengths, befores, strict=True
+        ):
+            state = self.slots[slot]
+            assert state.parked
+            state.length, state.before = length, before
+            state.token = self._say(state, value)
+            state.parked = state.token in self.park_tokens
+            tokens.append(state.token)
+        return Columns(tokens=[tokens], log_probs=self._thoughts(slots, [tokens]))
+
+    def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> "Done":
+        """See runner.py."""
+        self._fail()
+        self.num_calls += 1
+        assert slots
+        assert len(set(slots)) == len(slots)
+        columns: list[list[int]] = []
+        for _ in range(num_steps):
+            column: list[int] = []
+            for slot, limit in zip(slots, limits, strict=True):
+                state = self.slots[slot]
+                state.parked = state.parked or state.length + 1 >= limit
+                if state.parked:
+                    column.append(-1)
+                    continue
+                value = SlotMemory(self, slot).step(state.length, state.token, state.before)
+                state.length, state.before = state.length + 1, state.token
+                state.token = self._say(state, value)
+                state.parked = state.token in self.park_tokens
+                column.append(state.token)
+            columns.append(column)
+        return Done(Columns(tokens=columns, log_probs=self._thoughts(slots, columns)))
+
+    def release(self, slot: int) -> None:
+        """See runner.py."""
+        self.slots[slot].parked = True
+
+    def refresh(self) -> None:
+        """Other weights."""
+        self.salt += 1
+
+    def _say(self, state: Slot, value: int) -> int:
+        seen = mix(*sorted(set(state.seen))) if state.penalty else 0
+        token = self.speaker.say(
+            mix(value, *state.key, state.length, self.salt, seen), state.before
+        )
+        if state.penalty:
+            state.seen.append(token)
+        return token
+
+    def _thoughts(
+        self, slots: Sequence[int], columns: Sequence[Sequence[int]]
+    ) -> list[list[LogProbs | None]]:
+        if all(self.slots[slot].num_log_probs is None for slot in slots):
+            return []
+        return [
+            [
+                LogProbs(chosen=-float(token), top=())
+                if token >= 0 and self.slots[slot].num_log_probs is not None
+                else None
+                for slot, token in zip(slots, column, strict=True)
+            ]
+            for column in columns
+        ]
+
+    def _fail(self) -> None:
+        error, self.fail_next = self.fail_next, None
+        if error is not None:
+            raise error
+
+
+@dataclass(frozen=True)
+class Done:
+    """Work that was over when it was handed out."""
+
+    columns: Columns
+
+    def read(self) -> Columns:
+        """The columns."""
+        return self.columns
+
+
+def reference_answer(
+    speaker: Speaker,
+    tools: ToolTokens,
+    windows: Sequence[int],
+    prompt: Sequence[int],
+    *,
+    limit: int,
+    ends: frozenset[int],
+    seed: int,
+    sample: int,
+    salt: int = 0,
+    penalty: bool = False,
+) -> tuple[list[int], list[int], bool]:
+    """Tokens, mask and whether it ended by itself: one token after another, nothing shared.
+
+    The tool's rules are written down a second time here.
+    """
+    memory = Memory(windows)
+    tokens, mask, read, value = list(prompt), [], 0, 0
+    call: list[int] | None = None
+    while len(mask) < limit:
+        for position in range(read, len(tokens)):
+            before = tokens[position - 1] if position else -1
+            value = memory.step(position, tokens[position], before)
+        read = len(tokens)
+        seen = mix(*sorted(set(tokens))) if penalty else 0
+        token = speaker.say(mix(value, seed, sample, read, salt, seen), tokens[-1])
+        if token in ends:
+            return tokens[len(prompt) :], mask, True
+        tokens.append(token)
+        mask.append(1)
+        if token == tools.python_start:
+            call = []
+        elif call is not None and token != tools.python_end:
+            call.append(token)
+        elif call is not None:
+            result, call = simple_calculation(tools.tokenizer.decode(call)), None
+            if result is not None:
+                said = [tools.output_start, *tools.tokenizer.encode(result), tools.output_end]
+                if len(mask) + len(said) <= limit:
+                    tokens += said
+                    mask += [0] * len(said)
+    return tokens[len(prompt) :], mask, False
+
+
+def simple_calculation(text: str) -> str | None:
+    """Of digits, + and * only, which is all that a `Speaker` writes; ** is no operator."""
+    if not text or set(text) - set("12345+*") or "**" in text:
+        return None
+    try:
+        value = eval(text, {"__builtins__": {}})
+    except SyntaxError:
+        return None
+    return str(value)

@@ -1,0 +1,395 @@
+"""What whoever asks may rely on: bounds, order, calling off, failures, and nothing lost."""
+
+import gc
+import random
+import threading
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from nanochat_core.engine import slots
+from nanochat_core.engine.requests import QueueFull, Request
+from nanochat_core.errors import DataError
+from tests.nanochat_core.engine.scheduler_case import CONTEXT, Asked, Case, prompt_of
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_prompt_is_read_once_whatever_the_number_of_samples():
+    case = Case(num_slots=4, settings={"prefill_tokens": 64}, calls=0.0)
+    asked = case.ask([1] * 30, num_samples=11, max_tokens=6)
+    case.work()
+    case.check(asked)
+    assert case.runner.tokens_read == [30]
+
+
+def test_a_conversation_goes_on_from_the_pages_of_its_earlier_turns():
+    case = Case(settings={"prefill_tokens": 64}, ends=0.0, calls=0.0)
+    first = case.ask([1] * 21, max_tokens=20)
+    case.work()
+    answer = [event.token for event in first.tokens()]
+    second = case.ask([*[1] * 21, *answer, 2, 3], max_tokens=8)
+    case.work()
+    case.check(second)
+    # 40 of 43 tokens are read and fill whole pages of 4.
+    assert case.runner.tokens_read == [21, 3]
+    assert case.scheduler.stats().prefix_tokens == 40
+
+
+def test_prompts_that_come_together_read_what_they_share_once():
+    case = Case(num_slots=8, settings={"prefill_tokens": 64})
+    asked = [case.ask([*[1] * 40, i], max_tokens=3) for i in range(8)]
+    case.work()
+    for one in asked:
+        case.check(one)
+    assert sum(case.runner.tokens_read[:2]) == 41 + 7
+
+
+def test_nothing_that_other_weights_read_is_used_after_a_refresh():
+    case = Case()
+    before = case.ask([1] * 30)
+    case.work()
+    case.check(before)
+    cut = case.ask([1] * 30, seed=1)
+    for _ in range(3):
+        case.scheduler.step()
+    assert not cut.is_over
+    written = len(cut.tokens())
+    case.scheduler.refresh()
+    read = case.runner.tokens_read
+    read.clear()
+    case.work()
+    assert sum(read) >= 30 + written  # from the beginning
+    after = case.ask([1] * 30)
+    case.work()
+    case.check(after)
+    assert before.tokens() != after.tokens()
+
+
+def test_a_long_prompt_holds_nobody_up():
+    case = Case(ends=0.0, settings={"prefill_tokens": 4, "max_steps": 1})
+    short = case.ask([1, 2, 3], max_tokens=30)
+    case.scheduler.step()
+    case.ask([1] * 50, max_tokens=2)
+    for count in range(3, 15):
+        case.scheduler.step()
+        assert len(short.tokens()) == count
+    assert max(case.runner.tokens_read) <= 4
+
+
+def test_who_comes_first_goes_first_and_priority_goes_before():
+    case = Case(num_slots=1, ends=0.0)
+    order: list[str] = []
+
+    def ask(name, **changes):
+        def sink(event):
+            if name not in order:
+                order.append(name)
+
+        case.scheduler.submit(Request(prompt=[1, 2], sink=sink, max_tokens=3, **changes))
+
+    for name in "ab":
+        ask(name)
+    ask("late", priority=1)
+    ask("urgent", priority=-1)
+    ask("c")
+    case.work()
+    assert order == ["urgent", "a", "b", "c", "late"]
+
+
+def test_nobody_waits_for_ever_behind_better_priorities():
+    case = Case(num_slots=1, ends=0.0)
+    late = case.ask([1], max_tokens=1, priority=1)
+    count = 0
+    while not late.is_over:
+        case.ask([2], max_tokens=1)
+        case.ask([2], max_tokens=1)
+        case.scheduler.step()
+        count += 1
+    assert 20 < count < 100
+
+
+def test_many_samples_of_one_request_take_turns_with_others():
+    case = Case(num_slots=1, ends=0.0)
+    many = case.ask([1], num_samples=50, max_tokens=2)
+    one = case.ask([2], max_tokens=2)
+    while not one.is_over:
+        case.scheduler.step()
+    assert len(many.ends) < 5
+    case.work()
+    case.check(many)
+
+
+def test_calling_off_frees_slot_and_pages_at_the_next_step():
+    case = Case(num_slots=1, ends=0.0, calls=0.0, settings={"max_steps": 1})
+    long = case.ask([1] * 20)
+    waiting = case.ask([2] * 20, max_tokens=1)
+    for _ in range(6):
+        case.scheduler.step()
+    assert case.scheduler.stats().running == 1
+    assert not waiting.tokens()
+    told = len(long.tokens())
+    long.ticket.cancel()
+    case.scheduler.step()
+    assert long.ends[0].reason == "cancelled"
+    assert len(long.tokens()) == told
+    case.work()
+    case.check(waiting)
+    case.check_empty()
+    assert case.scheduler.stats().cancellations == 1
+
+
+def test_calling_off_twice_or_too_late_does_nothing():
+    case = Case()
+    asked = case.ask([1, 2, 3], max_tokens=4)
+    case.work()
+    asked.ticket.cancel()
+    asked.ticket.cancel()
+    case.work()
+    case.check(asked)
+    assert case.scheduler.stats().cancellations == 0
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_nothing_is_lost_after_a_thousand_cancellations(is_asynchronous):
+    rng = random.Random(5)
+    case = Case(num_pages=(14, 34), num_slots=6, is_asynchronous=is_asynchronous)
+    asked: list[Asked] = []
+    for _ in range(1000):
+        asked.append(case.ask(prompt_of(rng), num_samples=rng.choice((1, 1, 3)), seed=len(asked)))
+        for _ in range(rng.randrange(3)):
+            case.scheduler.step()
+        rng.choice(asked[-8:]).ticket.cancel()
+    for one in asked:
+        one.ticket.cancel()
+    after = case.ask(prompt_of(rng), num_samples=3)
+    case.work()
+    assert all(one.is_over for one in asked)
+    case.check(after)
+    case.check_empty()
+    assert case.scheduler.stats().cancellations > 500
+
+
+def test_as_many_wait_as_may():
+    case = Case(num_slots=1, ends=0.0, settings={"max_queue": 2})
+    running = case.ask([1], num_samples=5, max_tokens=20)
+    case.scheduler.step()
+    first, second = case.ask([2]), case.ask([3])
+    with pytest.raises(QueueFull, match="2 requests are waiting, at most 2 may"):
+        case.ask([4])
+    first.ticket.cancel()
+    case.scheduler.step()
+    third = case.ask([5])
+    with pytest.raises(QueueFull):
+        case.ask([6])
+    case.work()
+    for one in (running, second, third):
+        case.check(one)
+    assert case.scheduler.stats().queued == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "the prompt is empty"),
+        ([1] * CONTEXT, "the prompt is 64 tokens long, the model reads 64"),
+        ([1, 265], "the prompt has tokens from 1 to 265, the model knows those from 0 to 264"),
+        ([-1], "the prompt has tokens from -1 to -1"),
+    ],
+)
+def test_a_prompt_that_cannot_be_answered_is_refused(prompt, message):
+    with pytest.raises(DataError, match=message):
+        Case().ask(prompt)
+
+
+def test_what_never_fits_the_pages_is_refused_and_what_just_fits_is_answered():
+    case = Case(windows=(64,), num_pages=7, ends=0.0)  # 6 pages of 4 tokens
+    with pytest.raises(DataError, match="prompt and answer are up to 26 tokens long, more than"):
+        case.ask([1] * 20, max_tokens=6)
+    asked = [case.ask([i] * 20, max_tokens=5) for i in range(3)]
+    case.work()
+    for one in asked:
+        case.check(one)
+
+
+def test_too_few_pages_make_the_newest_wait_and_change_no_answer():
+    case = Case(windows=(64,), num_pages=16, ends=0.0, num_slots=4)
+    asked = [case.ask([i], max_tokens=40) for i in range(4)]
+    case.work()
+    for one in asked:
+        case.check(one)
+    assert case.scheduler.stats().preemptions > 0
+
+
+def test_a_failing_runner_fails_those_concerned_and_nobody_else():
+    case = Case(num_slots=2, ends=0.0, calls=0.0, settings={"max_steps": 1})
+    first, second = case.ask([1, 2]), case.ask([1, 3], num_samples=3)
+    case.scheduler.step()
+    case.runner.fail_next = RuntimeError("no more memory")
+    case.scheduler.step()
+    assert first.ends[0].reason == "failed"
+    assert first.ends[0].error == "RuntimeError: no more memory"
+    case.work()
+    third = case.ask([4, 5])
+    case.work()
+    case.check(third)
+    assert {sample: end.reason for sample, end in second.ends.items()} == {
+        0: "failed", 1: "length", 2: "length"
+    }  # fmt: skip
+    case.check_empty()
+    assert isinstance(case.scheduler.failure, RuntimeError)
+    assert case.scheduler.stats().failures == 2
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_a_runner_may_fail_at_any_pass(at):
+    case = Case(num_slots=2)
+    asked = [case.ask([1] * 20 + [i], num_samples=2) for i in range(4)]
+    for _ in range(at):
+        case.scheduler.step()
+    case.runner.fail_next = ValueError("once")
+    case.work()
+    case.check_empty()
+    assert all(one.is_over for one in asked)
+    after = case.ask([1] * 20)
+    case.work()
+    case.check(after)
+
+
+def test_a_sink_that_raises_loses_its_own_request_alone():
+    case = Case(num_slots=2, ends=0.0)
+
+    def sink(event):
+        raise ValueError("I am of no use")
+
+    case.scheduler.submit(Request(prompt=[1], sink=sink, num_samples=4))
+    other = case.ask([2], num_samples=2)
+    case.work()
+    case.check(other)
+    case.check_empty()
+
+
+def test_a_sink_may_call_its_request_off_and_hears_no_further_token():
+    case = Case(ends=0.0)
+    asked = Asked()
+
+    def sink(event):
+        asked.take(event)
+        if len(asked.tokens()) == 3:
+            asked.ticket.cancel()
+
+    asked.ticket = case.scheduler.submit(Request(prompt=[1], sink=sink))
+    case.work()
+    assert len(asked.tokens()) == 3
+    assert asked.ends[0].reason == "cancelled"
+
+
+def test_what_is_cut_off_in_the_middle_of_a_step_leaves_nothing_behind():
+    case = Case(num_slots=2)
+    asked = [case.ask([1] * 20, num_samples=3), case.ask([2]), case.ask([3])]
+    case.scheduler.step()
+    case.runner.fail_next = KeyboardInterrupt()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(KeyboardInterrupt):
+        case.scheduler.step()
+    case.scheduler.abandon("interrupted")
+    assert {end.reason for one in asked for end in one.ends.values()} == {"failed"}
+    assert all(one.is_over for one in asked)
+    case.check_empty()
+    after = case.ask([1] * 20, num_samples=3)
+    case.work()
+    case.check(after)
+
+
+def test_log_probs_come_with_drawn_tokens_of_those_who_want_them():
+    case = Case(calls=0.1)
+    wants = case.ask([1], num_log_probs=0, num_samples=4, max_tokens=40)
+    others = case.ask([2], max_tokens=40)
+    case.work()
+    case.check(wants)
+    events = [event for sample in range(4) for event in wants.tokens(sample)]
+    assert {event.sampled for event in events} == {True, False}
+    for event in events:
+        assert (event.log_probs is not None) is event.sampled
+        if event.log_probs is not None:
+            assert event.log_probs.chosen == -event.token
+    assert all(event.log_probs is None for event in others.tokens())
+
+
+def work_until(stop: threading.Event, case: Case) -> None:
+    """As the engine's thread does."""
+    while not stop.is_set():
+        if not case.scheduler.step():
+            case.scheduler.wait(0.05)
+
+
+def ask_and_call_off(case: Case, asked: list[Asked], number: int) -> None:
+    """As a server's thread does."""
+    rng = random.Random(number)
+    for _ in range(60):
+        one = case.ask(prompt_of(rng), seed=number, num_samples=rng.choice((1, 2)))
+        asked.append(one)
+        case.scheduler.stats()
+        if rng.random() < 0.4:
+            one.ticket.cancel()
+
+
+def test_any_thread_may_ask_and_call_off_while_another_works():
+    case = Case(num_slots=4, num_pages=(14, 40))
+    asked: list[Asked] = []
+    stop = threading.Event()
+    worker = threading.Thread(target=work_until, args=(stop, case))
+    askers = [threading.Thread(target=ask_and_call_off, args=(case, asked, i)) for i in range(4)]
+    for thread in (worker, *askers):
+        thread.start()
+    for thread in askers:
+        thread.join()
+    stop.set()
+    case.scheduler.wake()
+    worker.join()
+    case.work()
+    assert len(asked) == 240
+    for one in asked:
+        assert one.is_over
+        if not one.ticket.is_cancelled:
+            case.check(one)
+    case.check_empty()
+
+
+def test_memory_does_not_grow_with_the_number_of_requests():
+    """Ten thousand of random lengths; what is allocated in the last thousands is told apart."""
+    case = Case(num_slots=8, page_size=16, windows=(8, 64), num_pages=(12, 30), ends=0.4, calls=0)
+    rng = random.Random(1)
+
+    def run(count: int) -> None:
+        for number in range(count):
+            case.scheduler.submit(
+                Request(
+                    prompt=[rng.randrange(50) for _ in range(rng.randint(1, 20))],
+                    sink=lambda event: None,
+                    seed=number,
+                    max_tokens=rng.randint(1, 12),
+                )
+            )
+            if number % 16 == 15:
+                case.work()
+        case.work()
+        case.check_empty()
+        gc.collect()
+
+    def allocated() -> int:
+        """Bytes, by the engine's own lines: the fake runner keeps what it was told."""
+        own = tracemalloc.Filter(True, str(Path(slots.__file__).parent / "*"))
+        traces = tracemalloc.take_snapshot().filter_traces([own])
+        return sum(trace.size for trace in traces.traces)
+
+    run(9_000)
+    tracemalloc.start()
+    run(500)
+    before = allocated()
+    run(500)
+    grown = allocated() - before
+    tracemalloc.stop()
+    assert before > 5_000
+    assert grown < 5_000
+    assert case.scheduler.stats().requests == 10_000
