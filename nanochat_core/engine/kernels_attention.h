@@ -1,0 +1,155 @@
+// Attention over pages of 16 keys, and how keys and values stand in a page.
+//
+// A page's keys of one head are a panel like a matrix's ([D/DEPTH][16 keys][DEPTH]), so that scores
+// are the same tiles as any product; its values are [16/DEPTH][D][DEPTH]. Scores of a query are
+// summed page by page from the first that it sees, whichever rows it shares a tile with.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "kernels_matrix.h"
+
+constexpr int PAGE = 16;
+constexpr int MAX_QUERIES = 4;  // that share a pass over their pages
+
+// What one thread needs to attend: queries, scores, probabilities, outputs of MAX_QUERIES.
+struct AttentionSpace {
+  int32_t* queries;
+  float* scores;
+  int32_t* weights;
+  const int32_t** pages;
+  size_t score_stride;  // numbers from one query's scores to the next one's
+};
+
+// One key and value (packed as Form does, `width` numbers) to place `at` of a page's head. The
+// first key of a page clears it: what an earlier tenant left must not reach a sum, not even times 0.
+template <class Form>
+static void write_key_value(int32_t* keys, int32_t* values, int at, int width, const int32_t* key,
+                            const int32_t* value) {
+  const int words = width / Form::DEPTH;
+  if (at == 0) {
+    std::memset(keys, 0, sizeof(int32_t) * words * PAGE);
+    std::memset(values, 0, sizeof(int32_t) * words * PAGE);
+  }
+  for (int j = 0; j < words; ++j) keys[j * PAGE + at] = key[j];
+  if constexpr (Form::DEPTH == 1) {
+    std::memcpy(values + at * width, value, sizeof(int32_t) * width);
+  } else {
+    const auto* from = reinterpret_cast<const uint16_t*>(value);
+    auto* to = reinterpret_cast<uint16_t*>(values) + (at / 2) * width * 2 + at % 2;
+    for (int d = 0; d < width; ++d) to[2 * d] = from[d];
+  }
+}
+
+// sums[r][c] += weights[r] x values of C * 16 channels, over all pages.
+template <class Form, int R, int C>
+static void weigh(const int32_t* weights, size_t lda, const int32_t* const* pages, int num_pages,
+                  int width, size_t first, __m512* sums) {
+  constexpr int STEPS = PAGE / Form::DEPTH;
+  __m512i sum[R][C];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) sum[r][c] = _mm512_setzero_si512();
+  for (int p = 0; p < num_pages; ++p)
+    for (int k = 0; k < STEPS; ++k) {
+      const int32_t* values = pages[p] + k * width + first;
+      __m512i v[C];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) v[c] = _mm512_loadu_si512(values + 16 * c);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const __m512i w = _mm512_set1_epi32(weights[r * lda + p * STEPS + k]);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) sum[r][c] = Form::step(sum[r][c], w, v[c]);
+      }
+    }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) sums[r * C + c] = _mm512_castsi512_ps(sum[r][c]);
+}
+
+using Weigh = void (*)(const int32_t*, size_t, const int32_t* const*, int, int, size_t, __m512*);
+
+// By queries - 1, and panels of 16 channels: 2, 4. A head has an even number of panels.
+template <class Form>
+static constexpr Weigh WEIGHS[MAX_QUERIES][2] = {
+    {weigh<Form, 1, 2>, weigh<Form, 1, 4>},
+    {weigh<Form, 2, 2>, weigh<Form, 2, 4>},
+    {weigh<Form, 3, 2>, weigh<Form, 3, 4>},
+    {weigh<Form, 4, 2>, weigh<Form, 4, 4>},
+};
+
+// Scores to probabilities, not yet divided by their sum, which is returned. The keys first..last
+// count, those of the pages around them get 0. Scores begin at key `begin`, a page's first.
+template <class Form>
+static float softmax(float* scores, int begin, int num_pages, int first, int last, float scale,
+                     int32_t* weights) {
+  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const auto seen = [&](int page) {
+    const __m512i key = _mm512_add_epi32(lanes, _mm512_set1_epi32(begin + page * PAGE));
+    return static_cast<__mmask16>(_mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(first)) &
+                                  _mm512_cmple_epi32_mask(key, _mm512_set1_epi32(last)));
+  };
+  __m512 most = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  for (int p = 0; p < num_pages; ++p)
+    most = _mm512_mask_max_ps(most, seen(p), most, _mm512_loadu_ps(scores + p * PAGE));
+  const __m512 top = _mm512_set1_ps(_mm512_reduce_max_ps(most)), factor = _mm512_set1_ps(scale);
+  __m512 sum = _mm512_setzero_ps();
+  for (int p = 0; p < num_pages; ++p) {
+    const __m512 below = _mm512_sub_ps(_mm512_loadu_ps(scores + p * PAGE), top);
+    const __m512 weight = _mm512_maskz_mov_ps(seen(p), exp16(_mm512_mul_ps(below, factor)));
+    sum = _mm512_add_ps(sum, weight);
+    store16<Form>(weights, p * PAGE, weight);
+  }
+  return _mm512_reduce_add_ps(sum);
+}
+
+struct Query {
+  int position;
+  int first;  // the key furthest left that it sees
+  const int32_t* packed;
+};
+
+// take(query, channel, 16 outputs). keys(page) and values(page) are a head's blocks of that page.
+template <class Form, class Keys, class Values, class Take>
+static void attend(const AttentionSpace& space, const Query* queries, int count, int width,
+                   float scale, Keys keys, Values values, Take take) {
+  const int words = width / Form::DEPTH;
+  int first_page = queries[0].first / PAGE, last_page = queries[0].position / PAGE;
+  for (int i = 0; i < count; ++i) {
+    first_page = std::min(first_page, queries[i].first / PAGE);
+    last_page = std::max(last_page, queries[i].position / PAGE);
+    std::memcpy(space.queries + i * words, queries[i].packed, sizeof(int32_t) * words);
+  }
+  const int num_pages = last_page - first_page + 1;
+  for (int p = 0; p < num_pages; ++p) space.pages[p] = keys(first_page + p);
+  __m512i tiles[MAX_QUERIES * 8];
+  for (int p = 0; p < num_pages;) {
+    const int log_width = tile_width(count, num_pages - p), chunk = 1 << log_width;
+    TILES<Form>[count - 1][log_width](space.queries, words, space.pages + p, PAGE, words, tiles);
+    for (int i = 0; i < count; ++i)
+      for (int c = 0; c < chunk; ++c)
+        _mm512_storeu_si512(space.scores + i * space.score_stride + (p + c) * PAGE,
+                            tiles[i * chunk + c]);
+    p += chunk;
+  }
+  const size_t lda = space.score_stride / Form::DEPTH;
+  float sums[MAX_QUERIES];
+  for (int i = 0; i < count; ++i)
+    sums[i] = softmax<Form>(space.scores + i * space.score_stride, first_page * PAGE, num_pages,
+                            queries[i].first, queries[i].position, scale, space.weights + i * lda);
+  for (int p = 0; p < num_pages; ++p) space.pages[p] = values(first_page + p);
+  for (int first = 0; first < width;) {
+    const int panels = width - first >= 64 ? 4 : 2;
+    __m512 out[MAX_QUERIES * 4];
+    WEIGHS<Form>[count - 1][panels / 4](space.weights, lda, space.pages, num_pages, width, first,
+                                        out);
+    for (int i = 0; i < count; ++i)
+      for (int c = 0; c < panels; ++c)
+        take(i, first + 16 * c, _mm512_div_ps(out[i * panels + c], _mm512_set1_ps(sums[i])));
+    first += panels * 16;
+  }
+}

@@ -1,0 +1,186 @@
+// From a row of logits to the next token: what engine/sampling.py's `sample` does, for one row.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels_simd.h"
+
+struct DrawRule {
+  float temperature;  // 0: the likeliest token
+  int32_t top_k;      // 0 and below: all
+  int64_t key;        // the row's random stream
+};
+
+struct Candidate {
+  float logit;
+  int32_t token;
+};
+
+struct DrawSpace {
+  std::vector<float> peaks, order;
+  std::vector<Candidate> candidates;
+};
+
+constexpr int DRAW_BLOCK = 64;
+constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
+
+// SplitMix64's finaliser, as sampling.py has it.
+static inline uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+static inline uint64_t row_key(uint64_t seed, uint64_t sample) {
+  return mix(mix(seed + GOLDEN) + sample * GOLDEN);
+}
+
+static inline float uniform(uint64_t key, uint64_t position) {
+  return static_cast<float>(mix(key + (position + 1) * GOLDEN) >> 41) * 0x1p-23f;
+}
+
+static inline float softcap(float x, float cap) {
+  return _mm512_cvtss_f32(softcap16(_mm512_set1_ps(x), cap));
+}
+
+static inline float exponential(float x) {
+  return _mm512_cvtss_f32(exp16(_mm512_set1_ps(x)));
+}
+
+static inline float number(float x) {
+  return x == x ? x : -std::numeric_limits<float>::infinity();
+}
+
+// The 16 logits from `at` on; beyond the vocabulary, and what is not a number, -infinity.
+static inline __m512 logits16(const float* logits, int at, int vocab) {
+  const int left = vocab - at;
+  const __mmask16 mask = left >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << left) - 1);
+  const __m512 least = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  const __m512 x = _mm512_mask_loadu_ps(least, mask, logits + at);
+  return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), least);
+}
+
+// All logits from `least` on, in the order of tokens.
+static void collect(const float* logits, int vocab, float least, DrawSpace& space) {
+  space.candidates.clear();
+  for (int block = 0; block * DRAW_BLOCK < vocab; ++block) {
+    if (space.peaks[block] < least) continue;
+    for (int at = block * DRAW_BLOCK; at < std::min(vocab, (block + 1) * DRAW_BLOCK); at += 16) {
+      const __m512 x = logits16(logits, at, vocab);
+      unsigned mask = _mm512_cmp_ps_mask(x, _mm512_set1_ps(least), _CMP_GE_OQ);
+      for (; mask; mask &= mask - 1) {
+        const int token = at + __builtin_ctz(mask);
+        if (token < vocab) space.candidates.push_back({number(logits[token]), token});
+      }
+    }
+  }
+}
+
+static float kth_largest(std::vector<float>& values, int k) {
+  std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<float>());
+  return values[k - 1];
+}
+
+// How far below x a logit may be and yet round, capped, to as much. The cap grows with the slope
+// 1 / cosh^2, its rounding is a few units in the last place of `cap`.
+static float margin(float x, float cap) {
+  const double slope = std::cosh(std::min(std::fabs(x) / cap, 40.0f));
+  return static_cast<float>(1e-6 * cap * slope * slope);
+}
+
+// The k likeliest, likeliest first, the lowest token of equals. A cap of 0: logits are capped.
+// Capping keeps the order but for rounding, so only those that may be among the k are capped.
+static void likeliest(const float* logits, int vocab, int k, float cap, DrawSpace& space) {
+  space.peaks.clear();
+  for (int start = 0; start < vocab; start += DRAW_BLOCK) {
+    __m512 most = logits16(logits, start, vocab);
+    for (int at = start + 16; at < std::min(vocab, start + DRAW_BLOCK); at += 16)
+      most = _mm512_max_ps(most, logits16(logits, at, vocab));
+    space.peaks.push_back(_mm512_reduce_max_ps(most));
+  }
+  float least = -std::numeric_limits<float>::infinity();
+  if (k <= static_cast<int>(space.peaks.size())) {
+    space.order = space.peaks;  // k blocks have a peak this high, so k logits have
+    least = kth_largest(space.order, k);
+  }
+  collect(logits, vocab, least, space);
+  if (cap > 0.0f) {
+    space.order.clear();
+    for (const Candidate& c : space.candidates) space.order.push_back(c.logit);
+    const float kth = kth_largest(space.order, k), lower = kth - margin(kth, cap);
+    if (lower < least) collect(logits, vocab, lower, space);
+    for (Candidate& c : space.candidates) c.logit = c.logit < lower ? -HUGE_VALF : softcap(c.logit, cap);
+  }
+  std::partial_sort(space.candidates.begin(), space.candidates.begin() + k, space.candidates.end(),
+                    [](const Candidate& a, const Candidate& b) {
+                      return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+                    });
+}
+
+// A token in proportion to its weight, tokens in their order: the first whose cumulative weight is
+// above u x all. Sums are kept in double and compared in float, as torch's cumsum does.
+static int draw_from_all(const float* logits, int vocab, const DrawRule& rule, float cap, float u) {
+  const auto capped = [&](int at) {
+    const __m512 x = logits16(logits, at, vocab);
+    return cap > 0.0f ? softcap16(x, cap) : x;
+  };
+  __m512 most = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  for (int at = 0; at < vocab; at += 16) most = _mm512_max_ps(most, logits16(logits, at, vocab));
+  const float peak = _mm512_reduce_max_ps(most);
+  const __m512 top = _mm512_set1_ps(cap > 0.0f ? softcap(peak, cap) : peak);
+  const __m512 temperature = _mm512_set1_ps(rule.temperature);
+  alignas(64) float weights[16];
+  const auto weigh = [&](int at) {
+    const __m512 w = exp16(_mm512_div_ps(_mm512_sub_ps(capped(at), top), temperature));
+    const int left = vocab - at;
+    const __mmask16 mask = left >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << left) - 1);
+    _mm512_store_ps(weights, _mm512_maskz_mov_ps(mask, w));
+  };
+  double total = 0.0;
+  thread_local std::vector<double> before;  // the cumulative weight before each 16 tokens
+  before.clear();
+  for (int at = 0; at < vocab; at += 16) {
+    before.push_back(total);
+    weigh(at);
+    for (float w : weights) total += w;
+  }
+  const float threshold = u * static_cast<float>(total);
+  size_t group = before.size() - 1;  // the last one that begins at or below the threshold
+  group = std::upper_bound(before.begin(), before.end(), threshold,
+                           [](float t, double b) { return t < static_cast<float>(b); }) -
+          before.begin() - 1;
+  weigh(static_cast<int>(group) * 16);
+  double sum = before[group];
+  int last = 0;
+  for (int i = 0; i < 16; ++i) {
+    sum += weights[i];
+    if (weights[i] > 0.0f) last = i;
+    if (static_cast<float>(sum) > threshold) return static_cast<int>(group) * 16 + i;
+  }
+  return static_cast<int>(group) * 16 + last;
+}
+
+// The token that comes at `position`. A cap of 0: the logits are capped already.
+static int draw(const float* logits, int vocab, const DrawRule& rule, int position, float cap,
+                DrawSpace& space) {
+  const float u = uniform(static_cast<uint64_t>(rule.key), static_cast<uint64_t>(position));
+  const bool greedy = rule.temperature == 0.0f;
+  if (!greedy && (rule.top_k <= 0 || rule.top_k >= vocab))
+    return draw_from_all(logits, vocab, rule, cap, u);
+  const int k = greedy ? 1 : rule.top_k;
+  likeliest(logits, vocab, k, cap, space);
+  if (greedy) return space.candidates[0].token;
+  double sum = 0.0;
+  space.order.clear();
+  for (int i = 0; i < k; ++i) {
+    sum += exponential((space.candidates[i].logit - space.candidates[0].logit) / rule.temperature);
+    space.order.push_back(static_cast<float>(sum));
+  }
+  const float threshold = u * space.order[k - 1];
+  for (int i = 0; i < k; ++i)
+    if (space.order[i] > threshold) return space.candidates[i].token;
+  return space.candidates[0].token;
+}

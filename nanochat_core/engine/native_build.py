@@ -1,0 +1,138 @@
+"""The compiled kernels: built once per machine from the .cpp and .h files beside this module.
+
+A build is kept in a cache folder under a name made of all that it depends on: sources, flags, the
+compiler's version, the processor. It is written under another name, tried, and renamed, so that
+processes that build at the same time do no harm, and a file that is there is whole; one that does
+not load all the same is built again. What stands in the way is told as a reason, not raised: there
+is another runner.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from nanochat_core.runtime.user_cache import user_cache
+
+COMPILERS = ("g++", "clang++", "c++")
+# Without contraction a sum has one rounding per operation wherever it is inlined.
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
+NEEDED_FLAGS = frozenset(
+    ["avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "f16c", "fma"]
+)
+TIMEOUT = 300  # seconds
+SOURCES = Path(__file__).parent
+
+
+class Unavailable(Exception):
+    """The kernels cannot be had here; the message is a reason fit to be shown."""
+
+
+@lru_cache(maxsize=1)
+def processor_flags() -> frozenset[str]:
+    """What the processor can do, in the kernel's words; empty where it is not Linux on x86."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    lines = [line for line in text.splitlines() if line.startswith("flags")]
+    return frozenset(lines[0].partition(":")[2].split()) if lines else frozenset()
+
+
+def unable_here(flags: frozenset[str] | None = None) -> str | None:
+    """Why kernels cannot be built or run on this machine; None: they can."""
+    missing = NEEDED_FLAGS - (processor_flags() if flags is None else flags)
+    if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
+        return f"the kernels are for Linux on x86-64, this is {platform.system()} on " + (
+            platform.machine() or "an unknown machine"
+        )
+    if missing:
+        return f"the processor lacks {', '.join(sorted(missing))}"
+    if find_compiler() is None:
+        return f"there is no C++ compiler ({', '.join(COMPILERS)})"
+    return None
+
+
+def find_compiler() -> str | None:
+    """The path of the first compiler there is."""
+    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+
+
+def load_kernels(cache: Path | None = None) -> ctypes.CDLL:
+    """The library, from the cache folder (the user's by default) or built into it.
+
+    Raises Unavailable.
+    """
+    if (reason := unable_here()) is not None:
+        raise Unavailable(reason)
+    compiler = find_compiler()
+    assert compiler is not None
+    folder = (cache or user_cache()) / "kernels"
+    path = folder / f"{_fingerprint(compiler)}.so"
+    if path.exists():
+        try:
+            return _open(path)
+        except OSError:
+            path.unlink(missing_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _build(compiler, path)
+        return _open(path)
+    except OSError as error:
+        raise Unavailable(f"the kernels cannot be kept in {folder}: {error}") from error
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    int32, int64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+    for name, result, arguments in (
+        ("nf_open", pointer, (pointer,)),
+        ("nf_close", None, (pointer,)),
+        ("nf_row_key", int64, (int64, int64)),
+        ("nf_read", None, (pointer, int32, *(pointer,) * 4, int32, pointer, pointer)),
+        ("nf_step", None, (pointer, int32, pointer, pointer)),
+        ("nf_draw", None, (pointer, int32, pointer, pointer, pointer, int64, pointer)),
+        ("nf_decode", None, (pointer, int32, pointer, pointer, int32, pointer)),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _build(compiler: str, path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as scratch:
+        built = Path(scratch) / "kernels.so"
+        command = [compiler, *FLAGS, str(SOURCES / "kernels.cpp"), "-o", str(built)]
+        try:
+            run = subprocess.run(
+                command, capture_output=True, text=True, timeout=TIMEOUT, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Unavailable(f"{compiler} took more than {TIMEOUT} s") from error
+        if run.returncode or not built.exists():
+            lines = [line for line in run.stderr.splitlines() if "error" in line]
+            why = lines[0] if lines else f"exit status {run.returncode}"
+            raise Unavailable(f"{compiler} does not build the kernels: {why}")
+        with built.open("rb") as file:
+            os.fsync(file.fileno())  # a name in the cache stands for a whole file, power cuts too
+        built.replace(path)
+
+
+@lru_cache(maxsize=4)
+def _fingerprint(compiler: str) -> str:
+    """16 hex digits of all that the library depends on."""
+    try:
+        version = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unavailable(f"{compiler} does not run: {error}") from error
+    digest = hashlib.sha256(repr((version, FLAGS, sorted(processor_flags()))).encode())
+    for path in sorted([*SOURCES.glob("kernels*.cpp"), *SOURCES.glob("kernels*.h")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]

@@ -1,0 +1,104 @@
+"""How each slot of the native runner draws, in the kernels or by sampling.py."""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nanochat_core.engine.requests import Draw, LogProbs
+from nanochat_core.engine.sampling import log_probs, sample_each
+
+_RULE = np.dtype([("temperature", np.float32), ("top_k", np.int32), ("key", np.int64)])
+
+
+class Draws:
+    """The rules of all slots. `rules` (num_slots,) is kernels_draw.h's DrawRule."""
+
+    def __init__(self, library: ctypes.CDLL, *, num_slots: int, vocab_size: int) -> None:
+        self.rules = np.zeros(num_slots, _RULE)
+        self.is_special = [False] * num_slots  # more than a temperature and a top_k
+        self.num_log_probs: list[int | None] = [None] * num_slots
+        self._draws: list[Draw] = [Draw()] * num_slots
+        self._library = library
+        self._shape = (num_slots, vocab_size)
+        self._seen: Tensor | None = None  # (num_slots, V) bool, once a draw asks for it
+
+    def start(
+        self, slot: int, *, draw: Draw, seed: int, sample: int, num_log_probs: int | None
+    ) -> None:
+        """As the runner's."""
+        key = self._library.nf_row_key(seed, sample)
+        self.rules[slot] = (draw.temperature, draw.top_k or 0, key)
+        self._draws[slot], self.num_log_probs[slot] = draw, num_log_probs
+        penalised = draw.repetition_penalty != 1.0
+        bent = draw.top_p < 1.0 or draw.min_p > 0.0 or penalised
+        self.is_special[slot] = bent and draw.temperature != 0.0
+        if penalised:
+            if self._seen is None:
+                self._seen = torch.zeros(self._shape, dtype=torch.bool)
+            self._seen[slot] = False
+
+    def remember(self, slot: int, tokens: Sequence[int]) -> None:
+        """As the runner's."""
+        if self._seen is not None and self._draws[slot].repetition_penalty != 1.0:
+            self._seen[slot, torch.tensor(tokens)] = True
+
+    def wants_torch(self, slots: Sequence[int]) -> bool:
+        """Whether one of the slots needs more than the kernels give."""
+        return any(self.is_special[s] or self.num_log_probs[s] is not None for s in slots)
+
+    def draw(
+        self,
+        engine: int,
+        slots: Sequence[int],
+        logits: Tensor,
+        positions: Sequence[int],
+    ) -> tuple[list[int], list[LogProbs | None]]:
+        """A token for each slot from its row of capped logits (n, V), to stand at its position;
+        and what was thought of it, empty where no slot wants that."""
+        if logits.stride(1) != 1:
+            logits = logits.contiguous()
+        which, where = np.array(slots, np.int32), np.array(positions, np.int32)
+        out = np.empty(len(slots), np.int32)
+        self._library.nf_draw(
+            engine,
+            len(slots),
+            which.ctypes.data,
+            where.ctypes.data,
+            logits.data_ptr(),
+            logits.stride(0),
+            out.ctypes.data,
+        )
+        rows = [i for i, slot in enumerate(slots) if self.is_special[slot]]
+        if rows:
+            out[rows] = self._draw_special([slots[i] for i in rows], logits[rows], where[rows])
+        tokens: list[int] = out.tolist()
+        return tokens, self._log_probs(slots, logits, tokens)
+
+    def _draw_special(self, slots: list[int], logits: Tensor, positions: np.ndarray) -> np.ndarray:
+        draws = [self._draws[slot] for slot in slots]
+        seen = None
+        if self._seen is not None and any(d.repetition_penalty != 1.0 for d in draws):
+            seen = self._seen[slots]
+        keys = torch.from_numpy(self.rules["key"][slots])
+        drawn = sample_each(logits, keys, torch.from_numpy(positions).long(), draws, seen)
+        if self._seen is not None and seen is not None:
+            self._seen[slots, drawn] = True
+        return drawn.numpy()
+
+    def _log_probs(
+        self, slots: Sequence[int], logits: Tensor, tokens: list[int]
+    ) -> list[LogProbs | None]:
+        wants = [self.num_log_probs[slot] for slot in slots]
+        rows = [i for i, number in enumerate(wants) if number is not None]
+        if not rows:
+            return []
+        most = max(number for number in wants if number is not None)
+        chosen, ids, values = log_probs(logits[rows], torch.tensor(tokens)[rows], most)
+        found: list[LogProbs | None] = [None] * len(slots)
+        for row, *of in zip(rows, chosen.tolist(), ids.tolist(), values.tolist(), strict=True):
+            top = tuple(zip(of[1], of[2], strict=True))[: wants[row]]
+            found[row] = LogProbs(chosen=of[0], top=top)
+        return found

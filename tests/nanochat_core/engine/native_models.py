@@ -1,0 +1,109 @@
+"""Small models of every era, and a native runner whose slots have all the pages they could want."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nanochat_core.config import ModelConfig
+from nanochat_core.engine.native_runner import NativeRunner
+from nanochat_core.engine.native_weights import PAGE_SIZE, Precision
+from nanochat_core.engine.runner import Chunk, PageGroup
+from nanochat_core.eras import HEAD, numerics, of_era
+from nanochat_core.model.gpt import GPT
+
+VOCAB = 100
+LENGTH = 96
+
+
+def make_gpt(shape: Mapping[str, int] = {}, *, era: str = HEAD, seed: int = 0) -> GPT:
+    """Four layers with windows shorter than LENGTH where the era has them; every weight matters."""
+    config = ModelConfig(
+        depth=shape.get("depth", 4),
+        width=shape.get("width", 64),
+        num_heads=shape.get("num_heads", 4),
+        num_kv_heads=shape.get("num_kv_heads", 2),
+        sequence_len=LENGTH,
+        vocab_size=shape.get("vocab_size", VOCAB),
+        windows=(LENGTH,) * shape.get("depth", 4),
+        residual_scalars=True,
+        value_embeds=True,
+        smear=True,
+        backout=True,
+    )
+    config = of_era(config, era, pattern="L")
+    if config.residual_scalars:  # an era with short windows; theirs are longer than these tests
+        short = [21 if layer % 2 == 0 else LENGTH for layer in range(config.depth - 1)]
+        config = dataclasses.replace(config, windows=(*short, LENGTH))
+    model = GPT(config, numerics("fp32", era=era))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            std = 1.5 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
+            parameter.normal_(std=std, generator=generator)
+    return model.eval()
+
+
+def page_groups(config: ModelConfig, *, num_pages: int) -> list[PageGroup]:
+    """A group for each window."""
+    return [
+        PageGroup(
+            window=window,
+            layers=tuple(i for i, w in enumerate(config.windows) if w == window),
+            num_pages=num_pages,
+        )
+        for window in dict.fromkeys(config.windows)
+    ]
+
+
+def make_runner(
+    model: GPT,
+    *,
+    precision: Precision = "fp32",
+    num_slots: int = 4,
+    park_tokens: tuple[int, ...] = (),
+    num_threads: int = 2,
+) -> NativeRunner:
+    """Every slot has the pages of LENGTH tokens, in an order of its own."""
+    pages = -(-LENGTH // PAGE_SIZE)
+    runner = NativeRunner(
+        model,
+        precision=precision,
+        groups=page_groups(model.config, num_pages=1 + num_slots * pages),
+        num_slots=num_slots,
+        max_len=LENGTH,
+        park_tokens=park_tokens,
+        num_threads=num_threads,
+    )
+    for group in range(len(runner.groups)):
+        numbers = torch.randperm(num_slots * pages, generator=torch.Generator().manual_seed(group))
+        for slot in range(num_slots):
+            own = (1 + numbers[slot * pages : (slot + 1) * pages]).tolist()
+            runner.set_table(group, slot, 0, own)
+    return runner
+
+
+def make_tokens(length: int, seed: int) -> list[int]:
+    """Random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCAB, (length,), generator=generator).tolist()
+
+
+def chunk(slot: int, tokens: list[int], start: int, end: int, *, wants: bool = True) -> Chunk:
+    """Tokens start..end of a sequence."""
+    return Chunk(
+        slot=slot,
+        start=start,
+        before=tokens[start - 1] if start else -1,
+        tokens=tokens[start:end],
+        wants_logits=wants,
+    )
+
+
+def read(runner: NativeRunner, slot: int, tokens: list[int], *cuts: int) -> Tensor:
+    """Logits (pieces, V) of a slot that reads tokens in pieces that end at the cuts."""
+    ends = (*cuts, len(tokens))
+    starts = (0, *cuts)
+    pieces = [chunk(slot, tokens, start, end) for start, end in zip(starts, ends, strict=True)]
+    return torch.cat([runner.prefill([piece]) for piece in pieces])

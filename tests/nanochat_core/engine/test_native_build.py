@@ -1,0 +1,139 @@
+"""The kernels are built once, whole or not at all, and what stands in the way is told."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nanochat_core.engine import native_build
+from nanochat_core.engine.native_build import Unavailable, load_kernels, unable_here
+from nanochat_core.runtime.user_cache import user_cache
+
+REASON = unable_here()
+needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}")
+NAMES = ("nf_open", "nf_close", "nf_read", "nf_step", "nf_draw", "nf_decode")
+BUILD = """
+import sys
+from pathlib import Path
+from nanochat_core.engine import native_build
+native_build.SOURCES = Path(sys.argv[2])
+print(native_build.load_kernels(Path(sys.argv[1])).nf_row_key(1, 2))
+"""
+
+
+@pytest.fixture(autouse=True)
+def sources(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for the kernels: theirs take seconds to build."""
+    folder = tmp_path_factory.mktemp("sources")
+    empty = "".join(f"void {name}() {{}}\n" for name in NAMES)
+    key = "long nf_row_key(long seed, long sample) { return seed + sample; }\n"
+    (folder / "kernels.cpp").write_text(f'extern "C" {{\n{empty}{key}}}\n')
+    (folder / "kernels_more.h").write_text("// nothing\n")
+    monkeypatch.setattr(native_build, "SOURCES", folder)
+    native_build._fingerprint.cache_clear()
+    return folder
+
+
+def fingerprint() -> str:
+    native_build._fingerprint.cache_clear()
+    compiler = native_build.find_compiler()
+    assert compiler is not None
+    return native_build._fingerprint(compiler)
+
+
+def libraries(cache: Path) -> list[Path]:
+    return sorted((cache / "kernels").iterdir())
+
+
+@needs_kernels
+def test_processes_that_build_at_the_same_time_leave_one_whole_file(
+    tmp_path: Path, sources: Path
+) -> None:
+    command = [sys.executable, "-c", BUILD, str(tmp_path), str(sources)]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    told = [process.communicate(timeout=200) for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert told[0][0] == told[1][0] == "3\n"
+    (library,) = libraries(tmp_path)
+    before = library.stat().st_mtime_ns
+    load_kernels(tmp_path)
+    assert libraries(tmp_path) == [library]
+    assert library.stat().st_mtime_ns == before  # found, not built again
+
+
+@needs_kernels
+@pytest.mark.parametrize("rubbish", [b"", b"\x7fELF", os.urandom(10_000)])
+def test_a_file_that_does_not_load_is_built_again(tmp_path: Path, rubbish: bytes) -> None:
+    path = tmp_path / "kernels" / f"{fingerprint()}.so"
+    path.parent.mkdir()
+    path.write_bytes(rubbish)
+    library = load_kernels(tmp_path)
+    assert isinstance(library, ctypes.CDLL)
+    assert path.stat().st_size > len(rubbish)
+    assert libraries(tmp_path) == [path]
+
+
+@needs_kernels
+def test_another_source_or_header_or_flag_is_another_file(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [fingerprint()]
+    (sources / "kernels_more.h").write_text("// something\n")
+    names.append(fingerprint())
+    (sources / "kernels.cpp").write_text("// another\n")
+    names.append(fingerprint())
+    monkeypatch.setattr(native_build, "FLAGS", (*native_build.FLAGS, "-g"))
+    names.append(fingerprint())
+    assert len(set(names)) == 4
+
+
+def test_without_a_compiler_there_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(native_build.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(native_build.platform, "machine", lambda: "x86_64")
+    reason = unable_here(native_build.NEEDED_FLAGS)
+    assert reason is not None
+    assert "no C++ compiler" in reason
+
+
+def test_a_processor_that_lacks_something_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_build.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(native_build.platform, "machine", lambda: "x86_64")
+    reason = unable_here(native_build.NEEDED_FLAGS - {"avx512_bf16"})
+    assert reason == "the processor lacks avx512_bf16"
+    monkeypatch.setattr(native_build.platform, "machine", lambda: "arm64")
+    assert "arm64" in (unable_here(native_build.NEEDED_FLAGS) or "")
+
+
+@needs_kernels
+def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(
+    tmp_path: Path, sources: Path
+) -> None:
+    (sources / "kernels.cpp").write_text("no program")
+    with pytest.raises(Unavailable, match=r"does not build the kernels: .*error"):
+        load_kernels(tmp_path)
+    assert libraries(tmp_path) == []
+
+
+@needs_kernels
+def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    with pytest.raises(Unavailable, match="cannot be kept in"):
+        load_kernels(blocked)
+
+
+def test_the_cache_is_where_xdg_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert user_cache() == tmp_path / ".cache" / "nanochat-flows"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    assert user_cache() == tmp_path / "own" / "nanochat-flows"

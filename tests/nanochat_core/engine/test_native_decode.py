@@ -1,0 +1,236 @@
+"""Decoding in the kernels draws as sampling.py draws, and parks where it has to."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanochat_core.engine import native_build
+from nanochat_core.engine.native_runner import NativeRunner
+from nanochat_core.engine.native_weights import FORMS, Precision
+from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.sampling import row_keys, sample
+from tests.nanochat_core.engine.native_models import (
+    LENGTH,
+    VOCAB,
+    chunk,
+    make_gpt,
+    make_runner,
+    make_tokens,
+    read,
+)
+
+REASON = native_build.unable_here()
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}"),
+]
+
+PROMPTS = {0: make_tokens(23, 1), 1: make_tokens(40, 2), 2: make_tokens(5, 3), 3: [17]}
+DRAW = Draw(temperature=0.9, top_k=20)
+
+
+def begin(runner: NativeRunner, slot: int, *, draw: Draw = DRAW) -> int:
+    """Read the slot's prompt and draw the first token."""
+    tokens = PROMPTS[slot]
+    runner.start(slot, draw=draw, seed=slot, sample=3, num_log_probs=None)
+    logits = runner.prefill([chunk(slot, tokens, 0, len(tokens))])
+    first = runner.draw_first([slot], logits, [len(tokens)], [tokens[-1]])
+    return first.tokens[0][0]
+
+
+def answer(runner: NativeRunner, slot: int, count: int, draw: Draw = DRAW) -> list[int]:
+    """`count` tokens, one step a call."""
+    found = [begin(runner, slot, draw=draw)]
+    while len(found) < count:
+        found += runner.decode([slot], [LENGTH], 1).read().tokens[0]
+    return found
+
+
+@pytest.mark.parametrize("precision", FORMS)
+def test_an_answer_is_the_same_alone_and_in_a_crowd(precision: Precision) -> None:
+    model = make_gpt()
+    alone = {
+        slot: answer(make_runner(model, precision=precision, num_threads=1), slot, 30)
+        for slot in PROMPTS
+    }
+    runner = make_runner(model, precision=precision, num_threads=2)
+    crowd = {slot: [begin(runner, slot)] for slot in PROMPTS}
+    for slots in ([0, 1, 2, 3], [3, 1], [1, 0, 3], [2], [0, 1, 2, 3]):
+        for column in runner.decode(slots, [LENGTH] * len(slots), 5).read().tokens:
+            for slot, token in zip(slots, column, strict=True):
+                crowd[slot].append(token)
+    for slot, tokens in crowd.items():
+        assert tokens == alone[slot][: len(tokens)]
+        assert len(tokens) > 10
+
+
+@pytest.mark.parametrize("precision", FORMS)
+def test_decoded_tokens_leave_what_reading_them_leaves(precision: Precision) -> None:
+    model = make_gpt()
+    runner = make_runner(model, precision=precision)
+    found = answer(runner, 1, 30)
+    tokens = PROMPTS[1] + found
+    after = runner.prefill([chunk(1, tokens, len(tokens) - 1, len(tokens))])
+    again = read(make_runner(model, precision=precision), 0, tokens)
+    assert torch.equal(after, again)
+
+
+def test_every_step_draws_what_sampling_draws_from_its_logits() -> None:
+    model = make_gpt()
+    runner = make_runner(model)
+    for slot, draw in enumerate(
+        (DRAW, Draw(temperature=0.0), Draw(temperature=1.3), Draw(temperature=0.7, top_k=1))
+    ):
+        found = answer(runner, slot, 40, draw=draw)
+        other = make_runner(model)
+        cuts = range(len(PROMPTS[slot]), len(PROMPTS[slot]) + len(found) - 1)
+        logits = read(other, slot, (PROMPTS[slot] + found)[:-1], *cuts)
+        keys = row_keys(torch.tensor([slot]), torch.tensor([3])).expand(len(found))
+        positions = torch.arange(len(found)) + len(PROMPTS[slot])
+        drawn = sample(logits, keys, positions, temperature=draw.temperature, top_k=draw.top_k)
+        assert found == drawn.tolist()
+
+
+def native_draw(logits: Tensor, draw: Draw, seed: int, position: int) -> list[int]:
+    """One token for each row of logits (n, VOCAB), whose sample is the row's index."""
+    runner = make_runner(make_gpt(), num_slots=len(logits))
+    for slot in range(len(logits)):
+        runner.start(slot, draw=draw, seed=seed, sample=slot, num_log_probs=None)
+    at = [position] * len(logits)
+    return runner.draw_first(range(len(logits)), logits, at, at).tokens[0]
+
+
+@pytest.mark.parametrize("seed", [0, -5, 2**62])
+@pytest.mark.parametrize("top_k", [None, 1, 7, 99, 1000])
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 0.8, 3.0])
+def test_equal_logits_give_equal_tokens(temperature: float, top_k: int | None, seed: int) -> None:
+    logits = 4 * torch.randn((200, VOCAB), generator=torch.Generator().manual_seed(5))
+    keys = row_keys(torch.full((200,), seed), torch.arange(200))
+    expected = sample(
+        logits, keys, torch.full((200,), 12), temperature=temperature, top_k=top_k
+    ).tolist()
+    found = native_draw(logits, Draw(temperature=temperature, top_k=top_k), seed, 12)
+    # The last bit of a sum may tell two neighbours apart: once in a hundred thousand draws.
+    assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1
+    if temperature == 0.0:
+        assert found == expected
+
+
+def test_the_lowest_of_equal_tokens_is_likeliest() -> None:
+    logits = torch.zeros((1, VOCAB))
+    assert native_draw(logits, Draw(temperature=0.0), 1, 1) == [0]
+    logits[0, 64:] = 2.0
+    assert native_draw(logits, Draw(temperature=0.0), 1, 1) == [64]
+
+
+def test_logits_that_are_no_numbers_do_no_harm() -> None:
+    logits = torch.full((2, VOCAB), float("nan"))
+    for draw in (Draw(temperature=0.0), DRAW, Draw(temperature=1.0)):
+        assert all(0 <= token < VOCAB for token in native_draw(logits, draw, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        Draw(top_p=0.8),
+        Draw(top_k=10, min_p=0.05),
+        Draw(temperature=0.6, repetition_penalty=1.5),
+    ],
+    ids=["top_p", "min_p", "penalty"],
+)
+def test_other_rules_are_drawn_by_sampling_beside_plain_rows(draw: Draw) -> None:
+    model = make_gpt()
+    plain = answer(make_runner(model), 0, 20)
+    special = answer(make_runner(model), 1, 20, draw=draw)
+    runner = make_runner(model)
+    both = [[begin(runner, 0)], [begin(runner, 1, draw=draw)]]
+    for column in runner.decode([0, 1], [LENGTH, LENGTH], 19).read().tokens:
+        both[0].append(column[0])
+        both[1].append(column[1])
+    assert both == [plain, special]
+    assert special != answer(make_runner(model), 1, 20, draw=Draw())
+
+
+def test_the_repetition_penalty_counts_prompt_and_answer() -> None:
+    runner = make_runner(make_gpt())
+    runner.start(
+        0,
+        draw=Draw(temperature=1e-4, repetition_penalty=1e9),
+        seed=1,
+        sample=0,
+        num_log_probs=None,
+    )
+    runner.remember(0, [5])
+    logits = torch.ones((1, VOCAB))
+    logits[0, 5], logits[0, 9], logits[0, 11] = 9.0, 8.0, 7.0
+    assert runner.draw_first([0], logits, [1], [5]).tokens == [[9]]
+    assert runner.draw_first([0], logits, [2], [9]).tokens == [[11]]
+
+
+def test_log_probs_are_told_and_change_no_token() -> None:
+    model = make_gpt()
+    plain = answer(make_runner(model), 0, 6)
+    runner = make_runner(model)
+    runner.start(0, draw=DRAW, seed=0, sample=3, num_log_probs=2)
+    logits = runner.prefill([chunk(0, PROMPTS[0], 0, 23)])
+    first = runner.draw_first([0], logits, [23], [PROMPTS[0][-1]])
+    rest = runner.decode([0], [LENGTH], 5).read()
+    assert [first.tokens[0][0], *(column[0] for column in rest.tokens)] == plain
+    told = first.log_probs[0][0]
+    assert told is not None
+    expected = torch.log_softmax(logits[0], dim=0)
+    assert told.chosen == pytest.approx(float(expected[plain[0]]), abs=1e-6)
+    assert [token for token, _ in told.top] == expected.topk(2).indices.tolist()
+    assert all(column[0] is not None for column in rest.log_probs)
+
+
+@pytest.mark.parametrize("draw", [DRAW, Draw(temperature=0.9, top_k=20, min_p=1e-6)])
+def test_a_park_token_parks_and_a_parked_slot_changes_nothing(draw: Draw) -> None:
+    model = make_gpt()
+    free = answer(make_runner(model), 0, 20, draw=draw)
+    stop = free[8]
+    at = free.index(stop)
+    runner = make_runner(model, park_tokens=(stop, 10**6))
+    assert begin(runner, 0, draw=draw) == free[0]
+    told = [column[0] for column in runner.decode([0], [LENGTH], 15).read().tokens]
+    assert told == [*free[1 : at + 1], *[-1] * (15 - at)]
+    assert runner.length[0] == len(PROMPTS[0]) + at
+    pools = [pool.clone() for pool in runner._pools]
+    assert runner.decode([0], [LENGTH], 2).read().tokens == [[-1], [-1]]
+    assert all(torch.equal(*pair) for pair in zip(pools, runner._pools, strict=True))
+
+
+@pytest.mark.parametrize("draw", [DRAW, Draw(temperature=0.9, top_k=20, min_p=1e-6)])
+def test_a_slot_parks_when_its_text_is_as_long_as_it_may_be(draw: Draw) -> None:
+    runner = make_runner(make_gpt())
+    begin(runner, 0, draw=draw)
+    begin(runner, 2, draw=draw)
+    told = runner.decode([0, 2], [27, LENGTH], 6).read().tokens
+    # 23 of prompt and one drawn; three more make 27. All are told, the last is not read.
+    assert [column[0] == -1 for column in told] == [False] * 3 + [True] * 3
+    assert all(column[1] >= 0 for column in told)
+    assert runner.length[0] == 26
+    begin(runner, 0, draw=draw)
+    assert runner.decode([0], [24], 1).read().tokens == [[-1]]  # it is full as it is
+
+
+def test_a_released_slot_is_parked_and_a_started_one_waits_for_its_first_token() -> None:
+    runner = make_runner(make_gpt())
+    begin(runner, 0)
+    runner.release(0)
+    assert runner.decode([0], [LENGTH], 1).read().tokens == [[-1]]
+    begin(runner, 0)
+    runner.start(0, draw=DRAW, seed=1, sample=1, num_log_probs=None)
+    assert runner.decode([0], [LENGTH], 1).read().tokens == [[-1]]
+
+
+def test_a_forced_token_is_read_as_if_it_had_been_drawn() -> None:
+    model = make_gpt()
+    runner = make_runner(model)
+    first = begin(runner, 0)
+    tokens = [*PROMPTS[0], first, 44, 45]
+    logits = runner.prefill([chunk(0, tokens, 23, 26)])
+    drawn = runner.draw_first([0], logits, [26], [45]).tokens[0][0]
+    runner.decode([0], [LENGTH], 1)
+    after = runner.prefill([chunk(0, [*tokens, drawn, 46], 27, 28)])
+    assert torch.equal(after, read(make_runner(model), 3, [*tokens, drawn, 46]))
