@@ -20,7 +20,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from nanochat_core.server import chat_api, openai_api
 from nanochat_core.server.described import ERROR, JSON, describe, schemas
@@ -119,7 +119,7 @@ def _add_pages(app: FastAPI, service: Service) -> None:
             ],
         }
 
-    @app.get("/metrics", responses=ERROR)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=ERROR)
     async def metrics() -> Response:
         pool, counts = service.pool, service.metrics
         counts.running.set(pool.running)

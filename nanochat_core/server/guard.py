@@ -59,8 +59,15 @@ class Guard:
         if not self._is_ours(headers.get("host", "")):
             app = refusal(path, 400, "this server does not go by that host name")
         elif path != _OPEN and self._key and not self._has_key(headers):
-            asks = {"WWW-Authenticate": 'Basic realm="nanochat", charset="UTF-8", Bearer'}
-            app = refusal(path, 401, "this server needs its API key", headers=asks)
+            # A browser that opens the page asks for a password; a program knows what it needs.
+            wants_page = "text/html" in headers.get("accept", "")
+            asks = 'Basic realm="nanochat"' if wants_page else "Bearer"
+            app = refusal(
+                path,
+                401,
+                "this server needs its API key",
+                headers={"WWW-Authenticate": asks},
+            )
         try:
             await app(scope, receive, send_guarded)
         finally:

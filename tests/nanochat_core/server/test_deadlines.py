@@ -1,0 +1,121 @@
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from nanochat_core.server.__main__ import Protocol
+from tests.nanochat_core.server.live import Live, body, wait_until
+
+HEAD = b"POST /chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture
+def hurried(live: Live, monkeypatch):
+    monkeypatch.setattr(Protocol, "receive_seconds", 0.3)
+    monkeypatch.setattr(Protocol, "read_seconds", 0.3)
+    return live
+
+
+def connect(live: Live) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", live.port))
+    connection.settimeout(10)
+    return connection
+
+
+def is_cut(connection: socket.socket) -> bool:
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        return True
+    return True
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /hea", HEAD, HEAD + b"Content-Length: 100\r\n\r\n" + b"{"]
+)
+def test_a_request_that_does_not_come_to_its_end_is_cut(hurried, sent):
+    with connect(hurried) as connection:
+        connection.sendall(sent)
+        began = time.monotonic()
+        assert is_cut(connection)
+        assert 0.2 < time.monotonic() - began < 3.0
+
+
+def test_so_is_one_that_comes_a_byte_at_a_time(hurried):
+    with connect(hurried) as connection:
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            for byte in HEAD * 10:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.02)
+        assert time.monotonic() - began < 3.0
+
+
+def test_three_hundred_slow_connections_do_not_hold_up_a_quick_one(hurried):
+    connections = [connect(hurried) for _ in range(300)]
+    try:
+        for connection in connections:
+            connection.sendall(HEAD)
+        began = time.monotonic()
+        assert hurried.health()["ready"]
+        assert time.monotonic() - began < 2.0
+        wait_until(lambda: len(hurried.server.server_state.connections) < 5)
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_a_connection_in_use_is_not_cut(hurried):
+    text = json.dumps(body("long", max_tokens=300)).encode()  # takes longer than the deadline
+    with connect(hurried) as connection:
+        for _ in range(2):
+            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(text) + text)
+            received = b""
+            while not received.endswith(b'{"done": true}\n\n\r\n0\r\n\r\n'):
+                part = connection.recv(65536)
+                assert part
+                received += part
+
+
+def test_whoever_reads_nothing_is_cut_and_frees_the_slot(hurried):
+    # Many answers in one stream: more than the buffers between two sockets hold.
+    ask = body("long", max_tokens=4000, n=8, stream=True, logprobs=True, top_logprobs=20)
+    text = json.dumps(ask).encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", hurried.port))
+        head = HEAD.replace(b"/chat", b"/v1/chat")
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(text) + text)
+        wait_until(lambda: hurried.health()["running"] == 8)
+        wait_until(lambda: hurried.health()["running"] == 0, seconds=20)
+
+
+def test_headers_without_an_end_are_refused(live):
+    with connect(live) as connection:
+        answer = b""
+
+        def send() -> None:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 20_000)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        with contextlib.suppress(ConnectionError):  # it was cut while it was sent
+            while part := connection.recv(4096):
+                answer += part
+        thread.join()
+    assert not answer or answer.startswith(b"HTTP/1.1 4")
+
+
+def test_a_finished_connection_may_be_used_again(live):
+    with connect(live) as connection:
+        for _ in range(3):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            received = b""
+            while not received.endswith(b"}"):
+                received += connection.recv(65536)
+            assert received.startswith(b"HTTP/1.1 200 OK")

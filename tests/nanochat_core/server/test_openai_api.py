@@ -1,0 +1,210 @@
+import json
+
+import httpx
+import openai
+import pytest
+
+from nanochat_core.server.service import Rules
+from tests.nanochat_core.server.live import NAME, Live, body, serving, wait_until
+
+
+@pytest.fixture(scope="module")
+def client(live: Live):
+    """OpenAI's own client library."""
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def ask(text: str) -> list:
+    return [{"role": "user", "content": text}]
+
+
+def test_a_whole_answer(client):
+    answer = client.chat.completions.create(model=NAME, messages=ask("echo hello"), seed=1)
+    [choice] = answer.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content == "hello"
+    assert choice.finish_reason == "stop"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (14, 5)
+    assert answer.usage.total_tokens == 19
+    assert answer.model == NAME
+
+
+def test_a_streamed_answer_with_its_usage(client):
+    chunks = list(
+        client.chat.completions.create(
+            model=NAME,
+            messages=ask("echo hello"),
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "hello"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 5
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_the_stream_ends_with_done_and_tells_no_usage_unasked(live):
+    response = httpx.post(f"{live.url}/v1/chat/completions", json=body(stream=True), timeout=30)
+    assert response.text.endswith("data: [DONE]\n\n")
+    assert "usage" not in response.text
+
+
+def test_an_answer_that_is_cut_says_so(client):
+    for limit in ({"max_tokens": 3}, {"max_completion_tokens": 3}):
+        answer = client.chat.completions.create(model=NAME, messages=ask("long"), **limit)
+        assert answer.choices[0].message.content == "abc"
+        assert answer.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_answer_and_the_work(client, live, stream):
+    answer = client.chat.completions.create(
+        model=NAME, messages=ask("long"), stop=["ef", "xy"], stream=stream, max_tokens=4000
+    )
+    if stream:
+        chunks = [chunk.choices[0] for chunk in answer]
+        text, reason = "".join(c.delta.content or "" for c in chunks), chunks[-1].finish_reason
+    else:
+        text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+    assert (text, reason) == ("abcd", "stop")
+    wait_until(lambda: live.health()["running"] == 0, seconds=1.0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_choices(client, stream):
+    answer = client.chat.completions.create(model=NAME, messages=ask("echo hi"), n=3, stream=stream)
+    if not stream:
+        assert [(c.index, c.message.content) for c in answer.choices] == [
+            (0, "hi"),
+            (1, "hi"),
+            (2, "hi"),
+        ]
+        assert answer.usage.completion_tokens == 6
+        return
+    texts = ["", "", ""]
+    for chunk in answer:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == ["hi", "hi", "hi"]
+
+
+def test_log_probabilities_of_tokens_and_alternatives(client):
+    answer = client.chat.completions.create(
+        model=NAME, messages=ask("echo h\u00e9"), logprobs=True, top_logprobs=2
+    )
+    content = answer.choices[0].logprobs.content
+    assert [entry.bytes for entry in content] == [[0x68], [0xC3], [0xA9]]
+    assert [entry.logprob for entry in content] == [-0.5] * 3
+    assert [[top.logprob for top in entry.top_logprobs] for entry in content] == [[-0.5, -1.5]] * 3
+
+
+def test_log_probabilities_come_with_the_stream(client):
+    chunks = client.chat.completions.create(
+        model=NAME, messages=ask("echo hi"), logprobs=True, stream=True
+    )
+    told = [c.choices[0].logprobs for c in chunks if c.choices[0].delta.content]
+    assert [entry.token for logs in told for entry in logs.content] == ["h", "i"]
+
+
+def test_calls_are_left_out(client):
+    answer = client.chat.completions.create(model=NAME, messages=ask("call"))
+    assert answer.choices[0].message.content == "it is 36"
+
+
+def test_a_developer_message_and_parts_of_text(client):
+    messages = [
+        {"role": "developer", "content": "echo "},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+    ]
+    answer = client.chat.completions.create(model=NAME, messages=messages)
+    assert answer.choices[0].message.content == "\n\nhello"
+
+
+def test_texts_are_completed(client):
+    answer = client.completions.create(model=NAME, prompt=["echo a", "echo b"], n=2, logprobs=1)
+    assert [(c.index, c.text) for c in answer.choices] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+    assert answer.choices[0].logprobs.tokens == ["a"]
+    assert answer.choices[0].logprobs.text_offset == [0]
+    text = "".join(
+        chunk.choices[0].text
+        for chunk in client.completions.create(model=NAME, prompt="echo streamed", stream=True)
+    )
+    assert text == "streamed"
+
+
+def test_a_completion_is_sixteen_tokens_unless_more_are_asked_for(client):
+    answer = client.completions.create(model=NAME, prompt="long")
+    assert answer.usage.completion_tokens == 16
+
+
+def test_the_model_is_listed(client):
+    assert [model.id for model in client.models.list()] == [NAME]
+    assert client.models.retrieve(NAME).owned_by == "nanochat"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("another")
+    assert caught.value.body["message"] == f"the model here is {NAME}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"temperature": 3}, "temperature"),
+        ({"n": 9}, "n"),
+        ({"top_p": 0}, "top_p"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+        ({"stop": 5}, "stop"),
+    ],
+)
+def test_a_refusal_is_an_error_of_openais(client, settings, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{"model": NAME, "messages": ask("x"), **settings})
+    assert caught.value.body["param"] == param
+    assert caught.value.body["type"] == "invalid_request_error"
+
+
+def test_more_choices_than_may_be_are_refused(client):
+    with pytest.raises(openai.BadRequestError, match="3 prompts with n 3 are 9 choices"):
+        client.completions.create(model=NAME, prompt=["a", "b", "c"], n=3)
+
+
+def test_a_failure_is_a_503_or_an_error_in_the_stream(client):
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.chat.completions.create(model=NAME, messages=ask("fail"))
+    assert caught.value.status_code == 503
+    stream = client.chat.completions.create(model=NAME, messages=ask("fail"), stream=True)
+    with pytest.raises(openai.APIError, match="it was told to"):
+        list(stream)
+
+
+def test_whoever_leaves_before_a_whole_answer_frees_the_slot(live):
+    with live.client() as http:
+        http.timeout = 0.3
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/chat/completions", json=body("long", max_tokens=4000))
+    wait_until(lambda: live.health()["running"] == 0, seconds=0.5)
+
+
+def test_a_full_queue_is_one_that_the_client_retries():
+    rules = Rules(log="none", max_waiting=0)
+    with serving(rules, num_slots=1) as live:
+        base = {"base_url": f"{live.url}/v1", "api_key": "none"}
+        with openai.OpenAI(**base, max_retries=4) as client, live.client() as http:
+            long = body("long", max_tokens=500, stream=True)
+            with http.stream("POST", "/v1/chat/completions", json=long) as response:
+                lines = response.iter_lines()  # dropping it would close the connection
+                next(lines)
+                with (
+                    openai.OpenAI(**base, max_retries=0) as impatient,
+                    pytest.raises(openai.InternalServerError) as caught,
+                ):
+                    impatient.chat.completions.create(model=NAME, messages=ask("echo x"))
+                assert caught.value.status_code == 503
+                assert json.loads(caught.value.response.text)["error"]["type"] == "overloaded_error"
+                answer = client.chat.completions.create(model=NAME, messages=ask("echo x"))
+                assert answer.choices[0].message.content == "x"

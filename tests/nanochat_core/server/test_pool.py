@@ -1,0 +1,118 @@
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from nanochat_core.engine.requests import Draw, EndEvent, LogProbs, TokenEvent
+from nanochat_core.errors import ModelError
+from nanochat_core.server.channel import Ask, pack_event, unpack_event
+from nanochat_core.server.pool import AnswerStream
+from tests.nanochat_core.server.live import body, fake_pool, serving, text_of, wait_until
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        TokenEvent(sample=1, token=7, sampled=False, log_probs=None),
+        TokenEvent(
+            sample=0, token=7, sampled=True, log_probs=LogProbs(chosen=-1.5, top=((3, -0.5),))
+        ),
+        EndEvent(sample=2, reason="failed", error="why"),
+    ],
+)
+def test_events_arrive_as_they_were_sent(event):
+    assert unpack_event(pack_event(5, event)) == event
+
+
+def test_asks_arrive_as_they_were_sent():
+    ask = Ask(
+        prompt=[1, 2], num_samples=1, max_tokens=3, draw=Draw(top_k=5), seed=9, num_log_probs=2
+    )
+    assert Ask.from_tree(ask.tree()) == ask
+
+
+def test_a_cancelled_stream_ends_at_once_and_hears_no_more():
+    called = []
+    stream = AnswerStream(2, worker=0, on_cancel=lambda: called.append(1))
+    stream.put(EndEvent(sample=0, reason="stop"))
+    stream.cancel()
+    stream.cancel()
+    stream.put(TokenEvent(sample=1, token=5, sampled=True, log_probs=None))
+    assert stream.is_over
+    assert called == [1]
+
+
+def test_requests_go_where_least_is_under_way():
+    with serving(workers=2, num_slots=4) as live, ThreadPoolExecutor(4) as threads:
+        asks = [threads.submit(live.ask, "long", max_tokens=200) for _ in range(4)]
+        wait_until(lambda: live.health()["running"] == 4)
+        assert [worker.busy for worker in live.service.pool.workers] == [2, 2]
+        gpus = [{event["gpu"] for event in ask.result() if "gpu" in event} for ask in asks]
+    assert sorted(map(tuple, gpus)) == [(0,), (0,), (1,), (1,)]
+
+
+def test_an_engine_that_dies_fails_its_streams_only_and_comes_back():
+    with serving(workers=2) as live, ThreadPoolExecutor(2) as threads:
+        first, second = (threads.submit(live.ask, "long", max_tokens=900) for _ in range(2))
+        wait_until(lambda: [w.busy for w in live.service.pool.workers] == [1, 1])
+        victim = live.service.pool.workers[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        ends = sorted((first.result()[-2], second.result()[-2]), key=lambda end: "usage" in end)
+        assert ends[0] == {"error": "the engine stopped unexpectedly; try again in a moment"}
+        assert ends[1]["usage"]["completion_tokens"] == 900
+        assert live.health()["ready"]
+        wait_until(lambda: victim.facts is not None)
+        assert victim.restarts == 1
+        assert text_of(live.ask("echo again")) == "again"
+
+
+def test_while_the_only_engine_is_away_requests_are_told_to_come_back():
+    with serving() as live:
+        worker = live.service.pool.workers[0]
+        events = live.ask("die")
+        assert "error" in events[-2]
+        wait_until(lambda: worker.facts is None)
+        with live.client() as http:
+            health = http.get("/health").json()
+            refused = http.post("/chat/completions", json=body())
+        assert (health["status"], health["ready"]) == ("starting", False)
+        assert refused.status_code == 503
+        wait_until(lambda: live.health()["ready"])
+        assert text_of(live.ask("echo back")) == "back"
+
+
+@pytest.mark.parametrize(
+    ("directory", "says"),
+    [("broken", "this model is broken"), ("crash", "the engine ended at once")],
+)
+def test_a_model_that_cannot_be_loaded_is_refused_at_the_start(live, directory, says):
+    with pytest.raises(ModelError, match=says) as caught:
+        live.run(fake_pool(directory).start())
+    assert caught.value.hint
+
+
+def test_another_model_is_served_without_dropping_a_stream():
+    with serving() as live:
+        old = live.service.pool
+        told: list[list[dict]] = []
+        asking = threading.Thread(target=lambda: told.append(live.ask("long", max_tokens=600)))
+        asking.start()
+        wait_until(lambda: old.running == 1)
+        live.run(live.service.swap(lambda: fake_pool("newer")))
+        assert live.service.pool is not old
+        assert text_of(live.ask("echo new")) == "new"
+        assert old.running == 1
+        asking.join(30)
+        assert told[0][-2]["usage"]["completion_tokens"] == 600
+        wait_until(lambda: old.workers[0].pid is None)
+
+
+def test_a_newer_model_that_cannot_be_loaded_changes_nothing():
+    with serving() as live:
+        old = live.service.pool
+        with pytest.raises(ModelError):
+            live.run(live.service.swap(lambda: fake_pool("broken")))
+        assert live.service.pool is old
+        assert text_of(live.ask("echo same")) == "same"
