@@ -43,12 +43,11 @@ def refusal(status: int, detail: str, **headers: str) -> dict[str, Any]:
 
 
 class ScriptedServer:
-    """Gives each request the next of `replies`, an echo when there is none; keeps what was asked."""
+    """Gives each request the next of `replies`, or an echo, and keeps what was asked."""
 
     def __init__(self) -> None:
         self.replies: deque[list[Step] | dict[str, Any]] = deque()
         self.asked: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []  # the Authorization of each request
         self.left = threading.Event()  # a client went away before its answer ended
         self.stats: dict[str, Any] | None = STATS
         self.url = ""
@@ -73,7 +72,6 @@ class ScriptedServer:
             message = await receive()
             body, more = body + message["body"], message.get("more_body", False)
         self.asked.append(json.loads(body))
-        self.keys.append(dict(scope["headers"]).get(b"authorization", b"").decode() or None)
         question = self.asked[-1]["messages"][-1]["content"]
         reply = self.replies.popleft() if self.replies else answer(f"You said: {question}")
         if isinstance(reply, dict):

@@ -227,7 +227,6 @@ def test_it_is_used_without_a_mouse(page: Page, server: ScriptedServer):
     page.keyboard.press("Enter")
     expect(answers(page)).to_have_text("You said: one line")
     page.keyboard.press("Shift+Tab")  # to what stands before the message box: the answer's buttons
-    page.keyboard.press("Shift+Tab")
     expect(page.get_by_role("button", name="Regenerate")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Previous answer")).to_be_visible()

@@ -45,7 +45,6 @@ async function answer(conversation, question) {
   } catch (error) {
     message.state = error.name === "AbortError" ? "stopped" : "failed";
     if (message.state === "failed") message.error = error instanceof Failure ? error.message : "The page failed: " + error.message;
-    if (error.status === 401 || error.status === 403) get("key-field").hidden = false;
   }
   end(run);
 }
@@ -93,6 +92,7 @@ function end(run) {
   conversation.updated = Date.now();
   keep(conversation);
   drawList();
+  if (!info.parameters && message.state === "done") loadStats();   // it was still starting
   if (conversation !== current) return;
   const follow = atEnd(), stopHadFocus = document.activeElement === get("stop");
   drawThread();
@@ -253,7 +253,6 @@ get("defaults").addEventListener("click", () => {
   drawComposer();
 });
 for (const name of Object.keys(NUMBERS)) get(name).addEventListener("change", () => takeNumber(name));
-get("key").addEventListener("change", takeKey);
 get("settings-form").addEventListener("change", (event) => {
   if (event.target.name !== "theme") return;
   changeSetting("theme", event.target.value);
@@ -278,7 +277,7 @@ get("ideas").append(...IDEAS.map((idea) => make("li", {}, make("button", {type: 
 get("keys").append(...[["Enter", "send"], ["Shift+Enter", "new line"], ["Esc", "stop the answer"], ["Ctrl+Shift+N or Alt+N", "new chat"],
   ["Arrow up in the empty box", "edit your last message"], ["/", "go to the message box"],
   ...COMMANDS.map(({name, takes, says}) => [`/${name} ${takes}`.trim(), says])].flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
-text.value = sessionStorage_("nanochat.draft") ?? "";
+text.value = readDraft();
 applyTheme();
 drawDrawer();
 show(readConversation(location.hash.slice(1)) ?? current);

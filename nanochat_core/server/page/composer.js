@@ -37,6 +37,14 @@ function keepDraft() {
   }
 }
 
+function readDraft() {
+  try {
+    return sessionStorage.getItem("nanochat.draft") ?? "";
+  } catch {
+    return "";
+  }
+}
+
 function drawComposer() {
   fitHeight(text);
   const running = runs.has(current.id), typed = text.value.trim();
@@ -102,7 +110,6 @@ function openSettings() {
     Object.assign(get(name), {min: low, max: high, value: setting(name) ?? ""});
     get(name).setCustomValidity("");
   }
-  get("key").value = sessionStorage_("nanochat.key") ?? "";
   get("settings-form").elements.theme.value = chosen.theme ?? "auto";
   get("settings").showModal();
 }
@@ -114,13 +121,4 @@ function takeNumber(name) {
   if (problem) return input.reportValidity();
   changeSetting(name, value);
   drawComposer();
-}
-
-function takeKey() {
-  try {
-    sessionStorage.setItem("nanochat.key", get("key").value);
-  } catch {
-    notice("The browser does not let this page keep the key.");
-  }
-  loadStats();
 }

@@ -14,8 +14,6 @@ const UNREACHABLE = "The server cannot be reached. Is it still running?";
 /** The events of an answer to `messages`; throws Failure, or AbortError when `signal` says so. */
 async function* askServer(body, signal) {
   const headers = {"Content-Type": "application/json"};
-  const key = sessionStorage_("nanochat.key");
-  if (key) headers.Authorization = "Bearer " + key;
   let response;
   try {
     response = await fetch("chat/completions", {method: "POST", headers, body: JSON.stringify(body), signal});
@@ -79,18 +77,16 @@ async function refusal(response) {
   if (status === 503 || status === 429) {
     return new Failure(`The server is busy. Try again ${wait > 0 ? `in ${wait} seconds` : "in a moment"}.`, {status});
   }
-  if (status === 401 || status === 403) return new Failure("The server asks for an API key: see the settings.", {status});
+  if (status === 401 || status === 403) return new Failure("The server asks for its API key: load the page again to give it.", {status});
   if (detail) return new Failure(sentence(detail), {status});
   return new Failure(status >= 500 ? `The server failed (status ${status}).` : `The server refused this (status ${status}).`, {status});
 }
 
 /** {model, parameters, context, defaults, limits}, as far as the server tells. */
 async function readStats() {
-  const key = sessionStorage_("nanochat.key");
-  const headers = key ? {Authorization: "Bearer " + key} : {};
   for (const path of ["stats", "health"]) {
     try {
-      const response = await fetch(path, {headers});
+      const response = await fetch(path);
       if (response.ok) return await response.json();
     } catch {
       // Not there, or no JSON: the page works without.
@@ -102,12 +98,4 @@ async function readStats() {
 function sentence(text) {
   const whole = text.charAt(0).toUpperCase() + text.slice(1);
   return /[.!?]$/.test(whole) ? whole : whole + ".";
-}
-
-function sessionStorage_(name) {
-  try {
-    return sessionStorage.getItem(name);
-  } catch {
-    return null;
-  }
 }

@@ -1,0 +1,174 @@
+"""What goes wrong is said in words, with a way on; nothing that was written is lost."""
+
+import threading
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.chat import answers, ask, questions, send
+from tests.browser.scripted_server import CUT, ScriptedServer, answer, event, refusal
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        (
+            refusal(503, "too many wait", **{"retry-after": "5"}),
+            "The server is busy. Try again in 5 seconds.",
+        ),
+        (refusal(400, "the last message is too long"), "The last message is too long."),
+        (refusal(401, "no key"), "The server asks for its API key: load the page again"),
+        (refusal(500, ""), "The server failed (status 500)."),
+        ({"status": 502, "body": "<html>", "headers": {}}, "The server failed (status 502)."),
+    ],
+)
+def test_a_refusal_is_shown_and_can_be_tried_again(
+    page: Page, server: ScriptedServer, complaints: list[str], reply: dict, says: str
+):
+    server.replies.append(reply)
+    send(page, "hello")
+    expect(page.locator(".problem:visible")).to_contain_text(says)
+    expect(page.get_by_role("status")).to_contain_text(says)
+    page.get_by_role("button", name="Retry").click()
+    expect(answers(page)).to_have_text(["You said: hello"])
+    assert questions(page).all_inner_texts() == ["hello"]
+    assert server.asked[0] == server.asked[1]
+    assert all("Failed to load resource" in text for text in complaints)  # the browser's own line
+    complaints.clear()
+
+
+@pytest.mark.parametrize("end", [[CUT], [], [b'data: {"tok']])
+def test_a_stream_that_breaks_off_keeps_what_came(
+    page: Page, server: ScriptedServer, complaints: list[str], end: list
+):
+    server.replies.append([event(token="The first half"), 0.05, *end])
+    send(page, "go")
+    lost = "The connection was lost before the answer was complete."
+    expect(page.locator(".problem:visible")).to_contain_text(lost)
+    expect(answers(page)).to_have_text(["The first half"])
+    page.reload()
+    expect(page.locator(".problem:visible")).to_contain_text(lost)
+    page.get_by_role("button", name="Retry").click()
+    expect(answers(page)).to_have_text(["You said: go"])
+    expect(page.get_by_text("2 of 2")).to_be_visible()  # the first half is the other one
+    complaints.clear()  # "net::ERR_INCOMPLETE_CHUNKED_ENCODING"
+
+
+def test_an_error_in_the_stream_is_shown(page: Page, server: ScriptedServer):
+    server.replies.append(
+        [event(token="Well"), event(error="the engine stopped"), event(done=True)]
+    )
+    send(page, "go")
+    expect(page.locator(".problem:visible")).to_contain_text("The engine stopped.")
+    expect(answers(page)).to_have_text(["Well"])
+
+
+def test_a_stream_that_is_not_understood_is_shown(page: Page, server: ScriptedServer):
+    server.replies.append([event(token="Well"), b"data: what?\n\n", event(done=True)])
+    send(page, "go")
+    expect(page.locator(".problem:visible")).to_contain_text("cannot read")
+
+
+def test_a_server_that_is_gone_is_said_so(page: Page, complaints: list[str]):
+    page.route("**/chat/completions", lambda route: route.abort("connectionrefused"))
+    send(page, "hello")
+    expect(page.locator(".problem:visible")).to_contain_text("The server cannot be reached.")
+    page.unroute("**/chat/completions")
+    page.get_by_role("button", name="Retry").click()
+    expect(answers(page)).to_have_text(["You said: hello"])
+    complaints.clear()
+
+
+def test_a_question_without_an_answer_is_shown_and_not_sent_again(
+    page: Page, server: ScriptedServer, complaints: list[str]
+):
+    server.replies.append(refusal(503, "busy"))
+    send(page, "lost")
+    expect(page.get_by_role("button", name="Retry")).to_be_visible()
+    ask(page, "next")
+    expect(questions(page)).to_have_text(["lost", "next"])
+    assert [m["content"] for m in server.asked[1]["messages"]] == ["next"]
+    complaints.clear()
+
+
+def test_a_long_conversation_is_cut_to_what_the_server_takes_and_it_says_so(
+    page: Page, server: ScriptedServer
+):
+    for number in range(5):
+        server.replies.append(answer("x" * 7000, size=7000))
+        ask(page, f"question {number}")
+    sent = server.asked[-1]["messages"]
+    assert sent[0]["content"] == "question 0"
+    ask(page, "one more")
+    sent = server.asked[-1]["messages"]
+    assert sent[0] == {"role": "user", "content": "question 1"}
+    assert sum(len(m["content"]) for m in sent) <= 32_000
+    expect(page.get_by_text("The oldest 2 messages no longer fit")).to_be_visible()
+
+
+def test_a_message_that_is_too_long_stays_in_the_box(page: Page, server: ScriptedServer):
+    box = page.get_by_label("Message", exact=True)
+    box.fill("x" * 8001)
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("8,001 characters; a message has at most 8,000")).to_be_visible()
+    assert len(box.input_value()) == 8001
+    assert server.asked == []
+
+
+def test_a_full_storage_is_said_once_and_the_page_goes_on(page: Page, server: ScriptedServer):
+    page.evaluate("""() => {
+        let text = "x".repeat(4 * 1024 * 1024);
+        for (let i = 0; text; i++) {
+            try { localStorage.setItem("fill" + i, text); }
+            catch { text = text.slice(text.length / 2 + 1); }
+        }
+    }""")
+    ask(page, "hello")
+    expect(page.get_by_role("alert").get_by_text("no room left")).to_be_visible()
+    page.get_by_role("button", name="Close", exact=True).click()
+    expect(ask(page, "again")).to_have_text("You said: again")
+    expect(page.get_by_role("alert")).to_be_hidden()
+    page.keyboard.press("Control+Shift+N")
+    ask(page, "other")
+    page.locator("#list .title").last.click()  # it is there as long as the page is
+    expect(answers(page)).to_have_text(["You said: hello", "You said: again"])
+
+
+def test_a_browser_without_storage_can_chat(open_page, server: ScriptedServer):
+    page = open_page()
+    page.add_init_script("""
+        const refuse = () => { throw new DOMException("denied", "SecurityError"); };
+        for (const name of ["localStorage", "sessionStorage"])
+            Object.defineProperty(window, name, {get: refuse});
+    """)
+    page.reload()
+    expect(ask(page, "hello")).to_have_text("You said: hello")
+
+
+def test_a_server_without_stats_is_fine(page: Page, server: ScriptedServer, complaints: list[str]):
+    server.stats = None
+    page.reload()
+    expect(page.get_by_role("heading", level=2)).to_have_text("nanochat")
+    expect(ask(page, "hello")).to_have_text("You said: hello")
+    assert server.asked[0]["temperature"] == 0.8
+    complaints.clear()  # two 404
+
+
+def test_two_tabs_show_the_same_conversation(open_page, page: Page, server: ScriptedServer):
+    ask(page, "one")
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(answers(other)).to_have_text(["You said: one"])
+    ask(page, "two")
+    expect(answers(other)).to_have_text(["You said: one", "You said: two"])
+
+
+def test_deleting_a_conversation_stops_its_answer(page: Page, server: ScriptedServer):
+    server.replies.append([event(token="endless"), threading.Event()])
+    send(page, "go")
+    expect(answers(page)).to_have_text("endless")
+    page.get_by_role("button", name='Delete "go"').click()
+    assert server.left.wait(2)
+    expect(page.locator("#list li")).to_have_count(0)
+    page.reload()
+    expect(page.locator("#list li")).to_have_count(0)

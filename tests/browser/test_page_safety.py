@@ -1,0 +1,222 @@
+"""Whatever a model or a person writes: it is shown as text, nothing of it runs or is fetched."""
+
+import time
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.chat import answers, ask, questions, send
+from tests.browser.scripted_server import ScriptedServer, answer, event
+
+HOSTILE = [
+    "<script>window.hit = 1</script>",
+    "<img src=x onerror='window.hit = 1'>",
+    '"><svg onload=window.hit=1>',
+    "<svg><animate onbegin=window.hit=1 attributeName=x dur=1s></svg>",
+    "<math><mtext><table><mglyph><style><img src=x onerror=window.hit=1>",
+    "<iframe srcdoc='<script>parent.hit=1</script>'></iframe>",
+    "<a href='javascript:window.hit=1'>click</a>",
+    "<style>* { display: none }</style>",
+    "<base href='https://elsewhere.example/'><form action=//elsewhere.example><button>x",
+    "<meta http-equiv=refresh content='0;url=https://elsewhere.example'>",
+    "<details open ontoggle=window.hit=1>x</details>",
+    "[click](javascript:window.hit=1)",
+    "[click](JaVaScRiPt&#58;window.hit=1)",
+    "[click]( \tjavascript:window.hit=1)",
+    "[click](java\u0000script:window.hit=1)",
+    "[click](data:text/html,<script>window.hit=1</script>)",
+    "[click](vbscript:msgbox)",
+    "[click](file:///etc/passwd)",
+    "[click](//elsewhere.example)",
+    "[click](blob:https://elsewhere.example/1)",
+    "![](https://elsewhere.example/pixel.png)",
+    "![x](javascript:window.hit=1)",
+    "[a](https://ok.example/\"onmouseover=\"window.hit=1)",
+    "[a](https://ok.example 'x' onclick=window.hit=1)",
+    "<https://elsewhere.example/><javascript:window.hit=1>",
+    "```html\n<script>window.hit=1</script>\n```",
+    '```" onmouseover="window.hit=1\ncode\n```',
+    "`<img src=x onerror=window.hit=1>`",
+    "| <img src=x onerror=window.hit=1> | b |\n| --- | --- |\n| <b>x</b> | [c](javascript:1) |",
+    "# <script>window.hit=1</script>\n- <img src=x onerror=window.hit=1>",
+    "> <svg onload=window.hit=1>",
+    "\u202egnp.exe <script>window.hit=1\ufeff</script>\u2066\u2069",
+    "\U0001f600 \ue0000\ue001 \ue00099\ue001 \u0000 \ufffd \u2028 \u2029",
+    "&lt;script&gt;window.hit=1&lt;/script&gt; &#60;img src=x onerror=window.hit=1&#62;",
+    "<!--[if gte IE 4]><script>window.hit=1</script><![endif]-->",
+    "</script></style></textarea></title><script>window.hit=1</script>",
+    "${window.hit=1} {{window.hit=1}} #{window.hit=1}",
+    "__proto__ constructor [__proto__](https://ok.example/__proto__)",
+]  # fmt: skip
+ALLOWED = {
+    *("P", "BR", "UL", "OL", "LI", "H3", "H4", "H5", "H6", "BLOCKQUOTE", "HR", "DIV", "SPAN"),
+    *("FIGURE", "FIGCAPTION", "PRE", "CODE", "BUTTON", "STRONG", "EM", "S", "B", "A"),
+    *("TABLE", "THEAD", "TBODY", "TR", "TH", "TD"),
+}
+INSPECT = """body => [...body.querySelectorAll("*")].map(element => [
+  element.tagName, element.href ?? "",
+  element.getAttributeNames().filter(name => name.startsWith("on") || name === "style")])"""
+
+
+def assert_harmless(page: Page) -> None:
+    for body in answers(page).all():
+        for tag, href, attributes in body.evaluate(INSPECT):
+            assert tag in ALLOWED
+            assert href.startswith(("https://", "http://")) or href == ""
+            assert attributes == []
+    assert page.evaluate("window.hit") is None
+
+
+def test_hostile_text_is_inert_whoever_writes_it(page: Page, server: ScriptedServer):
+    everything = "\n\n".join(HOSTILE)
+    server.replies.append(answer(everything, size=7))
+    ask(page, everything)
+    assert questions(page).last.text_content() == everything
+    assert_harmless(page)
+    page.reload()
+    assert questions(page).last.text_content() == everything
+    assert_harmless(page)
+
+
+@pytest.mark.slow
+def test_each_hostile_text_is_inert_alone(page: Page, server: ScriptedServer):
+    for hostile in HOSTILE:
+        server.replies.append(answer(hostile, size=7))
+        if len(server.asked) % 8 == 0:
+            page.keyboard.press("Control+Shift+N")
+        ask(page, hostile)
+        assert questions(page).last.text_content() == hostile.strip()
+        assert_harmless(page)
+
+
+def test_hostile_calls_titles_and_errors_are_inert(page: Page, server: ScriptedServer):
+    bad = "<img src=x onerror=window.hit=1>"
+    server.stats = {
+        "model": bad,
+        "parameters": bad,
+        "defaults": {"temperature": bad},
+        "limits": bad,
+    }
+    page.reload()
+    server.replies.append([*_call(bad), *answer("x")])
+    ask(page, bad)
+    expect(page.locator(".call").last).to_have_text(f"calculator: {bad} = {bad}")
+    server.replies.append([b'data: {"error": "<img src=x onerror=window.hit=1>"}\n\n'])
+    send(page, "y")
+    expect(page.locator(".problem:visible")).to_contain_text("<img src=x")
+    assert page.locator("img").count() == 0
+    assert page.evaluate("window.hit") is None
+
+
+def _call(text: str) -> list[bytes]:
+    return [event(tool_call=text), event(tool_result=text)]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "not json",
+        "null",
+        '{"v": 1}',
+        '{"v": 2, "id": "x", "title": "", "updated": 1, "leaf": null, "messages": []}',
+        '{"v":1,"id":"x","title":"t","updated":1,"leaf":"a","messages":'
+        '[{"id":"a","parent":"a","role":"user","content":"circle"}]}',
+        '{"v":1,"id":"x","title":"t","updated":1,"leaf":"a","messages":'
+        '[{"id":"a","parent":null,"role":"assistant","parts":[{"html":"<b>"}]}]}',
+        '{"v":1,"id":"x","title":"t","updated":1,"leaf":"b","messages":[]}',
+    ],
+)
+def test_what_is_no_conversation_in_the_storage_is_passed_over(page: Page, stored: str):
+    page.evaluate("stored => localStorage.setItem('nanochat.chat.x', stored)", stored)
+    page.evaluate("localStorage.setItem('nanochat.settings', '{\"temperature\": \"<b>\"}')")
+    page.goto(page.url.split("#")[0] + "#x")
+    page.reload()
+    expect(ask(page, "hello")).to_have_text("You said: hello")
+    assert page.evaluate("localStorage.getItem('nanochat.chat.x')") == stored
+
+
+def test_the_browser_itself_refuses_foreign_script(page: Page, complaints: list[str]):
+    page.evaluate("""() => {
+        const script = document.createElement("script");
+        try { script.text = "window.hit = 1"; document.body.append(script); } catch {}
+        const image = "<img src=x onerror=window.hit=1>";
+        try { document.body.insertAdjacentHTML("beforeend", image); } catch {}
+    }""")
+    assert page.evaluate("window.hit") is None
+    assert page.locator("img").count() == 0
+    assert complaints
+    complaints.clear()
+
+
+MARKDOWN = """\
+# Title
+
+Text with **bold**, *italic*, ***both***, ~~gone~~, `code *as is*`, 2 * 3 * 4, snake_case_name,
+a [link](https://example.com/a_(b)) and https://example.com/x. And \\*escaped\\*.
+
+1. one
+2. two
+   - nested **strong**
+   - more
+
+     a paragraph
+
+- [ ] not a box
+
+> quoted
+> > twice
+
+| left | right |
+|:-----|------:|
+| a \\| b | 1 |
+
+---
+
+~~~
+fence `in` tildes
+~~~
+"""
+
+
+def test_markdown_is_laid_out(page: Page, server: ScriptedServer):
+    server.replies.append(answer(MARKDOWN))
+    body = ask(page, "show")
+    expect(body.locator("h3")).to_have_text("Title")
+    expect(body.locator("p > strong")).to_have_text("bold")
+    expect(body.locator("p > em")).to_have_text(["italic", "both"])
+    expect(body.locator("em > strong, strong > em").first).to_have_text("both")
+    expect(body.locator("s")).to_have_text("gone")
+    expect(body.locator("p > code")).to_have_text("code *as is*")
+    expect(body).to_contain_text("2 * 3 * 4, snake_case_name")
+    expect(body).to_contain_text("And *escaped*.")
+    links = body.locator("a")
+    assert [link.get_attribute("href") for link in links.all()] == [
+        "https://example.com/a_(b)",
+        "https://example.com/x",
+    ]
+    assert {link.get_attribute("rel") for link in links.all()} == {"noopener noreferrer nofollow"}
+    expect(body.locator("> ol > li")).to_have_count(2)
+    expect(body.locator("> ol > li > ul > li")).to_have_count(2)
+    expect(body.locator("blockquote blockquote")).to_have_text("twice")
+    expect(body.locator("td")).to_have_text(["a | b", "1"])
+    expect(body.locator("td.right")).to_have_text("1")
+    expect(body.locator("hr")).to_have_count(1)
+    expect(body.locator("pre")).to_have_text("fence `in` tildes")
+
+
+ENDLESS = [
+    "*a ", "**", "[", "[a](", "`", "``a`", "> ", "- ", "_a ", "~~a", "| a |\n|-|\n", "https://a",
+    "![", "\\", "#", "***a** *", "<a", "1. ", " ", "|", "-\n", "\ue0001\ue001",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_no_text_takes_long_to_lay_out(page: Page, server: ScriptedServer):
+    for piece in ENDLESS:
+        text = "." + piece * (16_000 // len(piece))
+        server.replies.append(answer(text, size=len(text)))
+        page.keyboard.press("Control+Shift+N")
+        before = time.monotonic()
+        ask(page, "go")
+        assert time.monotonic() - before < 4.0
+        assert_harmless(page)
