@@ -23,6 +23,7 @@ from nanochat_core.runtime.device import compute_dtype
 from nanochat_core.scaling import num_lm_head_params, num_matrix_params
 
 PRECISIONS = ("model", "fp32", "bf16", "int8")
+RUNNERS = ("native", "torch")  # the fastest first
 PAGE_SIZE = {"cpu": 16, "cuda": 256}  # tokens; what paged attention on GPUs is made for
 SHARE = {"cpu": 0.25, "cuda": 0.5}  # of the available memory, unless a number of bytes is given
 AHEAD = 512  # tokens that are read at a time, which a short window's pages have to hold besides
@@ -212,14 +213,25 @@ def available_memory(device: torch.device) -> int:
 
 def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:
     """A runner's name and the reason for it."""
-    device = model.lm_head.weight.device
-    fallback = f"for {device.type}"
-    if precision == "int8":
-        raise ConfigError(
-            f"int8 needs the native runner, which cannot run here: {fallback}",
-            hint="take bf16, or fp32",
-        )
-    return "torch", fallback
+    if wanted not in (None, *RUNNERS):
+        raise ConfigError(f"there is no runner '{wanted}'", hint=f"one of: {', '.join(RUNNERS)}")
+    reasons: list[str] = []
+    for name in RUNNERS if wanted is None else (wanted,):
+        reason = _unable(name, model, precision)
+        if reason is None:
+            return name, "; ".join(reasons) or ("asked for" if wanted else "the fastest here")
+        reasons.append(f"not {name}: {reason}")
+    raise ConfigError(
+        f"nothing here runs a model in {precision}: {'; '.join(reasons)}",
+        hint="take bf16 or fp32" if precision == "int8" else "leave the choice of the runner open",
+    )
+
+
+def _unable(name: str, model: GPT, precision: str) -> str | None:
+    """Why a runner cannot be had here; None: it can."""
+    if name == "native":
+        return "it is not built in"
+    return "it has no int8" if precision == "int8" else None
 
 
 def _groups(

@@ -1,0 +1,166 @@
+"""How fast answers come: time to the first token, tokens per second, share of the bandwidth.
+
+Measured through the scheduler, as every answer goes. A step of decoding has to read all matrices
+and what its rows keep of the past; that many bytes, over what the memory gives, is the time a step
+takes at best. Embedding tables are not counted: a step reads a few rows of them.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from nanochat_core.config import ModelConfig
+from nanochat_core.engine.requests import Draw, EndEvent, Event, Request
+from nanochat_core.engine.runner import Runner
+from nanochat_core.engine.runners import Choice
+from nanochat_core.engine.scheduler import Scheduler
+from nanochat_core.engine.tools import ToolTokens
+from nanochat_core.model.gpt import GPT
+from nanochat_core.model.shape import head_dim
+from nanochat_core.scaling import num_lm_head_params, num_matrix_params
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
+PROBE_BYTES = 2**28  # more than any cache
+PROBE_SECONDS = 1.0
+NEVER = -1  # no token
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """One batch size: medians over rounds."""
+
+    batch_size: int
+    first_token: float  # seconds from the request to the first token of every answer
+    step: float  # seconds
+    tokens_per_second: float  # of all answers, the first tokens not counted
+    bytes_per_step: int
+    bandwidth_share: float  # of the memory's; above 1 where the model stays in a cache
+
+
+def make_endless(runner: Runner, *, context: int) -> Scheduler:
+    """A scheduler that ends answers at their limits only; `context` as there."""
+    tools = ToolTokens(
+        tokenizer=Tokenizer({bytes([i]): i for i in range(256)}),
+        **dict.fromkeys(("python_start", "python_end", "output_start", "output_end"), NEVER),
+    )
+    return Scheduler(runner, tools, ends=frozenset(), context=context)
+
+
+def measure_speed(
+    scheduler: Scheduler,
+    *,
+    batch_size: int,
+    prompt: Sequence[int],
+    num_tokens: int,
+    bytes_per_step: int,
+    bandwidth: float,
+    rounds: int = 3,
+    draw: Draw = Draw(top_k=50),  # noqa: B008 - frozen
+) -> Iterator[Speed | None]:
+    """Answer `prompt` with `batch_size` samples of `num_tokens` tokens; None after each round, and
+    at the end the result. One more round warms up.
+
+    The scheduler must not end answers early. bandwidth: bytes per second.
+    """
+    found: list[tuple[float, float]] = []
+    for number in range(rounds + 1):
+        scheduler.forget()
+        timed = time_answers(scheduler, prompt, batch_size, num_tokens, seed=number, draw=draw)
+        if number:
+            found.append(timed)
+        yield None
+    first = statistics.median(one[0] for one in found)
+    step = statistics.median(one[1] for one in found) / (num_tokens - 1)
+    yield Speed(
+        batch_size=batch_size,
+        first_token=first,
+        step=step,
+        tokens_per_second=batch_size / step,
+        bytes_per_step=bytes_per_step,
+        bandwidth_share=bytes_per_step / step / bandwidth,
+    )
+
+
+def time_answers(
+    scheduler: Scheduler,
+    prompt: Sequence[int],
+    batch_size: int,
+    num_tokens: int,
+    *,
+    seed: int,
+    draw: Draw,
+) -> tuple[float, float]:
+    """Seconds until every answer has a first token, and from there to the last token of all."""
+    counts = [0] * batch_size
+    waiting, came = batch_size, 0.0
+    ends: list[EndEvent] = []
+
+    def sink(event: Event) -> None:
+        nonlocal waiting, came
+        if isinstance(event, EndEvent):
+            ends.append(event)
+            return
+        counts[event.sample] += 1
+        if counts[event.sample] == 1:
+            waiting -= 1
+            if not waiting:
+                came = time.perf_counter()
+
+    began = time.perf_counter()
+    scheduler.submit(
+        Request(
+            prompt=prompt,
+            sink=sink,
+            num_samples=batch_size,
+            max_tokens=num_tokens,
+            draw=draw,
+            seed=seed,
+        )
+    )
+    while scheduler.step():
+        pass
+    seconds = time.perf_counter() - began
+    assert counts == [num_tokens] * batch_size, f"{counts} tokens, {[e.error for e in ends]}"
+    return came - began, seconds - (came - began)
+
+
+def bytes_per_step(model: GPT, choice: Choice, *, rows: int, length: int) -> int:
+    """What a decode step reads: all matrices, and keys and values of rows of `length` tokens."""
+    config = model.config
+    matrices = num_matrix_params(config, model.numerics) + num_lm_head_params(config)
+    kept = BYTES["bf16" if choice.precision == "int8" else choice.precision]
+    if choice.runner == "torch" and model.lm_head.weight.device.type == "cpu":
+        kept = BYTES["fp32"]
+    return matrices * BYTES[choice.precision] + rows * past_bytes(config, length, kept)
+
+
+def past_bytes(config: ModelConfig, length: int, kept: int) -> int:
+    """Keys and values that the next token of a sequence sees; `kept` bytes a number."""
+    seen = sum(min(window + 1, length) for window in config.windows)
+    return seen * 2 * config.num_kv_heads * head_dim(config) * kept
+
+
+def read_bandwidth(device: torch.device, *, threads: int) -> float:
+    """Bytes per second that reading gets out of the memory, the best of about a second."""
+    numbers = torch.ones(PROBE_BYTES // 4, device=device)
+    best, until = float("inf"), time.perf_counter() + PROBE_SECONDS
+    if device.type == "cuda":
+        while time.perf_counter() < until:
+            torch.cuda.synchronize(device)
+            began = time.perf_counter()
+            numbers.sum()
+            torch.cuda.synchronize(device)
+            best = min(best, time.perf_counter() - began)
+        return PROBE_BYTES / best
+    pieces = numbers.tensor_split(threads)
+    with ThreadPoolExecutor(threads) as pool:
+        while time.perf_counter() < until:
+            began = time.perf_counter()
+            list(pool.map(lambda piece: torch.dot(piece, piece), pieces))
+            best = min(best, time.perf_counter() - began)
+    return PROBE_BYTES / best
