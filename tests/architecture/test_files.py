@@ -16,6 +16,7 @@ READ_THE_ENVIRONMENT = (
     "infra/",
     "nanochat_core/runtime/distributed.py",
     "nanochat_core/runtime/tiktoken_cache.py",
+    "nanochat_core/runtime/user_cache.py",
     "nanochat_core/worker.py",
 )
 
