@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, Group
 
 from flows.commands.accept import accept
+from flows.commands.bench import make_bench_app
 from flows.commands.chat import chat
 from flows.commands.data import make_data_app
 from flows.commands.diff import diff
@@ -135,6 +136,7 @@ def make_app(called: str = "") -> App:
     app.command(make_data_app(group=_ARTIFACTS, sort_key=len(_COMMANDS)))
     for place, (command, group) in enumerate(_MACHINE_COMMANDS):
         app.command(command, group=group, sort_key=place, help=_unwrap(command.__doc__ or ""))
+    app.command(make_bench_app(group=_MACHINE, sort_key=len(_MACHINE_COMMANDS)))
     return app
 
 
