@@ -22,8 +22,10 @@ from flows.commands.diff import diff
 from flows.commands.doctor import doctor
 from flows.commands.down import down
 from flows.commands.explain import explain
+from flows.commands.export import export
 from flows.commands.fetch import fetch
 from flows.commands.gc import gc
+from flows.commands.import_model import import_model
 from flows.commands.ls import ls
 from flows.commands.plan import plan
 from flows.commands.profiles import profiles
@@ -55,6 +57,8 @@ _COMMANDS = (
     (serve, _USE),
     (fetch, _USE),
     (push, _USE),
+    (import_model, _USE),
+    (export, _USE),
     (report, _USE),
     (ls, _ARTIFACTS),
     (tag, _ARTIFACTS),
@@ -63,6 +67,9 @@ _COMMANDS = (
     (gc, _ARTIFACTS),
 )
 _MACHINE_COMMANDS = ((doctor, _MACHINE), (down, _MACHINE))
+_CALLED: dict[Callable[..., int], str] = {
+    import_model: "import"
+}  # whose function cannot be called so
 _ALSO_CALLED: dict[Callable[..., int], tuple[str, ...]] = {fetch: ("pull",)}
 # Where cyclopts itself would say [ARGS] for words that may be left out.
 _WORDS: dict[Callable[..., int], str] = {
@@ -122,7 +129,7 @@ def make_app(called: str = "") -> App:
         suppress_keyboard_interrupt=False,
     )
     for place, (command, group) in enumerate(_COMMANDS):
-        names = (command.__name__, *_ALSO_CALLED.get(command, ()))
+        names = (_CALLED.get(command, command.__name__), *_ALSO_CALLED.get(command, ()))
         name = called if called in names else names[0]
         words = _WORDS.get(command)
         app.command(

@@ -17,12 +17,14 @@ from prefect.runtime import flow_run
 from flows.build import Built, Site, Watch
 from flows.cache import fetch
 from flows.fingerprint import short
+from flows.given import open_given, stages_with
+from flows.manifest import Manifest
 from flows.plan import STATES, Plan, make_plan
 from flows.profiles import make_placement, open_profile
 from flows.run_record import RunRecord
 from flows.runs import Run, new_run_id, timestamp
 from flows.stage_task import submit
-from flows.stages import REPORT, STAGES, Stage, stages_to_redo
+from flows.stages import REPORT, Stage, stages_to_redo
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
 from infra.storage.open import open_store
 from nanochat_core.errors import StoreError
@@ -69,6 +71,7 @@ def nanochat(
     overrides: tuple[str, ...] = (),
     from_stage: str | None = None,
     force: tuple[str, ...] = (),
+    use: tuple[str, ...] = (),
     run_name: str | None = None,
     store: str | None = None,
     gpus: int | None = None,
@@ -83,6 +86,7 @@ def nanochat(
         overrides: Changed settings, each as section.name=value.
         from_stage: Redo this stage and everything after it.
         force: Redo these stages although they are up to date.
+        use: Artifacts that stand for their stages, such as pretrain@other or sft/1a2b3c.
         run_name: What to call the run; by default as its profile.
         store: URL of the artifact store; by default the one this machine is set up for.
         gpus: GPUs to use, 0 for the CPU; by default all that the profile can fill.
@@ -107,12 +111,14 @@ def nanochat(
         watch=caller.watch if caller else _tell_nobody,
         strict=strict,
     )
+    given = open_given(site.store, use, warn=get_run_logger().warning)
     plan = make_plan(
         opened.run,
         site.store,
         site.work,
         force=frozenset(force),
         from_stage=from_stage,
+        given=given,
         placement=placement,
     )
     _show_plan(plan)
@@ -123,6 +129,7 @@ def nanochat(
         profile=profile,
         depth=depth,
         overrides=tuple(overrides),
+        uses=tuple(use),
         gpus=gpus,
         place=tuple(place),
         status="running",
@@ -131,8 +138,9 @@ def nanochat(
         stages={},
         weaknesses=weaknesses,
     )
-    redo = stages_to_redo(STAGES, force=force, from_stage=from_stage)
-    return run_pipeline(STAGES, site, run, redo=redo)
+    stages = stages_with(given)
+    redo = stages_to_redo(stages, force=force, from_stage=from_stage)
+    return run_pipeline(stages, site, run, redo=redo, given=given)
 
 
 def _tell_weaknesses(site: Site) -> tuple[str, ...]:
@@ -145,9 +153,16 @@ def _tell_weaknesses(site: Site) -> tuple[str, ...]:
 
 
 def run_pipeline(
-    stages: Sequence[Stage], site: Site, run: Run, *, redo: frozenset[str] = frozenset()
+    stages: Sequence[Stage],
+    site: Site,
+    run: Run,
+    *,
+    redo: frozenset[str] = frozenset(),
+    given: Mapping[str, Manifest] | None = None,
 ) -> Outcome:
     """Build every stage, independent ones at the same time, and record the run. Inside a flow only.
+
+    A stage whose artifact is `given` is not built.
 
     Raises the error of the first stage in the table that failed, after those that do not depend on
     it have ended.
@@ -155,13 +170,17 @@ def run_pipeline(
     record = RunRecord(site.store, run)
     site = replace(site, record=record.add)
     record.write()
+    there = {name: _given(site, manifest) for name, manifest in (given or {}).items()}
     futures: dict[str, PrefectFuture[Built]] = {}
     try:
-        for stage in stages:
-            inputs = {source.name: futures[source.name] for source in stage.inputs}
+        for stage in (stage for stage in stages if stage.name not in there):
+            inputs: dict[str, Any] = {
+                source.name: there.get(source.name) or futures[source.name]
+                for source in stage.inputs
+            }
             futures[stage.name] = submit(stage, site, inputs, force=stage.name in redo)
         wait(list(futures.values()))
-        built = _results(futures)
+        built = there | _results(futures)
         report = _show_report(site, built.get(REPORT.name))
     except BaseException as error:
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
@@ -176,6 +195,14 @@ def run_pipeline(
         report=report,
         ui_url=flow_run.get_flow_run_ui_url(),
     )
+
+
+def _given(site: Site, manifest: Manifest) -> Built:
+    """An artifact that stands for its stage."""
+    site.record(manifest.stage, manifest.fingerprint)
+    uri = f"{site.store.url}/{manifest.stage}/{manifest.fingerprint}/manifest.json"
+    site.watch(manifest.stage, {"kind": "cached", "uri": uri})
+    return Built(manifest=manifest, uri=uri, cached=True)
 
 
 def _tell_nobody(stage: str, event: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 from flows.artifacts import find_manifest, newest_manifests
 from flows.estimate import Estimate, estimate, remaining
 from flows.fingerprint import REPOSITORY, Code, Identity, identify, preimage_of
+from flows.given import check_stages, stages_with
 from flows.manifest import Manifest
 from flows.reasons import Change, compare, nearest
 from flows.revocation import Revoked, find_revocation, find_revoked
@@ -66,7 +67,9 @@ class StagePlan:
     @property
     def fingerprint(self) -> str | None:
         """64 hex digits, or None as long as an input does not exist."""
-        return self.identity.fingerprint if self.identity else None
+        if self.identity is None:
+            return self.manifest.fingerprint if self.state == "=" and self.manifest else None
+        return self.identity.fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +85,13 @@ class Plan:
         return 0 if all(item.state == "=" for item in self.stages) else 2
 
     def of(self, name: str) -> StagePlan:
-        """The plan of one stage."""
-        return next(item for item in self.stages if item.stage.name == name)
+        """The plan of one stage. Raises ConfigError when it is no part of the run."""
+        for item in self.stages:
+            if item.stage.name == name:
+                return item
+        raise ConfigError(
+            f"stage {name} is no part of this run", hint="what --use gives does without it"
+        )
 
 
 def make_plan(
@@ -93,27 +101,35 @@ def make_plan(
     *,
     force: frozenset[str] = frozenset(),
     from_stage: str | None = None,
+    given: Mapping[str, Manifest] | None = None,
     placement: Placement | None = None,
     root: Path = REPOSITORY,
 ) -> Plan:
     """Look at every stage; `work` holds the work directories of this machine.
 
+    `given` are artifacts that stand for their stages (flows/given.py).
     `force` names stages to redo; `from_stage` one to redo with everything after it. Without a
     placement there are no estimates. `root` holds the code that would run. Raises ConfigError for a
     stage that is none, StoreError, and ArtifactError for a damaged record that would be used.
     """
-    wanted = _wanted(force, from_stage)
+    given = given or {}
+    stages = stages_with(given)
+    wanted = _wanted(stages, given, force, from_stage)
     code = Code(root, cache=work / "code.json")
-    for stage in STAGES:
+    for stage in stages:
         code.closure(stage.entry)  # from here on it is only read, so that threads may share it
-    done: dict[str, StagePlan] = {}
+    done = {
+        stage.name: StagePlan(stage=stage, state="=", manifest=given[stage.name], reason="given")
+        for stage in stages
+        if stage.name in given
+    }
     with _threads() as looks, _threads() as questions:
         planner = _Planner(run, store, work, placement, code, questions)
-        for stages in _waves():
-            for item in looks.map(partial(planner.look_at, done=done, wanted=wanted), stages):
+        for wave in _waves(stages, done):
+            for item in looks.map(partial(planner.look_at, done=done, wanted=wanted), wave):
                 done[item.stage.name] = item
     code.save_cache()
-    return Plan(store=store.url, stages=tuple(done[stage.name] for stage in STAGES))
+    return Plan(store=store.url, stages=tuple(done[stage.name] for stage in stages))
 
 
 class _Planner:
@@ -314,9 +330,10 @@ def _threads() -> Generator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _waves() -> Iterator[list[Stage]]:
-    """The stages in groups, each of which waits for earlier groups only."""
-    left, done = list(STAGES), set[str]()
+def _waves(stages: Iterable[Stage], known: Iterable[str]) -> Iterator[list[Stage]]:
+    """The stages that are not known, in groups, each of which waits for earlier groups only."""
+    done = set(known)
+    left = [stage for stage in stages if stage.name not in done]
     while left:
         ready = [stage for stage in left if done.issuperset(s.name for s in stage.inputs)]
         yield ready
@@ -324,13 +341,19 @@ def _waves() -> Iterator[list[Stage]]:
         left = [stage for stage in left if stage.name not in done]
 
 
-def _wanted(force: Iterable[str], from_stage: str | None) -> frozenset[str]:
+def _wanted(
+    stages: Sequence[Stage],
+    given: Mapping[str, Manifest],
+    force: Iterable[str],
+    from_stage: str | None,
+) -> frozenset[str]:
     names = [stage.name for stage in STAGES]
     wanted = set(force) | set([from_stage] if from_stage else ())
     for name in sorted(wanted):
         if name not in names:
             raise ConfigError(f"there is no stage '{name}'", hint=f"one of: {', '.join(names)}")
-    return stages_to_redo(STAGES, force=force, from_stage=from_stage)
+    check_stages(stages, given, wanted)
+    return stages_to_redo(stages, force=force, from_stage=from_stage)
 
 
 def _why(history: list[Manifest], changes: list[Change]) -> tuple[State, str]:

@@ -37,6 +37,7 @@ class Run:
     profile: str
     depth: int | None  # as the person overrode it
     overrides: tuple[str, ...]  # section.name=value, as given
+    uses: tuple[str, ...] = ()  # artifacts given for their stages, as the person named them
     gpus: int | None = None  # as given
     place: tuple[str, ...] = ()  # name=value of its placement, as given
     status: Status
@@ -82,8 +83,8 @@ def find_run(store: Store, run: str) -> Run | None:
     if tree is None:
         return None
     try:
-        for name in ("overrides", "place", "weaknesses"):
-            tree[name] = tuple(tree[name])
+        for name in ("overrides", "uses", "place", "weaknesses"):
+            tree[name] = tuple(tree.get(name, ()))
         found = Run(**tree)
     except (TypeError, KeyError) as error:
         raise ArtifactError(f"{store.url}/{key} is not a run's record: {error}") from error

@@ -9,8 +9,9 @@ from flows.accept import Acceptance, Offer, find_offer, prove_offer
 from flows.accept import accept as accept_offer
 from flows.cache import fetch
 from flows.commands.options import ProfileName, What, Where, profile_of
-from flows.commands.terminal import print_lines
+from flows.commands.terminal import print_lines, print_warning
 from flows.fingerprint import REPOSITORY, short
+from flows.given import open_given
 from flows.plan import make_plan
 from flows.profiles import Profile
 from flows.prove import STEPS, Proof
@@ -59,7 +60,8 @@ def accept(
     where.check_gpus()
     chosen = profile_of(profile, what)
     store = where.open_store()
-    planned = make_plan(chosen.run, store, where.work)
+    given = open_given(store, what.uses, warn=print_warning)
+    planned = make_plan(chosen.run, store, where.work, given=given)
     named = open_artifact(store, origin) if origin is not None else None
     offer = find_offer(store, planned, stage, origin=named)
     if offer is None:

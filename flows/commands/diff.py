@@ -13,6 +13,7 @@ from flows.commands.terminal import print_json, print_lines
 from flows.fingerprint import short
 from flows.listing import columns
 from flows.manifest import Input, Manifest
+from flows.profiles import PROFILES
 from flows.reasons import Difference, FileChange, InputChange, Metric, compare, differ
 from flows.references import is_artifact, open_artifact, open_run
 from flows.runs import Run, read_all
@@ -217,7 +218,8 @@ def _reasons(store: Store, stage: str, old: str, new: str) -> list[str]:
 
 
 def _told(run: Run) -> tuple[str, ...]:
-    command = What(depth=run.depth, overrides=run.overrides).command(run.profile)
+    what = What(depth=run.depth, overrides=run.overrides, uses=run.uses)
+    command = what.command(run.profile) if run.profile in PROFILES else run.profile
     return run.run, run.status, run.started, command
 
 

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.commands.options import AsJson, ProfileName, What, Where, profile_of
-from flows.commands.terminal import print_json, print_lines
+from flows.commands.terminal import print_json, print_lines, print_warning
 from flows.fingerprint import short
+from flows.given import open_given
 from flows.listing import columns
 from flows.manifest import Facts, Manifest
 from flows.plan import STATES, StagePlan, make_plan
@@ -34,7 +35,8 @@ def explain(
     chosen = profile_of(profile, what)
     placement = where.placement(chosen)
     store = where.open_store()
-    planned = make_plan(chosen.run, store, where.work, placement=placement)
+    given = open_given(store, what.uses, warn=print_warning)
+    planned = make_plan(chosen.run, store, where.work, given=given, placement=placement)
     item = planned.of(stage)
     others = _find_divergences(store, item.manifest) if item.manifest else []
     if as_json:

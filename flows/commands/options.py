@@ -61,11 +61,23 @@ class What:
         ),
     ] = ()
 
+    uses: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--use",
+            negative="",
+            show_default=False,
+            help="Take this artifact for its stage, such as pretrain@other: neither it nor what "
+            "only it needs is built; may be repeated. Ends without a report card.",
+        ),
+    ] = ()
+
     def command(self, profile: str, *, place: Sequence[str] = ()) -> str:
         """The command that runs `profile` with these changes, at a place given by options."""
         words = ["nanochat", "run", profile]
         words += [] if self.depth is None else ["--depth", str(self.depth)]
         words += [word for override in self.overrides for word in ("--set", override)]
+        words += [word for name in self.uses for word in ("--use", name)]
         return shlex.join([*words, *place])
 
 

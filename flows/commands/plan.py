@@ -3,7 +3,8 @@
 import sys
 
 from flows.commands.options import AsJson, ProfileName, What, Where, profile_of
-from flows.commands.terminal import print_plan
+from flows.commands.terminal import print_plan, print_warning
+from flows.given import open_given
 from flows.plan import make_plan
 from flows.plan_text import render, to_json
 
@@ -22,7 +23,9 @@ def plan(
     """
     chosen = profile_of(profile, what)
     placement = where.placement(chosen)
-    planned = make_plan(chosen.run, where.open_store(), where.work, placement=placement)
+    store = where.open_store()
+    given = open_given(store, what.uses, warn=print_warning)
+    planned = make_plan(chosen.run, store, where.work, given=given, placement=placement)
     if as_json:
         sys.stdout.write(to_json(planned) + "\n")
     else:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows.commands.options import Place, ProfileName, What, Where, profile_of
-from flows.commands.terminal import print_error, screen
+from flows.commands.terminal import print_error, print_warning, screen
+from flows.given import open_given
 from flows.plan import make_plan
 from flows.plan_text import render
-from flows.stages import STAGES
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ConfigError
 
@@ -48,12 +48,14 @@ def run(
     chosen = profile_of(profile, what)
     placement = where.placement(chosen)
     # Here too, before anything is started: it refuses wrong stages and stores that are not there.
+    store = where.open_store()
     planned = make_plan(
         chosen.run,
-        where.open_store(),
+        store,
         where.work,
         force=frozenset(force),
         from_stage=from_stage,
+        given=open_given(store, what.uses, warn=print_warning),
         placement=placement,
     )
     if planned.exit_code:
@@ -66,7 +68,7 @@ def run(
     began = time.monotonic()
     with (
         _saying_how_to_go_on(what.command(profile, place=where.words)),
-        Display(Console(), stages=[stage.name for stage in STAGES]) as display,
+        Display(Console(), stages=[item.stage.name for item in planned.stages]) as display,
     ):
         display.say(render(planned)[-1])
         outcome = run_flow(
@@ -77,6 +79,7 @@ def run(
             overrides=what.overrides,
             from_stage=from_stage,
             force=force,
+            use=what.uses,
             store=where.store_url,
             gpus=where.gpus,
             place=where.settings,

@@ -9,10 +9,11 @@ from cyclopts import Parameter
 
 from flows import lock
 from flows.commands.options import AsJson, Place, What, Where
-from flows.commands.terminal import print_json, screen
+from flows.commands.terminal import print_json, print_warning, screen
 from flows.fingerprint import short
+from flows.given import open_given
 from flows.plan import STATES, Plan, StagePlan, make_plan
-from flows.profiles import open_profile
+from flows.profiles import PROFILES, open_profile
 from flows.references import open_run
 from flows.runs import Run, latest_runs
 from flows.stages import STAGES
@@ -60,21 +61,25 @@ def _list(runs: list[Run]) -> Iterator[str]:
 def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
     """The run, each stage it knows, and what is left by today's plan."""
     where = Where(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
-    what = What(depth=run.depth, overrides=run.overrides)
+    what = What(depth=run.depth, overrides=run.overrides, uses=run.uses)
+    is_known = run.profile in PROFILES  # else it was imported, or the profile is no more
     command = what.command(run.profile, place=where.words)
     yield f"run {run.run}: {run.status}"
-    yield f"  command  {command}"
+    yield f"  command  {command}" if is_known else f"  profile  {run.profile}"
     yield f"  started  {run.started}" + (f", ended {run.ended}" if run.ended else "")
     for text in run.weaknesses:
         yield f"  store    {text}"
     yield ""
+    if not is_known:
+        for stage in (stage.name for stage in STAGES if stage.name in run.stages):
+            yield _done(stage, run.stages[stage])
+        return
     profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
-    planned = make_plan(profile.run, store, place.work)
-    for stage in STAGES:
-        if fingerprint := run.stages.get(stage.name):
-            yield f"= {stage.name:<{_WIDTH}}  {'done':<11}  {short(fingerprint)}"
-        else:
-            yield _left(planned.of(stage.name), place.work)
+    given = open_given(store, run.uses, warn=print_warning)
+    planned = make_plan(profile.run, store, place.work, given=given)
+    for item in planned.stages:
+        fingerprint = run.stages.get(item.stage.name)
+        yield _done(item.stage.name, fingerprint) if fingerprint else _left(item, place.work)
     if run.status != "finished":
         yield ""
         builders = _builders(planned, place.work)
@@ -94,6 +99,10 @@ def _builders(planned: Plan, work: Path) -> dict[tuple[str, str], str]:
         if item.builder and item.fingerprint:  # the lease says more than the lock
             found[item.stage.name, short(item.fingerprint)] = item.builder
     return found
+
+
+def _done(stage: str, fingerprint: str) -> str:
+    return f"= {stage:<{_WIDTH}}  {'done':<11}  {short(fingerprint)}"
 
 
 def _left(item: StagePlan, work: Path) -> str:

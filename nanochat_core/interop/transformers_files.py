@@ -6,6 +6,7 @@ which is loaded with trust_remote_code=True.
 """
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,16 @@ _JANUARY_NAMES = {
 
 
 def write_transformers_model(
-    directory: Path, model: GPT, tokenizer: Tokenizer, *, card: str, dtype: torch.dtype
+    directory: Path,
+    model: GPT,
+    tokenizer: Tokenizer,
+    *,
+    card: Callable[[bool], str],
+    dtype: torch.dtype,
 ) -> bool:
     """Write a directory that transformers loads; whether it needs trust_remote_code.
 
-    `card` is the text of README.md. Weights are written in `dtype`, fp32 or bf16. Raises ModelError
+    `card` gives the text of README.md, told whether the model brings its code. Weights are written in `dtype`, fp32 or bf16. Raises ModelError
     for fp16, which these models do not fit.
     """
     if dtype not in (torch.float32, torch.bfloat16):
@@ -78,7 +84,7 @@ def write_transformers_model(
     write_transformers_tokenizer(tokenizer, directory, context=model.config.sequence_len)
     if not is_january:
         shutil.copyfile(_OWN_CODE, directory / _OWN_CODE.name)
-    (directory / "README.md").write_text(card, encoding="utf-8")
+    (directory / "README.md").write_text(card(not is_january), encoding="utf-8")
     return not is_january
 
 

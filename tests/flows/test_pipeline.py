@@ -114,6 +114,19 @@ def make_table(toys: Any) -> list[Any]:
     return [left, right, join, toys.stage("end", join)]
 
 
+def test_the_flow_builds_on_what_is_given(toys: Any, run_toys: Callable[..., Any]) -> None:
+    first = toys.stage("first")
+    second = toys.stage("second", first)
+    made = run_toys(toys, [first, second], run_id="toy-whole").stages["first"].manifest
+    third = toys.stage("third", second)
+    out = run_toys(toys, [first, second, third], run_id="toy-part", given={"first": made})
+    assert [built.cached for built in out.stages.values()] == [True, True, False]
+    assert out.stages["first"].manifest == made
+    record = find_run(toys.site().store, "toy-part")
+    assert record is not None
+    assert record.stages["first"] == made.fingerprint
+
+
 def test_the_flow_runs_the_table_and_a_second_run_computes_nothing(
     toys: Any, run_toys: Callable[..., Any]
 ) -> None:

@@ -1,0 +1,103 @@
+"""A run to which artifacts are given builds what comes after them, not what only they need."""
+
+import pytest
+from hypothesis import given as given_values
+from hypothesis import strategies as st
+
+from flows.given import open_given, stages_with
+from flows.stages import REPORT, STAGES, stage_named
+from infra.storage.base import Store
+from nanochat_core.errors import ConfigError
+from tests.flows.house import House
+from tests.flows.shelf import make_manifest, put_artifact, put_run
+from tests.flows.terminal import Terminal
+
+NAMES = [stage.name for stage in STAGES if stage is not REPORT]
+
+
+def names_with(*given: str) -> list[str]:
+    return [stage.name for stage in stages_with({name: make_manifest(name) for name in given})]
+
+
+def test_nothing_given_is_the_whole_table() -> None:
+    assert stages_with({}) == STAGES
+
+
+def test_a_given_chat_model_is_trained_on_without_its_past() -> None:
+    assert names_with("sft") == ["task_data", "sft", "rl", "chat_eval_sft", "chat_eval_rl"]
+    assert names_with("rl") == ["task_data", "rl", "chat_eval_rl"]
+
+
+def test_a_given_base_model_still_needs_rows_to_be_judged_on() -> None:
+    kept = names_with("pretrain")
+    assert "report" not in kept
+    assert kept[:6] == ["shards", "task_data", "tokenizer", "tokens", "rows", "pretrain"]
+    assert "shards" in names_with("pretrain", "tokenizer")
+    assert names_with("pretrain", "rows")[:3] == ["task_data", "rows", "pretrain"]
+
+
+@given_values(st.sets(st.sampled_from(NAMES), min_size=1))
+def test_every_stage_that_is_built_has_its_inputs_and_a_reason(given: set[str]) -> None:
+    kept = names_with(*given)
+    assert given <= set(kept)
+    for name in kept:
+        inputs = {source.name for source in stage_named(name).inputs}
+        if name not in given:
+            assert inputs <= set(kept)
+        comes_after = bool(inputs & set(kept))
+        users = [n for n in kept if name in {s.name for s in stage_named(n).inputs}]
+        assert name in given or comes_after or set(users) - given, name
+
+
+def test_two_artifacts_of_one_stage_are_refused(store: Store) -> None:
+    first = put_artifact(store, make_manifest("sft", config={"seed": 1}))
+    second = put_artifact(store, make_manifest("sft", config={"seed": 2}))
+    names = [first.name, second.name]
+    with pytest.raises(ConfigError, match="two artifacts are given for sft"):
+        open_given(store, names, warn=print)
+    assert open_given(store, names[:1], warn=print) == {"sft": first}
+    report = put_artifact(store, make_manifest("report"))
+    with pytest.raises(ConfigError, match="nothing is made from"):
+        open_given(store, [report.name], warn=print)
+
+
+def test_the_plan_shows_what_is_given_and_leaves_out_what_is_not_needed(full_house: House) -> None:
+    base = make_manifest("midtrain", config={"elsewhere": True})
+    plan = full_house.plan(given={"midtrain": base})
+    assert [item.stage.name for item in plan.stages] == names_with("midtrain")
+    item = plan.of("midtrain")
+    assert (item.state, item.reason, item.fingerprint) == ("=", "given", base.fingerprint)
+    assert plan.of("task_data").state == "="
+    assert plan.of("sft").state == "~"  # it was made from another model
+    assert plan.of("rl").state == "?"
+    with pytest.raises(ConfigError, match="stage pretrain is no part of this run"):
+        plan.of("pretrain")
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [("midtrain", "its artifact is given"), ("pretrain", "nothing in this run needs it")],
+)
+def test_what_is_not_built_cannot_be_redone(full_house: House, stage: str, message: str) -> None:
+    given = {"midtrain": make_manifest("midtrain")}
+    with pytest.raises(ConfigError, match=message):
+        full_house.plan(given=given, from_stage=stage)
+    with pytest.raises(ConfigError, match=message):
+        full_house.plan(given=given, force=frozenset({stage}))
+
+
+def test_the_command_line_takes_artifacts_by_any_name(store: Store, terminal: Terminal) -> None:
+    sft = put_artifact(store, make_manifest("sft"))
+    put_run(store, "mine-1", sft)
+    code, lines = terminal.run("plan", "tiny", "--use", "sft@mine-1")
+    assert code == 2
+    assert [line.split()[1] for line in lines[:5]] == names_with("sft")
+    assert "given" in lines[1]
+    error, hint = terminal.fails("plan", "tiny", "--use", "sft@nobody")
+    assert "nobody" in error + hint
+    assert terminal.fails("explain", "tiny", "pretrain", "--use", sft.name)[0] == (
+        "stage pretrain is no part of this run"
+    )
+    assert any(
+        "given" in line for line in terminal.said("explain", "tiny", "sft", "--use", sft.name)
+    )
