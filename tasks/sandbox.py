@@ -1,11 +1,10 @@
-"""Runs Python that a model wrote, where it can reach nothing: under bubblewrap, or not at all.
+"""Runs Python that a model wrote, where it can reach nothing, or not at all.
 
-The program sees a read-only /usr, the interpreter and 32 MB of /tmp; no /proc, no /dev, no network,
-no environment, no other process. Started by root, everything happens as user 61234, and the drop
-comes before bubblewrap: with root outside, what slips in of root's is root's inside, above all the
-kernel's switches under /proc/sys. A filter of system calls closes what namespaces do not split.
-Limits are those of `prlimit`, per process, with at most 8 processes; a deadline by the wall clock
-ends them all.
+The program has no network, no environment and no other process, sees no file but those of /usr and
+the interpreter, and writes none but in 32 MB of its own. `protections` says what holds it on this
+machine: each is tried out from within a sandbox before it is relied on. Limits on CPU time, memory,
+threads, files and output end what wants too much, a deadline by the wall clock ends the rest. One
+run is one process (two with a `Check`), so that the limit on memory is one for all that it does.
 
 What a verdict is worth. An exit code proves nothing and printed text neither: passed means that a
 nonce came back. Given a `Check`, tester and program are two sandboxes between which only copies of
@@ -15,259 +14,153 @@ its last statement, but a program that sets out to can find the pipe that holds 
 the tests compare with: such a verdict is for programs that do not try to deceive.
 """
 
-import inspect
+import functools
+import json
 import os
-import secrets
-import selectors
-import signal
-import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
+import socket
+import threading
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from json import dumps
+from types import MappingProxyType
 
-from tasks import sandbox_child
-from tasks.sandbox_tools import SandboxTools, open_filter, open_sandbox_tools, sandbox_command
+from tasks.base import TaskError
+from tasks.sandbox_runs import Check, Verdict, run_in
+from tasks.sandbox_ways import Kind, Way, programs, ways
 
-OUTPUT_KEPT = 64 << 10  # bytes
-OUTPUT_AT_MOST = 8 << 20  # bytes; a program that prints more is ended
+# What keeps model-written code in: all of these, or it does not run.
+PROTECTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "user": "it is not root",
+        "files": "it reads no file of the host but those of /usr and the interpreter",
+        "disk": "it writes no file of the host",
+        "network": "it reaches no network, not even the host's own",
+        "processes": "it starts no process, and neither signals nor asks about others",
+        "calls": "parts of the kernel that nothing splits are closed to it, such as keys and bpf",
+        "limits": "it has so much time, memory and open files",
+    }
+)
 
-_GONE_AFTER = 10.0  # seconds that killed processes get to be gone, before it counts as a defect
+# Tries what each protection is against, harmlessly, and prints which attempts failed. Files are
+# made without a name, signals are number 0.
+_PROBE = """
+import ctypes, json, os, resource, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def refused(attempt, *args):
+    try:
+        return attempt(*args) == -1
+    except OSError:
+        return True
+def connect():
+    with socket.socket() as s:
+        s.connect(("127.0.0.1", PORT))
+def make(folder):
+    os.close(os.open(folder, os.O_TMPFILE | os.O_RDWR))
+def fork():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+arm = os.uname().machine == "aarch64"
+of_host = ("/etc/passwd", "/etc/hosts", "/proc/self/status", "/proc/sys/kernel/hostname")
+print(json.dumps({
+    "user": os.getuid() != 0 and os.geteuid() != 0,
+    "files": all(refused(os.open, path, os.O_RDONLY) for path in of_host),
+    "disk": all(refused(make, folder) for folder in ("/", "/var/tmp", "/dev/shm", "/usr", FOLDER)),
+    "network": refused(connect),
+    "processes": refused(fork) and refused(os.kill, PARENT, 0) and refused(os.getpgid, PARENT),
+    "calls": refused(libc.syscall, 219 if arm else 250, 0, -3, 1) and refused(libc.unshare, 0),
+    "limits": resource.getrlimit(resource.RLIMIT_AS)[1] == MEMORY,
+}))
+"""
+_PROBE_SECONDS, _PROBE_MEMORY_MB = 20.0, 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """How a run went."""
+class Protections:
+    """What keeps model-written code in on this machine, as tried out."""
 
-    passed: bool
-    timed_out: bool
-    output: str  # what the program printed, both streams, at most 64 KiB
-    reason: str  # one line; a program can make it say anything
+    kind: Kind  # of wall
+    held: tuple[str, ...]  # names of `PROTECTIONS`
+    missing: tuple[str, ...]
+    why: tuple[str, ...]  # reasons why there is no stronger kind
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """A test of one function, which the program under test never sees."""
-
-    setup: str  # source run before the test; of its functions it has those the program defines too
-    test: str  # source that defines `check(candidate)`, which raises when the candidate is wrong
-    entry_point: str  # what the program calls the candidate
+def protections() -> Protections:
+    """What would hold a program here. Raises TaskError when none can be started at all."""
+    return _choose(os.geteuid(), tuple(programs().items()))[1]
 
 
 def run_untrusted(
-    program: str, *, check: Check | None = None, seconds: float = 5.0, memory_mb: int = 512
+    program: str,
+    *,
+    check: Check | None = None,
+    seconds: float = 5.0,
+    memory_mb: int = 512,
+    stop: threading.Event | None = None,
+    without: Collection[str] = (),
 ) -> Verdict:
     """Runs a program, and a check of it in a sandbox of its own; see above what passing means.
 
-    `seconds` is for everything together, `memory_mb` of address space for each process. The program
-    gets an empty standard input and the `__name__` "__main__".
+    `seconds` is for everything together, `memory_mb` of address space for each of the two. The
+    program gets an empty standard input and the `__name__` "__main__". Setting `stop` ends the run
+    within 50 ms. `without` names protections that may be missing, for who knows the program.
 
-    Raises TaskError where no sandbox can be made. Nothing has run then.
+    Raises TaskError where a protection is missing that is not so named. Nothing has run then.
     """
-    tools = open_sandbox_tools()
-    nonce = secrets.token_hex(16)
-    with _Processes(tools, seconds=seconds, memory_mb=memory_mb) as processes:
-        verdict, verdict_end = processes.pipe()
-        output, output_end = processes.pipe()
-        if check is None:
-            orders = [({"role": "program", "program": program, "verdict": verdict_end}, output_end)]
-        else:
-            asked, ask = processes.pipe()
-            answered, answer = processes.pipe()
-            candidate = {"role": "candidate", "requests": asked, "replies": answer}
-            tester = {"role": "tester", "requests": ask, "replies": answered, **vars(check)}
-            orders = [
-                ({**candidate, "program": program}, output_end),
-                ({**tester, "verdict": verdict_end}, subprocess.DEVNULL),
-            ]
-        inputs = {
-            processes.start(order, prints_to): _message(order, nonce) for order, prints_to in orders
+    way, found = _choose(os.geteuid(), tuple(programs().items()))
+    lacking = [name for name in found.missing if name not in without]
+    if lacking:
+        raise TaskError(
+            f"model-written code does not run here: nothing keeps it from {', '.join(lacking)} "
+            f"({'; '.join(found.why)}) (install bubblewrap and allow user namespaces, or use Linux "
+            "5.13 or newer with Landlock)"
+        )
+    return run_in(way, program, check=check, seconds=seconds, memory_mb=memory_mb, stop=stop)
+
+
+@functools.cache
+def _choose(_: int, found: tuple[tuple[str, str | None], ...]) -> tuple[Way, Protections]:
+    """The first way that has all protections, or that which has most. Found once for each user."""
+    why: list[str] = []
+    best: tuple[Way, tuple[str, ...]] | None = None
+    for way in ways(dict(found)):
+        held = way if isinstance(way, str) else _try_out(way)
+        if isinstance(held, str):
+            why.append(held)
+            continue
+        assert isinstance(way, Way)
+        if best is None or len(held) > len(best[1]):
+            best = way, held
+        if len(held) == len(PROTECTIONS):
+            break
+        why.append(f"{way.kind} does not hold {', '.join(sorted(PROTECTIONS.keys() - held))}")
+    if best is None:
+        raise TaskError(f"model-written code does not run here: {'; '.join(why)}")
+    way, held = best
+    missing = tuple(name for name in PROTECTIONS if name not in held)
+    return way, Protections(kind=way.kind, held=held, missing=missing, why=tuple(why))
+
+
+def _try_out(way: Way) -> tuple[str, ...] | str:
+    """The protections that a way has, as a program in it finds; or why no program runs in it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        facts = {
+            "PORT": server.getsockname()[1],
+            "PARENT": os.getpid(),
+            "FOLDER": os.path.dirname(__file__),  # a user's own, as likely as not
+            "MEMORY": _PROBE_MEMORY_MB << 20,
         }
-        return _judge(processes, inputs, verdict, output, nonce, seconds)
-
-
-def _message(order: Mapping[str, object], nonce: str) -> bytes:
-    body = dumps(order).encode()
-    return b"%d\n%b%b\n" % (len(body), body, nonce.encode())
-
-
-class _Processes:
-    """The sandboxes of one run and our ends of their pipes; all gone when left."""
-
-    def __init__(self, tools: SandboxTools, *, seconds: float, memory_mb: int) -> None:
-        self._tools = tools
-        self._seconds = seconds
-        self._memory_mb = memory_mb
-        self._started: list[subprocess.Popen[bytes]] = []
-        self._open: set[int] = set()
-
-    def __enter__(self) -> "_Processes":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        for fd in list(self._open):
-            self.close(fd)
-
-    def pipe(self) -> tuple[int, int]:
-        """A new pipe, reading end first."""
-        ends = os.pipe()
-        self._open.update(ends)
-        return ends
-
-    def close(self, fd: int) -> None:
-        """Closes an end of a pipe."""
-        self._open.discard(fd)
-        os.close(fd)
-
-    def start(self, order: Mapping[str, object], prints_to: int) -> int:
-        """Starts a sandbox for an order, with the pipes that it names; gives its standard input.
-
-        Ends that were handed over are closed on our side, so that a reader sees the last writer go.
-        """
-        stdin, stdin_end = self.pipe()
-        filter_fd = open_filter()
-        self._open.add(filter_fd)
-        command = sandbox_command(
-            self._tools,
-            inspect.getsource(sandbox_child),
-            filter_fd=filter_fd,
-            seconds=self._seconds,
-            memory_mb=self._memory_mb,
+        given = "".join(f"{name} = {value!r}\n" for name, value in facts.items())
+        verdict = run_in(
+            way,
+            given + _PROBE,
+            check=None,
+            seconds=_PROBE_SECONDS,
+            memory_mb=_PROBE_MEMORY_MB,
+            stop=None,
         )
-        ends = [filter_fd, *(end for end in order.values() if isinstance(end, int))]
-        self._started.append(
-            subprocess.Popen(
-                command,
-                stdin=stdin,
-                stdout=prints_to,
-                stderr=prints_to,
-                pass_fds=ends,
-                cwd="/",
-                env={},
-                start_new_session=True,
-            )
-        )
-        for end in (stdin, prints_to, *ends):
-            if end in self._open:
-                self.close(end)
-        return stdin_end
-
-    def exit_status(self) -> int | None:
-        """That of the sandbox started last, where it ends by itself within a second."""
-        try:
-            return self._started[-1].wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def kill(self) -> None:
-        """Ends every process of every sandbox: those inside die with bubblewrap's.
-
-        They are then left to process 1 to be reaped: a container needs one that does.
-        """
-        for process in self._started:
-            if process.returncode is None:  # else its number may be another's by now
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def _judge(
-    processes: _Processes,
-    inputs: Mapping[int, bytes],
-    verdict: int,
-    output: int,
-    nonce: str,
-    seconds: float,
-) -> Verdict:
-    told, printed = bytearray(), bytearray()
-    decided = _exchange(
-        processes,
-        inputs,
-        {verdict: told, output: printed},
-        until=lambda open_ends: verdict not in open_ends or b"\n" in told or len(told) > 1000,
-        seconds=seconds,
-    )
-    passed = secrets.compare_digest(bytes(told), f"{nonce}\n".encode())
-    too_much = len(printed) > OUTPUT_AT_MOST
-    status = processes.exit_status() if decided and not told and not too_much else None
-    processes.kill()
-    _drain((verdict, output))
-    if passed:
-        reason = "passed"
-    elif too_much:
-        reason = f"ended: printed more than {OUTPUT_AT_MOST >> 20} MiB"
-    elif not decided:
-        reason = f"timed out after {seconds:g} s"
-    elif told.startswith(b"! "):
-        reason = "".join(c for c in told[2:].decode("ascii", "replace") if c.isprintable())
-    else:
-        reason = f"did not reach its end (exit status {status})"
-    return Verdict(
-        passed=passed,
-        timed_out=not decided and not too_much,
-        output=printed[:OUTPUT_KEPT].decode("utf-8", "replace"),
-        reason=reason,
-    )
-
-
-def _exchange(
-    processes: _Processes,
-    inputs: Mapping[int, bytes],
-    outputs: Mapping[int, bytearray],
-    *,
-    until: Callable[[set[int]], bool],
-    seconds: float,
-) -> bool:
-    """Writes the inputs and collects the outputs, until enough is known or time is up.
-
-    `until` is given the outputs whose writers still live. Gives whether it came true.
-    """
-    deadline = time.monotonic() + seconds
-    open_ends = set(outputs)
-    left = {fd: memoryview(data) for fd, data in inputs.items()}
-    with selectors.DefaultSelector() as selector:
-        for fd in left:
-            os.set_blocking(fd, False)
-            selector.register(fd, selectors.EVENT_WRITE)
-        for fd in outputs:
-            selector.register(fd, selectors.EVENT_READ)
-        while not until(open_ends):
-            remaining = deadline - time.monotonic()
-            if remaining <= 0 or any(len(data) > OUTPUT_AT_MOST for data in outputs.values()):
-                return False
-            for key, _ in selector.select(remaining):
-                if key.fd in left:
-                    left[key.fd] = _write_some(key.fd, left[key.fd])
-                    if not left[key.fd]:
-                        selector.unregister(key.fd)
-                        processes.close(key.fd)
-                elif data := os.read(key.fd, 1 << 16):
-                    outputs[key.fd].extend(data)
-                else:
-                    selector.unregister(key.fd)
-                    open_ends.discard(key.fd)
-    return True
-
-
-def _write_some(fd: int, data: memoryview) -> memoryview:
-    """Writes what fits; gives the rest, which is nothing when there is no reader any more."""
-    try:
-        return data[os.write(fd, data) :]
-    except BlockingIOError:
-        return data
-    except BrokenPipeError:
-        return data[:0]
-
-
-def _drain(fds: Sequence[int]) -> None:
-    """Waits until nobody holds the other ends: then no process of the run is left."""
-    deadline = time.monotonic() + _GONE_AFTER
-    with selectors.DefaultSelector() as selector:
-        for fd in fds:
-            selector.register(fd, selectors.EVENT_READ)
-        while selector.get_map():
-            remaining = deadline - time.monotonic()
-            assert remaining > 0, f"a killed sandbox is not gone after {_GONE_AFTER:g} s"
-            for key, _ in selector.select(remaining):
-                if not os.read(key.fd, 1 << 16):
-                    selector.unregister(key.fd)
+    if not verdict.passed:
+        said = (verdict.output.strip().splitlines() or [verdict.reason])[-1]
+        return f"{way.kind} does not start: {said}"
+    refused = json.loads(verdict.output)
+    return tuple(name for name in PROTECTIONS if refused[name])

@@ -1,42 +1,49 @@
 """What runs inside the sandbox: the program, or one of the two ends of a check.
 
-`tasks.sandbox` hands this file's text to an interpreter (`python -c`), whichever is installed: it
-imports nothing of ours and no site packages. Standard input brings the length of an order in bytes
-and a newline, the order as JSON, then the nonce that says "passed". An order is
+`tasks.sandbox` hands this file, compiled, to an interpreter (`python -c`), whichever is installed:
+it imports nothing of ours, no site packages, and of the standard library only what is built in,
+since an import of `json` takes as long as starting the interpreter. Standard input brings the
+length of an order in bytes and a newline, then the order as JSON: `limits` that are set before
+anything else, and one of
 
     {"role": "program", "program": source, "verdict": fd}
     {"role": "candidate", "program": source, "requests": fd, "replies": fd}
     {"role": "tester", "setup": source, "test": source, "entry_point": name,
      "requests": fd, "replies": fd, "verdict": fd}
 
-Over `verdict` goes one line: the nonce, or `!` and why not. A tester's requests and a candidate's
-replies are lines of JSON. The first reply says which names the program defined, each further one
-what a call gave. Values cross as copies in plain built-in types (see `encoded`), so nothing that a
-program made, such as an object equal to everything, takes part in a comparison.
+Who is given `verdict` finds a nonce behind the order, and writes one line to `verdict`: the nonce,
+or `!` and why not. A tester's requests and a candidate's replies are lines of JSON. The first reply
+says which names the program defined, each further one what a call gave. Values cross as copies in
+plain built-in types (see `encoded`), so nothing that a program made, such as an object equal to
+everything, takes part in a comparison.
 """
 
 import builtins
-import contextlib
-import json
-import os
+import posix
 import sys
+from _json import encode_basestring_ascii, make_scanner  # what `json` itself is made of
 
 MAX_LINE = 4 << 20  # bytes of one request or reply
+MAX_ITEMS = 1 << 20  # of an iterator that is handed over
+LONG_INT = 4096  # bits; longer ones would take long as decimals, and Python refuses to
 NAME = "__main__"  # what a program finds as `__name__`: demonstrations are run, as by hand
 
 
 def main():
     """Carries out the order on standard input, says how it went, and ends the process."""
-    order = json.loads(_read(0, int(_read_line(0))))
+    order = parsed(_read(0, int(_read_line(0))))
     fault = ""
     try:
+        _set_limits(order["limits"])
+        if "confine" in order:
+            globals()["confine"](order["confine"])  # of tasks.sandbox_confine, handed over with us
         ROLES[order["role"]](order)
     except BaseException as error:  # noqa: BLE001 (SystemExit too: the check was not reached)
         fault = "! " + ": ".join(filter(None, described(error)))
     if "verdict" in order:
-        line = fault.encode("ascii", "replace") or _read_line(order["nonce"])
-        os.write(order["verdict"], line)
-    os._exit(1 if fault else 0)
+        line = f"{fault}\n".encode("ascii", "replace") if fault else _read_line(order["nonce"])
+        posix.write(order["verdict"], line)
+    posix._exit(1 if fault else 0)
 
 
 def run_program(order):
@@ -53,22 +60,22 @@ def run_candidate(order):
     names: dict = {"__name__": NAME}
     try:
         exec(compile(order["program"], "<program>", "exec"), names)
-        first = {"names": [name for name in names if isinstance(name, str)]}
+        first = f'{{"names":{encoded([name for name in names if isinstance(name, str)])}}}'
     except BaseException as error:  # noqa: BLE001
-        first = {"error": described(error)}
+        first = _error(error)
     _flush()
     _write_line(replies, first)
-    with os.fdopen(order["requests"], "rb") as requests:
+    with open(order["requests"], "rb") as requests:
         for line in requests:
-            request = json.loads(line)
+            request = parsed(line)
             try:
                 args = [decoded(value) for value in request["args"]]
                 kwargs = {key: decoded(value) for key, value in request["kwargs"].items()}
-                reply = json.dumps({"value": encoded(names[request["name"]](*args, **kwargs))})
+                reply = f'{{"value":{encoded(names[request["name"]](*args, **kwargs))}}}'
             except BaseException as error:  # noqa: BLE001
-                reply = json.dumps({"error": described(error)})
+                reply = _error(error)
             _flush()
-            _write(replies, reply.encode() + b"\n")
+            _write_line(replies, reply)
 
 
 def run_tester(order):
@@ -78,13 +85,13 @@ def run_tester(order):
     """
     _hide_input(order)
     requests = order["requests"]
-    with os.fdopen(order["replies"], "rb") as replies:
+    with open(order["replies"], "rb") as replies:
 
         def reply():
             line = replies.readline(MAX_LINE)
             if not line.endswith(b"\n"):
                 raise EOFError("the program ended, or gave an answer of more than 4 MiB")
-            answer = json.loads(line)
+            answer = parsed(line)
             if "error" in answer:
                 name, message = map(str, answer["error"])
                 kind = getattr(builtins, name, None)
@@ -94,12 +101,10 @@ def run_tester(order):
             return answer
 
         def stand_in(*args, **kwargs):
-            request = {
-                "name": order["entry_point"],
-                "args": [encoded(value) for value in args],
-                "kwargs": {key: encoded(value) for key, value in kwargs.items()},
-            }
-            _write_line(requests, request)
+            given = ",".join(encoded(value) for value in args)
+            named = ",".join(f"{encoded(key)}:{encoded(kwargs[key])}" for key in kwargs)
+            name = encoded(order["entry_point"])
+            _write_line(requests, f'{{"name":{name},"args":[{given}],"kwargs":{{{named}}}}}')
             return decoded(reply()["value"])
 
         defined = set(reply()["names"])
@@ -119,28 +124,45 @@ ROLES = {"program": run_program, "candidate": run_candidate, "tester": run_teste
 
 
 def encoded(value):
-    """A value of plain built-in types as JSON can carry it; subclasses become what they derive
-    from. Raises TypeError for others."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, list):
-        return [encoded(item) for item in value]
-    if isinstance(value, dict):
-        return {"dict": [[encoded(key), encoded(item)] for key, item in value.items()]}
-    for kind in (tuple, set, frozenset):
+    """A value of plain built-in types, or one of few others, as JSON; subclasses become what they
+    derive from. Raises TypeError for values that cannot cross."""
+    if value is None:
+        return "null"
+    for kind, encode in ENCODERS.items():
         if isinstance(value, kind):
-            return {kind.__name__: [encoded(item) for item in value]}
-    if isinstance(value, (bytes, bytearray)):
-        return {type(value).__name__: value.hex()}
-    if isinstance(value, complex):
-        return {"complex": [value.real, value.imag]}
-    if isinstance(value, range):
-        return {"range": [value.start, value.stop, value.step]}
+            return encode(value)
+    return _encoded_rarer(value)
+
+
+def _encoded_int(value):
+    if int.bit_length(value) > LONG_INT:
+        return f'{{"int":"{hex(int.__add__(value, 0))}"}}'
+    return int.__repr__(value)
+
+
+def _encoded_dict(value):
+    pairs = (f"[{encoded(key)},{encoded(item)}]" for key, item in value.items())
+    return f'{{"dict":[{",".join(pairs)}]}}'
+
+
+def _as_list_named(kind):
+    return lambda value: f'{{"{kind.__name__}":[{",".join(map(encoded, value))}]}}'
+
+
+def _encoded_rarer(value):
+    for module, name in RARER:
+        kind = getattr(sys.modules.get(module), name, None)
+        if isinstance(kind, type) and isinstance(value, kind):
+            content = list(value) if name == "deque" else str(value)
+            return f'{{"{name}":{encoded(content)}}}'
+    if hasattr(type(value), "__next__"):
+        items = [item for _, item in zip(range(MAX_ITEMS), value, strict=False)]
+        return f'{{"iterator":{encoded(items)}}}'
     raise TypeError(f"a value of type {type(value).__name__} cannot be handed over")
 
 
 def decoded(value):
-    """The reverse of `encoded`."""
+    """The reverse of `encoded`, of its JSON as parsed."""
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if not isinstance(value, dict):
@@ -149,16 +171,64 @@ def decoded(value):
     return DECODERS[kind](content)
 
 
+def _made_of_text(module, name):
+    return lambda content: getattr(__import__(module), name)(content)
+
+
+FLOATS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as JSON's scanner reads them
+COLLECTIONS = (tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+ENCODERS = {  # in this order: a bool is an int too
+    bool: lambda value: "true" if value else "false",
+    int: _encoded_int,
+    float: lambda value: FLOATS.get(float.__repr__(value), float.__repr__(value)),
+    str: encode_basestring_ascii,
+    list: lambda value: f"[{','.join(map(encoded, value))}]",
+    dict: _encoded_dict,
+    **{kind: _as_list_named(kind) for kind in COLLECTIONS},
+    bytes: lambda value: f'{{"bytes":"{value.hex()}"}}',
+    bytearray: lambda value: f'{{"bytearray":"{value.hex()}"}}',
+    complex: lambda value: f'{{"complex":{encoded([value.real, value.imag])}}}',
+    range: lambda value: f'{{"range":{encoded([value.start, value.stop, value.step])}}}',
+}
+RARER = (("fractions", "Fraction"), ("decimal", "Decimal"), ("collections", "deque"))
 DECODERS = {
     "dict": lambda pairs: {decoded(key): decoded(item) for key, item in pairs},
     "tuple": lambda items: tuple(map(decoded, items)),
     "set": lambda items: set(map(decoded, items)),
     "frozenset": lambda items: frozenset(map(decoded, items)),
+    "dict_keys": lambda items: dict.fromkeys(map(decoded, items)).keys(),
+    "dict_values": lambda items: dict(enumerate(map(decoded, items))).values(),
+    "dict_items": lambda items: dict(map(decoded, items)).items(),
+    "iterator": lambda items: iter([decoded(item) for item in items]),
+    "int": lambda text: int(text, 16),
     "bytes": bytes.fromhex,
     "bytearray": bytearray.fromhex,
     "complex": lambda pair: complex(*pair),
-    "range": lambda three: range(*three),
+    "range": lambda three: range(*map(decoded, three)),
+    "Fraction": _made_of_text("fractions", "Fraction"),
+    "Decimal": _made_of_text("decimal", "Decimal"),
+    "deque": lambda items: __import__("collections").deque(map(decoded, items)),
 }
+
+
+class _Dialect:
+    """How JSON is read: as `json.loads` does."""
+
+    strict = True
+    object_hook = object_pairs_hook = None
+    parse_float, parse_int = float, int
+    parse_constant = {"NaN": float("nan"), "Infinity": 1e999, "-Infinity": -1e999}.__getitem__
+
+
+_scan = make_scanner(_Dialect())  # pyright: ignore[reportArgumentType] (any with these names)
+
+
+def parsed(data):
+    """The value of a line of JSON. Raises ValueError for what is none."""
+    try:
+        return _scan(data.decode("ascii"), 0)[0]
+    except StopIteration:
+        raise ValueError("no JSON") from None
 
 
 def described(error):
@@ -170,25 +240,39 @@ def described(error):
     return type(error).__name__[:100], message[:200]
 
 
+def _error(error):
+    return f'{{"error":{encoded(list(described(error)))}}}'
+
+
+def _set_limits(limits):
+    """Sets the limits, by the names of `resource`, so that they cannot be raised again."""
+    import resource  # not before it is needed: a library of its own
+
+    for name, value in limits.items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+
+
 def _hide_input(order):
-    """Moves standard input, which holds the nonce, and leaves an empty one in its place."""
-    order["nonce"] = os.dup(0)
-    empty, end = os.pipe()
-    os.close(end)
-    os.dup2(empty, 0)
-    os.close(empty)
+    """Moves standard input, which may hold the nonce, and leaves an empty one in its place."""
+    order["nonce"] = posix.dup(0)
+    empty, end = posix.pipe()
+    posix.close(end)
+    posix.dup2(empty, 0)
+    posix.close(empty)
 
 
 def _flush():
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed or replaced by the program
+        try:
             stream.flush()
+        except Exception:  # noqa: BLE001 (closed or replaced by the program)
+            continue
 
 
 def _read(fd, size):
     data = b""
     while len(data) < size:
-        more = os.read(fd, size - len(data))
+        more = posix.read(fd, size - len(data))
         if not more:
             raise EOFError("the order is cut short")
         data += more
@@ -202,13 +286,10 @@ def _read_line(fd):
     return line
 
 
-def _write_line(fd, value):
-    _write(fd, json.dumps(value).encode() + b"\n")
-
-
-def _write(fd, data):
+def _write_line(fd, text):
+    data = text.encode() + b"\n"
     while data:
-        data = data[os.write(fd, data) :]
+        data = data[posix.write(fd, data) :]
 
 
 if __name__ == "__main__":

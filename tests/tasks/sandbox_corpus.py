@@ -1,20 +1,24 @@
 """Programs that try things a model's program must not get done, and what has to become of each.
 
-Nothing here does harm where it is let: files are opened, not written, signals are number 0. Words
-in capitals are replaced by what the test made: a FILE that anyone may write, the TEST's process, a
-PORT and a SOCKET that listen, a MARK to find processes by.
+Nothing here does harm where it is let: files are opened, not written, signals are number 0, and
+what the kernel is asked to do has arguments that it refuses from anyone. Words in capitals are
+replaced by what the test made: a FILE that anyone may write, the TEST's process, a PORT and a
+SOCKET that listen, a MARK to find processes by.
 """
 
 # Each passes if the attempt is refused. Outside the sandbox those marked "control" do not.
 REFUSED = """
 import ctypes, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
+arm = os.uname().machine == 'aarch64'
 def refused(attempt, *kinds):
     try:
         result = attempt()
     except (kinds or OSError):
         return
     assert result == -1, "escaped"
+def call(x86, arm64, *arguments):
+    return libc.syscall(arm64 if arm else x86, *arguments)
 """
 ATTEMPTS = {
     "control: open a file of the host": "refused(lambda: open('FILE'))",
@@ -30,8 +34,8 @@ ATTEMPTS = {
     "control: see the test": "refused(lambda: os.getpgid(TEST))",
     "control: connect to the host": "address = '127.0.0.1', PORT\n"
     "refused(lambda: socket.create_connection(address))",
-    "control: connect to a socket without a file": "s = socket.socket(socket.AF_UNIX)\n"
-    "refused(lambda: s.connect('\\0SOCKET'))",
+    "control: connect to a socket without a file": "refused(lambda: "
+    "socket.socket(socket.AF_UNIX).connect(chr(0) + 'SOCKET'))",
     "control: read the environment": "assert 'SANDBOX_SECRET' not in os.environ, 'escaped'",
     "control: read the environment of the C library": "libc.getenv.restype = ctypes.c_char_p\n"
     "assert libc.getenv(b'SANDBOX_SECRET') is None, 'escaped'",
@@ -39,8 +43,8 @@ ATTEMPTS = {
     "control: learn the host's name": "assert os.uname().nodename == 'sandbox', 'escaped'",
     "be root or a real user": "assert os.getuid() == USER, 'escaped'",
     "connect to the world": "refused(lambda: socket.create_connection(('1.1.1.1', 53), 0.5))",
-    "send a datagram": "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
-    "refused(lambda: s.sendto(b'x', ('8.8.8.8', 53)))",
+    "send a datagram": "kind = socket.AF_INET, socket.SOCK_DGRAM\n"
+    "refused(lambda: socket.socket(*kind).sendto(b'x', ('8.8.8.8', 53)))",
     "open a raw socket": "refused(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))",
     "open a packet socket": "refused(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))",
     "resolve a name": "refused(lambda: socket.getaddrinfo('localhost.example', 80))",
@@ -48,8 +52,8 @@ ATTEMPTS = {
     "write to /": "refused(lambda: open('/x', 'w'))",
     "make a folder in /": "refused(lambda: os.mkdir('/x'))",
     "change an interpreter's mode": "refused(lambda: os.chmod('/usr/bin/env', 0o777))",
-    "escape by a link": "os.symlink('/../../etc/passwd', '/tmp/link')\n"
-    "refused(lambda: open('/tmp/link'))",
+    "escape by a link": "def follow():\n    os.symlink('/../../etc/passwd', '/tmp/link')\n"
+    "    open('/tmp/link')\nrefused(follow)",
     "become root": "refused(lambda: os.setuid(0))",
     "become root by setresuid": "refused(lambda: os.setresuid(0, 0, 0))",
     "take groups": "refused(lambda: os.setgroups([0]))",
@@ -66,13 +70,10 @@ ATTEMPTS = {
     "a network namespace inside": "refused(lambda: libc.unshare(0x40000000))",
     "attach to the test": "refused(lambda: libc.ptrace(16, TEST, 0, 0))",
     "attach to the first process": "refused(lambda: libc.ptrace(16, 1, 0, 0))",
-    "control: read keys": "number = 250 if os.uname().machine == 'x86_64' else 219\n"
-    "refused(lambda: libc.syscall(number, 0, -3, 1))",
-    "control: a process in a namespace of its own": "import mmap\n"
-    "number = 56 if os.uname().machine == 'x86_64' else 220\n"
-    "def clone():\n    child = libc.syscall(number, 0x10000000 | 17, 0, 0, 0, 0)\n"
-    "    if child == 0: os._exit(0)\n    return child\n"
-    "refused(clone)",
+    "control: read keys": "refused(lambda: call(250, 219, 0, -3, 1))",
+    "control: a process in a namespace of its own": "def clone():\n"
+    "    child = call(56, 220, 0x10000000 | 17, 0, 0, 0, 0)\n"
+    "    if child == 0: os._exit(0)\n    return child\nrefused(clone)",
     "control: talk to the kernel about devices": "kind = socket.AF_NETLINK, socket.SOCK_RAW\n"
     "refused(lambda: socket.socket(*kind))",
     "talk to the hypervisor": "refused(lambda: socket.socket(socket.AF_VSOCK))",
@@ -80,8 +81,7 @@ ATTEMPTS = {
     "refused(lambda: socket.socket(*kind))",
     "share a ring with the kernel": "area = ctypes.create_string_buffer(120)\n"
     "refused(lambda: libc.syscall(425, 1, area))",
-    "catch faults": "number = 323 if os.uname().machine == 'x86_64' else 282\n"
-    "refused(lambda: libc.syscall(number, 1))",
+    "catch faults": "refused(lambda: call(323, 282, 1))",
     "clone by the newer call": "refused(lambda: libc.syscall(435, 0, 0))",
     "change the host's name": "refused(lambda: libc.sethostname(b'x', 1))",
     "set the clock": "import time\nrefused(lambda: time.clock_settime(time.CLOCK_REALTIME, 1))",
@@ -89,9 +89,8 @@ ATTEMPTS = {
     "refused(lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1)), ValueError, OSError)",
     "be more important": "refused(lambda: os.nice(-5))",
     "read the kernel's log": "refused(lambda: libc.klogctl(3, ctypes.create_string_buffer(9), 9))",
-    "run a program as root": "import subprocess\n"
-    "done = subprocess.run(['/usr/bin/su', '-c', 'true'], "
-    "capture_output=True, stdin=subprocess.PIPE)\nassert done.returncode, 'escaped'",
+    "run a program as root": "command = ['su', '-c', 'true']\n"
+    "refused(lambda: os.posix_spawn('/usr/bin/su', command, {}))",
     "take 2 GB": "refused(lambda: bytearray(2 << 30), MemoryError)",
     "take memory bit by bit": "def fill():\n    kept = []\n    while True:\n"
     "        kept.append(bytearray(16 << 20))\nrefused(fill, MemoryError)",
@@ -103,9 +102,113 @@ ATTEMPTS = {
     "start many threads": "import threading, time\ndef start():\n    for _ in range(50):\n"
     "        threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
     "refused(start, RuntimeError)",
-    "start many processes": "def start():\n    for _ in range(50):\n        if os.fork() == 0:\n"
-    "            os.execv('/usr/bin/sleep', ['sleep', 'MARK'])\nrefused(start)",
+    "control: start a process": "def start():\n    if os.fork() == 0: os._exit(0)\n"
+    "    os.wait()\nrefused(start)",
+    "control: start a process by the library": "import subprocess\n"
+    "refused(lambda: subprocess.run(['/usr/bin/true']))",
+    "control: start a process by posix_spawn": "path = '/usr/bin/true'\n"
+    "refused(lambda: os.posix_spawn(path, ['true'], {}))",
+    "control: start a shell": "assert os.system('true') != 0, 'escaped'",
+    "leave a grandchild": "def start():\n    if os.fork() == 0:\n        os.setsid()\n"
+    "        if os.fork() == 0:\n            os.execv('/usr/bin/sleep', ['sleep', 'MARK'])\n"
+    "        os._exit(0)\nrefused(start)",
+    "control: open passwords by a folder's number": "root = os.open('/', os.O_PATH)\n"
+    "refused(lambda: os.open('etc/passwd', os.O_RDONLY, dir_fd=root))",
+    "control: link to a file of the host": "refused(lambda: os.link('FILE', 'FILE.link'))",
+    "control: open a file of the host by a folder's number": "refused(lambda: "
+    "os.open(os.path.basename('FILE'), 0, dir_fd=os.open(os.path.dirname('FILE'), os.O_PATH)))",
+    "control: look at a home": "refused(lambda: os.listdir('HOME'))",
+    "control: make a file without a name": "refused(lambda: os.open('/var/tmp', os.O_TMPFILE | 2))",
+    "control: make one in shared memory": "refused(lambda: os.open('/dev/shm', os.O_TMPFILE | 2))",
+    "control: change times of a file of the host": "refused(lambda: os.utime('FILE', (1, 1)))",
+    "control: change the mode of a file of the host": "refused(lambda: os.chmod('FILE', 0o666))",
+    "read shadow passwords": "refused(lambda: open('/etc/shadow'))",
+    "read the machine's memory": "refused(lambda: open('/dev/mem', 'rb'))",
+    "open the container's socket": "refused(lambda: os.open('/run/docker.sock', os.O_PATH))",
+    "open another process's memory": "refused(lambda: open('/proc/TEST/mem', 'rb'))",
+    "open its own parent's files": "refused(lambda: os.listdir('/proc/%d/fd' % os.getppid()))",
+    "write to the kernel's switches": "path = '/proc/sys/kernel/core_pattern'\n"
+    "refused(lambda: os.open(path, os.O_WRONLY))",
+    "hold only pipes": "import stat\nfor fd in range(64):\n    try: mode = os.fstat(fd).st_mode\n"
+    "    except OSError: continue\n    assert stat.S_ISFIFO(mode), 'escaped'",
+    "open the terminal": "refused(lambda: open('/dev/tty'))",
+    "open terminals": "refused(lambda: os.open('/dev/ptmx', os.O_RDWR))",
+    "type for others": "import fcntl\nfor fd in (0, 1, 2):\n"
+    "    refused(lambda: fcntl.ioctl(fd, 0x5412, b'x'))",
+    "ask for a new root by pivoting": "refused(lambda: call(155, 41, b'/', b'/tmp'))",
+    "mount by the newer calls": "for n in (428, 429, 430, 431, 432, 433, 442):\n"
+    "    refused(lambda: libc.syscall(n, -1, b'', 0, 0, 0))",
+    "join a namespace of the test": "path = '/proc/TEST/ns/net'\n"
+    "refused(lambda: libc.setns(os.open(path, 0), 0))",
+    "control: unshare files": "refused(lambda: libc.unshare(0x400))",
+    "namespaces of times, groups and messages": "for flag in (0x80, 0x02000000, 0x08000000):\n"
+    "    refused(lambda: libc.unshare(flag))",
+    "control: a handle of the test": "refused(lambda: libc.syscall(434, TEST, 0))",
+    "read the test's memory": "class V(ctypes.Structure): _fields_ = [('a', ctypes.c_void_p), "
+    "('n', ctypes.c_size_t)]\nv = V(ctypes.addressof(ctypes.create_string_buffer(8)), 8)\n"
+    "refused(lambda: call(310, 270, TEST, ctypes.byref(v), 1, ctypes.byref(v), 1, 0))",
+    "seize the test": "refused(lambda: libc.ptrace(0x4206, TEST, 0, 0))",
+    "be traced": "refused(lambda: libc.ptrace(0, 0, 0, 0))",
+    "control: compare with the test": "refused(lambda: call(312, 272, TEST, TEST, 0, 0, 0))",
+    "control: signal a group": "refused(lambda: os.killpg(os.getpgid(TEST), 0))",
+    "control: signal a thread of the test": "refused(lambda: call(234, 131, TEST, TEST, 0))",
+    "control: have the test scheduled": "own = os.sched_getaffinity(0)\n"
+    "refused(lambda: os.sched_setaffinity(TEST, own))",
+    "control: have the kernel signal the test": "import fcntl\na, b = os.pipe()\n"
+    "refused(lambda: fcntl.fcntl(a, fcntl.F_SETOWN, TEST))",
+    "control: get memory as a file": "refused(lambda: call(319, 279, b'x', 0))",
+    "control: get shared memory": "def get():\n    n = call(29, 194, 0, 4096, 0o1600)\n"
+    "    libc.shmctl(n, 0, None)\n    return n\nrefused(get)",
+    "control: get semaphores": "def get():\n    n = call(64, 190, 0, 1, 0o1600)\n"
+    "    libc.semctl(n, 0, 0)\n    return n\nrefused(get)",
+    "control: get a queue of messages": "def get():\n    n = call(68, 186, 0, 0o1600)\n"
+    "    libc.msgctl(n, 0, None)\n    return n\nrefused(get)",
+    "open a queue by name": "refused(lambda: call(240, 180, b'x', 0o102, 0o600, None))",
+    "lock memory": "refused(lambda: libc.mlockall(3))",
+    "take huge pages": "import mmap\nrefused(lambda: mmap.mmap(-1, 1 << 30, flags=0x40022))",
+    "take memory without a reserve": "import mmap\n"
+    "refused(lambda: mmap.mmap(-1, 64 << 30, flags=0x4022))",
+    "load a program of the kernel": "area = ctypes.create_string_buffer(120)\n"
+    "refused(lambda: call(321, 280, 5, area, 120))",
+    "count events of the machine": "area = ctypes.create_string_buffer(b'\\0\\0\\0\\0p', 120)\n"
+    "refused(lambda: call(298, 241, area, 0, -1, -1, 0))",
+    "enter a ring": "refused(lambda: libc.syscall(426, -1, 0, 0, 0, 0))",
+    "control: add a key": "refused(lambda: call(248, 217, b'user', b'x', b'y', 1, -1))",
+    "ask for a key": "refused(lambda: call(249, 218, b'user', b'x', None, -1))",
+    "control: watch files": "refused(lambda: call(294, 26, 0))",
+    "watch all files": "refused(lambda: call(300, 262, 0, 0))",
+    "open by handle": "refused(lambda: call(304, 265, -100, None, 0))",
+    "control: a socket of the internet": "refused(lambda: socket.socket())",
+    "control: a socket of datagrams": "refused(lambda: socket.socket(type=socket.SOCK_DGRAM))",
+    "connect by the next version": "refused(lambda: socket.create_connection(('::1', 53), 0.5))",
+    "a pair of sockets of other kinds": "for family in (2, 10, 16, 17, 30, 38, 40):\n"
+    "    refused(lambda: socket.socketpair(family), OSError, ValueError)",
+    "listen": "refused(lambda: socket.create_server(('127.0.0.1', 0)))",
+    "ask for what the kernel learnt late": "refused(lambda: libc.syscall(462, 0, 0, 0))",
+    "become a group": "refused(lambda: os.setgid(0))",
+    "become root for files": "libc.setfsuid(0)\nassert libc.setfsuid(-1) != 0, 'escaped'",
+    "take rights": "head = (ctypes.c_uint32 * 2)(0x20080522, 0)\n"
+    "data = (ctypes.c_uint32 * 6)(*[0xffffffff] * 6)\nrefused(lambda: call(126, 91, head, data))",
+    "have rights that are passed on": "refused(lambda: libc.prctl(47, 2, 0, 0, 0))",
+    "take the filter off": "assert libc.prctl(21, 0, 0, 0, 0) == 2, 'escaped'",
+    "let rights be given again": "libc.prctl(38, 0, 0, 0, 0)\n"
+    "assert libc.prctl(39, 0, 0, 0, 0) == 1, 'escaped'",
+    "load a module of the kernel": "refused(lambda: call(175, 105, None, 0, b''))",
+    "count what users store": "refused(lambda: call(179, 60, 0, None, 0, None))",
+    "account for processes": "refused(lambda: libc.acct(None))",
+    "one long file after another": "def write():\n    for i in range(64):\n"
+    "        with open('/tmp/%d' % (i % 4), 'ab') as f: f.write(bytes(1 << 20))\nrefused(write)",
+    "a file with a hole": "def write():\n    with open('/tmp/hole', 'wb') as f:\n"
+    "        f.truncate(1 << 40)\nrefused(write)",
+    "a limit on cores": "import resource\n"
+    "assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0), 'escaped'",
 }
+# What is let by a sandbox without namespaces, where it tells little: what the machine is called,
+# and /proc's link to the interpreter, which is in reach anyway.
+LET_WITHOUT_NAMESPACES = (
+    "control: learn the host's name",
+    "control: open what lies behind the interpreter",
+)
 
 # Each must end as not passed, with a reason that holds the text beside it.
 ENDED = {
@@ -122,86 +225,69 @@ ENDED = {
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
         "timed out",
     ),
-    "leave a process behind": (
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
-        "        os.execv('/usr/bin/sleep', ['sleep', 'MARK'])\n    os._exit(0)\n"
-        "time.sleep(0.2)\nos._exit(0)",
-        "did not reach its end (exit status 0)",
-    ),
-    "processes that never end": (
-        "import os\nfor _ in range(4):\n    if os.fork() == 0:\n"
-        "        os.execv('/usr/bin/sleep', ['sleep', 'MARK'])\nos.wait()",
-        "timed out",
-    ),
     "kill itself": ("import os; os.kill(os.getpid(), 9)", "exit status 137)"),
     "kill the first process": (
-        "import os\nfor s in range(1, 65):\n    os.kill(1, s)\nwhile True: pass",
+        "import os\nfor s in range(1, 65):\n    try: os.kill(1, s)\n    except OSError: pass\n"
+        "while True: pass",
         "timed out",
     ),
     "recurse for ever": ("def f(): f()\nf()", "RecursionError"),
     "crash": ("import ctypes; ctypes.string_at(0)", "did not reach its end (exit status 139)"),
     "no program": ("def f(:", "SyntaxError"),
     "a zero byte": ("x = 1\0", "null byte"),
-}
-
-# Where the check of a wrong answer follows: none of these may pass.
-FORGED = {
-    "end with status 0": "import os; os._exit(0)",
-    "exit": "import sys; sys.exit(0)",
-    "exit by exception": "raise SystemExit(0)",
-    "exit at exit": "import atexit, os; atexit.register(os._exit, 0); raise SystemExit(0)",
-    "print that it passed": "print('passed'); print('PASS'); 1 / 0",
-    "print and exit": "import os; os.write(1, b'passed\\n'); os._exit(0)",
-    "patch assertions": "import builtins\nclass A(Exception):\n    def __new__(c): return None\n"
-    "builtins.AssertionError = A",
-    "write to every file": "import os\nfor fd in range(3, 60):\n    try: os.write(fd, b'passed\\n')"
-    "\n    except OSError: pass\nos._exit(0)",
-    "close every file": "import os; os.closerange(3, 60)",
-    "exit in a thread": "import os, threading\n"
-    "threading.Thread(target=os._exit, args=(0,)).start()",
-    "replace the process": "import os; os.execv('/usr/bin/true', ['true'])",
-    "exit in a signal handler": "import os, signal\n"
-    "signal.signal(14, lambda *_: os._exit(0)); signal.setitimer(0, 0.1)\nwhile True: pass",
-    "hide errors": "import sys; sys.excepthook = lambda *_: None",
-    "end by a profile": "import os, sys\nsys.setprofile(lambda *_: os._exit(0))",
-    "go on in a fork": "import os\nif os.fork(): os._exit(0)",
-}
-
-# These defeat tests in the same process; none may pass when they are judged from outside.
-DECEIVED = {
-    "equal to everything": "class E(int):\n    __eq__ = lambda s, o: True\n    __hash__ = None\n"
-    "def add(a, b): return E(7)",
-    "equal to everything, no number": "class E:\n    __eq__ = lambda s, o: True\n"
-    "def add(a, b): return E()",
-    "a list equal to everything": "class E(list):\n    __eq__ = lambda s, o: True\n"
-    "def add(a, b): return E()",
-    "take the answer from the test's frame": "import sys\ndef add(a, b):\n"
-    "    frame = sys._getframe()\n    while frame:\n"
-    "        for name in ('expected', 'wanted'):\n"
-    "            if name in frame.f_locals: return frame.f_locals[name]\n"
-    "        frame = frame.f_back",
-    "take the answer from memory": "import gc\ndef add(a, b):\n"
-    "    for o in gc.get_objects():\n"
-    "        if isinstance(o, dict) and (a, b) in o: return o[a, b]",
-    "read the nonce": "import os\nfor fd in range(60):\n    try: os.set_blocking(fd, False)\n"
-    "    except OSError: pass\n"
-    "found = b''\nfor fd in range(60):\n    try: found = found or os.read(fd, 99)\n"
-    "    except OSError: pass\n"
-    "for fd in range(60):\n    try: os.write(fd, found + b'\\n')\n    except OSError: pass\n"
-    "os._exit(0)",
-    "replace the check": "def check(candidate): pass\ndef add(a, b): return 0\n"
-    "import builtins; builtins.check = check; builtins.abs = lambda x: 0",
-    "leave the check": "def add(a, b): raise SystemExit(0)",
-    "end in the call": "import os\ndef add(a, b): os._exit(0)",
-    "answer before it is asked": "import os\nfor fd in range(3, 60):\n"
-    '    for line in (b\'{"names": ["add"]}\', b\'{"value": 5}\', b\'{"value": 5}\'):\n'
-    "        try: os.write(fd, line + b'\\n')\n        except OSError: pass\nos._exit(0)",
-    "answer with what cannot be read": "import os\ndef add(a, b):\n    for fd in range(3, 60):\n"
-    "        try: os.write(fd, b'[' * 100000 + b'\\n')\n        except OSError: pass",
-    "answer without end": "def add(a, b): return 'x' * (9 << 20)",
-    "patch the encoder": 'import json\njson.dumps = lambda value: \'{"value": {"set": [[1]]}}\'\n'
-    "def add(a, b): return 0",
-    "raise what stops an iteration": "def add(a, b): raise StopIteration",
-    "no such function": "def plus(a, b): return a + b",
-    "right once": "def add(a, b): return 5",
+    "a 32-bit call": (
+        "import ctypes, mmap\nm = mmap.mmap(-1, 4096, prot=7)\n"
+        "m.write(b'\\xb8\\x14\\0\\0\\0\\xcd\\x80\\xc3')\n"
+        "f = ctypes.addressof(ctypes.c_char.from_buffer(m))\nctypes.CFUNCTYPE(int)(f)()",
+        "did not reach its end",
+    ),
+    "become another program": ("import os; os.execv('/usr/bin/su', ['su', '-c', 'true'])", ""),
+    "stop itself": ("import os; os.kill(os.getpid(), 19)", "timed out"),
+    "a bomb with a fuse": (
+        "import threading, time\ndef bomb():\n    time.sleep(0.1)\n    kept = []\n"
+        "    while True: kept.append(bytearray(1 << 20))\n"
+        "try: threading.Thread(target=bomb).start()\nexcept RuntimeError: pass\n"
+        "time.sleep(9)",
+        "timed out",
+    ),
+    "threads without end": (
+        "import threading\ndef f():\n    while True:\n"
+        "        try: threading.Thread(target=f).start()\n        except RuntimeError: pass\nf()",
+        "timed out",
+    ),
+    "folders without end": (
+        "import os\nwhile True:\n    try:\n        os.mkdir('/tmp/d')\n"
+        "        os.chdir('/tmp/d')\n        os.rename('/tmp/d', 'd')\n    except OSError: pass",
+        "timed out",
+    ),
+    "files without end": (
+        "i = 0\nwhile True:\n    i += 1\n    try: open('/tmp/%d' % i, 'w').close()\n"
+        "    except OSError: pass",
+        "timed out",
+    ),
+    "one sum without end": ("x = 9 ** 9 ** 9", "timed out"),
+    "a pattern without end": ("import re; re.match('(a+)+$', 'a' * 60 + 'b')", "timed out"),
+    "a line without end": ("x = '(' * 500_000; eval(x)", "SyntaxError"),
+    "write to a closed output": (
+        "import os\nos.close(1); os.close(2)\nprint(1, flush=True)",
+        "OSError",
+    ),
+    "print bytes that are no text": (
+        "import os\nwhile True: os.write(2, b'\\xff\\x1b[2J' * 9999)",
+        "printed more than 8 MiB",
+    ),
+    "end with a signal of its own": ("import os; os.abort()", "exit status 134)"),
+    "ask for its time back": (
+        "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass",
+        "timed out",
+    ),
+    "wait for a lock": (
+        "import threading\nl = threading.Lock(); l.acquire(); l.acquire()",
+        "timed out",
+    ),
+    "wait for a pipe": ("import os\na, b = os.pipe(); os.read(a, 1)", "timed out"),
+    "an error whose text is an error": (
+        "class E(Exception):\n    def __str__(self): raise self\nraise E",
+        "E",
+    ),
 }

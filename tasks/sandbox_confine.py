@@ -1,0 +1,103 @@
+"""How a process walls itself in where bubblewrap cannot: another user, Landlock, a filter of calls.
+
+Runs inside the interpreter that is to run a program, before the program does; handed over like
+`sandbox_child`, so it imports nothing of ours. Each step either worked or raises OSError.
+
+    user      root becomes a user that owns nothing                        (setresuid)
+    parent    the process dies with the thread that started it             (PR_SET_PDEATHSIG)
+    rights    nothing that is run gives rights                             (PR_SET_NO_NEW_PRIVS)
+    files     all are out of reach but those to read, and none is written  (Landlock, Linux 5.13)
+    calls     see sandbox_syscalls                                         (seccomp)
+
+A program that is held this way still sees by name which files exist and what the machine is called,
+and has nowhere to write a file.
+"""
+
+import ctypes
+import posix
+
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_SECCOMP_FILTER = 2
+_SIGKILL = 9
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on all processors
+_ASK_VERSION = 1
+_BENEATH = 1  # a rule about a folder and all in it
+_READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
+# Rights on files by version: 13 at first, then moving between folders, truncating, ioctl.
+_NUM_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+_TCP = 3  # binding and connecting
+_SCOPES = 3  # of sockets without a file, and of signals
+
+
+def landlock_version():
+    """The version of Landlock that this kernel has, 0 for none."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return max(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION), 0)
+
+
+def confine(order):
+    """Does all of the above with this process. `order` has
+
+    user      the number to become, or null to stay who one is
+    parent    the number of the process that has to live
+    readable  the files and folders to leave in reach; null to do without Landlock
+    filter    that of the system calls, in hexadecimal digits; null to do without
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def must(result):
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, posix.strerror(number))
+        return result
+
+    if order["user"] is not None:
+        posix.setgroups([])
+        posix.setresgid(*[order["user"]] * 3)
+        posix.setresuid(*[order["user"]] * 3)
+    must(libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0))
+    if posix.getppid() != order["parent"]:  # it died before we asked
+        posix._exit(1)
+    must(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    if order["readable"] is not None:
+        _landlock(libc, must, order["readable"])
+    if order["filter"] is not None:
+        code = bytes.fromhex(order["filter"])
+        kept = ctypes.create_string_buffer(code, len(code))
+        program = _FilterProgram(len(code) // 8, ctypes.addressof(kept))
+        must(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, ctypes.byref(program), 0, 0))
+
+
+def _landlock(libc, must, readable):
+    version = landlock_version()
+    rights = (1 << _NUM_RIGHTS.get(version, 16)) - 1
+    rules = _Ruleset(rights, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
+    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    ruleset = must(
+        libc.syscall(_CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(size), ctypes.c_uint(0))
+    )
+    for path in readable:
+        place = posix.open(path, posix.O_PATH | posix.O_CLOEXEC)
+        folder = posix.fstat(place).st_mode & 0o170000 == 0o040000
+        rule = _Beneath(_READ_FILE | (_READ_FOLDER if folder else 0), place)
+        must(libc.syscall(_ADD_RULE, ruleset, _BENEATH, ctypes.byref(rule), ctypes.c_uint(0)))
+        posix.close(place)
+    must(libc.syscall(_RESTRICT_SELF, ruleset, ctypes.c_uint(0)))
+    posix.close(ruleset)
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = (
+        ("files", ctypes.c_uint64),
+        ("network", ctypes.c_uint64),
+        ("scopes", ctypes.c_uint64),
+    )
+
+
+class _Beneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("rights", ctypes.c_uint64), ("place", ctypes.c_int32))
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
