@@ -40,6 +40,7 @@ from nanochat_core.train import tokenizer as tokenizer_stage
 
 ROWS_PER_BATCH = 8
 SEQUENCE_LEN = 2048
+VOCAB = 2048
 LENGTH_BOUNDS = (512, 2049, 4096, 8192)  # tokens; 2049 fill a row
 RESOURCES = Resources(
     device="cpu",
@@ -79,7 +80,7 @@ def main() -> None:
 
 
 def prepare(directory: Path) -> dict[str, Path]:
-    """Stages shards to rows of the tiny profile, with rows of 2048: stage -> its files."""
+    """Stages shards to rows of the tiny profile, with rows and vocabulary of 2048: -> files."""
     run = open_profile("tiny").run
     stages: tuple[tuple[str, Callable[[Job], Any], tuple[str, ...]], ...] = (
         ("shards", shards_stage.run, ()),
@@ -108,7 +109,7 @@ def _sections(run: RunConfig) -> dict[str, Any]:
     return {
         "seed": run.seed,
         "shards": run.shards.tree(),
-        "tokenizer": run.tokenizer.tree(),
+        "tokenizer": replace(run.tokenizer, vocab_size=VOCAB).tree(),
         "rows": replace(run.rows, sequence_len=SEQUENCE_LEN).tree(),
     }
 

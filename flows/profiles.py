@@ -73,7 +73,9 @@ class Profile:
 def tiny(depth: int = 3) -> Profile:
     """A model that fits a laptop's CPU and five minutes: Python's own documentation, short words,
     small sums. Every stage is the real one; only the numbers are small."""
-    sequence_len, vocab_size, width = 256, 2048, 64 * depth
+    # So few tokens that a word is made of pieces which other words have too: of a token that no
+    # word in training has, nobody can tell how it is spelled.
+    sequence_len, vocab_size, width = 256, 512, 64 * depth
     model = ModelConfig(
         depth=depth,
         width=width,
@@ -131,7 +133,7 @@ def tiny(depth: int = 3) -> Profile:
             rows=RowsConfig(policy="default", sequence_len=sequence_len, buffer_documents=1000),
             optimizer=optimizer,
             pretrain=PretrainConfig(
-                num_steps=280,
+                num_steps=320,
                 total_batch_size=8 * sequence_len,
                 schedule=dataclasses.replace(
                     scaling.pretrain_schedule(), warmup_steps=10, momentum_warmup_steps=100
@@ -176,7 +178,7 @@ def tiny(depth: int = 3) -> Profile:
                 max_new_tokens=48,
                 temperature=1.0,
                 top_k=50,
-                lr_fraction=0.15,
+                lr_fraction=0.2,
                 eval_examples=200,
                 updates_per_batch=1,
                 clip=None,
@@ -188,7 +190,7 @@ def tiny(depth: int = 3) -> Profile:
             ),
             chat_eval=ChatEvalConfig(
                 tasks=(
-                    EvalTaskConfig(name="spelling", max_examples=200, max_new_tokens=48),
+                    EvalTaskConfig(name="spelling", max_examples=200, max_new_tokens=64),
                     EvalTaskConfig(name="arithmetic", max_examples=200, max_new_tokens=48),
                 ),
                 prompts=scaling.CHAT_PROMPTS,
