@@ -7,7 +7,7 @@ takes at best. Embedding tables are not counted: a step reads a few rows of them
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -94,8 +94,12 @@ def time_answers(
     *,
     seed: int,
     draw: Draw,
+    on_first: Callable[[], None] = lambda: None,
 ) -> tuple[float, float]:
-    """Seconds until every answer has a first token, and from there to the last token of all."""
+    """Seconds until every answer has a first token, and from there to the last token of all.
+
+    on_first: called in between.
+    """
     counts = [0] * batch_size
     waiting, came = batch_size, 0.0
     ends: list[EndEvent] = []
@@ -109,6 +113,7 @@ def time_answers(
         if counts[event.sample] == 1:
             waiting -= 1
             if not waiting:
+                on_first()
                 came = time.perf_counter()
 
     began = time.perf_counter()

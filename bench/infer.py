@@ -1,0 +1,259 @@
+"""How fast answers come, beside nanochat's Engine on the same weights and prompts.
+
+    NANOCHAT_DIR=/path/to/nanochat python bench/infer.py [--depths 4 12] [--batch-sizes 1 8 32]
+        [--prompts 64 512] [--sides native:fp32 native:bf16 native:int8 torch:fp32 torch:bf16]
+        [--rounds 3] [--tokens 32] [--threads 1]
+
+Random weights, drawn answers of a fixed length (top-k 50), all sides in one process and in turn:
+what else runs on the machine slows all of them. Ours go through the scheduler, the peer's through
+`Engine.generate` in the precision that NANOCHAT_DTYPE says (fp32 unless set). A ratio is the median
+over rounds of the peer's time over ours, in CPU seconds and by the clock; times are the best.
+
+The share of the bandwidth is of what reading measures here: a step reads all matrices, and the keys
+and values its rows see; no embeddings. Above 1 means that a cache holds the model.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from nanochat_core import scaling
+from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.runners import choose_runner, open_runner
+from nanochat_core.engine.speed import bytes_per_step, make_endless, read_bandwidth, time_answers
+from nanochat_core.errors import ConfigError
+from nanochat_core.model.gpt import GPT
+
+SIDES = ("native:fp32", "native:bf16", "native:int8", "torch:fp32", "torch:bf16")
+TOP_K = 50
+NO_TOKEN = 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """One round of one side, in seconds by the clock and of the CPU."""
+
+    first: float  # to the first token of every answer
+    rest: float  # from there to the last
+    first_cpu: float
+    rest_cpu: float
+
+
+# (round) -> what it took
+Side: TypeAlias = Callable[[int], Timed]
+
+
+def main() -> None:
+    """Measure every case, print a table and a line of JSON."""
+    parser = argparse.ArgumentParser(description="Answers beside nanochat's Engine.")
+    parser.add_argument("--depths", type=int, nargs="+", default=[4, 12])
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--prompts", type=int, nargs="+", default=[64, 512], help="their lengths")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=32, help="of an answer")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    checkout = os.environ.get("NANOCHAT_DIR")
+    if checkout is None:
+        print("bench infer is skipped: NANOCHAT_DIR names no checkout of nanochat")
+        return
+    os.environ.setdefault("NANOCHAT_DTYPE", "float32")  # before the peer is imported
+    sys.path.insert(0, checkout)
+    torch.set_num_threads(options.threads)
+    bandwidth = read_bandwidth(torch.device("cpu"), threads=options.threads)
+    print(f"reading gets {bandwidth / 1e9:.1f} GB/s with {options.threads} threads")
+    found: list[dict[str, Any]] = []
+    for depth in options.depths:
+        model = make_model(depth)
+        for prompt_len in options.prompts:
+            for batch in options.batch_sizes:
+                case = {"depth": depth, "prompt": prompt_len, "batch": batch}
+                for row in compare(model, prompt_len, batch, bandwidth, options):
+                    found.append(case | row)
+                    print(describe(found[-1]), flush=True)
+    print(
+        json.dumps(
+            {
+                "bench": "infer",
+                "threads": options.threads,
+                "peer_dtype": os.environ["NANOCHAT_DTYPE"],
+                "bandwidth": bandwidth,
+                "rows": found,
+            }
+        )
+    )
+
+
+def make_model(depth: int) -> GPT:
+    """Random weights, all of which matter."""
+    model = GPT(scaling.model_for_depth(depth), scaling.numerics("fp32"))
+    model.init_weights(1)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("c_proj.weight") or name == "lm_head.weight":
+                parameter.normal_(std=0.02, generator=generator)
+    return model.eval()
+
+
+def compare(
+    model: GPT, prompt_len: int, batch: int, bandwidth: float, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """The peer's row, then a row for each side that can run here."""
+    rng = random.Random(1)
+    prompt = [rng.randrange(model.config.vocab_size) for _ in range(prompt_len)]
+    sides: dict[str, Side] = {"nanochat": peer(model, prompt, batch, options.tokens)}
+    reads: dict[str, int] = {}
+    for name in options.sides:
+        runner, _, precision = name.partition(":")
+        settings: dict[str, Any] = {
+            "runner": runner,
+            "precision": precision,
+            "num_slots": batch,
+            "max_len": prompt_len + options.tokens,
+            "threads": options.threads,
+        }
+        try:
+            choice = choose_runner(model, **settings)
+        except ConfigError as error:
+            print(f"{name} is left out: {error}")
+            continue
+        sides[name] = ours(model, prompt, batch, options.tokens, settings)
+        length = prompt_len + options.tokens // 2
+        reads[name] = bytes_per_step(model, choice, rows=batch, length=length)
+    rounds: dict[str, list[Timed]] = {name: [] for name in sides}
+    for number in range(options.rounds + 1):
+        for name, side in sides.items():
+            timed = side(number)
+            if number:  # the first round warms up
+                rounds[name].append(timed)
+    steps = options.tokens - 1
+    for name, of in rounds.items():
+        step = min(one.rest for one in of) / steps
+        row: dict[str, Any] = {
+            "side": name,
+            "first_ms": 1e3 * min(one.first for one in of),
+            "step_ms": 1e3 * step,
+            "tokens_per_second": batch / step,
+        }
+        if name in reads:
+            row["bandwidth_share"] = reads[name] / step / bandwidth
+        for field in ("first", "rest", "first_cpu", "rest_cpu"):
+            row[f"ratio_{field}"] = statistics.median(
+                asdict(theirs)[field] / asdict(own)[field]
+                for theirs, own in zip(rounds["nanochat"], of, strict=True)
+            )
+        yield row
+
+
+def ours(model: GPT, prompt: list[int], batch: int, tokens: int, settings: dict[str, Any]) -> Side:
+    """The scheduler on one of our runners."""
+    runner = open_runner(model, park_tokens=(), **settings)
+    scheduler = make_endless(runner, context=settings["max_len"])
+
+    def run(number: int) -> Timed:
+        scheduler.forget()  # or the prompt is found, and not read
+        cpu = time.process_time()
+        reached: list[float] = []
+        first, rest = time_answers(
+            scheduler,
+            prompt,
+            batch,
+            tokens,
+            seed=number,
+            draw=Draw(top_k=TOP_K),
+            on_first=lambda: reached.append(time.process_time()),
+        )
+        return Timed(
+            first=first,
+            rest=rest,
+            first_cpu=reached[0] - cpu,
+            rest_cpu=time.process_time() - reached[0],
+        )
+
+    return run
+
+
+class PeerTokens:
+    """A tokenizer none of whose special tokens ever comes, so that no answer ends early."""
+
+    def encode_special(self, name: str) -> int:
+        """No token."""
+        return NO_TOKEN
+
+    def get_bos_token_id(self) -> int:
+        """No token."""
+        return NO_TOKEN
+
+
+def peer(model: GPT, prompt: list[int], batch: int, tokens: int) -> Side:
+    """nanochat's engine on the same weights."""
+    # A checkout is not a package of ours: nothing can be said of its types.
+    from nanochat.engine import Engine as PeerEngine  # pyright: ignore[reportMissingImports]
+    from nanochat.gpt import GPT as PeerGPT  # pyright: ignore[reportMissingImports]
+    from nanochat.gpt import GPTConfig  # pyright: ignore[reportMissingImports]
+
+    c = model.config
+    with torch.device("meta"):
+        theirs = PeerGPT(
+            GPTConfig(
+                sequence_len=c.sequence_len,
+                vocab_size=c.vocab_size,
+                n_layer=c.depth,
+                n_head=c.num_heads,
+                n_kv_head=c.num_kv_heads,
+                n_embd=c.width,
+            )
+        )
+    theirs.to_empty(device="cpu")
+    theirs.init_weights()  # tables that are no parameters
+    theirs.load_state_dict(model.state_dict())
+    theirs.eval()
+    engine = PeerEngine(theirs, PeerTokens())
+
+    def run(number: int) -> Timed:
+        began, cpu = time.perf_counter(), time.process_time()
+        columns = engine.generate(
+            prompt,
+            num_samples=batch,
+            max_tokens=tokens,
+            temperature=1.0,
+            top_k=TOP_K,
+            seed=number,
+        )
+        next(columns)
+        first, first_cpu = time.perf_counter(), time.process_time()
+        assert sum(1 for _ in columns) == tokens - 1
+        return Timed(
+            first=first - began,
+            rest=time.perf_counter() - first,
+            first_cpu=first_cpu - cpu,
+            rest_cpu=time.process_time() - first_cpu,
+        )
+
+    return run
+
+
+def describe(row: dict[str, Any]) -> str:
+    """One line of the table."""
+    share = f", {row['bandwidth_share']:.0%} of the bandwidth" if "bandwidth_share" in row else ""
+    return (
+        f"d{row['depth']:<3} batch {row['batch']:<3} prompt {row['prompt']:<4} {row['side']:<12}"
+        f"{row['tokens_per_second']:>9,.0f} tokens/s ({row['ratio_rest_cpu']:.2f}x; "
+        f"{row['ratio_rest']:.2f}x by the clock), first after {row['first_ms']:,.1f} ms "
+        f"({row['ratio_first_cpu']:.2f}x; {row['ratio_first']:.2f}x){share}"
+    )
+
+
+if __name__ == "__main__":
+    main()
