@@ -5,9 +5,11 @@ What a model wrote runs in `tasks.sandbox` only. All examples are for testing.
 """
 
 import re
+from collections.abc import Sequence
 
 from tasks.base import Conversation
-from tasks.sandbox import Check, run_untrusted
+from tasks.sandbox import Check
+from tasks.sandbox_pool import run_all
 from tasks.sources import HubDataset, HubTask, Row, text
 
 SECONDS = 5.0  # this and the next are nanochat's: scores depend on them
@@ -31,8 +33,19 @@ def convert(row: Row) -> Conversation:
 
 def is_correct(conversation: Conversation, answer: str) -> bool:
     """Whether the program in `answer` passes the tests. Raises TaskError without a sandbox."""
-    program, check = program_of(conversation, answer), check_of(conversation)
-    return run_untrusted(program, check=check, seconds=SECONDS, memory_mb=MEMORY_MB).passed
+    return are_correct([(conversation, answer)])[0]
+
+
+def are_correct(graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
+    """Whether the programs in answers pass their tests, as many at a time as there are CPUs.
+
+    Raises TaskError without a sandbox.
+    """
+    runs = [
+        (program_of(conversation, answer), check_of(conversation))
+        for conversation, answer in graded
+    ]
+    return [verdict.passed for verdict in run_all(runs, seconds=SECONDS, memory_mb=MEMORY_MB)]
 
 
 def program_of(conversation: Conversation, answer: str) -> str:
@@ -75,4 +88,5 @@ TASK = HubTask(
     ),
     convert=convert,
     is_correct=is_correct,
+    are_correct=are_correct,
 )

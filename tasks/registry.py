@@ -3,7 +3,7 @@
 To add a task, write a module with a `GeneratedTask` or a `HubTask` and name it here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tasks import (
     arc,
@@ -17,7 +17,7 @@ from tasks import (
     spelling_bee,
 )
 from tasks.base import Conversation, TaskError, check_split
-from tasks.sources import AnyTask, GeneratedTask
+from tasks.sources import AnyTask, GeneratedTask, HubTask
 
 TASKS: dict[str, AnyTask] = {
     task.name: task
@@ -70,6 +70,17 @@ def is_correct(name: str, conversation: Conversation, answer: str) -> bool:
     if grade is None:
         raise TaskError(f"answers of task '{name}' cannot be graded")
     return grade(conversation, answer)
+
+
+def are_correct(name: str, graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
+    """Whether each of many answers is right, graded side by side where that takes less time.
+
+    Raises TaskError for an unknown task or one without grading.
+    """
+    task = task_named(name)
+    if isinstance(task, HubTask) and task.are_correct is not None:
+        return task.are_correct(graded)
+    return [is_correct(name, conversation, answer) for conversation, answer in graded]
 
 
 def reward(name: str, conversation: Conversation, answer: str) -> float:

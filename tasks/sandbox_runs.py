@@ -52,6 +52,8 @@ def run_in(
     stop: threading.Event | None,
 ) -> Verdict:
     """Runs a program, and a check of it in a sandbox of its own, until `stop` is set at most."""
+    if stop is not None and stop.is_set():
+        return Verdict(passed=False, timed_out=False, output="", reason="stopped")
     nonce = secrets.token_hex(16)
     with _Processes(way, seconds=seconds, memory_mb=memory_mb) as processes:
         verdict, verdict_end = processes.pipe()

@@ -3,7 +3,7 @@
 Data only: who downloads, and where to, is not a task's business.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -21,6 +21,7 @@ class Generate(Protocol):
 
 
 IsCorrect: TypeAlias = Callable[[Conversation, str], bool]  # answers with calls as `<<a=b>>`
+AreCorrect: TypeAlias = Callable[[Sequence[tuple[Conversation, str]]], list[bool]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class HubTask:
     dataset: HubDataset
     convert: Callable[[Row], Conversation]  # raises TaskError for a row that is none
     is_correct: IsCorrect | None
+    are_correct: AreCorrect | None = None  # for a task that grades many at a time in less time
 
 
 AnyTask: TypeAlias = GeneratedTask | HubTask

@@ -1,0 +1,101 @@
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from tasks import humaneval, registry
+from tasks.base import TaskError
+from tasks.sandbox import run_untrusted
+from tasks.sandbox_pool import run_all, usable_cpus
+from tests.tasks.sandbox_campaign import CHECK, WRONG
+from tests.tasks.sandbox_forgeries import RIGHT
+
+LIMITS = {"seconds": 20.0, "memory_mb": 512}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_a_sandbox():
+    try:
+        assert run_untrusted("").passed
+    except TaskError as error:
+        pytest.skip(str(error))
+
+
+def test_verdicts_come_in_the_order_of_the_programs():
+    programs = [RIGHT, WRONG, f"import time; time.sleep(0.3)\n{RIGHT}", WRONG, RIGHT]
+    verdicts = run_all([(program, CHECK) for program in programs], **LIMITS)
+    assert [verdict.passed for verdict in verdicts] == [True, False, True, False, True]
+
+
+def test_the_same_program_runs_once_for_a_check():
+    program = f"import random\nprint(random.random())\n{RIGHT}"
+    verdicts = run_all([(program, CHECK)] * 9, **LIMITS)
+    assert len({verdict.output for verdict in verdicts}) == 1
+
+
+def test_no_more_are_in_flight_than_asked_for(monkeypatch):
+    in_flight, most, lock = 0, 0, threading.Lock()
+
+    def counted(*args, **kwargs):
+        nonlocal in_flight, most
+        with lock:
+            in_flight += 1
+            most = max(most, in_flight)
+        time.sleep(0.05)
+        with lock:
+            in_flight -= 1
+        return run_untrusted("")
+
+    monkeypatch.setattr("tasks.sandbox_pool.run_untrusted", counted)
+    run_all([(f"x = {i}", CHECK) for i in range(9)], **LIMITS, num_at_a_time=3)
+    assert most == 3
+
+
+def test_what_interrupts_the_wait_ends_all_that_run():
+    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.7)
+    started = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_all([(f"while True: pass\n# {i}", CHECK) for i in range(50)], **LIMITS)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert time.monotonic() - started < 8
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    assert not [t for t in threading.enumerate() if t.name.startswith("sandbox")]
+
+
+def test_a_task_that_grades_many_at_a_time_says_what_it_says_of_one():
+    conversation = {
+        "messages": [{"role": "user", "content": CHECK.setup}],
+        "entry_point": "add",
+        "test": CHECK.test,
+    }
+    graded = [(conversation, answer) for answer in (RIGHT, WRONG, RIGHT, "")]
+    assert registry.are_correct("humaneval", graded) == [True, False, True, False]
+    assert humaneval.are_correct([]) == []
+    for conversation, answer in graded[:2]:
+        alone = registry.is_correct("humaneval", conversation, answer)
+        assert registry.are_correct("humaneval", [(conversation, answer)]) == [alone]
+
+
+def test_a_task_that_does_not_is_graded_answer_by_answer():
+    conversation = {
+        "messages": [
+            {"role": "user", "content": "1 + 1?"},
+            {"role": "assistant", "content": "#### 2"},
+        ],
+        "answer": "2",
+    }
+    graded = [(conversation, "#### 2"), (conversation, "#### 3")]
+    assert registry.are_correct("gsm8k", graded) == [True, False]
+    with pytest.raises(TaskError, match="cannot be graded"):
+        registry.are_correct("smoltalk", graded)
+
+
+def test_there_is_a_cpu():
+    assert usable_cpus() >= 1
