@@ -31,6 +31,7 @@ class Sampling:
             ("temperature", self.temperature, 0, 2),
             ("top-k", self.top_k, 0, 200),
             ("max-tokens", self.max_tokens, 1, 4096),
+            ("seed", self.seed, 0, 2**62),
         ):
             if not low <= value <= high:
                 raise ConfigError(f"{name} is {value}", hint=f"a number from {low} to {high}")
@@ -47,7 +48,8 @@ class ChatSession:
         self._tokenizer = tokenizer
         self._context = context
         self._turns: list[list[int]] = []  # token ids of a question and, once given, its answer
-        self._answers = 0
+        self._answers = 0  # with this seed
+        self.forgotten = 0  # turns that the context had no room for, since the last `clear`
 
     @classmethod
     def open(cls, directory: Path, *, sampling: Sampling, device: str) -> Self:
@@ -60,12 +62,24 @@ class ChatSession:
         import torch
 
         tokenizer = Tokenizer.load(directory / "tokenizer")
-        engine = Engine(load_model(directory, torch.device(device)), tokenizer)
+        model = load_model(directory, torch.device(device))
+        engine = Engine(model, tokenizer, num_slots=1)
         return cls(engine, tokenizer, context=config.sequence_len, sampling=sampling)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model has learnt."""
+        return sum(parameter.numel() for parameter in self._engine.model.parameters())
 
     def clear(self) -> None:
         """Forget the conversation."""
         self._turns.clear()
+        self.forgotten = 0
+
+    def reseed(self, seed: int) -> None:
+        """Draw the next answers as a session does that begins with `seed`."""
+        self.sampling = replace(self.sampling, seed=seed)
+        self._answers = 0
 
     def answer(self, text: str) -> Generator[str]:
         """Ask `text`; yields the answer in pieces of whole characters.
@@ -73,7 +87,14 @@ class ChatSession:
         Closing the generator early keeps what was said as the model's answer. Raises ConfigError
         when the question alone does not fit the context.
         """
-        self._turns.append(self._question(text))
+        question = self._question(text)
+        if 1 + len(question) > self._longest:
+            raise ConfigError(
+                f"that message is {len(question)} tokens long, "
+                f"this model reads {self._longest - 1}",
+                hint="make it shorter",
+            )
+        self._turns.append(question)
         prompt = self._prompt()
         room = self._context - len(prompt)
         sampling = replace(self.sampling, max_tokens=min(self.sampling.max_tokens, room))
@@ -87,22 +108,22 @@ class ChatSession:
         special = self._tokenizer.special
         return [
             special("<|user_start|>"),
-            *self._tokenizer.encode(text),
+            # What was typed may hold bytes that are no text: half a letter, another encoding.
+            *self._tokenizer.encode(text.encode("utf-8", "replace").decode()),
             special("<|user_end|>"),
             special("<|assistant_start|>"),
         ]
 
     def _prompt(self) -> list[int]:
         """The newest turns that leave at least a quarter of the context to the answer."""
-        most = self._context - self._context // 4
-        while 1 + sum(map(len, self._turns)) > most:
-            oldest = self._turns.pop(0)
-            if not self._turns:
-                raise ConfigError(
-                    f"that message is {len(oldest)} tokens long, this model reads {most - 1}",
-                    hint="make it shorter",
-                )
+        while 1 + sum(map(len, self._turns)) > self._longest:
+            del self._turns[0]
+            self.forgotten += 1
         return [self._tokenizer.bos, *(token for turn in self._turns for token in turn)]
+
+    @property
+    def _longest(self) -> int:
+        return self._context - self._context // 4
 
     def _tokens(self, prompt: list[int], sampling: Sampling, turn: list[int]) -> Iterator[int]:
         """The answer's tokens without the one that ends it; each is added to `turn`."""

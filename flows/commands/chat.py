@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -23,9 +24,17 @@ _UNSEEN = {code: None for code in (*range(32), *range(127, 160)) if chr(code) no
 _HELP = """\
 /temperature N   0 (always the likeliest) to 2 (wild); without N, shows it
 /topk N          draw from the N likeliest tokens; 0: from all
+/maxtokens N     length limit of one answer
+/seed N          the same seed gives the same answers
 /clear           forget the conversation
 /help            this list
-Ctrl-C stops an answer, Ctrl-D leaves."""
+/quit            leave
+Ctrl-C stops an answer, twice in a row at the prompt it leaves; Ctrl-D leaves."""
+
+_MAX_LINES = 1000  # of the history
+
+# Below this many parameters a model is there to try things out.
+_TINY = 100_000_000
 
 
 def chat(
@@ -44,6 +53,7 @@ def chat(
 ) -> int:
     """Talk to a model: its newest chat model, `sft@tiny`, or a model directory."""
     sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
+    _take_any_text()
     device = where.device()
     directory = open_model(where.open_store(), model, cache=where.cache, warn=print_warning)
     session = ChatSession.open(directory, sampling=sampling, device=device)
@@ -59,23 +69,45 @@ def _talk(session: ChatSession, *, history: Path) -> int:
     """Ask and answer until the input ends."""
     interactive = sys.stdin.isatty()
     if interactive:
-        screen().print("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+        _greet(session)
     with _line_editing(history) if interactive else contextlib.nullcontext():
-        while True:
-            try:
-                text = input("> " if interactive else "").strip()
-            except EOFError:
-                _say("\n" if interactive else "")
-                return 0
-            except KeyboardInterrupt:
-                if not interactive:
-                    raise
-                _say("\n")
-                continue
+        while (text := _ask(interactive)) not in (None, "/quit"):
             try:
                 _turn(session, text)
             except NanochatError as error:
                 print_mistake(error)
+            except KeyboardInterrupt:  # a second one, while the first was being dealt with
+                if not interactive:
+                    raise
+                _say("\n")
+    return 0
+
+
+def _greet(session: ChatSession) -> None:
+    count = session.parameters
+    size = f"{count:,} parameters"
+    if count < _TINY:
+        size += ": a tiny model, which knows almost nothing and often writes nonsense"
+    screen().print(f"{size}.\n/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+
+
+def _ask(interactive: bool) -> str | None:
+    """The next line that was typed; None when there are no more."""
+    interrupted = False
+    while True:
+        try:
+            return input("> " if interactive else "").strip()
+        except EOFError:
+            _say("\n" if interactive else "")
+            return None
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            _say("\n")
+            if interrupted:
+                return None
+            interrupted = True
+            screen().print("Ctrl-C again leaves.")
 
 
 def _turn(session: ChatSession, text: str) -> None:
@@ -84,6 +116,7 @@ def _turn(session: ChatSession, text: str) -> None:
         return
     if not text:
         return
+    forgotten = session.forgotten
     pieces = session.answer(text)
     try:
         for piece in pieces:
@@ -92,6 +125,8 @@ def _turn(session: ChatSession, text: str) -> None:
         pieces.close()
         _say(" [stopped]")
     _say("\n")
+    if session.forgotten > forgotten:
+        print_warning(f"the context is full: {session.forgotten} old turns are forgotten")
 
 
 def _command(session: ChatSession, text: str) -> str:
@@ -103,17 +138,34 @@ def _command(session: ChatSession, text: str) -> str:
         case "/clear", []:
             session.clear()
             return "forgotten"
-        case "/temperature", [] | [_]:
-            if values:
-                temperature = _number(values[0], float)
-                session.sampling = replace(session.sampling, temperature=temperature)
-            return f"temperature {session.sampling.temperature}"
-        case "/topk", [] | [_]:
-            if values:
-                session.sampling = replace(session.sampling, top_k=_number(values[0], int))
-            return f"top_k {session.sampling.top_k}"
+        case "/temperature" | "/topk" | "/maxtokens" | "/seed", [] | [_]:
+            return _setting(session, name, *values)
         case _:
             raise ConfigError(f"there is no command '{text}'", hint="/help lists them")
+
+
+def _setting(session: ChatSession, command: str, value: str | None = None) -> str:
+    """Change what a command is about, if it comes with a value; returns how it stands."""
+    now = session.sampling
+    match command:
+        case "/temperature":
+            if value is not None:
+                now = replace(now, temperature=_number(value, float))
+            shown = f"temperature {now.temperature}"
+        case "/topk":
+            if value is not None:
+                now = replace(now, top_k=_number(value, int))
+            shown = f"top_k {now.top_k}"
+        case "/maxtokens":
+            if value is not None:
+                now = replace(now, max_tokens=_number(value, int))
+            shown = f"max_tokens {now.max_tokens}"
+        case _:
+            if value is not None:
+                session.reseed(_number(value, int))
+            return f"seed {session.sampling.seed}"
+    session.sampling = now
+    return shown
 
 
 def _number(text: str, parse: Callable[[str], _Number]) -> _Number:
@@ -121,6 +173,13 @@ def _number(text: str, parse: Callable[[str], _Number]) -> _Number:
         return parse(text)
     except ValueError as error:
         raise ConfigError(f"'{text}' is not a number") from error
+
+
+def _take_any_text() -> None:
+    """Bytes that are no text, and letters that the terminal has not, become question marks."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _say(text: str) -> None:
@@ -139,10 +198,14 @@ def _line_editing(history: Path) -> Generator[None]:
         return
     with contextlib.suppress(OSError):
         readline.read_history_file(history)
-    readline.set_history_length(1000)
+    before = readline.get_current_history_length()
+    readline.set_history_length(_MAX_LINES)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):  # a conversation is not worth failing over its history
             history.parent.mkdir(parents=True, exist_ok=True)
-            readline.write_history_file(history)
+            history.touch(mode=0o600)
+            # Appended, so that of two sessions at once neither loses its lines.
+            new = readline.get_current_history_length() - before
+            readline.append_history_file(new, history)

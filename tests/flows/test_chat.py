@@ -14,49 +14,22 @@ import torch
 
 from flows.chat_session import ChatSession, Sampling, readable
 from flows.cli import main
-from nanochat_core import scaling
-from nanochat_core.config import ModelConfig
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import ConfigError
-from nanochat_core.model.checkpoint import load_model, save_model
-from nanochat_core.model.gpt import GPT
+from nanochat_core.model.checkpoint import load_model
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
+from tests.flows.chat_model import write_chat_model
 
 pytestmark = pytest.mark.torch
 
-CONTEXT = 1024
 GREEDY = Sampling(temperature=0.0, top_k=0, max_tokens=8, seed=1)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model directory whose greedy answers never end: special tokens are never the likeliest."""
     directory = tmp_path_factory.mktemp("model")
-    (tokenizer_directory := directory / "tokenizer").mkdir()
-    words = " ".join(f"word{i} caf\u00e9{i}" for i in range(400))
-    tokenizer = Tokenizer.train(iter([words]), vocab_size=300)
-    tokenizer.save(tokenizer_directory)
-    config = ModelConfig(
-        depth=2,
-        width=64,
-        num_heads=4,
-        num_kv_heads=4,
-        sequence_len=CONTEXT,
-        vocab_size=300,
-        windows=(CONTEXT, CONTEXT),
-        residual_scalars=True,
-        value_embeds=True,
-        smear=True,
-        backout=True,
-    )
-    gpt = GPT(config, scaling.numerics("fp32"))
-    gpt.init_weights(0)
-    with torch.no_grad():
-        for parameter in (gpt.lm_head.weight, *gpt.transformer.h.parameters()):
-            parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
-        gpt.lm_head.weight[300 - len(SPECIAL_TOKENS) :] = 0
-    save_model(directory, gpt, tokenizer=tokenizer_directory, optimizer={}, made_by="test")
+    write_chat_model(directory)
     return directory
 
 
@@ -94,17 +67,41 @@ def test_the_same_answer_follows_when_the_conversation_is_forgotten(
     assert said.err == ""
 
 
+def test_a_seed_gives_the_answers_of_a_session_that_began_with_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chat(model, "one\n/clear\n/seed 7\none\ntwo\n", monkeypatch) == 0
+    later = capsys.readouterr().out.split("seed 7\n")[1]
+    assert chat(model, "one\ntwo\n", monkeypatch, "--seed", "7") == 0
+    assert capsys.readouterr().out == later
+
+
+def test_bytes_that_are_no_text_are_taken(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = io.TextIOWrapper(io.BytesIO(b"caf\xe9 \xff\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", typed)
+    assert main(["chat", str(model), "--max-tokens", "8"]) == 0
+    assert main(["chat", str(model), "-p", "caf\udce9", "--max-tokens", "8"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_settings_are_shown_changed_and_checked(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = "/topk 7\n/topk\n/topk many\n/temperature 3\n/temperature\n/frob\n/help\n\n"
+    lines = "/topk 7\n/topk\n/topk many\n/temperature 3\n/temperature\n/frob\n/maxtokens 9\n"
+    lines += "/maxtokens 0\n/seed 3\n/seed -1\n/help\n\n/quit\n/topk\n"
     assert chat(model, lines, monkeypatch) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("top_k 7\ntop_k 7\ntemperature 0.6\n/temperature N")
+    shown = "top_k 7\ntop_k 7\ntemperature 0.6\nmax_tokens 9\nseed 3\n/temperature N"
+    assert said.out.startswith(shown)
+    assert said.out.endswith("Ctrl-D leaves.\n")
     assert [line for line in said.err.splitlines() if line.startswith("error:")] == [
         "error: 'many' is not a number",
         "error: temperature is 3.0",
         "error: there is no command '/frob'",
+        "error: max-tokens is 0",
+        "error: seed is -1",
     ]
 
 
@@ -140,17 +137,23 @@ def test_a_calculator_call_reads_as_one_expression(model: Path) -> None:
     assert text(call, end, call, "1", end, start, "1", stop) == "<<>><<1=1>>"
 
 
-def test_a_message_longer_than_the_context_is_refused_and_the_next_is_not(model: Path) -> None:
-    session = open_session(model)
+def test_a_message_longer_than_the_context_is_refused_and_nothing_is_forgotten(
+    model: Path,
+) -> None:
+    session, other = open_session(model), open_session(model)
+    assert list(session.answer("hello")) == list(other.answer("hello"))
     with pytest.raises(ConfigError, match=r"tokens long, this model reads 767"):
         list(session.answer("\u00e9\u00e8" * 1000))
-    assert list(session.answer("hello")) == list(open_session(model).answer("hello"))
+    assert list(session.answer("and?")) == list(other.answer("and?"))
 
 
 def test_the_oldest_turns_are_forgotten_when_the_context_is_full(model: Path) -> None:
     session = open_session(model)
     for number in range(25):
         assert "".join(session.answer(f"{number} " * 20))
+    assert 0 < session.forgotten < 25
+    session.clear()
+    assert session.forgotten == 0
 
 
 def test_an_answer_that_was_stopped_stays_in_the_conversation(model: Path) -> None:
