@@ -22,6 +22,8 @@ from infra.prefect_server import ServerError, check_answers, configured_api_url,
 from infra.storage.open import open_store
 from infra.storage.probe import probe
 from nanochat_core.errors import NanochatError
+from tasks.base import TaskError
+from tasks.sandbox import Protections, protections
 
 GIB = 1 << 30
 PYTHON = (3, 11)
@@ -87,6 +89,7 @@ def examine(*, home: Path, store: str) -> Iterator[Check]:
     yield check_home(home)
     yield check_store(store)
     yield check_server(home, shared=configured_api_url())
+    yield check_sandbox(ask_sandbox())
 
 
 def check_python(version: tuple[int, ...]) -> Check:
@@ -268,6 +271,29 @@ def try_store(url: str) -> Iterator[Check]:
             )
     except NanochatError as error:
         yield Check(name="store", state="fail", found=str(error), remedy=error.hint)
+
+
+def ask_sandbox() -> Protections | str:
+    """What would hold programs that a model wrote, or why none can run."""
+    try:
+        return protections()
+    except TaskError as error:
+        return str(error)
+
+
+def check_sandbox(found: Protections | str) -> Check:
+    """Programs that a model wrote (the task humaneval) can run, and what holds them in."""
+    remedy = "install bubblewrap and allow user namespaces; only the task humaneval needs it"
+    if isinstance(found, str):
+        return Check(name="sandbox", state="warn", found=found, remedy=remedy)
+    holds = f"{found.kind} holds {', '.join(found.held) or 'nothing'}"
+    if found.missing:
+        holds += f"; not {', '.join(found.missing)}: humaneval is not graded"
+    if found.why:
+        holds += f" ({'; '.join(found.why)})"
+    if found.missing or found.kind != "bubblewrap":
+        return Check(name="sandbox", state="warn", found=holds, remedy=remedy)
+    return Check(name="sandbox", state="ok", found=holds)
 
 
 def check_server(home: Path, *, shared: str | None) -> Check:

@@ -38,7 +38,7 @@ from nanochat_core.runtime.distributed import World, open_world
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tasks.base import Conversation, Task, TaskError, prompt_of, text_of
-from tasks.registry import is_correct
+from tasks.registry import are_correct
 
 FORMAT = 2
 BLOCK = 256  # examples that a rank takes at a time, the same however many ranks there are
@@ -153,6 +153,7 @@ def judge(engine: Engine, task: Task, places: range, entry: EvalTaskConfig) -> l
     """
     examples = [task[i] for i in places]
     answers = _answers(engine, examples, max_new_tokens=entry.max_new_tokens)
+    correct = are_correct(task.name, list(zip(examples, answers, strict=True)))
     return [
         {
             "task": task.name,
@@ -160,9 +161,9 @@ def judge(engine: Engine, task: Task, places: range, entry: EvalTaskConfig) -> l
             "prompt": text_of(prompt_of(example)["messages"][-1]["content"]),
             "answer": answer,
             "expected": text_of(example["messages"][-1]["content"]),
-            "correct": is_correct(task.name, example, answer),
+            "correct": right,
         }
-        for place, example, answer in zip(places, examples, answers, strict=True)
+        for place, example, answer, right in zip(places, examples, answers, correct, strict=True)
     ]
 
 

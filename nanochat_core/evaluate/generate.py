@@ -12,7 +12,7 @@ from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from tasks.base import Conversation, Task
-from tasks.registry import is_correct, is_gradable
+from tasks.registry import are_correct, is_gradable
 
 
 def greedy_answers(
@@ -48,10 +48,7 @@ def accuracy(engine: Engine, task: Task, *, max_new_tokens: int, world: World) -
     check_gradable(task)
     examples = [task[i] for i in range(world.rank, len(task), world.size)]
     answers = greedy_answers(engine, examples, max_new_tokens=max_new_tokens)
-    correct = sum(
-        is_correct(task.name, example, answer)
-        for example, answer in zip(examples, answers, strict=True)
-    )
+    correct = sum(are_correct(task.name, list(zip(examples, answers, strict=True))))
     device = engine.model.lm_head.weight.device
     sums = torch.tensor([correct, len(examples)], dtype=torch.float32, device=device)
     correct, total = world.sum(sums).tolist()
@@ -93,7 +90,7 @@ def sampled_pass_at(
     counts[0] += len(ids) - len(readable)
     for i, group in zip(readable, groups, strict=True):
         answers = [parse_answer(engine.tokenizer, completion.ids) for completion in group]
-        counts[sum(is_correct(task.name, task[i], answer) for answer in answers)] += 1
+        counts[sum(are_correct(task.name, [(task[i], answer) for answer in answers]))] += 1
     found: list[float] = world.sum(counts.to(engine.model.lm_head.weight.device)).tolist()
     return [
         sum(n * pass_at(k, correct=c, num_samples=num_samples) for c, n in enumerate(found))

@@ -54,7 +54,7 @@ from nanochat_core.train.policy import (
     policy_gradients_of,
 )
 from tasks.base import Conversation, Task, prompt_of, text_of
-from tasks.registry import is_correct
+from tasks.registry import are_correct
 
 MOMENTUM = 0.95
 # samples.jsonl: so many steps, evenly spread, so many answers of each, so much of each text.
@@ -226,7 +226,7 @@ def roll_out(
     rollouts: list[Rollout] = []
     for i, prompt, group in zip(ids, prompts, groups, strict=True):
         answers = [parse_answer(engine.tokenizer, completion.ids) for completion in group]
-        rewards = [float(is_correct(config.task, train[i], answer)) for answer in answers]
+        rewards = [*map(float, are_correct(config.task, [(train[i], a) for a in answers]))]
         rollouts += [
             Rollout(
                 prompt=prompt,

@@ -5,6 +5,7 @@ import json
 import stat
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from flows import doctor
 from flows.cli import main
 from flows.doctor import GIB
 from infra.storage.base import Store
+from tasks.sandbox import Protections
 
 TORCH = {
     "version": "2.13.0",
@@ -115,6 +117,26 @@ def test_this_machine_has_memory_and_threads() -> None:
     assert doctor.check_threads(1).state == "warn"
 
 
+def test_what_holds_programs_of_a_model_is_said() -> None:
+    held = Protections(kind="bubblewrap", held=("files", "disk"), missing=(), why=())
+    check = doctor.check_sandbox(held)
+    assert (check.state, check.found) == ("ok", "bubblewrap holds files, disk")
+    less = replace(held, kind="landlock", why=("bwrap not installed",))
+    check = doctor.check_sandbox(less)
+    assert (check.state, check.found) == (
+        "warn",
+        "landlock holds files, disk (bwrap not installed)",
+    )
+    check = doctor.check_sandbox(replace(held, kind="limits", missing=("network",)))
+    assert check.found == ("limits holds files, disk; not network: humaneval is not graded")
+    assert check.remedy
+    assert doctor.check_sandbox("no way").found == "no way"
+
+
+def test_this_machine_says_what_holds_programs() -> None:
+    assert doctor.check_sandbox(doctor.ask_sandbox()).state in ("ok", "warn")
+
+
 def test_a_store_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     url = (tmp_path / "store").as_uri()
     assert doctor.check_store(url).state == "ok"
@@ -156,7 +178,7 @@ def test_the_command_checks_everything_and_says_by_its_exit_code_whether_a_run_c
     found = {check["name"]: check["state"] for check in json.loads(capsys.readouterr().out)}
     assert list(found) == [
         *("python", "prefect", "sqlalchemy", "fastapi", "torch", "bf16", "gpu", "cpu"),
-        *("memory", "disk", "store", "server"),
+        *("memory", "disk", "store", "server", "sandbox"),
     ]
     assert main([*words, "--store", "file:///not/mounted/store"]) == 1
     said = capsys.readouterr().out

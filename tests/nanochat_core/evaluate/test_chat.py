@@ -21,7 +21,7 @@ from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from tasks import multiple_choice
 from tasks.base import Task, TaskError
 from tasks.files import open_task, write_examples
-from tasks.registry import is_correct
+from tasks.registry import are_correct, is_correct
 
 pytestmark = pytest.mark.torch
 
@@ -212,12 +212,12 @@ def test_chatcore_is_the_mean_above_guessing(make, many_tasks_dir):
 
 
 def test_one_task_that_fails_leaves_the_others(make, many_tasks_dir, monkeypatch):
-    def refuse(name, example, answer):
+    def refuse(name, graded):
         if name == "humaneval":
             raise TaskError("no sandbox here")
-        return is_correct(name, example, answer)
+        return are_correct(name, graded)
 
-    monkeypatch.setattr(chat, "is_correct", refuse)
+    monkeypatch.setattr(chat, "are_correct", refuse)
     job = make(
         ("spelling", 5), ("humaneval", 1), ("mmlu", 3), ("identity", 1), task_data=many_tasks_dir
     )

@@ -210,7 +210,7 @@ def test_answers_that_cannot_be_weighed_at_once_are_weighed_in_smaller_bites(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rl, "is_correct", lambda task, example, answer: len(answer) % 2 == 0)
+    monkeypatch.setattr(rl, "are_correct", lambda _, graded: [len(a) % 2 == 0 for _, a in graded])
     jobs = {
         size: make_job(
             "rl", tmp_path / str(size), models,
@@ -238,7 +238,7 @@ def test_answers_of_which_not_one_can_be_weighed_are_told(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rl, "is_correct", lambda task, example, answer: len(answer) % 2 == 0)
+    monkeypatch.setattr(rl, "are_correct", lambda _, graded: [len(a) % 2 == 0 for _, a in graded])
     job = make_job("rl", tmp_path, models, section=RL_SECTION)
     no_room_to_weigh(0, monkeypatch, ERRORS["gpu"])
     with pytest.raises(StageError, match=r"^out of memory with one row per device: CUDA out"):

@@ -160,7 +160,7 @@ def test_rewards_that_are_all_alike_are_warned_of_once(
     reward: float,
     word: str,
 ) -> None:
-    monkeypatch.setattr(rl, "is_correct", lambda *_: reward == 1.0)
+    monkeypatch.setattr(rl, "are_correct", lambda _, graded: [reward == 1.0] * len(graded))
     steps = FIRST_STEPS + 4
     section = {"num_steps": steps, "max_new_tokens": 2, "samples_per_example": 2}
     job = make_job("rl", tmp_path, models, section=section)

@@ -33,15 +33,15 @@ RunStage: TypeAlias = Callable[[Job], dict[str, Any]]
 MakeJob: TypeAlias = Callable[..., Job]
 
 
-def is_even(task: str, example: Conversation, answer: str) -> bool:
+def are_even(task: str, graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
     """A model of this size answers nothing right: pay it for what it does half of the time."""
-    return len(answer) % 2 == 0
+    return [len(answer) % 2 == 0 for _, answer in graded]
 
 
 @pytest.fixture(autouse=True)
 def _paid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rl, "is_correct", is_even)
-    monkeypatch.setattr(generate, "is_correct", is_even)
+    monkeypatch.setattr(rl, "are_correct", are_even)
+    monkeypatch.setattr(generate, "are_correct", are_even)
 
 
 def test_ranks_share_a_steps_questions_and_an_epoch_asks_each_once() -> None:
@@ -282,11 +282,11 @@ def test_dropped_groups_do_not_count_and_are_told(
 
     monkeypatch.setattr(rl, "policy_gradients_of", count)
 
-    def paid(task: str, example: Conversation, answer: str) -> bool:
+    def paid(task: str, graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
         """Half of the questions are too easy."""
-        return len(str(example)) % 2 == 0 or is_even(task, example, answer)
+        return [len(str(graded[0][0])) % 2 == 0 or even for even in are_even(task, graded)]
 
-    monkeypatch.setattr(rl, "is_correct", paid)
+    monkeypatch.setattr(rl, "are_correct", paid)
     section = {"examples_per_step": 4, "num_steps": 3}
     kept, _ = run_rl(make_job, run_stage, models, tmp_path / "kept", **section)
     all_counts, counts = counts, []
@@ -313,7 +313,7 @@ def test_samples_of_the_answers_are_written_with_their_rewards_and_are_few(
     assert [s["step"] for s in samples] == [step for step in (1, 2, 3) for _ in range(4)]
     for sample in samples:
         assert sample.keys() == {"step", "prompt", "text", "reward"}
-        assert sample["reward"] == float(is_even("", {"messages": []}, sample["text"]))
+        assert sample["reward"] == float(len(sample["text"]) % 2 == 0)
         assert len(sample["text"]) <= rl.SAMPLED_CHARS
 
 
