@@ -194,6 +194,13 @@ def test_calculator_calls_are_shown_as_they_happen(page: Page, server: ScriptedS
     assert server.asked[1]["messages"][1]["content"] == "It is ."  # calls are not spoken
 
 
+def test_what_a_sum_ends_with_is_a_line_of_its_own(page: Page, server: ScriptedServer):
+    server.replies.append([event(tool_call="5+9"), event(tool_result="14"), *answer("#### 14")])
+    body = ask(page, "5 + 9")
+    expect(body.locator("p")).to_have_text("calculator: 5+9 = 14")
+    expect(body.locator("h6")).to_have_text("14")
+
+
 def test_tokens_and_speed_are_shown_and_the_servers_numbers_win(page: Page, server: ScriptedServer):
     usage = {"completion_tokens": 120, "seconds": 2.5, "finish_reason": "length"}
     server.replies.append(answer("many words", **usage))

@@ -4,7 +4,7 @@ const get = (id) => document.getElementById(id);
 const log = get("log"), scroller = get("scroll"), text = get("text");
 const SMALL = matchMedia("(max-width: 800px)"), HAS_KEYS = matchMedia("(pointer: fine)");
 const TINY = 100e6, SMALL_MODEL = 3e9;   // parameters
-const IDEAS = ["What is 17 * 3?", "What can you do?", "Write two lines about the sea."];
+const IDEAS = ["Who are you?", "What is 5 + 9?", "What can you do?"];
 const SAVE_EVERY = 1000;   // milliseconds, while an answer is written
 
 let current = newConversation();

@@ -8,6 +8,8 @@ function answerSource(message) {
   const marks = [];
   for (const [i, part] of message.parts.entries()) {
     if (part.call === undefined) {
+      // Models taught with sums end with "#### 14", right after a call: that is a line of its own.
+      if (source && !source.endsWith("\n") && part.text.startsWith("####")) source += "\n";
       source += part.text.replace(/[\uE000\uE001]/g, "\uFFFD");
       continue;
     }
@@ -115,7 +117,7 @@ function numbersOf(message, run) {
   const rate = tokens / seconds;
   const numbers = [`${tokens.toLocaleString("en")} token${tokens === 1 ? "" : "s"}`,
     `${rate >= 10 ? Math.round(rate).toLocaleString("en") : rate.toFixed(1)} tokens/s`];
-  if (!run) numbers.push(`${seconds.toFixed(1)} s`);
+  if (!run) numbers.push(seconds < 0.95 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`);
   if (message.finish === "length") numbers.push("cut at the length limit");
   return numbers.join(" \u00b7 ");
 }

@@ -1,0 +1,117 @@
+"""Takes the pictures of the chat page in docs/images: the real server, a real model, Chromium.
+
+    python docs/screenshots.py MODEL_DIR      for example a `nanochat fetch tiny --to MODEL_DIR`
+
+Needs Playwright's Python package and a Chromium on the path. Answers are greedy, so that the same
+model gives the same pictures.
+"""
+
+import argparse
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+IMAGES = Path(__file__).parent / "images"
+DESKTOP = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+NAME = "rl@tiny"  # what the folder that is served is called, and so the model on the page
+EARLIER = ("What can you do?", "Spell the word banana")
+QUESTIONS = ("Who are you?", "What is 5 + 9?")
+
+
+@contextlib.contextmanager
+def serve(model: Path) -> Iterator[str]:
+    """The address of a server of `model`, on a free port."""
+    command = [sys.executable, "-m", "nanochat_core.server", str(model), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            line = next((line for line in server.stderr if "http://" in line), "")
+            found = re.search(r"http://\S+", line)
+            if found is None:
+                raise SystemExit(f"the server did not start: {' '.join(command)}")
+            yield found[0]
+        finally:
+            server.terminate()
+            server.communicate()
+
+
+def ask(page: Page, question: str) -> None:
+    """Send a message and wait for the whole answer."""
+    page.get_by_label("Message", exact=True).fill(question)
+    page.keyboard.press("Enter")
+    page.locator("article").last.get_by_role("button", name="Regenerate").wait_for()
+
+
+def take(page: Page, name: str) -> None:
+    """Save what the page shows."""
+    page.mouse.move(640, 1)  # nothing is hovered
+    page.screenshot(path=IMAGES / f"{name}.png", animations="disabled", caret="hide")
+
+
+def open_page(browser: Browser, address: str, **options: object) -> Page:
+    """The page in a browser that has seen nothing, with greedy answers."""
+    page = browser.new_context(**options).new_page()
+    page.goto(address)
+    page.get_by_text("parameters: it is").wait_for()
+    page.evaluate("localStorage.setItem('nanochat.settings', '{\"temperature\": 0}')")
+    page.reload()
+    page.get_by_text("parameters: it is").wait_for()
+    return page
+
+
+def talk(page: Page) -> None:
+    """Two conversations in the list, and one that is shown."""
+    for question in EARLIER:
+        ask(page, question)
+        page.keyboard.press("Alt+n")
+    for question in QUESTIONS:
+        ask(page, question)
+
+
+def take_all(browser: Browser, address: str) -> None:
+    """All pictures."""
+    for scheme in ("light", "dark"):
+        page = open_page(browser, address, viewport=DESKTOP, color_scheme=scheme)
+        if scheme == "light":
+            take(page, "chat-empty")
+        talk(page)
+        take(page, f"chat-{scheme}")
+        if scheme == "light":
+            page.get_by_role("button", name="Settings").click()
+            take(page, "chat-settings")
+        page.context.close()
+        phone = {"viewport": PHONE, "is_mobile": True, "has_touch": True}
+        page = open_page(browser, address, color_scheme=scheme, **phone)
+        talk(page)
+        take(page, f"chat-phone-{scheme}")
+        page.context.close()
+
+
+def main(arguments: list[str]) -> None:
+    """Take the pictures of the model that is named."""
+    parser = argparse.ArgumentParser(description="Take the pictures of the chat page.")
+    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a chat model's directory")
+    model = parser.parse_args(arguments).model
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        raise SystemExit("there is no Chromium on the path")
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        named = Path(folder) / NAME
+        shutil.copytree(model, named, ignore=shutil.ignore_patterns("optimizer*"))
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        with serve(named) as address:
+            take_all(browser, address)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
