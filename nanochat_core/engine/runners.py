@@ -13,6 +13,8 @@ import psutil
 import torch
 
 from nanochat_core.config import ModelConfig
+from nanochat_core.engine.native_runner import NativeRunner, page_bytes, unable
+from nanochat_core.engine.native_weights import FORMS, Precision
 from nanochat_core.engine.pages import most_pages
 from nanochat_core.engine.runner import PageGroup, Runner
 from nanochat_core.engine.torch_runner import TorchRunner
@@ -85,16 +87,23 @@ def choose_runner(
     config = model.config
     longest = min(max_len or config.sequence_len, config.sequence_len)
     size = PAGE_SIZE.get(device.type, PAGE_SIZE["cpu"])
-    kept = 2 if precision != "fp32" and (name == "native" or device.type != "cpu") else 4
+
+    def pool_bytes(groups: Iterable[PageGroup]) -> int:
+        if name == "native":
+            return sum(g.num_pages * page_bytes(config, _native(precision), g) for g in groups)
+        kept = 4 if precision == "fp32" or device.type == "cpu" else 2
+        layer = size * 2 * config.num_kv_heads * head_dim(config) * kept
+        return sum(g.num_pages * len(g.layers) * layer for g in groups)
+
     weights = weight_bytes(model, precision)
     room = (available_memory(device) if memory is None else memory) - weights
-    groups = fit_groups(
-        config, num_slots=num_slots, max_len=longest, page_size=size, kept=kept, room=room
+    groups = _fit(
+        lambda sequences: _groups(config, sequences, longest, size),
+        lambda groups: pool_bytes(groups) <= room,
+        most=num_slots,
     )
     if groups is None:
-        need = weights + pool_bytes(
-            config, _groups(config, 1, longest, size), page_size=size, kept=kept
-        )
+        need = weights + pool_bytes(_groups(config, 1, longest, size))
         raise ConfigError(
             f"a sequence of {longest} tokens and the weights in {precision} take {_size(need)} "
             f"of memory, {_size(room + weights)} are to be had",
@@ -110,7 +119,7 @@ def choose_runner(
         page_size=size,
         groups=groups,
         weight_bytes=weights,
-        pool_bytes=pool_bytes(config, groups, page_size=size, kept=kept),
+        pool_bytes=pool_bytes(groups),
     )
 
 
@@ -141,6 +150,16 @@ def open_runner(
     )
     if on_choice is not None:
         on_choice(choice)
+    if choice.runner == "native":
+        return NativeRunner(
+            model,
+            precision=_native(choice.precision),
+            groups=choice.groups,
+            num_slots=num_slots,
+            max_len=choice.max_len,
+            park_tokens=park_tokens,
+            num_threads=choice.threads,
+        )
     return TorchRunner(
         model,
         dtype=compute_dtype(choice.precision),
@@ -164,31 +183,20 @@ def page_groups(config: ModelConfig, *, num_pages: int) -> tuple[PageGroup, ...]
     )
 
 
-def fit_groups(
-    config: ModelConfig, *, num_slots: int, max_len: int, page_size: int, kept: int, room: int
+def _fit(
+    make: Callable[[int], tuple[PageGroup, ...]],
+    fits: Callable[[tuple[PageGroup, ...]], bool],
+    *,
+    most: int,
 ) -> tuple[PageGroup, ...] | None:
-    """Groups with pages for `num_slots` sequences of max_len tokens, or for as many as `room` bytes
-    hold; None where not one fits. `kept`: bytes of a number in them."""
-
-    def fits(sequences: int) -> bool:
-        groups = _groups(config, sequences, max_len, page_size)
-        return pool_bytes(config, groups, page_size=page_size, kept=kept) <= room
-
-    if not fits(1):
+    """The groups for the most sequences that fit, `most` at most; None where not one does."""
+    if not fits(make(1)):
         return None
-    most, least = num_slots, 1
+    least = 1
     while least < most:
         middle = (least + most + 1) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle - 1)
-    return _groups(config, least, max_len, page_size)
-
-
-def pool_bytes(
-    config: ModelConfig, groups: Iterable[PageGroup], *, page_size: int, kept: int
-) -> int:
-    """Memory of all pages."""
-    token = 2 * config.num_kv_heads * head_dim(config) * kept
-    return sum(token * page_size * len(g.layers) * g.num_pages for g in groups)
+        least, most = (middle, most) if fits(make(middle)) else (least, middle - 1)
+    return make(least)
 
 
 def weight_bytes(model: GPT, precision: str) -> int:
@@ -230,8 +238,13 @@ def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:
 def _unable(name: str, model: GPT, precision: str) -> str | None:
     """Why a runner cannot be had here; None: it can."""
     if name == "native":
-        return "it is not built in"
+        return unable(model)
     return "it has no int8" if precision == "int8" else None
+
+
+def _native(precision: str) -> Precision:
+    assert precision in FORMS, precision
+    return precision
 
 
 def _groups(

@@ -1,0 +1,167 @@
+"""Which runner is chosen, and the memory it is said to take."""
+
+import pytest
+import torch
+
+from nanochat_core.engine import runners
+from nanochat_core.engine.native_runner import NativeRunner, unable
+from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.runner import Chunk
+from nanochat_core.engine.runners import choose_runner, open_runner
+from nanochat_core.engine.torch_runner import TorchRunner
+from nanochat_core.errors import ConfigError
+from nanochat_core.model.gpt import GPT
+from nanochat_core.scaling import model_for_depth, numerics
+
+pytestmark = pytest.mark.torch
+
+GB = 10**9
+needs_kernels = pytest.mark.skipif(
+    unable(GPT(model_for_depth(1), numerics("fp32"))) is not None,
+    reason="the compiled kernels cannot be had on this machine",
+)
+
+
+def pool_of(runner: TorchRunner) -> int:
+    """Bytes of a runner's pages as they are."""
+    return sum(t.numel() * t.element_size() for p in runner.pools for t in (p.keys, p.values))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_memory_told_is_the_memory_taken(make_model, precision):
+    model = make_model(windows=(16, 16, 64))
+    told = []
+    runner = open_runner(
+        model,
+        park_tokens=[],
+        precision=precision,
+        num_slots=3,
+        runner="torch",
+        memory=GB,
+        on_choice=told.append,
+    )
+    assert isinstance(runner, TorchRunner)
+    [choice] = told
+    assert choice.pool_bytes == pool_of(runner)
+    assert choice.groups == runner.groups
+    weights = runner.weights
+    tables = [layer.value_embed for layer in weights.layers if layer.value_embed is not None]
+    own = [t for t in tables if t.dtype != torch.float32]  # else they are the model's
+    taken = weights.bytes_per_step() + sum(
+        t.numel() * t.element_size() for t in [weights.embed, *own]
+    )
+    # Padding to blocks, and the gates, which take whole rows, are not counted.
+    assert choice.weight_bytes == pytest.approx(taken, rel=0.7 if precision == "bf16" else 0.05)
+
+
+def test_a_large_models_weights_are_told_within_two_percent():
+    model = GPT(model_for_depth(4), numerics("fp32"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    for precision in ("fp32", "bf16"):
+        choice = choose_runner(model, precision=precision, runner="torch", num_slots=1)
+        runner = open_runner(
+            model, park_tokens=[], precision=precision, runner="torch", num_slots=1, max_len=16
+        )
+        assert isinstance(runner, TorchRunner)
+        weights = runner.weights
+        tables = [w.value_embed for w in weights.layers if w.value_embed is not None]
+        own = [t for t in (weights.embed, *tables) if t is weights.embed or t.dtype != model.dtype]
+        taken = weights.bytes_per_step() + sum(t.numel() * t.element_size() for t in own)
+        assert choice.weight_bytes == pytest.approx(taken, rel=0.02)
+
+
+def test_with_less_memory_fewer_sequences_fit_and_with_too_little_it_is_refused():
+    model = GPT(model_for_depth(4), numerics("fp32"))
+    ample = choose_runner(model, num_slots=8, runner="torch", memory=100 * GB)
+    assert [g.num_pages for g in ample.groups] == [1 + 8 * 66, 1 + 8 * 128]
+    half = choose_runner(
+        model, num_slots=8, runner="torch", memory=ample.weight_bytes + ample.pool_bytes // 2
+    )
+    assert half.weight_bytes + half.pool_bytes <= ample.weight_bytes + ample.pool_bytes // 2
+    assert [g.num_pages for g in half.groups] == [1 + 3 * 66, 1 + 3 * 128]
+    with pytest.raises(
+        ConfigError, match=r"2048 tokens and the weights in fp32 take 90\.5 MB"
+    ) as e:
+        choose_runner(model, num_slots=8, runner="torch", memory=ample.weight_bytes)
+    assert "79.7 MB are to be had" in str(e.value)
+    assert e.value.hint is not None
+
+
+def test_nothing_is_allocated_to_refuse(monkeypatch):
+    with torch.device("meta"):
+        model = GPT(model_for_depth(24), numerics("bf16"))
+    monkeypatch.setattr(runners, "available_memory", lambda device: GB)
+    monkeypatch.setattr(torch, "zeros", None)
+    monkeypatch.setattr(torch, "empty", None)
+    with pytest.raises(ConfigError, match="are to be had"):
+        open_runner(model, park_tokens=[], runner="torch")
+
+
+def test_by_default_a_share_of_what_is_free_is_taken(make_model):
+    choice = choose_runner(make_model(), num_slots=10**6, runner="torch")
+    import psutil
+
+    assert choice.pool_bytes < 0.3 * psutil.virtual_memory().available
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"precision": "fp16"}, "no precision 'fp16'"),
+        ({"runner": "fast"}, "no runner 'fast'"),
+        ({"num_slots": 0}, "num_slots is 0"),
+        ({"precision": "int8", "runner": "torch"}, "not torch: it has no int8"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_said_with_a_hint_or_the_number(make_model, settings, error):
+    with pytest.raises(ConfigError, match=error):
+        choose_runner(make_model(), **settings)
+
+
+def test_a_choice_says_what_and_why_and_how_much(make_model):
+    text = str(choose_runner(make_model(), num_slots=2, runner="torch"))
+    assert text.startswith("torch in fp32 (asked for): ")
+    assert "of weights" in text
+    assert text.endswith("2 at a time")
+
+
+def test_without_kernels_torch_is_chosen_and_the_reason_is_told(make_model, monkeypatch):
+    monkeypatch.setattr(runners, "unable", lambda model: "there is no C++ compiler")
+    choice = choose_runner(make_model(), num_slots=2)
+    assert (choice.runner, choice.reason) == ("torch", "not native: there is no C++ compiler")
+    with pytest.raises(ConfigError, match=r"no C\+\+ compiler.*no int8"):
+        choose_runner(make_model(), num_slots=2, precision="int8")
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_kernels_are_chosen_where_they_run_and_agree_with_torch(make_model, precision):
+    model = make_model(windows=(16, 64))
+    told = []
+    logits = []
+    for name in (None, "torch"):
+        wanted = precision if name is None else "fp32"
+        runner = open_runner(
+            model,
+            park_tokens=[],
+            precision=wanted,
+            num_slots=2,
+            runner=name,
+            memory=GB,
+            on_choice=told.append,
+        )
+        for group in range(len(runner.groups)):
+            runner.set_table(group, 0, 0, [1, 2, 3])
+        runner.start(0, draw=Draw(), seed=1, sample=0, num_log_probs=None)
+        chunk = Chunk(slot=0, start=0, before=-1, tokens=list(range(40)), wants_logits=True)
+        logits.append(runner.prefill([chunk])[0])
+        assert isinstance(runner, NativeRunner if name is None else TorchRunner)
+    assert [(c.runner, c.reason) for c in told] == [
+        ("native", "the fastest here"),
+        ("torch", "asked for"),
+    ]
+    share = (logits[0] - logits[1]).square().mean() / logits[1].square().mean()
+    assert share.sqrt() < {"fp32": 1e-5, "bf16": 0.03, "int8": 0.1}[precision]
