@@ -62,7 +62,7 @@ static void weigh(const int32_t* weights, size_t lda, const int32_t* const* page
       for (int r = 0; r < R; ++r) {
         const __m512i w = _mm512_set1_epi32(weights[r * lda + p * STEPS + k]);
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) sum[r][c] = Form::step(sum[r][c], w, v[c]);
+        for (int c = 0; c < C; ++c) Form::step(sum[r][c], w, v[c]);
       }
     }
 #pragma GCC unroll 8
@@ -73,13 +73,13 @@ static void weigh(const int32_t* weights, size_t lda, const int32_t* const* page
 
 using Weigh = void (*)(const int32_t*, size_t, const int32_t* const*, int, int, size_t, __m512*);
 
-// By queries - 1, and panels of 16 channels: 2, 4. A head has an even number of panels.
+// By queries - 1, and panels of 16 channels: 2, 4, 8. A head has an even number of panels.
 template <class Form>
-static constexpr Weigh WEIGHS[MAX_QUERIES][2] = {
-    {weigh<Form, 1, 2>, weigh<Form, 1, 4>},
-    {weigh<Form, 2, 2>, weigh<Form, 2, 4>},
-    {weigh<Form, 3, 2>, weigh<Form, 3, 4>},
-    {weigh<Form, 4, 2>, weigh<Form, 4, 4>},
+static constexpr Weigh WEIGHS[MAX_QUERIES][3] = {
+    {weigh<Form, 1, 2>, weigh<Form, 1, 4>, weigh<Form, 1, 8>},
+    {weigh<Form, 2, 2>, weigh<Form, 2, 4>, weigh<Form, 2, 8>},
+    {weigh<Form, 3, 2>, weigh<Form, 3, 4>, nullptr},
+    {weigh<Form, 4, 2>, weigh<Form, 4, 4>, nullptr},
 };
 
 // Scores to probabilities, not yet divided by their sum, which is returned. The keys first..last
@@ -143,9 +143,10 @@ static void attend(const AttentionSpace& space, const Query* queries, int count,
                             queries[i].first, queries[i].position, scale, space.weights + i * lda);
   for (int p = 0; p < num_pages; ++p) space.pages[p] = values(first_page + p);
   for (int first = 0; first < width;) {
-    const int panels = width - first >= 64 ? 4 : 2;
+    const int left = (width - first) / 16;
+    const int log_panels = left >= 8 && count <= 2 ? 3 : left >= 4 ? 2 : 1, panels = 1 << log_panels;
     __m512 out[MAX_QUERIES * 4];
-    WEIGHS<Form>[count - 1][panels / 4](space.weights, lda, space.pages, num_pages, width, first,
+    WEIGHS<Form>[count - 1][log_panels - 1](space.weights, lda, space.pages, num_pages, width, first,
                                         out);
     for (int i = 0; i < count; ++i)
       for (int c = 0; c < panels; ++c)

@@ -45,7 +45,7 @@ static void tile(const int32_t* a, size_t lda, const int32_t* const* panels, siz
       for (int r = 0; r < R; ++r) {
         const __m512i ak = _mm512_set1_epi32(a[r * lda + k]);
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) sum[r][c] = Form::step(sum[r][c], ak, wk[c]);
+        for (int c = 0; c < C; ++c) Form::step(sum[r][c], ak, wk[c]);
       }
     }
 #pragma GCC unroll 8

@@ -13,27 +13,28 @@
 // A form packs DEPTH numbers of a row of activations into 32 bits, and the same of 16 matrix
 // columns into 512; `step` multiplies and adds to 16 sums. A sum takes its products one step after
 // the other, always: that makes a result the same in whatever company it is computed.
+//
+// `step` is written as the instruction itself: through the intrinsics gcc 12 keeps the sums of a
+// tile in memory, at a third of the speed.
 struct Fp32 {
   static constexpr int DEPTH = 1;
-  static __m512i step(__m512i sum, __m512i a, __m512i w) {
-    return _mm512_castps_si512(_mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(w),
-                                               _mm512_castsi512_ps(sum)));
+  static inline void step(__m512i& sum, __m512i a, __m512i w) {
+    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(w));
   }
 };
 
 struct Bf16 {
   static constexpr int DEPTH = 2;
-  static __m512i step(__m512i sum, __m512i a, __m512i w) {
-    return _mm512_castps_si512(
-        _mm512_dpbf16_ps(_mm512_castsi512_ps(sum), (__m512bh)a, (__m512bh)w));
+  static inline void step(__m512i& sum, __m512i a, __m512i w) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(w));
   }
 };
 
 // Activations are unsigned here, weights signed: the instruction asks for it.
 struct Int8 {
   static constexpr int DEPTH = 4;
-  static __m512i step(__m512i sum, __m512i a, __m512i w) {
-    return _mm512_dpbusd_epi32(sum, a, w);
+  static inline void step(__m512i& sum, __m512i a, __m512i w) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(w));
   }
 };
 
