@@ -3,16 +3,16 @@
 A window of W lets the query at position t see the keys t-W..t: W to its left and itself, W+1 keys.
 Backends that count keys rather than distance need W+1. The backend is chosen once, the same for all
 ranks, and never changes a result beyond rounding, so it is recorded and is part of no fingerprint.
-Attention over a cache is always torch's own.
+Decoding has its own attention, see engine/.
 
-Shapes: B rows, T new tokens, S cached tokens, H query heads, K key/value heads, D head dim.
+Shapes: B rows, T tokens, H query heads, K key/value heads, D head dim.
 """
 
 import torch
 from torch import Tensor
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.model.attention_backends import BACKENDS, SDPA, Backend, Call, mixed
+from nanochat_core.model.attention_backends import BACKENDS, SDPA, Backend, Call
 from nanochat_core.runtime.distributed import ALONE, World
 
 _chosen: Backend = SDPA
@@ -63,14 +63,3 @@ def choose(
 def attention_backend() -> str:
     """The name of the backend in use: "sdpa" until one is chosen."""
     return _chosen.name
-
-
-def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor) -> Tensor:
-    """Attention over a cache: q (B, T, H, D), keys, values (B, K, S, D), mask (B, T, S)."""
-    return mixed(q.transpose(1, 2), keys, values, mask.unsqueeze(1)).transpose(1, 2)
-
-
-def cached_mask(positions: Tensor, length: int, window: int) -> Tensor:
-    """Which of `length` cached keys each query sees: positions (B, T) int64 -> (B, T, S) bool."""
-    distance = positions.unsqueeze(-1) - torch.arange(length, device=positions.device)
-    return (distance >= 0) & (distance <= window)

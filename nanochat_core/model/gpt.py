@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanochat_core.config import ModelConfig, NumericsConfig
-from nanochat_core.model.attention import attend, attend_cached, cached_mask
-from nanochat_core.model.kv_cache import KVCache
+from nanochat_core.model.attention import attend
 from nanochat_core.model.layers import (
     Embedding,
     Linear,
@@ -257,32 +256,6 @@ class GPT(nn.Module):
             weight if len(weight) == self.config.vocab_size else weight[: self.config.vocab_size]
         )
         return weight.to(dtype)
-
-    @torch.no_grad()
-    def decode(self, tokens: Tensor, counts: Tensor, cache: KVCache) -> Tensor:
-        """Append tokens to each row of the cache; logits (B, V) fp32 of each row's last new token.
-
-        Row b appends tokens[b, :counts[b]] after its cache.lengths[b] tokens; the rest of tokens
-        (B, T) int64 is padding on the right. An empty cache makes this the prefill, T = 1 a decode
-        step. A row with count 0 stays as it is and its logits mean nothing.
-        """
-        span = cache.span(counts, tokens.size(1))
-        masks = {w: cached_mask(span.positions, span.length, w) for w in set(self.config.windows)}
-
-        def mix(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = cache.write(layer, k, v, span)
-            return attend_cached(q, keys, values, mask=masks[self.config.windows[layer]])
-
-        x = self._embed(tokens)
-        if self.config.smear:
-            before = torch.cat([self._embed(cache.previous.unsqueeze(1)), x[:, :-1]], dim=1)
-            gate = self._smear_gate(x) * (span.positions > 0).unsqueeze(-1)
-            x = x + gate * before
-        rotary = self._rotary_at(span.positions, span.length)
-        x = self._blocks(tokens, x, rotary, mix)
-        cache.advance(tokens, counts, span)
-        last = span.last.view(-1, 1, 1).expand(-1, 1, x.size(-1))
-        return self._logits(x.gather(1, last)).squeeze(1)
 
     @torch.no_grad()
     def read_trees(

@@ -13,7 +13,6 @@ from nanochat_core.engine.naive import generate_naive
 from nanochat_core.eras import ERAS, HEAD, eras_with, numerics, of_era, windows_of
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.model.gpt import GPT
-from nanochat_core.model.kv_cache import KVCache
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.distributed import ALONE
 from nanochat_core.scaling import model_for_depth, num_matrix_params, num_params, run_for_depth
@@ -137,33 +136,6 @@ def test_januarys_d12_has_74_tensors() -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_decoding_is_the_forward_pass_in_every_era(era: str) -> None:
-    model = noisy_model(era)
-    rows = [tokens_of(1, length, seed=length)[0] for length in (1, 20, 7)]
-    cache = KVCache(model.config, num_rows=3, max_len=32, dtype=torch.float32, device="cpu")
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    logits = model.decode(padded, torch.tensor([len(row) for row in rows]), cache)
-    for step in range(4):
-        expected = torch.stack([model(row.unsqueeze(0))[0, -1] for row in rows]).detach()
-        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
-        new = tokens_of(3, 1, seed=50 + step)
-        rows = [torch.cat(pair) for pair in zip(rows, new, strict=True)]
-        logits = model.decode(new, torch.ones(3, dtype=torch.int64), cache)
-
-
-@pytest.mark.parametrize("era", ERAS)
-def test_the_token_before_matters_to_decoding_only_where_there_is_smear(era: str) -> None:
-    model = noisy_model(era)
-    logits: list[Tensor] = []
-    for previous in (5, 6):
-        cache = KVCache(model.config, num_rows=1, max_len=32, dtype=torch.float32, device="cpu")
-        model.decode(tokens_of(1, 4), torch.tensor([4]), cache)
-        cache.previous.fill_(previous)
-        logits.append(model.decode(torch.tensor([[9]]), torch.tensor([1]), cache))
-    assert torch.equal(*logits) != ERAS[era].smear
-
-
-@pytest.mark.parametrize("era", [FIRST, "2026-01-17"])
 def test_the_engine_answers_with_a_model_of_another_era(era: str) -> None:
     tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
     shape = dataclasses.replace(config_of(era), vocab_size=265)
