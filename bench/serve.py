@@ -1,0 +1,327 @@
+"""The chat server under load: `python bench/serve.py`, beside nanochat's of January 2026.
+
+    NANOCHAT_JAN_DIR=/path/to/nanochat python bench/serve.py [--depth 4] [--clients 16]
+
+Both serve the same random weights on this machine's CPU, each by its own command and with as many
+threads as it takes, and are asked in turns: so many clients at once, each the next of the same
+prompts, while somebody else asks /health without a break. Then a client leaves in the middle of an
+answer, and it is timed until the slot is free. Random weights never end an answer, so every answer
+has all its tokens. The last line is JSON. Exit 1: a ratio was below --at-least.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanochat_core.eras import numerics
+from nanochat_core.interop.nanochat_files import write_checkpoint
+from nanochat_core.model.checkpoint import save_model
+from nanochat_core.model.gpt import GPT
+from nanochat_core.scaling_january import january_model
+from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
+
+ERA = "2026-01-05"
+VOCAB = 65536
+TAG = "random"
+SECONDS_TO_START = 240
+SHARED = 2.0  # of every embedding along one direction, over what is random in it
+HOST = "127.0.0.1"
+LEAVERS = {"ours": 15, "peer": 3}  # the peer writes on to the end, which takes a while
+QUESTION = "What is the name of a river that flows through seven towns and into a lake"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """A running server."""
+
+    port: int
+    is_free: Callable[[dict[str, Any]], bool]  # what /health says where nothing is under way
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """How one answer came."""
+
+    first: float  # seconds to its first token
+    tokens: int | None  # where the server tells
+
+
+def main() -> None:
+    """Measure, print a table and one line of JSON."""
+    options = parse_options()
+    checkout = os.environ.get("NANOCHAT_JAN_DIR")
+    if checkout is None:
+        print("NANOCHAT_JAN_DIR is not set: there is no peer to compare with")
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as running:
+        model_dir, base = write_models(options.depth, Path(scratch))
+        sides = {"ours": running.enter_context(ours(model_dir, options))}
+        if checkout is not None:
+            sides["peer"] = running.enter_context(peer(Path(checkout), base))
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+        for number in range(options.rounds + 1):
+            for name, side in sides.items():
+                rate = asyncio.run(load(side, options))
+                if number:  # the first round warms up
+                    found[name].append(rate)
+                print(f"{name} {number} {rate}", file=sys.stderr, flush=True)
+        freed = {name: asyncio.run(leave(sides[name], LEAVERS[name], options)) for name in sides}
+    report(options, found, freed)
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--precision", default="fp32", help="of our weights; the peer's are fp32")
+    parser.add_argument("--at-least", type=float, help="exit 1 when tokens/s are fewer times more")
+    return parser.parse_args()
+
+
+def write_models(depth: int, scratch: Path) -> tuple[Path, Path]:
+    """A model directory of ours, and nanochat's base directory with the same weights."""
+    tokenizer = make_tokenizer()
+    model = make_model(depth, tokenizer)
+    ours, base = scratch / TAG, scratch / "base"
+    (ours / "tokenizer").mkdir(parents=True)
+    tokenizer.save(ours / "tokenizer")
+    save_model(ours, model, tokenizer=ours / "tokenizer", optimizer={}, made_by="sft")
+    checkpoint = base / "chatsft_checkpoints" / TAG
+    checkpoint.mkdir(parents=True)
+    write_checkpoint(checkpoint, model, tokenizer, step=1, extra={})
+    shutil.copytree(checkpoint / "tokenizer", base / "tokenizer")
+    return ours, base
+
+
+def make_tokenizer() -> Tokenizer:
+    """The bytes, pairs of them as far as ids go, and the special tokens."""
+    ranks = {bytes([i]): i for i in range(256)}
+    pairs = VOCAB - 256 - len(SPECIAL_TOKENS)
+    return Tokenizer(ranks | {bytes(divmod(i, 256)): 256 + i for i in range(pairs)})
+
+
+def make_model(depth: int, tokenizer: Tokenizer) -> GPT:
+    """Random weights that write ASCII and never end an answer.
+
+    The peer holds text back that is not whole characters, and its first token is to be timed.
+    """
+    config = january_model(depth, vocab_size=VOCAB)
+    model = GPT(config, numerics("fp32", era=ERA))
+    model.init_weights(1)
+    unlikely = [not tokenizer.decode_bytes([i]).isascii() for i in range(tokenizer.bos)]
+    unlikely += [True] * (model.lm_head.weight.shape[0] - tokenizer.bos)
+    direction = torch.full((config.width,), config.width**-0.5)
+    with torch.no_grad():
+        # No block adds anything yet, so each hidden state keeps this part of its embedding.
+        table = model.transformer.wte.weight
+        table.add_(SHARED * config.width**0.5 * direction)
+        model.lm_head.weight[torch.tensor(unlikely)] = -direction
+    return model.eval()
+
+
+@contextlib.contextmanager
+def ours(directory: Path, options: argparse.Namespace) -> Iterator[Side]:
+    """`python -m nanochat_core.server`, as it comes."""
+    port = free_port()
+    command = ["nanochat_core.server", str(directory), "--device", "cpu", "--port", str(port)]
+    command += ["--precision", options.precision, "--log", "none", "--max-seconds", "3600"]
+    with server(command, port, Path.cwd(), {}):
+        yield Side(port=port, is_free=lambda health: health["running"] == 0)
+
+
+@contextlib.contextmanager
+def peer(checkout: Path, base: Path) -> Iterator[Side]:
+    """Its scripts/chat_web.py, as it comes."""
+    port = free_port()
+    command = ["scripts.chat_web", "-i", "sft", "-g", TAG, "-p", str(port), "--host", HOST]
+    environment = {"NANOCHAT_BASE_DIR": str(base)}
+    with server([*command, "--device-type", "cpu"], port, checkout, environment):
+        yield Side(port=port, is_free=lambda health: health["available_workers"] == 1)
+
+
+@contextlib.contextmanager
+def server(command: list[str], port: int, cwd: Path, environment: dict[str, str]) -> Iterator[None]:
+    """`python -m command` until it is ready, and as long as the block lasts."""
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=cwd,
+            env={**kept, "PYTHONPATH": str(cwd), **environment},
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
+        try:
+            until = time.monotonic() + SECONDS_TO_START
+            while not is_ready(port):
+                if process.poll() is not None or time.monotonic() > until:
+                    log.seek(0)
+                    raise RuntimeError(f"{command[0]} does not serve: {log.read()[-2000:]}")
+                time.sleep(0.1)
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+def is_ready(port: int) -> bool:
+    """Whether the server there has loaded its model."""
+    try:
+        return asyncio.run(get_health(port))["ready"]
+    except (OSError, ValueError):
+        return False
+
+
+async def load(side: Side, options: argparse.Namespace) -> dict[str, float]:
+    """All clients at once, each with its prompt, and one that asks /health meanwhile."""
+    healths: list[float] = []
+    asking = asyncio.create_task(ask_health(side, healths))
+    began = time.perf_counter()
+    answers = await asyncio.gather(
+        *(ask(side, make_prompt(number), options.tokens) for number in range(options.clients))
+    )
+    seconds = time.perf_counter() - began
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
+    assert all(answer.tokens in (None, options.tokens) for answer in answers), "an answer ended"
+    return {
+        "tokens_per_second": options.clients * options.tokens / seconds,
+        "first_token_ms": 1e3 * statistics.median(answer.first for answer in answers),
+        "health_ms": 1e3 * statistics.median(healths) if healths else 1e3 * seconds,
+    }
+
+
+async def leave(side: Side, times: int, options: argparse.Namespace) -> float:
+    """Milliseconds, the median, from a client's leaving until nothing is under way."""
+    seconds = list[float]()
+    for number in range(times):
+        reader, writer = await request(side, make_prompt(number), 4 * options.tokens)
+        await first_token(reader)
+        await asyncio.sleep(random.Random(number).uniform(0.0, 0.02))
+        began = time.perf_counter()
+        writer.transport.abort()
+        while not side.is_free(await get_health(side.port)):
+            await asyncio.sleep(0.002)
+        seconds.append(time.perf_counter() - began)
+    return 1e3 * statistics.median(seconds)
+
+
+async def ask(side: Side, prompt: str, tokens: int) -> Answer:
+    """One answer from its request to its end."""
+    began = time.perf_counter()
+    reader, writer = await request(side, prompt, tokens)
+    await first_token(reader)
+    first = time.perf_counter() - began
+    told = None
+    while b'"done"' not in (line := await reader.readline()):
+        assert line, "the stream broke off"
+        if line.startswith(b'data: {"usage"'):
+            told = json.loads(line[6:])["usage"]["completion_tokens"]
+    writer.close()
+    return Answer(first=first, tokens=told)
+
+
+async def request(
+    side: Side, prompt: str, tokens: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Ask for an answer, on a connection of its own."""
+    body = json.dumps(
+        {
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": tokens,
+            "temperature": 0.8,
+            "top_k": 50,
+        }
+    )
+    reader, writer = await asyncio.open_connection(HOST, side.port)
+    head = f"POST /chat/completions HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n"
+    writer.write(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+    return reader, writer
+
+
+async def first_token(reader: asyncio.StreamReader) -> None:
+    """Read up to the first event with text."""
+    while b'"token"' not in (line := await reader.readline()):
+        assert line, "the stream broke off"
+
+
+async def ask_health(side: Side, seconds: list[float]) -> None:
+    """Time /health again and again; `seconds` gets them."""
+    while True:
+        began = time.perf_counter()
+        await get_health(side.port)
+        seconds.append(time.perf_counter() - began)
+        await asyncio.sleep(0.02)
+
+
+async def get_health(port: int) -> dict[str, Any]:
+    """GET /health."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(f"GET /health HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
+    text = await reader.read()
+    writer.close()
+    return json.loads(text.partition(b"\r\n\r\n")[2])
+
+
+def make_prompt(number: int) -> str:
+    """The same words in another order for each client."""
+    words = random.Random(number).choices(QUESTION.split(), k=24)
+    return f"{number}: {' '.join(words)}?"
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    import socket
+
+    with socket.create_server((HOST, 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def report(
+    options: argparse.Namespace,
+    found: dict[str, list[dict[str, float]]],
+    freed: dict[str, float],
+) -> None:
+    """A table and one line of JSON."""
+    rows = {
+        name: {
+            **{key: round(statistics.median(r[key] for r in rates), 2) for key in rates[0]},
+            "slot_free_ms": round(freed[name], 2),
+        }
+        for name, rates in found.items()
+    }
+    for key in rows["ours"]:
+        print(f"{key:20}", *(f"{name} {row[key]:>10,.1f}" for name, row in rows.items()))
+    result: dict[str, Any] = {"settings": vars(options), "torch": torch.__version__, **rows}
+    if "peer" in rows:
+        a, b = rows["ours"], rows["peer"]
+        result["ratio_tokens_per_second"] = round(
+            a["tokens_per_second"] / b["tokens_per_second"], 2
+        )
+        result["ratio_first_token"] = round(b["first_token_ms"] / a["first_token_ms"], 1)
+    print(json.dumps(result))
+    ratio = result.get("ratio_tokens_per_second")
+    if ratio is not None and options.at_least is not None and ratio < options.at_least:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""A server in a process of its own, with the engine that has no model: whoever asks it shares
+neither its memory nor its time. `python -m tests.nanochat_core.server.process DIR SLOTS WAITING`.
+"""
+
+import contextlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from nanochat_core.server.__main__ import Protocol, serve
+from nanochat_core.server.launch import Engines
+from nanochat_core.server.service import Rules
+from tests.nanochat_core.server.fake_engine import TOKENIZER
+from tests.nanochat_core.server.live import FAKE
+
+RECEIVE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A server elsewhere."""
+
+    port: int
+    pid: int
+
+    def get(self, path: str) -> dict:
+        """What a route says."""
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=30).json()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        health = self.get("/health")
+        return health["running"] + health["waiting"] == 0
+
+    @property
+    def memory(self) -> int:
+        """Its resident bytes."""
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
+        assert found is not None
+        return int(found[1]) * 1024
+
+
+@contextlib.contextmanager
+def serving_apart(*, slots: int = 16, max_waiting: int = 64) -> Iterator[Apart]:
+    """A server as long as the block lasts."""
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "tokenizer").mkdir()
+        TOKENIZER.save(Path(directory) / "tokenizer")
+        with subprocess.Popen(
+            [sys.executable, "-m", __name__, directory, str(slots), str(max_waiting)],
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stderr is not None
+            try:
+                line = process.stderr.readline()
+                found = re.search(r"http://127.0.0.1:(\d+)", line)
+                assert found is not None, line
+                yield Apart(int(found[1]), process.pid)
+                assert process.poll() is None
+            finally:
+                process.kill()
+
+
+if __name__ == "__main__":
+    Protocol.receive_seconds = RECEIVE_SECONDS
+    serve(
+        Path(sys.argv[1]),
+        name="apart",
+        host="127.0.0.1",
+        port=0,
+        engines=Engines(device="cpu", maker=FAKE, num_slots=int(sys.argv[2])),
+        rules=Rules(log="none", max_waiting=int(sys.argv[3])),
+    )
