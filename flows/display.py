@@ -64,10 +64,16 @@ def describe(event: Mapping[str, Any]) -> str | None:
 
 
 def describe_values(values: Mapping[str, Any]) -> str:
-    """The first few numbers of a group, as `name value`."""
-    shown = [
-        f"{name} {number(value)}" for name, value in values.items() if type(value) in (int, float)
-    ]
+    """The first few numbers of a group, as `name value`, or `name value (low to high)`."""
+    numbers = {name: value for name, value in values.items() if type(value) in (int, float)}
+    shown: list[str] = []
+    for name, value in numbers.items():
+        whole, _, end = name.rpartition("_")
+        if end in ("low", "high") and whole in numbers:
+            continue
+        low, high = (numbers.get(f"{name}_{end}") for end in ("low", "high"))
+        between = "" if low is None or high is None else f" ({number(low)} to {number(high)})"
+        shown.append(f"{name} {number(value)}{between}")
     return "  ".join(shown[:_SHOWN_VALUES])
 
 

@@ -34,6 +34,22 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A score that is no share, with its 95 % interval where it is told."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    def text(self, decimals: int) -> str:
+        """The number, and the interval in brackets."""
+        shown = f"{self.value:.{decimals}f}"
+        if self.low is None or self.high is None:
+            return shown
+        return f"{shown} ({self.low:.{decimals}f} to {self.high:.{decimals}f})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScoreRow:
     """One task: its score per chat model, in the order of CHAT_MODELS."""
 
@@ -104,12 +120,13 @@ class Card:
     bpb_last: float
     rl_task: str
     score_rows: tuple[ScoreRow, ...]
-    chatcore: tuple[float | None, ...]  # per chat model
+    chatcore: tuple[Measured | None, ...]  # per chat model; None: a task could not be judged
+    failures: tuple[str, ...]  # why a task could not be judged, a line each
     charts: tuple[Chart, ...]
     chat_samples: tuple[Sample, ...]
     rl_samples: tuple[PaidSample, ...]  # in order of step
     base_samples: tuple[Sample, ...]
-    base_scores: tuple[tuple[str, float], ...]  # (name, value)
+    base_scores: tuple[tuple[str, Measured], ...]  # (name, value)
     fit: tuple[FitRow, ...]  # empty: the tokenizer is from before it was told
     stages: tuple[StageRow, ...]
     speeds: tuple[Speed, ...]
@@ -172,7 +189,12 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         bpb_last=pretrain.metric("val_bpb"),
         rl_task=_rl_task(artifacts["rl"]),
         score_rows=_score_rows(scores),
-        chatcore=tuple(scores[stage]["chatcore"] for stage in CHAT_MODELS),
+        chatcore=tuple(_measured(scores[stage], "chatcore") for stage in CHAT_MODELS),
+        failures=tuple(
+            f"{label}, {task}: {reason}"
+            for stage, label in CHAT_MODELS.items()
+            for task, reason in scores[stage].get("failed", {}).items()
+        ),
         charts=_charts(artifacts),
         chat_samples=_chat_samples(artifacts),
         rl_samples=_rl_samples(artifacts["rl"]),
@@ -180,11 +202,7 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
             Sample(prompt=prompt, answers=(("base", text),))
             for prompt, text in artifacts["base_eval"].samples()
         ),
-        base_scores=tuple(
-            (name, value)
-            for name, value in artifacts["base_eval"].read_json("scores.json").items()
-            if isinstance(value, float)
-        ),
+        base_scores=_base_scores(artifacts["base_eval"].read_json("scores.json")),
         fit=_fit(artifacts["tokenizer"]),
         stages=stages,
         speeds=tuple(_speed(stage, artifacts[stage]) for stage in ("pretrain", *CHAT_MODELS)),
@@ -195,6 +213,20 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
 def _rl_task(rl: Artifact) -> str:
     config: Any = rl.manifest.preimage["config"]
     return config["rl"]["task"]
+
+
+def _measured(scores: Mapping[str, Any], name: str) -> Measured | None:
+    """A number of a scores.json; None where it has none."""
+    value = scores.get(name)
+    if not isinstance(value, float):
+        return None
+    low, high = scores.get("intervals", {}).get(name, (None, None))
+    return Measured(value=value, low=low, high=high)
+
+
+def _base_scores(scores: Mapping[str, Any]) -> tuple[tuple[str, Measured], ...]:
+    found = ((name, _measured(scores, name)) for name in scores)
+    return tuple((name, score) for name, score in found if score is not None)
 
 
 def _score_rows(scores: Mapping[str, dict[str, Any]]) -> tuple[ScoreRow, ...]:

@@ -6,7 +6,7 @@ Foreign text stands in fenced blocks, where markdown has no meaning; everything 
 import re
 from collections.abc import Iterator, Sequence
 
-from flows.report_card import CHAT_MODELS, VOCABULARIES, Card, Sample, Score
+from flows.report_card import CHAT_MODELS, VOCABULARIES, Card, Measured, Sample, Score
 from flows.report_text import bytes_per_token, count, duration, percent, size, visible
 
 
@@ -30,7 +30,8 @@ def _headline(card: Card) -> Iterator[str]:
         f"{card.bpb_first:.4f} at step 0"
     )
     yield from (f"- {line}" for line in card.before_and_after())
-    yield f"- ChatCORE {card.chatcore[1]:.3f} before RL (sft), {card.chatcore[2]:.3f} after RL"
+    before, after = (_chatcore(score) for score in card.chatcore[1:])
+    yield f"- ChatCORE {before} before RL (sft), {after} after RL"
 
 
 def _scores(card: Card) -> Iterator[str]:
@@ -39,8 +40,14 @@ def _scores(card: Card) -> Iterator[str]:
     yield "in brackets the 95 % interval."
     yield ""
     rows = [[row.task, *map(_cell, row.scores)] for row in card.score_rows]
-    rows.append(["ChatCORE", *(f"{value:.3f}" for value in card.chatcore)])
+    rows.append(["ChatCORE", *map(_chatcore, card.chatcore)])
     yield from _table(["task", *CHAT_MODELS.values()], rows)
+    if card.failures:
+        yield "\nCould not be judged:\n\n" + fenced("\n".join(card.failures))
+
+
+def _chatcore(score: Measured | None) -> str:
+    return score.text(3) if score else "not known"
 
 
 def _cell(score: Score | None) -> str:
@@ -60,7 +67,7 @@ def _samples(card: Card) -> Iterator[str]:
         lines = [f"[reward {reward:g}] {text}" for reward, text in paid.answers]
         yield "\n" + fenced("\n".join([f"step {paid.step}: {paid.prompt}", *lines]))
     yield "\n## The base model goes on\n"
-    yield ", ".join(f"{name} {value:.4f}" for name, value in card.base_scores)
+    yield ", ".join(f"{name} {score.text(4)}" for name, score in card.base_scores)
     for sample in card.base_samples:
         yield from _sample(sample)
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from flows import display
-from flows.display import Display, describe, duration
+from flows.display import Display, describe, describe_values, duration
 
 START = {"kind": "start", "step": 0, "total": 100, "unit": "step", "resumed": False}
 
@@ -141,3 +141,9 @@ def test_stages_may_speak_at_the_same_time() -> None:
     lines = out.getvalue().splitlines()
     assert len(lines) == 8 * 51
     assert [line for line in lines if line.startswith("s3")][7] == "s3  line 7"
+
+
+def test_a_number_with_its_interval_is_one_number():
+    values = {"core": 0.21, "core_low": 0.2, "core_high": 0.223, "price_low": 2.0, "steps": 7}
+    assert describe_values(values) == "core 0.21 (0.2 to 0.223)  price_low 2  steps 7"
+    assert describe_values({"core": 0.21, "core_low": 0.2}) == "core 0.21"
