@@ -7,11 +7,20 @@ security policy, a request to anywhere else.
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, sync_playwright
 
 from tests.browser.scripted_server import RunningServer, ScriptedServer
+
+
+class HasUrl(Protocol):
+    """A server that is reached."""
+
+    @property
+    def url(self) -> str: ...
+
 
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
@@ -84,7 +93,8 @@ def open_page(
     assert complaints == []
 
 
-def watch(page: Page, server: ScriptedServer, complaints: list[str]) -> None:
+def watch(page: Page, server: HasUrl, complaints: list[str]) -> None:
+    """Write down what the browser complains about, and requests to elsewhere."""
     page.on("pageerror", lambda error: complaints.append(f"exception: {error}"))
     page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
     page.on(

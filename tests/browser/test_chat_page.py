@@ -47,6 +47,39 @@ def test_events_and_letters_may_be_cut_anywhere(page: Page, server: ScriptedServ
     expect(ask(page, "cut")).to_have_text("caf\u00e9 \U0001f600 \u4f60\u597d")
 
 
+def test_the_page_follows_the_answer_unless_one_reads_further_up(
+    page: Page, server: ScriptedServer
+):
+    more, end = threading.Event(), threading.Event()
+    lines = [event(token=f"line {i}\n\n") for i in range(40)]
+    server.replies.append([*lines, more, *lines, end, *answer("last")])
+    send(page, "many")
+    expect(page.get_by_text("line 39")).to_be_in_viewport()
+    expect(page.get_by_role("button", name="Go to the newest message")).to_be_hidden()
+    page.locator("#scroll").evaluate("main => main.scrollTo(0, 100)")
+    more.set()
+    expect(page.get_by_text("line 39")).to_have_count(2)
+    end.set()
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    assert page.locator("#scroll").evaluate("main => main.scrollTop") == 100
+    page.get_by_role("button", name="Go to the newest message").click()
+    expect(page.get_by_text("last")).to_be_in_viewport()
+
+
+def test_text_that_was_selected_stays_selected_while_more_is_written(
+    page: Page, server: ScriptedServer
+):
+    more, end = threading.Event(), threading.Event()
+    server.replies.append([event(token="take this\n\nnext "), more, event(token="word"), end])
+    send(page, "go")
+    page.get_by_text("take this").dblclick(position={"x": 8, "y": 8})
+    assert page.evaluate("getSelection().toString().trim()") == "take"
+    more.set()
+    expect(answers(page)).to_contain_text("next word")
+    assert page.evaluate("getSelection().toString().trim()") == "take"
+    end.set()
+
+
 def test_the_conversation_so_far_is_sent_along(page: Page, server: ScriptedServer):
     ask(page, "one")
     ask(page, "two")

@@ -90,7 +90,7 @@ function end(run) {
   message.tokens ||= run.tokens;
   runs.delete(conversation.id);
   conversation.updated = Date.now();
-  keep(conversation);
+  if (!run.dropped) keep(conversation);
   drawList();
   if (!info.parameters && message.state === "done") loadStats();   // it was still starting
   if (conversation !== current) return;
@@ -262,11 +262,13 @@ scroller.addEventListener("scroll", drawDown, {passive: true});
 SMALL.addEventListener("change", closeDrawer);
 addEventListener("resize", drawComposer);
 addEventListener("hashchange", () => openConversation(location.hash.slice(1)));
-addEventListener("beforeunload", () => {
-  leaving = true;
-  for (const run of runs.values()) keep(run.conversation);
-  setTimeout(() => { leaving = false; }, 2000);   // it may stay after all
-});
+for (const leave of ["beforeunload", "pagehide"]) {   // not every browser tells the first
+  addEventListener(leave, () => {
+    leaving = true;
+    for (const run of runs.values()) keep(run.conversation);
+    setTimeout(() => { leaving = false; }, 2000);   // it may stay after all
+  });
+}
 addEventListener("storage", (event) => {   // another tab wrote
   drawList();
   const id = event.key?.startsWith(PREFIX) ? event.key.slice(PREFIX.length) : null;

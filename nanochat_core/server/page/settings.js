@@ -99,7 +99,7 @@ function numberCommand(name, value) {
 function runCommand(line) {
   const [, name, value] = /^\/(\S*)\s*([^]*)$/.exec(line);
   const command = COMMANDS.find((one) => one.name === name.toLowerCase());
-  if (!command) throw new Failure(`There is no command '/${name}'; /help lists them.`);
+  if (!command) throw new Failure(`There is no command '/${name}'; /help lists them. Two slashes send it as a message.`);
   if (value && !command.takes) throw new Failure(`/${name} takes nothing.`);
   return command.run(value.trim());
 }

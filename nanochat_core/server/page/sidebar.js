@@ -44,9 +44,11 @@ function renameConversation(id) {
 function dropConversation(id) {
   const running = runs.get(id);
   const conversation = running?.conversation ?? (id === current.id ? current : readConversation(id));
-  running?.controller.abort();
+  if (running) {
+    running.dropped = true;   // its end is not kept
+    running.controller.abort();
+  }
   deleteConversation(id);
-  if (running) setTimeout(() => { deleteConversation(id); drawList(); });   // its end was kept once more
   if (id === current.id) openNew();
   drawList();
   notice(`Deleted "${conversation.title}".`, {Undo: () => {
