@@ -62,6 +62,15 @@ def read_checkpoint(
     files that are not, or only seem to be, a checkpoint, and ConfigError where the era has to be
     told or is impossible.
     """
+    try:
+        return _read(directory, step, era)
+    except ModelError as error:
+        if error.hint is None:
+            error.hint = "take the files as nanochat saved them; nothing of them was used"
+        raise
+
+
+def _read(directory: Path, step: int | None, era: str | None) -> Checkpoint:
     path = _find_model(directory, step)
     step = int(path.stem.removeprefix("model_"))
     meta = _read_meta(path.with_name(f"meta_{path.stem.removeprefix('model_')}.json"))
