@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from nanochat_core.config import ModelConfig
+from nanochat_core.engine.cuda_graphs import GraphRunner
 from nanochat_core.engine.native_runner import NativeRunner, page_bytes, unable
 from nanochat_core.engine.native_weights import FORMS, Precision
 from nanochat_core.engine.pages import most_pages
@@ -25,7 +26,7 @@ from nanochat_core.runtime.device import compute_dtype
 from nanochat_core.scaling import num_lm_head_params, num_matrix_params
 
 PRECISIONS = ("model", "fp32", "bf16", "int8")
-RUNNERS = ("native", "torch")  # the fastest first
+RUNNERS = {"cpu": ("native", "torch"), "cuda": ("cuda graphs", "torch")}  # the fastest first
 PAGE_SIZE = {"cpu": 16, "cuda": 256}  # tokens; what paged attention on GPUs is made for
 SHARE = {"cpu": 0.25, "cuda": 0.5}  # of the available memory, unless a number of bytes is given
 AHEAD = 512  # tokens that are read at a time, which a short window's pages have to hold besides
@@ -160,7 +161,8 @@ def open_runner(
             park_tokens=park_tokens,
             num_threads=choice.threads,
         )
-    return TorchRunner(
+    torch_runner = GraphRunner if choice.runner == "cuda graphs" else TorchRunner
+    return torch_runner(
         model,
         dtype=compute_dtype(choice.precision),
         groups=choice.groups,
@@ -221,10 +223,14 @@ def available_memory(device: torch.device) -> int:
 
 def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:
     """A runner's name and the reason for it."""
-    if wanted not in (None, *RUNNERS):
-        raise ConfigError(f"there is no runner '{wanted}'", hint=f"one of: {', '.join(RUNNERS)}")
+    known = RUNNERS.get(model.lm_head.weight.device.type, ("torch",))
+    if wanted not in (None, *known):
+        raise ConfigError(
+            f"there is no runner '{wanted}' for {model.lm_head.weight.device.type}",
+            hint=f"one of: {', '.join(known)}",
+        )
     reasons: list[str] = []
-    for name in RUNNERS if wanted is None else (wanted,):
+    for name in known if wanted is None else (wanted,):
         reason = _unable(name, model, precision)
         if reason is None:
             return name, "; ".join(reasons) or ("asked for" if wanted else "the fastest here")

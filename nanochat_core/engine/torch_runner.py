@@ -19,7 +19,7 @@ from torch import Tensor
 from nanochat_core.engine.forward import read_tokens
 from nanochat_core.engine.page_pool import PagePool
 from nanochat_core.engine.requests import Draw, LogProbs
-from nanochat_core.engine.runner import Chunk, Columns, PageGroup
+from nanochat_core.engine.runner import Chunk, Columns, PageGroup, Pending
 from nanochat_core.engine.sampling import log_probs, row_keys, sample_each
 from nanochat_core.engine.weights import Weights
 from nanochat_core.model.attention_backends import band
@@ -190,7 +190,7 @@ class TorchRunner:
         return Columns(tokens=[tokens], log_probs=[thought] if thought else [])
 
     @torch.inference_mode()
-    def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Done:
+    def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
         """See runner.py."""
         told: list[list[int]] = []
         told_probs: list[list[LogProbs | None]] = []

@@ -1,0 +1,149 @@
+"""Steps whose state is on the device draw what steps that the host steers draw."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nanochat_core.engine.cuda_graphs import GraphRunner, bucket_of
+from nanochat_core.engine.device_runner import MOST_CANDIDATES, DeviceRunner
+from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.runner import Chunk, Columns
+from nanochat_core.engine.runners import page_groups
+from nanochat_core.engine.torch_runner import TorchRunner
+
+pytestmark = pytest.mark.torch
+
+PAGE, PAGES, LONGEST, SLOTS = 4, 16, 64, 5
+PARKS = tuple(range(0, 256, 16))  # so that answers park now and then
+DRAWS = [
+    Draw(temperature=0.0),
+    Draw(),
+    Draw(top_k=5, temperature=0.7),
+    Draw(min_p=0.1),
+    Draw(top_p=0.8, repetition_penalty=1.3),
+]
+
+
+def answers(
+    kind: type[TorchRunner], model, draws: list[Draw], *, num_log_probs: int | None = None
+) -> list[Columns]:
+    """Ragged prompts, scattered pages, calls of several steps, limits that are met on the way."""
+    runner = kind(
+        model,
+        dtype=torch.float32,
+        groups=page_groups(model.config, num_pages=1 + SLOTS * PAGES),
+        page_size=PAGE,
+        num_slots=SLOTS,
+        max_len=LONGEST,
+        park_tokens=PARKS,
+    )
+    rng = random.Random(3)
+    prompts = [[rng.randrange(256) for _ in range(n)] for n in (1, 9, 17, 30, 3)]
+    chunks: list[Chunk] = []
+    for slot, prompt in enumerate(prompts):
+        pages = [1 + PAGES * slot + i for i in range(PAGES)]
+        rng.shuffle(pages)
+        for group in range(len(runner.groups)):
+            runner.set_table(group, slot, 0, pages)
+        runner.start(slot, draw=draws[slot], seed=5, sample=slot, num_log_probs=num_log_probs)
+        runner.remember(slot, prompt)
+        chunks.append(Chunk(slot=slot, start=0, before=-1, tokens=prompt, wants_logits=True))
+    logits = runner.prefill(chunks)
+    lengths, befores = [len(p) for p in prompts], [p[-1] for p in prompts]
+    told = [runner.draw_first(range(SLOTS), logits, lengths, befores)]
+    limits = [LONGEST, 14, LONGEST, 33, LONGEST]
+    order = [3, 0, 4, 1, 2]
+    told.append(runner.decode(order, [limits[s] for s in order], 3).read())
+    runner.release(4)
+    told.append(runner.decode([0, 4, 2], [limits[s] for s in (0, 4, 2)], 5).read())
+    told.append(runner.decode(order, [limits[s] for s in order], 12).read())
+    return told
+
+
+@pytest.mark.parametrize("shape", [{}, {"windows": (6, 64), "num_kv_heads": 1}], ids=str)
+@pytest.mark.parametrize("same", [None, *DRAWS], ids=str)
+def test_the_device_draws_and_parks_as_the_host_does(make_model, shape, same):
+    model = make_model(**shape)
+    draws = DRAWS if same is None else [same] * SLOTS
+    expected = answers(TorchRunner, model, draws)
+    assert answers(DeviceRunner, model, draws) == expected
+    tokens = [token for columns in expected[1:] for step in columns.tokens for token in step]
+    assert -1 in tokens
+    assert sum(token >= 0 for token in tokens) > 15
+
+
+def test_what_was_thought_of_tokens_is_told_alike(make_model):
+    model = make_model()
+    draws = [replace(draw, temperature=1.5) for draw in DRAWS]
+    for one, other in zip(
+        answers(TorchRunner, model, draws, num_log_probs=3),
+        answers(DeviceRunner, model, draws, num_log_probs=3),
+        strict=True,
+    ):
+        assert one.tokens == other.tokens
+        for mine, theirs in zip(one.log_probs, other.log_probs, strict=True):
+            for a, b in zip(mine, theirs, strict=True):
+                assert (a is None) == (b is None)
+                if a is not None and b is not None:
+                    assert a.chosen == pytest.approx(b.chosen, abs=1e-4)
+                    assert [i for i, _ in a.top] == [i for i, _ in b.top]
+
+
+def test_rows_are_filled_up_to_powers_of_two():
+    assert [bucket_of(n, 12) for n in (1, 2, 3, 4, 5, 8, 9, 12)] == [1, 2, 4, 4, 8, 8, 12, 12]
+
+
+def test_only_what_needs_the_vocabulary_takes_the_slower_step(make_model):
+    runner = DeviceRunner(
+        make_model(),
+        dtype=torch.float32,
+        groups=page_groups(make_model().config, num_pages=2),
+        page_size=PAGE,
+        num_slots=1,
+        max_len=LONGEST,
+        park_tokens=(),
+    )
+
+    def needs(draw: Draw) -> bool:
+        runner.start(0, draw=draw, seed=0, sample=0, num_log_probs=None)
+        return runner.kind_of([0], [LONGEST], num_rows=1).all_candidates
+
+    assert not needs(Draw())
+    assert not needs(Draw(top_k=50, top_p=0.9, min_p=0.1))
+    assert not needs(Draw(temperature=0.0, top_p=0.5, repetition_penalty=2.0))
+    assert needs(Draw(top_p=0.9))
+    assert needs(Draw(repetition_penalty=1.1))
+    assert needs(Draw(top_k=MOST_CANDIDATES + 1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("same", [None, *DRAWS], ids=str)
+def test_captured_steps_draw_what_eager_ones_draw(make_model, same):
+    model = make_model().to("cuda")
+    draws = DRAWS if same is None else [same] * SLOTS
+    assert answers(GraphRunner, model, draws) == answers(DeviceRunner, model, draws)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_kind_of_step_is_captured_once(make_model):
+    model = make_model().to("cuda")
+    runner = GraphRunner(
+        model,
+        dtype=torch.float32,
+        groups=page_groups(model.config, num_pages=40),
+        page_size=PAGE,
+        num_slots=4,
+        max_len=LONGEST,
+        park_tokens=(),
+    )
+    for slot in range(4):
+        runner.start(slot, draw=Draw(), seed=0, sample=slot, num_log_probs=None)
+    captured = dict(runner.graphs)
+    assert {kind.num_rows for kind in captured} == {1, 2, 4}
+    for count in (1, 2, 3, 4, 2, 1):
+        runner.decode(range(count), [LONGEST] * count, 2).read()
+    assert runner.graphs == captured
