@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation, render_for_completion
 from tasks.base import Conversation
 from tests.nanochat_core.interop.models import a_model, a_tokenizer
+from tests.nanochat_core.tokenizer.test_mask_audit import ALL as ALL_TASKS
+from tests.nanochat_core.tokenizer.test_mask_audit import conversations_of
 
 transformers = pytest.importorskip("transformers", reason="the export extra is not installed")
 pytestmark = [
@@ -31,6 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
 ]
 JANUARY = "2026-01-05"
+PER_TASK = 50  # conversations
 LATER = [era for era in ERAS if era != JANUARY]
 
 
@@ -313,6 +317,19 @@ def test_the_template_renders_what_we_render(fast: Any, conversation: Conversati
         conversation["messages"][:-1], add_generation_prompt=True, return_dict=True
     )
     assert prompt["input_ids"] == render_for_completion(a_tokenizer(), conversation)
+
+
+@pytest.mark.parametrize("name", ALL_TASKS)
+def test_every_tasks_conversations_are_rendered_alike(fast: Any, name: str) -> None:
+    ours = a_tokenizer()
+    for conversation in islice(conversations_of(name), PER_TASK):
+        ids, mask = render_conversation(ours, conversation, max_tokens=10**6)
+        got = fast.apply_chat_template(
+            conversation["messages"], return_dict=True, return_assistant_tokens_mask=True
+        )
+        assert got["input_ids"] == ids
+        assert got["assistant_masks"] == mask
+        assert any(mask)
 
 
 def test_roles_out_of_turn_are_refused(fast: Any) -> None:
