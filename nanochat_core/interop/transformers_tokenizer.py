@@ -11,6 +11,8 @@ from typing import Any
 from nanochat_core.job import write_json
 from nanochat_core.tokenizer.bpe import BOS, SPECIAL_TOKENS, Tokenizer
 
+# What an assistant writes between two results of tools is one block of generation: the mask of a
+# block that ends in a letter of several tokens would miss all but the first of them.
 _TEMPLATE = """\
 {%- if messages[0]['role'] == 'system' -%}
 {%- set system = messages[0]['content'] + '\\n\\n' -%}
@@ -31,16 +33,19 @@ _TEMPLATE = """\
 {%- generation -%}{{- message['content'] + '<|assistant_end|>' -}}{%- endgeneration -%}
 {%- else -%}
 {{- '<|assistant_start|>' -}}
+{%- set own = namespace(text='') -%}
 {%- for part in message['content'] -%}
 {%- if part['type'] == 'python_output' -%}
+{%- generation -%}{{- own.text -}}{%- endgeneration -%}
+{%- set own.text = '' -%}
 {{- '<|output_start|>' + part['text'] + '<|output_end|>' -}}
 {%- elif part['type'] == 'python' -%}
-{%- generation -%}{{- '<|python_start|>' + part['text'] + '<|python_end|>' -}}{%- endgeneration -%}
+{%- set own.text = own.text + '<|python_start|>' + part['text'] + '<|python_end|>' -%}
 {%- else -%}
-{%- generation -%}{{- part['text'] -}}{%- endgeneration -%}
+{%- set own.text = own.text + part['text'] -%}
 {%- endif -%}
 {%- endfor -%}
-{%- generation -%}{{- '<|assistant_end|>' -}}{%- endgeneration -%}
+{%- generation -%}{{- own.text + '<|assistant_end|>' -}}{%- endgeneration -%}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
