@@ -18,6 +18,7 @@ from nanochat_core.server.deadlines import Deadlines
 from nanochat_core.server.launch import Engines, allow_connections, make_pool, open_port
 from nanochat_core.server.metrics import Metrics
 from nanochat_core.server.options import engines_of, make_parser, rules_of
+from nanochat_core.server.pool import Pool
 from nanochat_core.server.service import Rules, Service
 
 MAX_HEADER_BYTES = 16 * 1024
@@ -112,7 +113,7 @@ async def _serve(
     rules: Rules,
     newer: Newer | None,
 ) -> None:
-    def pool_of(directory: Path):
+    def pool_of(directory: Path) -> Pool:
         return make_pool(directory, engines, max_waiting=rules.max_waiting)
 
     pool = pool_of(directory)
@@ -121,7 +122,7 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     sys.stderr.write(f"chat at http://{shown}:{port}\n")
-    watching = asyncio.create_task(_follow(service, newer, pool_of)) if newer else None
+    watching = asyncio.create_task(follow_newer(service, newer, pool_of)) if newer else None
     try:
         await Server(service).serve(sockets=[listener])
     finally:
@@ -130,14 +131,14 @@ async def _serve(
         await service.stop()
 
 
-async def _follow(service: Service, newer: Newer, pool_of: Callable[[Path], object]) -> None:
+async def follow_newer(service: Service, newer: Newer, pool_of: Callable[[Path], Pool]) -> None:
     """Serve whatever is newer as soon as it is there; the old model stays where that fails."""
     while True:
         await asyncio.sleep(newer.every_seconds)
         try:
             directory = await asyncio.to_thread(newer.find)
             if directory is not None:
-                await service.swap(lambda found=directory: pool_of(found))  # pyright: ignore[reportArgumentType]
+                await service.swap(lambda found=directory: pool_of(found))
                 _LOG.warning("serving %s from now on", directory)
         except NanochatError as error:
             _LOG.error("the model stays: %s", error)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 ROUTES = ("/chat/completions", "/v1/chat/completions", "/v1/completions")
-SECONDS = 20  # after which a server that says nothing is one that hangs
+SECONDS = 60  # after which a server that says nothing is one that hangs
 ALLOWED = {200, 400, 401, 404, 405, 413, 415, 422, 503}
 _KIND = b"Content-Type: application/json\r\n"
 _WORDS = ("messages", "role", "content", "temperature", "top_k", "max_tokens", "seed", "stop", "n")

@@ -1,14 +1,19 @@
+import asyncio
+import contextlib
 import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from nanochat_core.engine.requests import Draw, EndEvent, LogProbs, TokenEvent
 from nanochat_core.errors import ModelError
+from nanochat_core.server.__main__ import Newer, follow_newer
 from nanochat_core.server.channel import Ask, pack_event, unpack_event
 from nanochat_core.server.pool import AnswerStream
+from nanochat_core.server.service import Service
 from tests.nanochat_core.server.live import body, fake_pool, serving, text_of, wait_until
 
 
@@ -116,3 +121,28 @@ def test_a_newer_model_that_cannot_be_loaded_changes_nothing():
             live.run(live.service.swap(lambda: fake_pool("broken")))
         assert live.service.pool is old
         assert text_of(live.ask("echo same")) == "same"
+
+
+def test_whatever_is_newer_is_served_and_what_is_broken_is_not(caplog):
+    coming = [None, Path("broken"), Path("newer")]
+
+    def find() -> Path | None:
+        return coming.pop(0) if coming else None
+
+    async def follow(service: Service) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(20):
+                newer = Newer(find=find, every_seconds=0.05)
+                task = asyncio.create_task(
+                    follow_newer(service, newer, lambda found: fake_pool(str(found)))
+                )
+                while coming or service.pool is old:
+                    await asyncio.sleep(0.01)
+                task.cancel()
+
+    with serving() as live:
+        old = live.service.pool
+        live.run(follow(live.service))
+        assert live.service.pool.workers[0].spec.directory == "newer"
+        assert text_of(live.ask("echo new")) == "new"
+    assert "the model stays: this model is broken" in caplog.text
