@@ -4,6 +4,7 @@ arXiv:2107.03374).
 What a model wrote runs in `tasks.sandbox` only. All examples are for testing.
 """
 
+import ast
 import re
 from collections.abc import Sequence
 
@@ -55,17 +56,35 @@ def program_of(conversation: Conversation, answer: str) -> str:
 
 def check_of(conversation: Conversation) -> Check:
     """The tests. Some of them call functions that the prompt gives beside the one to write."""
-    return Check(
-        setup=conversation["messages"][0]["content"],
-        test=conversation["test"],
-        entry_point=conversation["entry_point"],
-    )
+    prompt, test = conversation["messages"][0]["content"], conversation["test"]
+    entry_point = conversation["entry_point"]
+    # Running the prompt takes its imports, and `typing` as long as a whole interpreter.
+    needed = _defined(prompt) & (_used(test) | {"*"}) - {entry_point}
+    return Check(setup=prompt if needed else "", test=test, entry_point=entry_point)
 
 
 def code_of(answer: str) -> str:
     """The first fenced block of an answer, or all of it."""
     found = _BLOCK.search(answer)
     return (found[1] if found else answer).strip()
+
+
+def _defined(source: str) -> set[str]:
+    """The names that a source may give to those that run after it; none if it cannot run."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    names = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    names |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return names | {
+        (n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)
+    }
+
+
+def _used(source: str) -> set[str]:
+    """The words of a source: all names it can use, and more."""
+    return set(re.findall(r"\w+", source))
 
 
 def _imports(prompt: str) -> str:

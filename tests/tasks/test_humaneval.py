@@ -111,6 +111,26 @@ def test_what_a_test_calls_beside_the_answer_has_to_be_in_the_answer(sandbox):
     assert not humaneval.is_correct(conversation, whole.replace("[::-1]", "").replace("s\n", "0\n"))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "test", "needed"),
+    [
+        ("def f(x):\n    '''f'''\n", "def check(g): assert g(1)", False),
+        ("from typing import List\ndef f(x: List):\n    pass\n", "def check(g): g(1)", False),
+        ("import math\ndef f(x):\n    pass\n", "def check(g): assert g(math.pi)", True),
+        ("from math import *\ndef f(x):\n    pass\n", "def check(g): assert g(pi)", True),
+        ("import os.path as p\ndef f(x):\n    pass\n", "def check(g): p.join(g)", True),
+        ("def h(x): return x\ndef f(x):\n    pass\n", "def check(g): assert g(h(1))", True),
+        ("N = 3\ndef f(x):\n    pass\n", "def check(g): assert g(1) == N", True),
+        ("class A: pass\ndef f(x):\n    pass\n", "def check(g): assert g(A)", True),
+        ("def f(x):\n    pass\n", "def check(g): assert f is g", False),  # the tester's own
+    ],
+)
+def test_a_prompt_runs_before_its_test_when_that_uses_something_of_it(prompt, test, needed):
+    conversation = {**humaneval.convert(ROW), "test": test, "entry_point": "f"}
+    conversation["messages"] = [{"role": "user", "content": prompt}]
+    assert humaneval.check_of(conversation).setup == (prompt if needed else "")
+
+
 def test_there_are_only_examples_for_testing():
     assert registry.TASKS["humaneval"].dataset.files.keys() == {"test"}
     assert registry.is_gradable("humaneval")
