@@ -10,13 +10,14 @@ docs/concepts/engine.md.
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from nanochat_core.engine.answer import Completion, end_tokens
 from nanochat_core.engine.requests import Draw, EndEvent, Event, Request
-from nanochat_core.engine.runners import open_runner
+from nanochat_core.engine.runners import Choice, open_runner
 from nanochat_core.engine.samples import Stats, Ticket
 from nanochat_core.engine.scheduler import Scheduler
 from nanochat_core.engine.tools import ToolTokens
@@ -45,17 +46,25 @@ class Engine:
         num_slots: int = 128,
         max_queue: int | None = None,
         context: int | None = None,
+        memory: int | None = None,
+        on_choice: Callable[[Choice], None] | None = None,
     ) -> None:
-        """`precision`: see `open_runner`. `num_slots`: answers that are written at a time.
+        """`precision`, `memory`, `on_choice`: see `open_runner`.
 
-        `max_queue`: requests that may wait. `context`: tokens that prompt and answer may hold, the
-        model's sequence_len at most.
+        `num_slots`: answers that are written at a time. `max_queue`: requests that may wait.
+        `context`: tokens that prompt and answer may hold, the model's sequence_len at most.
         """
         self.model = model
         self.tokenizer = tokenizer
         self.ends = end_tokens(tokenizer)
-        self._precision = precision
-        self._num_slots = num_slots
+        self._open_runner = partial(
+            open_runner,
+            precision=precision,
+            num_slots=num_slots,
+            max_len=context,
+            memory=memory,
+            on_choice=on_choice,
+        )
         self._max_queue = max_queue
         longest = model.config.sequence_len
         self._context = longest if context is None else min(context, longest)
@@ -98,13 +107,8 @@ class Engine:
         with self._opening:
             if self._scheduler is None:
                 tools = ToolTokens.of(self.tokenizer)
-                runner = open_runner(
-                    self.model,
-                    park_tokens=self.ends | {tools.python_end},
-                    precision=self._precision,
-                    num_slots=self._num_slots,
-                    max_len=self._context,
-                )
+                park_tokens = self.ends | {tools.python_end}
+                runner = self._open_runner(self.model, park_tokens=park_tokens)
                 self._scheduler = Scheduler(
                     runner,
                     tools,

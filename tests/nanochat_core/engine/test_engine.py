@@ -7,6 +7,8 @@ import torch
 
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.naive import generate_naive
+from nanochat_core.engine.requests import EndEvent, Event, Request
+from nanochat_core.engine.runners import Choice
 from nanochat_core.errors import DataError
 
 pytestmark = pytest.mark.torch
@@ -202,3 +204,94 @@ def test_it_answers_in_a_thread_and_leaves_the_model_trainable(make_model, token
     tokens = torch.tensor([[65, 66, 67]])
     engine.model.token_losses(tokens, tokens).sum().backward()
     assert engine.model.lm_head.weight.grad is not None
+
+
+def test_while_its_thread_runs_many_threads_are_answered_as_each_alone(make_model, tokenizer):
+    engine = Engine(make_model(), tokenizer, num_slots=6)
+    prompts = prompts_of(8)
+    alone = [engine.generate_batch(p, 2, max_tokens=20, seed=i) for i, p in enumerate(prompts)]
+    found: dict[int, object] = {}
+
+    def ask(number: int) -> None:
+        found[number] = engine.generate_batch(prompts[number], 2, max_tokens=20, seed=number)
+
+    engine.start()
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    [[answer]] = engine.complete([[65]], num_samples=1, max_tokens=9, seeds=[1], **GREEDY)
+    engine.stop()
+    assert [found[i] for i in range(8)] == alone
+    [[again]] = engine.complete([[65]], num_samples=1, max_tokens=9, seeds=[1], **GREEDY)
+    assert answer == again
+
+
+def test_stopping_fails_what_is_in_flight_and_the_engine_can_be_used_again(make_model, tokenizer):
+    engine = Engine(make_model(), tokenizer)
+    model = engine.model
+    with torch.no_grad():
+        model.lm_head.weight[256:] = 0.0  # answers are long
+    events: list[Event] = []
+    engine.start()
+    engine.submit(Request(prompt=[65], sink=events.append, num_samples=200))
+    engine.stop()
+    ends = [event for event in events if isinstance(event, EndEvent)]
+    assert len(ends) == 200
+    assert {(end.reason, end.error) for end in ends} <= {
+        ("failed", "the engine was stopped"), ("length", ""), ("stop", "")
+    }  # fmt: skip
+    assert engine.stats().running == engine.stats().pages_used == 0
+    assert engine.generate_batch([65], max_tokens=5)
+
+
+def test_new_weights_are_taken_over_when_it_is_told(make_model, tokenizer):
+    engine = Engine(make_model(), tokenizer)
+    settings = {"num_samples": 2, "max_tokens": 20, "seeds": [3], **WARM}
+    before = engine.complete([[65] * 20], **settings)
+    engine.model.load_state_dict(make_model(seed=5).state_dict())
+    assert engine.complete([[65] * 20], **settings) == before
+    engine.refresh()
+    assert engine.complete([[65] * 20], **settings) != before
+    expected = Engine(make_model(seed=5), tokenizer).complete([[65] * 20], **settings)
+    assert engine.complete([[65] * 20], **settings) == expected
+
+
+def test_a_generator_that_is_closed_early_gives_slots_and_pages_back(engine):
+    columns = engine.generate([65] * 20, num_samples=4)
+    for _ in range(3):
+        next(columns)
+    assert engine.stats().running > 1
+    columns.close()
+    assert (engine.stats().running, engine.stats().pages_used) == (0, 0)
+
+
+def test_answers_that_are_written_in_turns_do_not_mix(engine):
+    settings = {"num_samples": 2, "max_tokens": 15, "temperature": 1.0}
+    expected = [list(engine.generate([65 + i] * 5, seed=i, **settings)) for i in range(3)]
+    running = [engine.generate([65 + i] * 5, seed=i, **settings) for i in range(3)]
+    found: list[list[object]] = [[], [], []]
+    for _ in range(16):
+        for columns, seen in zip(running, found, strict=True):
+            seen += itertools.islice(columns, 1)
+    assert found == expected
+
+
+def test_complete_begins_with_no_page_of_before(make_model, tokenizer):
+    engine = Engine(make_model(), tokenizer)
+    list(engine.generate([65] * 60, max_tokens=3))
+    list(engine.generate([65] * 60, max_tokens=3))
+    assert (found := engine.stats().prefix_tokens) == 48
+    engine.complete([[65] * 60], num_samples=1, max_tokens=3, seeds=[1], **WARM)
+    assert engine.stats().prefix_tokens == found
+
+
+def test_the_runner_and_its_memory_are_told_before_anything_is_asked(make_model, tokenizer):
+    told: list[Choice] = []
+    engine = Engine(make_model(), tokenizer, num_slots=3, on_choice=told.append)
+    assert told == []
+    engine.limit_for([65], None)
+    [choice] = told
+    assert choice.num_slots == 3
+    assert choice.pool_bytes > 0
