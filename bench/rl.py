@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--end-chance", type=float, default=0.02)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--precision", default="bf16", help="our weights': model, bf16 or int8")
     parser.add_argument(
         "--cases", nargs="+", choices=("even", "ragged"), default=("even", "ragged")
     )
@@ -73,7 +74,7 @@ def measure(options: argparse.Namespace, case: str, checkout: str | None) -> dic
     model = make_model(options.depth, tokenizer, options.end_chance if case == "ragged" else None)
     prompts = make_prompts(options.prompts, tokenizer)
     tokens = options.ragged_tokens if case == "ragged" else options.even_tokens
-    sides = {"ours": ours(model, tokenizer, prompts, options.samples, tokens)}
+    sides = {"ours": ours(model, tokenizer, prompts, options, tokens)}
     if checkout is not None:
         sides["peer"] = peer(model, tokenizer, prompts, options, tokens, Path(checkout))
     rows = options.prompts * options.samples
@@ -144,15 +145,20 @@ def make_prompts(count: int, tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def ours(
-    model: GPT, tokenizer: Tokenizer, prompts: list[list[int]], samples: int, tokens: int
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompts: list[list[int]],
+    options: argparse.Namespace,
+    tokens: int,
 ) -> Run:
-    """The engine's `complete`, as train/rl.py calls it."""
-    engine = Engine(model, tokenizer)
+    """The engine's `complete`, as train/rl.py calls it: each round takes the weights over anew."""
+    engine = Engine(model, tokenizer, precision=options.precision)
 
     def run(number: int) -> int:
+        engine.refresh()
         groups = engine.complete(
             prompts,
-            num_samples=samples,
+            num_samples=options.samples,
             max_tokens=tokens,
             temperature=1.0,
             top_k=TOP_K,
