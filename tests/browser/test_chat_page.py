@@ -1,12 +1,13 @@
 """What people do on the page: ask, watch, stop, edit, ask again, come back."""
 
+import itertools
 import threading
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.chat import answers, ask, questions, send, titles
-from tests.browser.scripted_server import ScriptedServer, answer, event
+from tests.browser.scripted_server import ScriptedServer, Step, answer, event
 
 
 def test_a_message_is_sent_and_its_answer_shown(page: Page, server: ScriptedServer):
@@ -37,14 +38,16 @@ def test_the_answer_grows_as_it_is_written(page: Page, server: ScriptedServer):
 
 
 def test_events_and_letters_may_be_cut_anywhere(page: Page, server: ScriptedServer):
-    whole = b": ping\r\n\r\n" + b"".join(
-        step
-        for step in answer("caf\u00e9 \U0001f600 \u4f60\u597d", size=3)
-        if isinstance(step, bytes)
-    )
-    steps = [step for byte in whole for step in (bytes([byte]), 0.0)]
+    text = "caf\u00e9 \U0001f600 \u4f60\u597d"
+    whole = b": ping\r\n\r\n" + b"".join(s for s in answer(text, size=3) if isinstance(s, bytes))
+    inside = ["\u00e9", "\U0001f600", "\u597d"]  # letters of several bytes
+    cuts = [whole.index(letter.encode()) + 1 for letter in inside]
+    cuts += [4, 9, whole.index(b"data") + 2, whole.index(b"}\n\n") + 2, len(whole) - 1]
+    steps: list[Step] = []
+    for start, end in itertools.pairwise(sorted({0, *cuts, len(whole)})):
+        steps += [whole[start:end], 0.05]  # long enough to travel alone
     server.replies.append(steps)
-    expect(ask(page, "cut")).to_have_text("caf\u00e9 \U0001f600 \u4f60\u597d")
+    expect(ask(page, "cut")).to_have_text(text)
 
 
 def test_the_page_follows_the_answer_unless_one_reads_further_up(
@@ -63,7 +66,7 @@ def test_the_page_follows_the_answer_unless_one_reads_further_up(
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
     assert page.locator("#scroll").evaluate("main => main.scrollTop") == 100
     page.get_by_role("button", name="Go to the newest message").click()
-    expect(page.get_by_text("last")).to_be_in_viewport()
+    expect(page.get_by_text("last", exact=True)).to_be_in_viewport()
 
 
 def test_text_that_was_selected_stays_selected_while_more_is_written(

@@ -12,7 +12,7 @@ from tests.browser.conftest import PHONE
 from tests.browser.scripted_server import ScriptedServer, answer, event, refusal
 
 WIDE = (
-    "| " + " | ".join(f"column number {i}" for i in range(12)) + " |\n" + "|-" * 12 + "|\n\n"
+    "\n\n| " + " | ".join(f"column number {i}" for i in range(12)) + " |\n" + "|-" * 12 + "|\n\n"
     "```\n" + "x" * 300 + "\n```\n\n" + "w" * 300 + "\n\n`" + "c" * 300 + "`\n\n"
     "https://example.com/" + "p" * 300 + "\n\n1. " + "l" * 300 + "\n\n# " + "h" * 100
 )
@@ -72,6 +72,7 @@ def fill(page: Page, server: ScriptedServer) -> None:
     send(page, "another")
     expect(page.get_by_role("button", name="Retry")).to_be_visible()
     page.get_by_label("Message", exact=True).fill("/")
+    expect(page.locator("td, th")).to_have_count(12)
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
