@@ -129,7 +129,7 @@ static void attend(const AttentionSpace& space, const Query* queries, int count,
   __m512i tiles[MAX_QUERIES * 8];
   for (int p = 0; p < num_pages;) {
     const int log_width = tile_width(count, num_pages - p), chunk = 1 << log_width;
-    TILES<Form>[count - 1][log_width](space.queries, words, space.pages + p, PAGE, words, tiles);
+    TILES<Form>[count - 1][log_width](space.queries, words, space.pages + p, PAGE, words, 0, tiles);
     for (int i = 0; i < count; ++i)
       for (int c = 0; c < chunk; ++c)
         _mm512_storeu_si512(space.scores + i * space.score_stride + (p + c) * PAGE,

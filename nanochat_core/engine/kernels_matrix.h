@@ -9,6 +9,7 @@
 #include "kernels_simd.h"
 
 constexpr int MAX_TILE_ROWS = 6, MAX_TILE_PANELS = 8;
+constexpr size_t NEAR = 1 << 16;  // words, a quarter of a second-level cache of 1 MB
 
 struct Matrix {
   const int32_t* data;
@@ -23,10 +24,11 @@ struct Matrix {
 template <class Form>
 static constexpr int STRETCH = Form::DEPTH == 1 ? 64 : 1 << 30;
 
-// sums[r * C + c] of R rows (lda 32-bit words apart) and C panels; `stride` words between steps.
+// sums[r * C + c] of R rows (lda 32-bit words apart) and C panels; `stride` words between
+// steps; what stands `ahead` words further will be read soon.
 template <class Form, int R, int C>
 static void tile(const int32_t* a, size_t lda, const int32_t* const* panels, size_t stride,
-                 int steps, __m512i* sums) {
+                 int steps, size_t ahead, __m512i* sums) {
   const int32_t* w[C];
 #pragma GCC unroll 8
   for (int c = 0; c < C; ++c) w[c] = panels[c];
@@ -40,7 +42,10 @@ static void tile(const int32_t* a, size_t lda, const int32_t* const* panels, siz
     for (int k = start; k < end; ++k) {
       __m512i wk[C];
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) wk[c] = _mm512_loadu_si512(w[c] + k * stride);
+      for (int c = 0; c < C; ++c) {
+        wk[c] = _mm512_loadu_si512(w[c] + k * stride);
+        _mm_prefetch(reinterpret_cast<const char*>(w[c] + k * stride + ahead), _MM_HINT_T1);
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const __m512i ak = _mm512_set1_epi32(a[r * lda + k]);
@@ -62,7 +67,8 @@ static void tile(const int32_t* a, size_t lda, const int32_t* const* panels, siz
   }
 }
 
-using Tile = void (*)(const int32_t*, size_t, const int32_t* const*, size_t, int, __m512i*);
+using Tile = void (*)(const int32_t*, size_t, const int32_t* const*, size_t, int, size_t,
+                      __m512i*);
 
 // By rows - 1, and panels: 1, 2, 4, 8. Eight panels of more than three rows leave the registers.
 template <class Form>
@@ -102,10 +108,14 @@ static void multiply(const Matrix& m, const Activations& a, int first_row, int n
     const int log_width = tile_width(biggest, first_panel + num_panels - p), width = 1 << log_width;
     const int32_t* panels[MAX_TILE_PANELS];
     for (int c = 0; c < width; ++c) panels[c] = m.data + (p + c) * panel_words;
+    // The first block of rows brings the panels in from memory. Short ones end before the processor
+    // has seen where they lead: it is told of the next ones.
+    const size_t whole = width * panel_words, ahead = whole <= NEAR ? whole : 512;
     for (int b = 0; b < blocks; ++b) {
       const int row = first_row + b * num_rows / blocks;
       const int rows = first_row + (b + 1) * num_rows / blocks - row;
-      TILES<Form>[rows - 1][log_width](a.data + row * a.lda, a.lda, panels, 16, m.steps, sums);
+      TILES<Form>[rows - 1][log_width](a.data + row * a.lda, a.lda, panels, 16, m.steps,
+                                       b == 0 ? ahead : 0, sums);
       for (int r = 0; r < rows; ++r)
         for (int c = 0; c < width; ++c) {
           __m512i sum = sums[r * width + c];

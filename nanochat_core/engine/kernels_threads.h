@@ -3,8 +3,10 @@
 // A phase is a number of tickets; whoever comes first takes the next. The one that finishes the
 // last ticket opens the next phase. Nobody waits for a thread, only for tickets: a thread that the
 // system has put aside holds up the others no longer than the ticket it has in hand, which is what
-// makes this fit for a machine that is shared. Every thread walks through the same list of phases;
-// one that comes late finds no tickets left and catches up.
+// makes this fit for a machine that is shared. Where even that holds up the caller for long, it
+// goes on without the others for a while: one thread of its own is more than two that wait for each
+// other's turns. Every thread walks through the same list of phases; one that comes late finds no
+// tickets left and catches up.
 #pragma once
 
 #include <immintrin.h>
@@ -13,6 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -44,11 +47,22 @@ class Crew {
   void run() {
     const uint64_t phase = (++pass_ & PASS_MASK) << PHASE_BITS;
     work_.store(phase << TICKET_BITS, std::memory_order_seq_cst);
-    if (!threads_.empty()) ring();
+    const bool together = !threads_.empty() && alone_ == 0;
+    if (together) ring();
+    held_up_ = 0;
+    const uint64_t start = __rdtsc();
     Member member{0, phase};
     work_fn_(member);
     // A phase that no walk reaches: a latecomer may read what the next pass is about to be.
     work_.store((phase | PHASE_MASK) << TICKET_BITS, std::memory_order_seq_cst);
+    if (!together) {
+      if (alone_ > 0) --alone_;
+    } else if (held_up_ * 4 > __rdtsc() - start) {
+      alone_ = patience_;
+      patience_ = std::min(2 * patience_, MOST_ALONE);
+    } else if (patience_ > LEAST_ALONE) {
+      --patience_;
+    }
   }
 
   // True where the member is behind the others: what it prepares for this phase is in vain.
@@ -68,10 +82,16 @@ class Crew {
         work_.store((m.phase + 1) << TICKET_BITS, std::memory_order_release);
       }
     }
-    uint64_t now;
-    for (int turns = 0; (now = work_.load(std::memory_order_acquire) >> TICKET_BITS) == m.phase;)
-      if (++turns < SPINS_IN_PASS) _mm_pause();
-      else sched_yield();
+    uint64_t now, since = 0;
+    for (int turns = 0; (now = work_.load(std::memory_order_acquire) >> TICKET_BITS) == m.phase;) {
+      if (++turns < SPINS_IN_PASS) {
+        _mm_pause();
+        continue;
+      }
+      if (since == 0) since = __rdtsc();
+      sched_yield();
+    }
+    if (since != 0 && m.index == 0) held_up_ += __rdtsc() - since;
     if (now >> PHASE_BITS != m.phase >> PHASE_BITS) return false;
     ++m.phase;
     return true;
@@ -82,6 +102,7 @@ class Crew {
   static constexpr uint64_t PASS_MASK = (1u << 24) - 1, PHASE_MASK = (1u << PHASE_BITS) - 1;
   static constexpr uint64_t TICKET_MASK = (1u << TICKET_BITS) - 1;
   static constexpr int SPINS_IN_PASS = 400, SPINS_BETWEEN = 2000;  // 10 and 50 us or so
+  static constexpr int LEAST_ALONE = 8, MOST_ALONE = 1024;         // passes
 
   int claim(uint64_t phase, int tickets) {
     uint64_t now = work_.load(std::memory_order_acquire);
@@ -126,6 +147,9 @@ class Crew {
   std::atomic<int> sleepers_{0};
   std::atomic<bool> closing_{false};
   uint64_t pass_ = 0;
+  // The caller's: time it waited in this pass, passes to do alone, and how many the next time.
+  uint64_t held_up_ = 0;
+  int alone_ = 0, patience_ = LEAST_ALONE;
   std::function<void(Member&)> work_fn_;
   std::vector<std::thread> threads_;
 };

@@ -24,6 +24,7 @@ from torch import Tensor
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.native_build import Unavailable, load_kernels
 from nanochat_core.engine.native_draws import Draws
+from nanochat_core.engine.native_memory import Arena
 from nanochat_core.engine.native_weights import (
     FORMS,
     PAGE_SIZE,
@@ -138,7 +139,7 @@ class NativeRunner:
         width = -(-max_len // PAGE_SIZE)
         self._tables = [np.zeros((num_slots, width), np.int32) for _ in self.groups]
         self._pools = [
-            torch.zeros((g.num_pages, page_bytes(config, precision, g)), dtype=torch.uint8)
+            Arena().zeros((g.num_pages, page_bytes(config, precision, g)), torch.uint8)
             for g in self.groups
         ]
         self.length, self.token, self.before = (np.zeros(num_slots, np.int32) for _ in range(3))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nanochat_core.config import ModelConfig
+from nanochat_core.engine.native_memory import Arena
 from nanochat_core.model.gpt import GPT, Attention, Block
 from nanochat_core.model.layers import Embedding, rotary_table
 from nanochat_core.model.shape import head_dim, value_embed_layers
@@ -76,13 +77,13 @@ def kept_dtype(precision: Precision) -> torch.dtype:
 class PackedMatrix:
     """A matrix (N, K) as [N/16][K/depth][16][depth]; int8 with a scale for each output."""
 
-    def __init__(self, num_out: int, num_in: int, precision: Precision) -> None:
+    def __init__(self, num_out: int, num_in: int, precision: Precision, arena: Arena) -> None:
         self.shape = (padded(num_out), padded(num_in))
         self.precision: Precision = precision
         depth = _DEPTHS[precision]
-        self.data = torch.zeros(
+        self.data = arena.zeros(
             (self.shape[0] // PANEL, self.shape[1] // depth, PANEL, depth),
-            dtype=_DTYPES[precision],
+            _DTYPES[precision],
         )
         self.scales = torch.ones(self.shape[0])
         self.sums = torch.zeros(self.shape[0], dtype=torch.int32)
@@ -133,16 +134,18 @@ class NativeWeights:
         q_width = config.num_heads * self.padded_head
         kept = kept_dtype(precision)
         gated = value_embed_layers(config)
+        arena = Arena()
         self.layers = [
             LayerWeights(
                 qkv=PackedMatrix(
                     q_width + 2 * kv_width + (config.num_kv_heads if layer in gated else 0),
                     width,
                     precision,
+                    arena,
                 ),
-                attention_out=PackedMatrix(width, q_width, precision),
-                fc=PackedMatrix(wide, width, precision),
-                mlp_out=PackedMatrix(width, wide, precision),
+                attention_out=PackedMatrix(width, q_width, precision, arena),
+                fc=PackedMatrix(wide, width, precision, arena),
+                mlp_out=PackedMatrix(width, wide, precision, arena),
                 value_embed=(
                     torch.zeros((config.vocab_size, kv_width), dtype=kept)
                     if layer in gated
@@ -151,7 +154,7 @@ class NativeWeights:
             )
             for layer in range(config.depth)
         ]
-        self.lm_head = PackedMatrix(config.vocab_size, width, precision)
+        self.lm_head = PackedMatrix(config.vocab_size, width, precision, arena)
         self.embedding = torch.zeros((config.vocab_size, width), dtype=kept)
         self.smear_gate = torch.zeros(model.numerics.smear_channels) if config.smear else None
         cos, sin = rotary_table(max_len, self.head, model.numerics, torch.device("cpu"))
