@@ -5,15 +5,18 @@ tokens are that close anywhere would be no test; with these weights and seeds th
 """
 
 import random
+from functools import partial
 
 import pytest
 import torch
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.answer import Completion
+from nanochat_core.engine.device_runner import DeviceRunner
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.naive import generate_naive
 from nanochat_core.engine.requests import Draw, Request
+from nanochat_core.engine.runner import PageGroup
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
 from tests.nanochat_core.engine.scheduler_case import Asked
@@ -123,6 +126,64 @@ def test_sampled_answers_are_the_naive_ones_alone_in_a_crowd_and_after_making_ro
     found = [[completion_of(one, engine, sample) for sample in range(2)] for one in asked]
     assert found == naive
     assert engine.stats().preemptions > 20
+
+
+class StepBehind(DeviceRunner):
+    """Steps are launched before the last are read, as on a GPU."""
+
+    is_asynchronous = True
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
+    model = make_model(shape)
+    engine = Engine(model, tokenizer)
+    engine._open_runner = partial(
+        StepBehind,
+        dtype=torch.float32,
+        groups=page_groups(model.config.windows),
+        page_size=16,
+        num_slots=5,
+        max_len=CONTEXT,
+    )
+    prompts = prompts_of(shape, 16)
+    draw = Draw(temperature=1.0, top_k=20)
+    asked: list[Asked] = []
+    for i, prompt in enumerate(prompts):
+        asked.append(ask(engine, prompt, seed=i, num_samples=2, draw=draw))
+        if i % 3 == 0:
+            gone = ask(engine, prompt, seed=i + 100, draw=draw)
+            engine.scheduler.step()
+            engine.scheduler.step()
+            gone.ticket.cancel()
+    while engine.scheduler.step():
+        pass
+    for i, prompt in enumerate(prompts):
+        for sample in range(2):
+            naive = generate_naive(
+                model,
+                tokenizer,
+                prompt,
+                seed=i,
+                sample_index=sample,
+                max_tokens=TOKENS,
+                temperature=1.0,
+                top_k=20,
+            )
+            assert completion_of(asked[i], engine, sample) == naive
+    assert engine.stats().preemptions > 0
+
+
+def page_groups(windows: tuple[int, ...]) -> tuple[PageGroup, ...]:
+    """So few pages that samples have to make room."""
+    return tuple(
+        PageGroup(
+            window=window,
+            layers=tuple(i for i, other in enumerate(windows) if other == window),
+            num_pages=20,
+        )
+        for window in dict.fromkeys(windows)
+    )
 
 
 def ask(engine: Engine, prompt: list[int], *, seed: int = 0, **changes) -> Asked:
