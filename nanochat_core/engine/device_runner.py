@@ -21,7 +21,7 @@ from nanochat_core.engine.forward import read_tokens
 from nanochat_core.engine.page_pool import PagePool
 from nanochat_core.engine.requests import Draw, LogProbs
 from nanochat_core.engine.runner import Columns, PageGroup
-from nanochat_core.engine.sampling import DrawRows, candidates_of, log_probs, sample_rows
+from nanochat_core.engine.sampling import DrawRows, candidates_of, cap, log_probs, sample_rows
 from nanochat_core.engine.torch_runner import TorchRunner
 from nanochat_core.model.attention_backends import mixed
 from nanochat_core.model.gpt import GPT
@@ -240,7 +240,7 @@ class DeviceRunner(TorchRunner):
             table = tables[group][:, : kind.num_pages] if kind.num_pages else tables[group]
             return self.attend(group, layer, q, positions, table)
 
-        logits = read_tokens(self.weights, token, before, positions, mix)
+        logits = cap(read_tokens(self.weights, token, before, positions, mix), self._softcap)
         vocab = self.vocab_size
         new = sample_rows(
             logits,

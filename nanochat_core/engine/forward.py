@@ -29,7 +29,8 @@ def read_tokens(
     mix: Mix,
     wanted: Tensor | None = None,
 ) -> Tensor:
-    """Logits (R, V) fp32 of the tokens whose places are `wanted` (R,); of all where it is None.
+    """Logits (R, V) fp32 of the tokens whose places are `wanted` (R,), all where it is None; before
+    the softcap.
 
     tokens, befores (each token's predecessor; -1: there is none) and positions (N,) int64.
     """
@@ -51,8 +52,7 @@ def read_tokens(
             middle = x
     if weights.backout is not None:
         x = torch.addcmul(x, middle, weights.backout)
-    softcap = weights.numerics.softcap
-    return weights.head(_norm(x, eps)).float().div_(softcap).tanh_().mul_(softcap)
+    return weights.head(_norm(x, eps)).float()
 
 
 def _embed(weights: Weights, tokens: Tensor, befores: Tensor) -> Tensor:

@@ -93,24 +93,31 @@ def sample_each(
     positions: Tensor,
     draws: Sequence[Draw],
     seen: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
-    """`sample`, with a `Draw` for each row. Rows that are drawn alike are drawn together."""
+    """`sample`, with a `Draw` for each row. Rows that are drawn alike are drawn together.
+
+    softcap: that the logits have yet to go through. It changes no order, so that where few tokens
+    compete only they need to.
+    """
     rows_of: dict[Draw, list[int]] = {}
     for row, draw in enumerate(draws):
         rows_of.setdefault(draw if draw.temperature else GREEDY, []).append(row)
     if len(rows_of) == 1:
-        return sample(logits, keys, positions, **_settings(next(iter(rows_of))), seen=seen)
+        return _sample_alike(logits, keys, positions, next(iter(rows_of)), seen, softcap)
     tokens = torch.empty_like(positions)
     for draw, places in rows_of.items():
         rows = torch.tensor(places, device=logits.device)
-        tokens[rows] = sample(
-            logits[rows],
-            keys[rows],
-            positions[rows],
-            **_settings(draw),
-            seen=None if seen is None else seen[rows],
+        marked = None if seen is None else seen[rows]
+        tokens[rows] = _sample_alike(
+            logits[rows], keys[rows], positions[rows], draw, marked, softcap
         )
     return tokens
+
+
+def cap(logits: Tensor, softcap: float) -> Tensor:
+    """Between -softcap and softcap, as the model's last operation."""
+    return (logits / softcap).tanh_().mul_(softcap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +196,25 @@ def log_probs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Ten
     chosen = values.gather(-1, tokens[:, None])[:, 0]
     top, ids = torch.topk(values, num_top, dim=-1)
     return chosen, ids, top
+
+
+def _sample_alike(
+    logits: Tensor,
+    keys: Tensor,
+    positions: Tensor,
+    draw: Draw,
+    seen: Tensor | None,
+    softcap: float | None,
+) -> Tensor:
+    """`sample` by a `Draw`, of logits that may lack their softcap."""
+    if softcap is not None and draw.temperature != 0.0:
+        count = candidates_of(draw, logits.size(-1))
+        if count < logits.size(-1) and draw.repetition_penalty == 1.0:
+            values, candidates = torch.topk(logits, count, dim=-1)
+            choice = sample(cap(values, softcap), keys, positions, **_settings(draw))
+            return candidates.gather(-1, choice[:, None])[:, 0]
+        logits = cap(logits, softcap)
+    return sample(logits, keys, positions, **_settings(draw), seen=seen)
 
 
 def _settings(draw: Draw) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from nanochat_core.engine.forward import read_tokens
 from nanochat_core.engine.page_pool import PagePool
 from nanochat_core.engine.requests import Draw, LogProbs
 from nanochat_core.engine.runner import Chunk, Columns, PageGroup, Pending
-from nanochat_core.engine.sampling import log_probs, row_keys, sample_each
+from nanochat_core.engine.sampling import cap, log_probs, row_keys, sample_each
 from nanochat_core.engine.weights import Weights
 from nanochat_core.model.attention_backends import band
 from nanochat_core.model.gpt import GPT
@@ -77,6 +77,7 @@ class TorchRunner:
         self.groups = tuple(groups)
         self.vocab_size = model.config.vocab_size
         self.park_tokens = frozenset(park_tokens)
+        self._softcap = model.numerics.softcap
         stream = torch.float32 if self.device.type == "cpu" else dtype
         self.weights = Weights(model, dtype=dtype, stream_dtype=stream, max_len=max_len)
         self.pools = [
@@ -127,7 +128,7 @@ class TorchRunner:
     def remember(self, slot: int, tokens: Sequence[int]) -> None:
         """See runner.py."""
         if self._seen is not None and self.slots[slot].draw.repetition_penalty != 1.0:
-            self._seen[slot, torch.tensor(tokens, device=self.device)] = True
+            self._seen[slot, self._tensor(tokens)] = True
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
@@ -172,6 +173,7 @@ class TorchRunner:
             mix,
             self._tensor(wanted),
         )
+        logits = cap(logits, self._softcap)
         for chunk, span in zip(chunks, spans, strict=True):
             slot = self.slots[chunk.slot]
             slot.length, slot.before = span.stop, chunk.tokens[-1]
@@ -265,7 +267,8 @@ class TorchRunner:
             self._tensor([s.length for s in states]),
             mix,
         )
-        tokens, thought = self._draw(slots, logits, [s.length + 1 for s in states])
+        positions = [s.length + 1 for s in states]
+        tokens, thought = self._draw(slots, logits, positions, softcap=self._softcap)
         for slot, state, token in zip(slots, states, tokens, strict=True):
             state.before, state.token, state.length = state.token, token, state.length + 1
             state.parked = token in self.park_tokens or state.length + 1 >= limit_of[slot]
@@ -310,22 +313,30 @@ class TorchRunner:
         return torch.cat(blocks, dim=2)[0].transpose(0, 1)
 
     def _draw(
-        self, slots: Sequence[int], logits: Tensor, positions: Sequence[int]
+        self,
+        slots: Sequence[int],
+        logits: Tensor,
+        positions: Sequence[int],
+        *,
+        softcap: float | None = None,
     ) -> tuple[list[int], list[LogProbs | None]]:
-        """The next token of each slot from its row of logits; it counts as seen."""
+        """The next token of each slot from its row of logits; it counts as seen.
+
+        softcap: that the logits have yet to go through.
+        """
         states = [self.slots[slot] for slot in slots]
         draws = [state.draw for state in states]
         seen = None
         if self._seen is not None and any(d.repetition_penalty != 1.0 for d in draws):
             seen = self._seen[self._tensor(slots)]
         keys = self._tensor([state.key for state in states])
-        drawn = sample_each(logits, keys, self._tensor(positions), draws, seen)
+        drawn = sample_each(logits, keys, self._tensor(positions), draws, seen, softcap)
         if self._seen is not None and seen is not None:
             self._seen[self._tensor(slots), drawn] = True
-        return drawn.tolist(), self._log_probs(states, logits, drawn)
+        return drawn.tolist(), self._log_probs(states, logits, drawn, softcap)
 
     def _log_probs(
-        self, states: Sequence[Slot], logits: Tensor, drawn: Tensor
+        self, states: Sequence[Slot], logits: Tensor, drawn: Tensor, softcap: float | None
     ) -> list[LogProbs | None]:
         """Of the rows that want them; empty where none does."""
         wants = [state.num_log_probs for state in states]
@@ -334,7 +345,8 @@ class TorchRunner:
             return []
         most = max(number for number in wants if number is not None)
         at = self._tensor(rows)
-        chosen, ids, values = log_probs(logits[at], drawn[at], most)
+        logits = logits[at] if softcap is None else cap(logits[at], softcap)
+        chosen, ids, values = log_probs(logits, drawn[at], most)
         found: list[LogProbs | None] = [None] * len(states)
         for row, *of in zip(rows, chosen.tolist(), ids.tolist(), values.tolist(), strict=True):
             top = tuple(zip(of[1], of[2], strict=True))[: wants[row]]

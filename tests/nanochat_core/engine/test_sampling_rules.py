@@ -11,6 +11,7 @@ from nanochat_core.engine.requests import Draw
 from nanochat_core.engine.sampling import (
     DrawRows,
     candidates_of,
+    cap,
     log_probs,
     row_keys,
     sample,
@@ -122,6 +123,15 @@ def test_a_row_is_drawn_the_same_alone_and_in_any_company():
         row = slice(i, i + 1)
         alone = sample_each(logits[row], keys[row], positions[row], [draws[i]], seen[row])
         assert alone.item() == together[i].item()
+
+
+def test_a_softcap_that_is_left_to_the_draw_changes_nothing():
+    rng = random.Random(3)
+    logits, keys, positions, seen = make_rows(300)
+    draws = [rng.choice(DRAWS) for _ in range(300)]
+    expected = sample_each(cap(logits, 4.0), keys, positions, draws, seen)
+    assert torch.equal(sample_each(logits, keys, positions, draws, seen, 4.0), expected)
+    assert not torch.equal(sample_each(logits, keys, positions, draws, seen), expected)
 
 
 def test_rules_that_are_off_change_nothing():
