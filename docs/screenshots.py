@@ -15,12 +15,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
 IMAGES = Path(__file__).parent / "images"
-DESKTOP = {"width": 1280, "height": 800}
-PHONE = {"width": 390, "height": 844}
+DESKTOP: Any = {"width": 1280, "height": 800}
+PHONE: Any = {"width": 390, "height": 844}
 NAME = "rl@tiny"  # what the folder that is served is called, and so the model on the page
 EARLIER = ("What can you do?", "Spell the word banana")
 QUESTIONS = ("Who are you?", "What is 5 + 9?")
@@ -56,7 +57,7 @@ def take(page: Page, name: str) -> None:
     page.screenshot(path=IMAGES / f"{name}.png", animations="disabled", caret="hide")
 
 
-def open_page(browser: Browser, address: str, **options: object) -> Page:
+def open_page(browser: Browser, address: str, **options: Any) -> Page:
     """The page in a browser that has seen nothing, with greedy answers."""
     page = browser.new_context(**options).new_page()
     page.goto(address)
@@ -88,7 +89,7 @@ def take_all(browser: Browser, address: str) -> None:
             page.get_by_role("button", name="Settings").click()
             take(page, "chat-settings")
         page.context.close()
-        phone = {"viewport": PHONE, "is_mobile": True, "has_touch": True}
+        phone: dict[str, Any] = {"viewport": PHONE, "is_mobile": True, "has_touch": True}
         page = open_page(browser, address, color_scheme=scheme, **phone)
         talk(page)
         take(page, f"chat-phone-{scheme}")
