@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from nanochat_core.errors import ConfigError
+from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.server.channel import Spec
 from nanochat_core.server.pool import Pool
 from nanochat_core.tokenizer.bpe import Tokenizer
@@ -36,6 +36,11 @@ class Engines:
 
 def make_pool(directory: Path, engines: Engines, *, max_waiting: int) -> Pool:
     """The pool that answers with the model in `directory`; not started. Raises ModelError."""
+    if not (directory / "config.json").is_file():  # known before a process is started for it
+        raise ModelError(
+            f"{directory} is not a model: it has no config.json",
+            hint="give the directory of a base, mid or chat model (see `nanochat fetch --help`)",
+        )
     return Pool(
         make_specs(directory, engines),
         Tokenizer.load(directory / "tokenizer"),
