@@ -81,14 +81,17 @@ class Passes:
         readers: list[Sample] = []
         budget = self.slots.prefill_tokens
         coming: set[bytes] = set()  # keys of pages that this pass fills
-        for sample in sorted(self._in(Phase.READING), key=lambda sample: sample.order):
+        waiting = sorted(self._in(Phase.READING), key=lambda sample: sample.order)
+        for sample in waiting:
             # It may have made room for an older one.
             if sample.phase is not Phase.READING or budget <= 0:
                 continue
             if not sample.read and not self._find_prefix(sample, coming):
                 continue
             start = sample.read
-            stop = min(len(sample.tokens), start + budget)
+            # The oldest gets the most, but not everything while others have something to read.
+            share = budget if sample is waiting[-1] else max(budget // 2, self._size)
+            stop = min(len(sample.tokens), start + min(share, budget))
             if not self.slots.grow(sample, stop):
                 continue
             coming.update(sample.keys[start // self._size : stop // self._size])

@@ -43,7 +43,7 @@ def test_prompts_that_come_together_read_what_they_share_once():
     case.work()
     for one in asked:
         case.check(one)
-    assert sum(case.runner.tokens_read[:2]) == 41 + 7
+    assert sum(case.runner.tokens_read) == 41 + 7
 
 
 def test_nothing_that_other_weights_read_is_used_after_a_refresh():
@@ -76,6 +76,19 @@ def test_a_long_prompt_holds_nobody_up():
         case.scheduler.step()
         assert len(short.tokens()) == count
     assert max(case.runner.tokens_read) <= 4
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_to_be_read():
+    case = Case(ends=0.0, settings={"prefill_tokens": 8, "max_steps": 1})
+    long = case.ask([1] * 55, max_tokens=2)
+    case.scheduler.step()
+    short = case.ask([2, 3, 4], max_tokens=2)
+    case.scheduler.step()
+    assert short.tokens()
+    while not long.tokens():
+        case.scheduler.step()
+    assert max(case.runner.tokens_read) == 8
+    assert len(case.runner.tokens_read) == 8  # 58 tokens: no pass was wasted
 
 
 def test_who_comes_first_goes_first_and_priority_goes_before():
@@ -286,7 +299,7 @@ def test_a_sink_may_call_its_request_off_and_hears_no_further_token():
 
 
 def test_what_is_cut_off_in_the_middle_of_a_step_leaves_nothing_behind():
-    case = Case(num_slots=2)
+    case = Case(num_slots=2, ends=0.0)
     asked = [case.ask([1] * 20, num_samples=3), case.ask([2]), case.ask([3])]
     case.scheduler.step()
     case.runner.fail_next = KeyboardInterrupt()  # pyright: ignore[reportAttributeAccessIssue]
