@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 		  echo "hint: install Python 3.11 or newer, or name one: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade -c constraints.txt pip setuptools
-	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation --editable '.[report,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation --editable '.[report,export,dev]'
 	$(BIN)/pip check
 	@touch $(STAMP)
 
