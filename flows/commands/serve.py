@@ -67,7 +67,7 @@ def serve(
         int | None, Parameter(help="Answers that a worker writes at the same time.")
     ] = None,
     precision: Annotated[
-        str, Parameter(help="Of the weights: fp32, bf16, or the model's own.")
+        str, Parameter(help="Of the weights: fp32, bf16, int8, or the model's own.")
     ] = "model",
     reload_on: Annotated[
         str | None,

@@ -98,6 +98,7 @@ def _add_pages(app: FastAPI, service: Service) -> None:
             "parameters": pool.facts.parameters,
             "context": pool.facts.sequence_len,
             "precision": pool.facts.precision,
+            "runner": pool.facts.runner,
             "defaults": DEFAULTS,
             "limits": LIMITS,
             "queue": {

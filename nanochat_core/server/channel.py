@@ -48,6 +48,7 @@ class Facts:
     sequence_len: int
     num_slots: int
     precision: str
+    runner: str  # what computes, see engine/runners.py
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What uvicorn leaves open: a connection that sends its request too slowly, or reads nothing of an
 answer, is closed. Measured with stock uvicorn: 300 such connections stay for ever.
 
-The server's own limits are for requests; this one is for what never becomes one.
+The server's own limits are for requests; this is for what never becomes one.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ class Deadlines:
     _reading: asyncio.TimerHandle | None = None
     # uvicorn's
     conn: Any
+    cycle: Any
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
 
@@ -34,10 +35,28 @@ class Deadlines:
         """A request that has begun must end in time."""
         super().data_received(data)  # pyright: ignore[reportAttributeAccessIssue]
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-            if self._receiving is None:
-                self._receiving = self.loop.call_later(self.receive_seconds, self._cut)
+            self._expect_end()
         else:
             self._receiving = _cancelled(self._receiving)
+
+    def on_response_complete(self) -> None:
+        """The next request may have come with the last one, or its beginning."""
+        super().on_response_complete()  # pyright: ignore[reportAttributeAccessIssue]
+        if self.conn.their_state is h11.SEND_BODY:
+            self._expect_end()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is not HTTP: say so, unless a response is under way or was given.
+
+        uvicorn would let the app answer the beginning of it, which ends in two tracebacks a time.
+        """
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """What is written waits for the client to read."""
@@ -55,6 +74,10 @@ class Deadlines:
         self._receiving = _cancelled(self._receiving)
         self._reading = _cancelled(self._reading)
         super().connection_lost(exc)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _expect_end(self) -> None:
+        if self._receiving is None:
+            self._receiving = self.loop.call_later(self.receive_seconds, self._cut)
 
     def _expect_less(self, size: int) -> None:
         self._reading = self.loop.call_later(self.read_seconds, self._check_read, size)

@@ -71,6 +71,7 @@ def open_engine(spec: Spec) -> tuple[AnswerEngine, Facts]:
     import torch
 
     from nanochat_core.engine.engine import Engine
+    from nanochat_core.engine.runners import Choice
     from nanochat_core.model.checkpoint import load_model
     from nanochat_core.tokenizer.bpe import Tokenizer
 
@@ -79,13 +80,21 @@ def open_engine(spec: Spec) -> tuple[AnswerEngine, Facts]:
     model = load_model(directory, torch.device(spec.device))
     tokenizer = Tokenizer.load(directory / "tokenizer")
     tokenizer.check_model(model.config.vocab_size)
-    engine = Engine(model, tokenizer, precision=spec.precision, num_slots=spec.num_slots)
-    own = str(model.dtype).removeprefix("torch.")
+    chosen = list[Choice]()
+    engine = Engine(
+        model,
+        tokenizer,
+        precision=spec.precision,
+        num_slots=spec.num_slots,
+        on_choice=chosen.append,
+    )
+    assert engine.scheduler  # opens the runner
     facts = Facts(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         sequence_len=model.config.sequence_len,
         num_slots=spec.num_slots,
-        precision=own if spec.precision == "model" else spec.precision,
+        precision=chosen[0].precision,
+        runner=chosen[0].runner,
     )
     return engine, facts
 

@@ -15,6 +15,7 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 MAKER = "nanochat_core.server.engine_process:open_engine"
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # NVIDIA's and AMD's
 SLOTS = {"cpu": 16, "cuda": 64}  # answers at the same time, of one engine process
 
 
@@ -124,6 +125,8 @@ def read_key(path: Path) -> str:
 
 
 def _count_gpus() -> int:
+    if not any(Path(driver).exists() for driver in _DRIVERS):
+        return 0  # and torch, which this process needs for nothing else, is not loaded
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -27,6 +27,7 @@ from nanochat_core.server.http import (
 from nanochat_core.server.openai_choices import CHAT, TEXT, Gathered, Shape
 from nanochat_core.server.openai_schema import (
     DEFAULT_COMPLETION_TOKENS,
+    MAX_ALTERNATIVES,
     MAX_CHOICES,
     ChatCompletionRequest,
     CompletionRequest,
@@ -141,6 +142,14 @@ def _model(service: Service) -> dict[str, Any]:
 
 
 def _make_ask(form: Sampled, prompt: list[int], max_tokens: int, log_probs: int | None) -> Ask:
+    alternatives = (form.n or 1) * max_tokens * (log_probs or 0)
+    if alternatives > MAX_ALTERNATIVES:
+        raise RequestError(
+            400,
+            f"{log_probs} alternatives to each of {max_tokens} tokens of {form.n or 1} choices are "
+            f"{alternatives}, at most {MAX_ALTERNATIVES} are told",
+            param="top_logprobs",
+        )
     return Ask(
         prompt=prompt,
         num_samples=form.n or 1,

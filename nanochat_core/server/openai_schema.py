@@ -22,6 +22,7 @@ MAX_CHOICES = 8
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_TOP_LOGPROBS = 20
+MAX_ALTERNATIVES = 50_000  # of all tokens of all choices: what a client that reads slowly may hold
 MAX_PROMPTS = 8
 DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions; OpenAI's
 

@@ -18,7 +18,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--workers", type=int, help="engine processes; default one for each GPU")
-    add("--precision", default="model", help="of the weights; default the model's own")
+    add(
+        "--precision",
+        default="model",
+        help="of the weights: fp32, bf16, int8; default the model's own",
+    )
     add("--slots", type=int, help="answers that one engine process writes at the same time")
     add("--max-waiting", type=int, default=64, help="answers that may wait for a slot")
     add("--max-seconds", type=float, default=600.0, help="for one answer, its wait included")

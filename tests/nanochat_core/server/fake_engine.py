@@ -109,7 +109,11 @@ def open_fake(spec: Spec) -> tuple[FakeEngine, Facts]:
     if spec.directory.endswith("crash"):
         os._exit(9)
     facts = Facts(
-        parameters=12345, sequence_len=CONTEXT, num_slots=spec.num_slots, precision="fp32"
+        parameters=12345,
+        sequence_len=CONTEXT,
+        num_slots=spec.num_slots,
+        precision="fp32",
+        runner="fake",
     )
     return FakeEngine(spec.num_slots), facts
 

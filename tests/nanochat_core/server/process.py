@@ -17,7 +17,7 @@ from nanochat_core.server.__main__ import Protocol, serve
 from nanochat_core.server.launch import Engines
 from nanochat_core.server.service import Rules
 from tests.nanochat_core.server.fake_engine import TOKENIZER
-from tests.nanochat_core.server.live import FAKE
+from tests.nanochat_core.server.live import FAKE, wait_until
 
 RECEIVE_SECONDS = 5.0
 
@@ -53,18 +53,17 @@ def serving_apart(*, slots: int = 16, max_waiting: int = 64) -> Iterator[Apart]:
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "tokenizer").mkdir()
         TOKENIZER.save(Path(directory) / "tokenizer")
-        with subprocess.Popen(
-            [sys.executable, "-m", __name__, directory, str(slots), str(max_waiting)],
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stderr is not None
+        log = Path(directory) / "log"
+        command = [sys.executable, "-m", __name__, directory, str(slots), str(max_waiting)]
+        with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr) as process:
             try:
-                line = process.stderr.readline()
-                found = re.search(r"http://127.0.0.1:(\d+)", line)
-                assert found is not None, line
+                wait_until(lambda: "http://" in log.read_text(), seconds=60)
+                found = re.fullmatch(r"chat at http://127.0.0.1:(\d+)\n", log.read_text())
+                assert found is not None, log.read_text()
                 yield Apart(int(found[1]), process.pid)
                 assert process.poll() is None
+                written = log.read_text().partition("\n")[2]
+                assert not written, written[-6000:]
             finally:
                 process.kill()
 

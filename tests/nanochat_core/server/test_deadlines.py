@@ -83,7 +83,7 @@ def test_a_connection_in_use_is_not_cut(hurried):
 
 def test_whoever_reads_nothing_is_cut_and_frees_the_slot(hurried):
     # Many answers in one stream: more than the buffers between two sockets hold.
-    ask = body("long", max_tokens=4000, n=8, stream=True, logprobs=True, top_logprobs=20)
+    ask = body("long", max_tokens=4000, n=8, stream=True, logprobs=True)
     text = json.dumps(ask).encode()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -92,6 +92,27 @@ def test_whoever_reads_nothing_is_cut_and_frees_the_slot(hurried):
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(text) + text)
         wait_until(lambda: hurried.health()["running"] == 8)
         wait_until(lambda: hurried.health()["running"] == 0, seconds=20)
+
+
+def test_a_second_request_in_the_same_packet_has_a_deadline_too(hurried):
+    first = json.dumps(body("echo hi")).encode()
+    with connect(hurried) as connection:
+        whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(first) + first
+        connection.sendall(whole + HEAD + b"Content-Length: 100\r\n\r\n{")
+        began = time.monotonic()
+        assert is_cut(connection)
+        assert time.monotonic() - began < 3.0
+
+
+def test_what_is_not_http_is_refused_once_and_without_a_word_in_the_log(live, caplog):
+    with connect(live) as connection:
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nzz\r\n")
+        received = b""
+        while part := connection.recv(4096):
+            received += part
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.count(b"HTTP/1.1") == 1
+    assert not caplog.records
 
 
 def test_headers_without_an_end_are_refused(live):

@@ -83,12 +83,16 @@ def test_it_answers_as_the_engine_does_until_it_is_interrupted(model_dir):
     assert text_of(events) == tokenizer.decode(ids[len(prompt) :])
 
 
-def test_the_same_seed_gives_the_same_answer_in_any_company(model_dir):
+@pytest.fixture(scope="module")
+def url(model_dir):
+    """Of a server for the tests that leave it as it was."""
+    with started(model_dir) as (_, found):
+        yield found
+
+
+def test_the_same_seed_gives_the_same_answer_in_any_company(url):
     ask = body("hello", max_tokens=24, seed=7)
-    with (
-        started(model_dir, "--log", "none") as (_, url),
-        httpx.Client(base_url=url, timeout=30) as http,
-    ):
+    with httpx.Client(base_url=url, timeout=30) as http:
         alone = text_of(events_of(http.post("/chat/completions", json=ask).text))
         with http.stream("POST", "/chat/completions", json=body("x", max_tokens=500)) as company:
             lines = company.iter_lines()
@@ -98,13 +102,28 @@ def test_the_same_seed_gives_the_same_answer_in_any_company(model_dir):
     assert alone == beside
 
 
-def test_whoever_leaves_frees_the_engine(model_dir):
-    with started(model_dir) as (_, url), httpx.Client(base_url=url, timeout=30) as http:
+def test_whoever_leaves_frees_the_engine(url):
+    with httpx.Client(base_url=url, timeout=30) as http:
         with http.stream("POST", "/chat/completions", json=body("x", max_tokens=4000)) as answer:
             lines = answer.iter_lines()
             next(lines)
             assert http.get("/health").json()["running"] == 1
         wait_until(lambda: http.get("/health").json()["running"] == 0, seconds=1.0)
+
+
+def test_log_probabilities_and_stop_strings_come_from_the_model(url):
+    ask = {"prompt": "once", "max_tokens": 12, "temperature": 0, "logprobs": 3, "n": 2}
+    with httpx.Client(base_url=url, timeout=30) as http:
+        answer = http.post("/v1/completions", json=ask).json()
+        one, two = answer["choices"]
+        stop = one["text"][6:8]
+        cut = http.post("/v1/completions", json={**ask, "stop": stop}).json()["choices"][0]
+    assert one["text"] == two["text"]
+    logs = one["logprobs"]
+    assert len(logs["token_logprobs"]) == answer["usage"]["completion_tokens"] // 2
+    assert all(max(top.values()) <= 0 for top in logs["top_logprobs"])
+    assert cut["text"] == one["text"][: one["text"].index(stop)]
+    assert cut["finish_reason"] == "stop"
 
 
 def test_a_signal_lets_answers_under_way_finish(model_dir):

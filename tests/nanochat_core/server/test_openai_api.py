@@ -173,6 +173,18 @@ def test_more_choices_than_may_be_are_refused(client):
         client.completions.create(model=NAME, prompt=["a", "b", "c"], n=3)
 
 
+def test_more_alternatives_than_may_be_held_for_a_slow_reader_are_refused(client):
+    with pytest.raises(openai.BadRequestError, match="choices are 640000, at most 50000"):
+        client.chat.completions.create(
+            model=NAME,
+            messages=ask("x"),
+            n=8,
+            max_tokens=4000,
+            logprobs=True,
+            top_logprobs=20,
+        )
+
+
 def test_a_failure_is_a_503_or_an_error_in_the_stream(client):
     with pytest.raises(openai.InternalServerError) as caught:
         client.chat.completions.create(model=NAME, messages=ask("fail"))
