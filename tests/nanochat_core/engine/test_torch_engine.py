@@ -1,0 +1,105 @@
+"""Engine and scheduler on the torch runners, as where no kernels can be had, beside the oracle."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from nanochat_core.engine import runners
+from nanochat_core.engine.device_runner import DeviceRunner
+from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.naive import generate_naive
+from nanochat_core.engine.requests import Draw, EndEvent, Event, Request
+from nanochat_core.engine.torch_runner import TorchRunner
+
+pytestmark = pytest.mark.torch
+
+DRAWS = [
+    Draw(temperature=0.0),
+    Draw(),
+    Draw(top_k=7, temperature=0.8),
+    Draw(top_p=0.7),
+    Draw(min_p=0.05, temperature=1.4),
+    Draw(repetition_penalty=1.6, top_k=40, top_p=0.95),
+]
+
+
+@pytest.fixture(params=[TorchRunner, DeviceRunner])
+def open_engine(request, make_model, tokenizer, monkeypatch) -> Callable[..., Engine]:
+    """Open an engine on one of the runners."""
+    monkeypatch.setattr(runners, "unable", lambda model: "this is a test")
+    monkeypatch.setattr(runners, "TorchRunner", request.param)
+
+    def make(**settings: int) -> Engine:
+        engine = Engine(make_model(windows=(12, 64)), tokenizer, memory=10**8, **settings)
+        assert type(engine.scheduler.runner) is request.param
+        return engine
+
+    return make
+
+
+@pytest.mark.parametrize("num_slots", [3, 16])
+def test_every_way_of_drawing_gives_the_naive_answers_in_a_ragged_crowd(
+    open_engine, tokenizer, num_slots
+):
+    engine, rng = open_engine(num_slots=num_slots), random.Random(1)
+    tokens: dict[tuple[int, int], list[int]] = {}
+    ends: list[EndEvent] = []
+    requests: list[Request] = []
+    for number in range(18):
+        prompt = [rng.randrange(256) for _ in range(rng.randint(1, 40))]
+
+        def sink(event: Event, number: int = number) -> None:
+            if isinstance(event, EndEvent):
+                ends.append(event)
+            elif event.token not in engine.ends:
+                tokens.setdefault((number, event.sample), []).append(event.token)
+
+        requests.append(
+            Request(
+                prompt=prompt,
+                sink=sink,
+                num_samples=1 + number % 2,
+                max_tokens=14,
+                draw=DRAWS[number % len(DRAWS)],
+                seed=number,
+            )
+        )
+    for request in requests:
+        engine.submit(request)
+    while engine.scheduler.step():
+        pass
+    assert {end.reason for end in ends} <= {"stop", "length"}
+    for number, request in enumerate(requests):
+        draw = request.draw
+        for index in range(request.num_samples):
+            naive = generate_naive(
+                engine.model,
+                tokenizer,
+                request.prompt,
+                max_tokens=14,
+                temperature=draw.temperature,
+                top_k=draw.top_k,
+                top_p=draw.top_p,
+                min_p=draw.min_p,
+                repetition_penalty=draw.repetition_penalty,
+                seed=request.seed,
+                sample_index=index,
+            )
+            assert tokens.get((number, index), []) == naive.ids
+
+
+def test_weights_that_were_written_to_are_taken_over(open_engine, tokenizer):
+    engine = open_engine(num_slots=4)
+    settings = {"max_tokens": 10, "temperature": 1.0, "top_k": None}
+    before = engine.complete([[1, 2, 3]], num_samples=2, seeds=[5], **settings)
+    with torch.no_grad():
+        for parameter in engine.model.parameters():
+            parameter.mul_(0.8)
+    engine.refresh()
+    after = engine.complete([[1, 2, 3]], num_samples=2, seeds=[5], **settings)
+    assert after != before
+    assert after[0][1] == generate_naive(
+        engine.model, tokenizer, [1, 2, 3], seed=5, sample_index=1, **settings
+    )
