@@ -1,8 +1,8 @@
 // Inference on a CPU with AVX-512, BF16 and VNNI, for native_runner.py: passes, drawing, decoding.
 //
-// A row is (token, the token before it, position, slot). All layers of a pass are one call. In each,
-// every row writes its key and value into its slot's pages, then attends over them: whether rows are
-// chunks of prompts, slots that decode, or both makes no difference to any of them, to the bit.
+// A row is (token, the token before it, position, slot). All layers of a pass are one call. In each
+// layer every row writes its key and value into its slot's pages, then attends over them: whether
+// rows are chunks of prompts, slots that decode, or both is nothing to any of them, to the bit.
 
 #include "kernels_model.h"
 

@@ -23,7 +23,7 @@ struct AttentionSpace {
 };
 
 // One key and value (packed as Form does, `width` numbers) to place `at` of a page's head. The
-// first key of a page clears it: what an earlier tenant left must not reach a sum, not even times 0.
+// first key of a page clears it: what an earlier tenant left must reach no sum, not even times 0.
 template <class Form>
 static void write_key_value(int32_t* keys, int32_t* values, int at, int width, const int32_t* key,
                             const int32_t* value) {
@@ -144,10 +144,11 @@ static void attend(const AttentionSpace& space, const Query* queries, int count,
   for (int p = 0; p < num_pages; ++p) space.pages[p] = values(first_page + p);
   for (int first = 0; first < width;) {
     const int left = (width - first) / 16;
-    const int log_panels = left >= 8 && count <= 2 ? 3 : left >= 4 ? 2 : 1, panels = 1 << log_panels;
+    const int log_panels = left >= 8 && count <= 2 ? 3 : left >= 4 ? 2 : 1;
+    const int panels = 1 << log_panels;
     __m512 out[MAX_QUERIES * 4];
-    WEIGHS<Form>[count - 1][log_panels - 1](space.weights, lda, space.pages, num_pages, width, first,
-                                        out);
+    WEIGHS<Form>[count - 1][log_panels - 1](space.weights, lda, space.pages, num_pages, width,
+                                            first, out);
     for (int i = 0; i < count; ++i)
       for (int c = 0; c < panels; ++c)
         take(i, first + 16 * c, _mm512_div_ps(out[i * panels + c], _mm512_set1_ps(sums[i])));

@@ -112,7 +112,8 @@ static void likeliest(const float* logits, int vocab, int k, float cap, DrawSpac
     for (const Candidate& c : space.candidates) space.order.push_back(c.logit);
     const float kth = kth_largest(space.order, k), lower = kth - margin(kth, cap);
     if (lower < least) collect(logits, vocab, lower, space);
-    for (Candidate& c : space.candidates) c.logit = c.logit < lower ? -HUGE_VALF : softcap(c.logit, cap);
+    for (Candidate& c : space.candidates)
+      c.logit = c.logit < lower ? -HUGE_VALF : softcap(c.logit, cap);
   }
   std::partial_sort(space.candidates.begin(), space.candidates.begin() + k, space.candidates.end(),
                     [](const Candidate& a, const Candidate& b) {
@@ -132,27 +133,26 @@ static int draw_from_all(const float* logits, int vocab, const DrawRule& rule, f
   const float peak = _mm512_reduce_max_ps(most);
   const __m512 top = _mm512_set1_ps(cap > 0.0f ? softcap(peak, cap) : peak);
   const __m512 temperature = _mm512_set1_ps(rule.temperature);
-  alignas(64) float weights[16];
   const auto weigh = [&](int at) {
     const __m512 w = exp16(_mm512_div_ps(_mm512_sub_ps(capped(at), top), temperature));
     const int left = vocab - at;
-    const __mmask16 mask = left >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << left) - 1);
-    _mm512_store_ps(weights, _mm512_maskz_mov_ps(mask, w));
+    return left >= 16 ? w : _mm512_maskz_mov_ps(static_cast<__mmask16>((1u << left) - 1), w);
   };
   double total = 0.0;
   thread_local std::vector<double> before;  // the cumulative weight before each 16 tokens
   before.clear();
   for (int at = 0; at < vocab; at += 16) {
     before.push_back(total);
-    weigh(at);
-    for (float w : weights) total += w;
+    const __m512 w = weigh(at);
+    total += _mm512_reduce_add_pd(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(w)),
+                                                _mm512_cvtps_pd(_mm512_extractf32x8_ps(w, 1))));
   }
   const float threshold = u * static_cast<float>(total);
-  size_t group = before.size() - 1;  // the last one that begins at or below the threshold
-  group = std::upper_bound(before.begin(), before.end(), threshold,
-                           [](float t, double b) { return t < static_cast<float>(b); }) -
-          before.begin() - 1;
-  weigh(static_cast<int>(group) * 16);
+  const auto above = [](float t, double b) { return t < static_cast<float>(b); };
+  const auto after = std::upper_bound(before.begin(), before.end(), threshold, above);
+  const size_t group = after - before.begin() - 1;  // the last to begin at or below the threshold
+  alignas(64) float weights[16];
+  _mm512_store_ps(weights, weigh(static_cast<int>(group) * 16));
   double sum = before[group];
   int last = 0;
   for (int i = 0; i < 16; ++i) {

@@ -87,7 +87,7 @@ static inline int tile_width(int rows, int left) {
   return left >= 4 ? 2 : left >= 2 ? 1 : 0;
 }
 
-// Activations as a matrix takes them: rows lda words apart. Int8: numbers are (byte - zero) * scale.
+// Activations as a matrix takes them, rows lda words apart. Int8: (byte - zero) * scale of the row.
 struct Activations {
   const int32_t* data;
   size_t lda;

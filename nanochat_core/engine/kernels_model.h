@@ -81,7 +81,7 @@ class Model : public Engine {
     const int rows = pass_.num_rows;
     if (!each(m, rows, [&](int row) { embed(row); })) return;
     for (int layer = 0; layer < spec.depth; ++layer) {
-      if (!attend_layer(m, layer, rows) || !mlp_layer(m, layer, rows)) return;
+      if (!attend_layer(m, layer) || !mlp_layer(m, layer)) return;
     }
     Activations a;
     const auto fill = [&](int i, int32_t* out, float* scale) { pack_last(m, i, out, scale); };
@@ -101,8 +101,19 @@ class Model : public Engine {
     });
   }
 
-  bool attend_layer(Crew::Member& m, int layer, int rows) {
+  // Of the last layer only the wanted rows are of use, once all keys and values are written: rows
+  // that go on, and which row of the pass the i-th of them is.
+  bool is_cut(int layer) const {
+    return layer == spec.depth - 1 && pass_.num_wanted < pass_.num_rows;
+  }
+
+  int rows_after(int layer) const { return is_cut(layer) ? pass_.num_wanted : pass_.num_rows; }
+
+  int row_after(int layer, int i) const { return is_cut(layer) ? pass_.wanted[i] : i; }
+
+  bool attend_layer(Crew::Member& m, int layer) {
     const LayerSpec& l = spec.layers[layer];
+    const int rows = pass_.num_rows, left = rows_after(layer);
     Activations a;
     const auto normed = [&](int row, int32_t* out, float* scale) {
       float* x = own_[m.index]->row;
@@ -116,44 +127,54 @@ class Model : public Engine {
     };
     if (!product(m, l.qkv, a, rows, keep)) return false;
     const int kv = spec.num_kv_heads;
-    if (is_single_) {  // no row sees what another one writes
-      const auto both = [&](int i) {
-        write_heads(m, l, runs_[i / kv], i % kv);
-        attend_run(m, l, runs_[i / kv], i % kv);
-      };
+    const auto write = [&](int i) { write_heads(m, l, runs_[i / kv], i % kv); };
+    const auto read = [&](int i) {
+      const Run run = runs_[i / kv];
+      attend_run(m, l, run, i % kv, run.first);
+    };
+    const auto read_wanted = [&](int i) {
+      attend_run(m, l, {row_after(layer, i / kv), 1}, i % kv, i / kv);
+    };
+    const auto both = [&](int i) {
+      write(i);
+      read(i);
+    };
+    if (is_cut(layer)) {
+      if (!crew_.phase(m, num_runs_ * kv, write)) return false;
+      if (!crew_.phase(m, left * kv, read_wanted)) return false;
+    } else if (is_single_) {  // no row sees what another one writes
       if (!crew_.phase(m, num_runs_ * kv, both)) return false;
     } else {
-      const auto write = [&](int i) { write_heads(m, l, runs_[i / kv], i % kv); };
-      const auto read = [&](int i) { attend_run(m, l, runs_[i / kv], i % kv); };
       if (!crew_.phase(m, num_runs_ * kv, write)) return false;
       if (!crew_.phase(m, num_runs_ * kv, read)) return false;
     }
-    if (!packed(m, rows, spec.num_heads * spec.head_width, false, &a)) return false;
-    const auto add = [&](int row, int panel, __m512 value) {
-      const int c = panel * 16;
+    if (!packed(m, left, spec.num_heads * spec.head_width, false, &a)) return false;
+    const auto add = [&](int i, int panel, __m512 value) {
+      const int c = panel * 16, row = row_after(layer, i);
       _mm512_storeu_ps(x_ + row * spec.width + c, _mm512_add_ps(entering(l, row, c), value));
     };
-    return product(m, l.attention_out, a, rows, add);
+    return product(m, l.attention_out, a, left, add);
   }
 
-  bool mlp_layer(Crew::Member& m, int layer, int rows) {
+  bool mlp_layer(Crew::Member& m, int layer) {
     const LayerSpec& l = spec.layers[layer];
+    const int rows = rows_after(layer);
     Activations a;
-    const auto normed = [&](int row, int32_t* out, float* scale) {
-      const float* x = x_ + row * spec.width;
+    const auto normed = [&](int i, int32_t* out, float* scale) {
+      const float* x = x_ + row_after(layer, i) * spec.width;
       pack_row<Form>(x, spec.width, inverse_rms(x, spec.width, spec.real_width, spec.norm_eps),
                      false, out, scale);
     };
     if (!prepare(m, rows, spec.width, normed, &a)) return false;
-    const auto squared = [&](int row, int panel, __m512 value) {
+    const auto squared = [&](int i, int panel, __m512 value) {
       value = _mm512_max_ps(value, _mm512_setzero_ps());
-      put(row, spec.hidden, panel * 16, _mm512_mul_ps(value, value));
+      put(i, spec.hidden, panel * 16, _mm512_mul_ps(value, value));
     };
     if (!product(m, l.fc, a, rows, squared)) return false;
     if (!packed(m, rows, spec.hidden, true, &a)) return false;
     const bool is_middle = layer == spec.middle_layer;
-    const auto add = [&](int row, int panel, __m512 value) {
-      const size_t at = static_cast<size_t>(row) * spec.width + panel * 16;
+    const auto add = [&](int i, int panel, __m512 value) {
+      const size_t at = static_cast<size_t>(row_after(layer, i)) * spec.width + panel * 16;
       value = _mm512_add_ps(_mm512_loadu_ps(x_ + at), value);
       _mm512_storeu_ps(x_ + at, value);
       if (is_middle) _mm512_storeu_ps(middle_ + at, value);
@@ -318,8 +339,9 @@ class Model : public Engine {
       turn(in_keys + kv_head * d, position, space, key);
       __m512 gate = _mm512_setzero_ps();
       if (l.value_embed != nullptr)
-        gate = _mm512_set1_ps(spec.gate_scale * sigmoid(in_values[spec.num_kv_heads * d + kv_head]));
-      const size_t embed = (static_cast<size_t>(pass_.tokens[row]) * spec.num_kv_heads + kv_head) * d;
+        gate = _mm512_set1_ps(spec.gate_scale *
+                              sigmoid(in_values[spec.num_kv_heads * d + kv_head]));
+      const size_t token = pass_.tokens[row], embed = (token * spec.num_kv_heads + kv_head) * d;
       for (int c = 0; c < d; c += 16) {
         __m512 v = _mm512_loadu_ps(in_values + kv_head * d + c);
         if (l.value_embed != nullptr)
@@ -330,8 +352,9 @@ class Model : public Engine {
     }
   }
 
-  // The heads that share a key/value head attend, for each row of a run.
-  void attend_run(Crew::Member& m, const LayerSpec& l, Run run, int kv_head) {
+  // The heads that share a key/value head attend, for each row of a run; what comes of it is put
+  // into rows from `target` on.
+  void attend_run(Crew::Member& m, const LayerSpec& l, Run run, int kv_head, int target) {
     const int d = spec.head_width, shared = spec.num_heads / spec.num_kv_heads;
     const int words = d / Kept::DEPTH, total = run.count * shared, slot = pass_.slots[run.first];
     const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(spec.real_head_width));
@@ -347,9 +370,8 @@ class Model : public Engine {
                       queries_ + (static_cast<size_t>(row) * spec.num_heads + head) * words};
       }
       const auto take = [&](int i, int channel, __m512 value) {
-        const int row = run.first + (start + i) / shared;
         const int head = kv_head * shared + (start + i) % shared;
-        put(row, spec.num_heads * d, head * d + channel, value);
+        put(target + (start + i) / shared, spec.num_heads * d, head * d + channel, value);
       };
       attend<Kept>(own_[m.index]->attention, queries, count, d, scale, keys, values, take);
     }

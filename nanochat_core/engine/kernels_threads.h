@@ -70,8 +70,8 @@ class Crew {
     return work_.load(std::memory_order_acquire) >> TICKET_BITS != m.phase;
   }
 
-  // do_ticket(i) for each i < tickets, all of them done on return. False: the pass is over, and what
-  // the member sees may belong to another.
+  // do_ticket(i) for each i < tickets, all of them done on return. False: the pass is over, and
+  // what the member sees may belong to another.
   template <class Do>
   bool phase(Member& m, int tickets, Do do_ticket) {
     if (tickets == 0) return true;
