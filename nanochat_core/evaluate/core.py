@@ -9,8 +9,11 @@ packed together: the totals do not depend on the number of ranks.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +32,9 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 PACK_TOKENS = 4096  # of a pass through the model
 BLOCK = 128  # examples that a rank takes at a time
 HEAD_ROWS = 1024  # logits of so many rows at a time
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +82,15 @@ def core_metric(
         for number, size in enumerate(sizes)
         for begin in range(0, size, BLOCK)
     ]
+    own = blocks[world.rank :: world.size]
+
+    def prepare(block: tuple[int, range]) -> list[Question]:
+        number, places = block
+        return [make_question(suite.tasks[number], place, tokenizer) for place in places]
+
     done = 0
-    for number, places in blocks[world.rank :: world.size]:
-        task = suite.tasks[number]
-        questions = [make_question(task, place, tokenizer) for place in places]
-        found = answer(model, questions, greedy=task.kind not in OPTIONS)
+    for (number, places), questions in zip(own, prepared(prepare, own), strict=True):
+        found = answer(model, questions, greedy=suite.tasks[number].kind not in OPTIONS)
         start = int(firsts[number]) + places.start
         answers[start : start + len(places)] = torch.tensor(found)
         done += len(places) * world.size
@@ -92,6 +102,16 @@ def core_metric(
         for task, first, size in zip(suite.tasks, firsts, sizes, strict=False)
     )
     return CoreScore(core=mean_of([score.centred for score in scores]), tasks=scores)
+
+
+def prepared(prepare: Callable[[S], T], items: Sequence[S]) -> Iterator[T]:
+    """What `prepare` makes of each, the next one on another thread while this one is used: a GPU
+    would else wait for text to become tokens."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        waiting = deque(thread.submit(prepare, item) for item in items[:2])
+        for following in range(2, 2 + len(items)):
+            yield waiting.popleft().result()
+            waiting.extend(thread.submit(prepare, item) for item in items[following:][:1])
 
 
 def score_task(task: CoreTask, answers: Sequence[int]) -> TaskScore:

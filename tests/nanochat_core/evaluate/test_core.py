@@ -290,3 +290,12 @@ def _peers_model(tokenizer):
         model.lm_head.weight[: ord("a")] *= 0.2
         model.lm_head.weight[ord("z") + 1 :] *= 0.2
     return model.eval()
+
+
+def test_what_is_prepared_comes_in_order_and_its_errors_come_through():
+    assert list(core.prepared(lambda i: i * i, range(7))) == [i * i for i in range(7)]
+    assert list(core.prepared(str, [])) == []
+    found = core.prepared(lambda i: 6 // (3 - i), range(9))
+    assert [next(found) for _ in range(3)] == [2, 3, 6]
+    with pytest.raises(ZeroDivisionError):
+        next(found)
