@@ -172,25 +172,27 @@ class Passes:
         self._under_way = None
 
     def _launch(self) -> _Launched | None:
-        ahead = self._under_way.num_steps if self._under_way is not None else 0
+        under_way = self._under_way
+        later = set(under_way.samples) if under_way is not None else set[Sample]()
+        ahead = under_way.num_steps if under_way is not None else 0
         num_steps = self._num_steps(ahead)
-        short: list[Sample] = []
+        short: list[tuple[Sample, int]] = []
+        batch: list[Sample] = []
         for sample in self._in(Phase.DECODING):
-            read, tables = len(sample.tokens) - 1, sample.held
-            if read >= tables.trim_at:
-                tables.trim(read)
-            if min(read + ahead + num_steps, sample.ticket.total - 1) > tables.capacity:
-                short.append(sample)
-        for sample in sorted(short, key=lambda sample: sample.order):
+            read, total = len(sample.tokens) - 1, sample.ticket.total
+            if read >= sample.held.trim_at:
+                sample.held.trim(read)
+            start = read + ahead if sample in later else read
+            if start + 1 >= total:
+                continue  # with what is under way it holds all that it may
+            batch.append(sample)
+            upto = min(start + num_steps, total - 1)
+            if upto > sample.held.capacity:
+                short.append((sample, upto))
+        for sample, upto in sorted(short, key=lambda pair: pair[0].order):
             if sample.phase is Phase.DECODING:  # else it made room for an older one
-                upto = len(sample.tokens) - 1 + ahead + num_steps
-                self.slots.grow(sample, min(upto, sample.ticket.total - 1))
-        # Who will hold all that it may after what is under way has nothing to draw.
-        batch = [
-            sample
-            for sample in self._in(Phase.DECODING)
-            if len(sample.tokens) + ahead < sample.ticket.total
-        ]
+                self.slots.grow(sample, upto)
+        batch = [sample for sample in batch if sample.phase is Phase.DECODING]
         if not batch:
             return None
         try:

@@ -91,6 +91,20 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_to_be_read():
     assert len(case.runner.tokens_read) == 8  # 58 tokens: no pass was wasted
 
 
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_a_short_answer_does_not_wait_for_long_ones(is_asynchronous):
+    case = Case(ends=0.0, calls=0.0, is_asynchronous=is_asynchronous, settings={"max_steps": 2})
+    long = case.ask([1], max_tokens=60)
+    for _ in range(5):
+        case.scheduler.step()
+    short = [case.ask([2], max_tokens=n) for n in (1, 2, 3)]
+    for _ in range(5):
+        case.scheduler.step()
+    assert not long.is_over
+    for one in short:
+        case.check(one)
+
+
 def test_who_comes_first_goes_first_and_priority_goes_before():
     case = Case(num_slots=1, ends=0.0)
     order: list[str] = []
