@@ -187,12 +187,13 @@ function openConversation(id) {
   return true;
 }
 
+/** Show words, or an element of them, below the newest message. */
 function addNote(words, {wrong = false} = {}) {
-  const node = make("p", {class: wrong ? "note wrong" : "note"}, words);
+  const node = make("div", {class: wrong ? "note wrong" : "note"}, words);
   notes.push({after: current.leaf, node});
   drawThread();
   scrollToEnd();
-  say(words);
+  say(node.innerText);
 }
 
 const atEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 80;
@@ -276,9 +277,8 @@ addEventListener("storage", (event) => {   // another tab wrote
 });
 
 get("ideas").append(...IDEAS.map((idea) => make("li", {}, make("button", {type: "button", onclick: () => { setDraft(idea); submit(); }}, idea))));
-get("keys").append(...[["Enter", "send"], ["Shift+Enter", "new line"], ["Esc", "stop the answer"], ["Ctrl+Shift+N or Alt+N", "new chat"],
-  ["Arrow up in the empty box", "edit your last message"], ["/", "go to the message box"],
-  ...COMMANDS.map(({name, takes, says}) => [`/${name} ${takes}`.trim(), says])].flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
+get("keys").append(keyList([["Enter", "send"], ["Shift+Enter", "new line"], ["Esc", "stop the answer"], ["Ctrl+Shift+N, Alt+N", "new chat"],
+  ["Arrow up", "in the empty box: edit your last message"], ["/", "go to the message box"], ...commandPairs()]));
 text.value = readDraft();
 applyTheme();
 drawDrawer();

@@ -76,13 +76,16 @@ const COMMANDS = [
     run: (value) => numberCommand(name, value),
   })),
   {name: "clear", takes: "", says: "begin a new chat; this one stays in the list", run: () => { openNew(); return ""; }},
-  {name: "help", takes: "", says: "this list", run: () => helpText()},
+  {name: "help", takes: "", says: "this list", run: () => keyList(commandPairs())},
 ];
 
-const helpText = () => [
-  ...COMMANDS.map(({name, takes, says}) => `/${name} ${takes}`.trim().padEnd(20) + " " + says),
-  "//".padEnd(20) + " a message that begins with a slash",
-].join("\n");
+/** A list of what can be typed or pressed, each with what it does. */
+const keyList = (pairs) => make("dl", {class: "keys"}, ...pairs.flatMap(([key, does]) => [make("dt", {}, key), make("dd", {}, does)]));
+
+const commandPairs = () => [
+  ...COMMANDS.map(({name, takes, says}) => [`/${name} ${takes}`.trim(), says]),
+  ["//", "a message that begins with a slash"],
+];
 
 function numberCommand(name, value) {
   const {label} = NUMBERS[name];
@@ -95,7 +98,7 @@ function numberCommand(name, value) {
   return `${label} ${setting(name) ?? "random"}`;
 }
 
-/** Do what a line says that begins with a slash; returns what to show. Throws Failure. */
+/** Do what a line says that begins with a slash; returns what to show, text or an element. Throws Failure. */
 function runCommand(line) {
   const [, name, value] = /^\/(\S*)\s*([^]*)$/.exec(line);
   const command = COMMANDS.find((one) => one.name === name.toLowerCase());
