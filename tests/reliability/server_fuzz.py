@@ -48,7 +48,9 @@ def fire(port: int, shot: Shot) -> bytes:
             connection.shutdown(socket.SHUT_WR)  # half open
             while part := connection.recv(65536):
                 received += part
-        except ConnectionError:  # it was refused before it was sent
+        except TimeoutError:
+            raise
+        except OSError:  # it was refused before it was sent
             pass
     return bytes(received)
 

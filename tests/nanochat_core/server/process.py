@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,12 +54,16 @@ def serving_apart(*, slots: int = 16, max_waiting: int = 64) -> Iterator[Apart]:
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "tokenizer").mkdir()
         TOKENIZER.save(Path(directory) / "tokenizer")
+        (Path(directory) / "config.json").touch()
         log = Path(directory) / "log"
         command = [sys.executable, "-m", __name__, directory, str(slots), str(max_waiting)]
         with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr) as process:
             try:
-                wait_until(lambda: "http://" in log.read_text(), seconds=60)
+                wait_until(
+                    lambda: "\n" in log.read_text() or process.poll() is not None, seconds=120
+                )
                 found = re.fullmatch(r"chat at http://127.0.0.1:(\d+)\n", log.read_text())
+                time.sleep(0.5)
                 assert found is not None, log.read_text()
                 yield Apart(int(found[1]), process.pid)
                 assert process.poll() is None
