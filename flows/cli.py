@@ -34,6 +34,7 @@ from flows.commands.report import report
 from flows.commands.revoke import revoke
 from flows.commands.run import run
 from flows.commands.serve import serve
+from flows.commands.sql import sql
 from flows.commands.status import status
 from flows.commands.tag import tag
 from flows.commands.terminal import print_error, print_mistake
@@ -63,6 +64,7 @@ _COMMANDS = (
     (ls, _ARTIFACTS),
     (tag, _ARTIFACTS),
     (diff, _ARTIFACTS),
+    (sql, _ARTIFACTS),
     (revoke, _ARTIFACTS),
     (gc, _ARTIFACTS),
 )
@@ -78,6 +80,7 @@ _WORDS: dict[Callable[..., int], str] = {
     push: "--to STR [OPTIONS] REF...",
     ls: "[OPTIONS] [REF]",
     tag: "[OPTIONS] [NAME] [REF]",
+    sql: "[OPTIONS] [QUERY]",
 }
 _FACTS_OF_THE_MACHINE = {
     errno.ENOSPC: "free some space, or give another directory with --home",

@@ -15,7 +15,7 @@ from flows.profiles import PROFILES
 COMMANDS = [  # in the order of the help
     *("plan", "run", "status", "explain", "accept", "profiles"),
     *("chat", "serve", "fetch", "pull", "push", "report"),
-    *("ls", "tag", "diff", "revoke", "gc", "data"),
+    *("ls", "tag", "diff", "sql", "revoke", "gc", "data"),
     *("doctor", "down"),
 ]
 
