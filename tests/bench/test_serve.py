@@ -1,0 +1,42 @@
+"""The bench of the chat server: both sides serve what it says they serve."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = "--depth 1 --clients 2 --tokens 4 --rounds 1"
+pytestmark = pytest.mark.torch
+
+
+def run(environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "bench/serve.py", *SMALL.split()],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_without_the_peer_it_says_so_and_measures_us() -> None:
+    found = run({k: v for k, v in os.environ.items() if k != "NANOCHAT_JAN_DIR"})
+    first, *_, last = found.stdout.splitlines()
+    assert first == "NANOCHAT_JAN_DIR is not set: there is no peer to compare with"
+    told = json.loads(last)
+    assert "peer" not in told
+    assert told["ours"]["tokens_per_second"] > 0
+    assert told["ours"]["slot_free_ms"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("NANOCHAT_JAN_DIR" not in os.environ, reason="NANOCHAT_JAN_DIR is not set")
+def test_the_peer_serves_the_same_weights() -> None:
+    told = json.loads(run(dict(os.environ)).stdout.splitlines()[-1])
+    assert told["ratio_tokens_per_second"] > 0
+    assert told["peer"].keys() == told["ours"].keys()
