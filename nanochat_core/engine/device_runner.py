@@ -161,7 +161,7 @@ class DeviceRunner(TorchRunner):
     def clear_table(self, slot: int) -> None:
         """See runner.py."""
         super().clear_table(slot)
-        for table in getattr(self, "tables", ()):
+        for table in self.tables:
             table[slot] = 0
 
     @torch.inference_mode()

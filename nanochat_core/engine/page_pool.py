@@ -39,7 +39,7 @@ class PagePool:
         self.place = {layer: i for i, layer in enumerate(group.layers)}
         self.table = np.zeros((num_slots, -(-max_len // page_size)), dtype=np.int64)
         # The first entry from which on the pages up to this one follow each other.
-        self._run = np.zeros_like(self.table)
+        self._run = np.tile(np.arange(self.table.shape[1]), (num_slots, 1))
 
     def set_table(self, slot: int, first: int, pages: Sequence[int]) -> None:
         """Entries first.. of the slot's table."""

@@ -96,8 +96,6 @@ class TorchRunner:
         self._group_of = {layer: i for i, g in enumerate(self.groups) for layer in g.layers}
         self.slots = [Slot() for _ in range(num_slots)]
         self._seen: Tensor | None = None  # (num_slots, V) bool, once a draw asks for it
-        for slot in range(num_slots):
-            self.clear_table(slot)
 
     def set_table(self, group: int, slot: int, first: int, pages: Sequence[int]) -> None:
         """See runner.py."""
