@@ -217,9 +217,10 @@ class Engine:
             self.scheduler.forget()
         done: SimpleQueue[EndEvent] = SimpleQueue()
         found = [_Answers(num_samples, done) for _ in prompts]
-        tickets = [
-            self.submit(
-                Request(
+        tickets: list[Ticket] = []
+        try:
+            for prompt, answers, seed in zip(prompts, found, seeds, strict=True):
+                request = Request(
                     prompt=prompt,
                     sink=answers.take,
                     num_samples=num_samples,
@@ -227,10 +228,7 @@ class Engine:
                     draw=Draw(temperature=temperature, top_k=top_k),
                     seed=seed,
                 )
-            )
-            for prompt, answers, seed in zip(prompts, found, seeds, strict=True)
-        ]
-        try:
+                tickets.append(self.submit(request))
             for _ in range(num_samples * len(prompts)):
                 self._check_end(self._next(done))
         except BaseException:

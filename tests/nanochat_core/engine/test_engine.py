@@ -160,6 +160,7 @@ def test_a_prompt_that_leaves_no_room_is_refused(engine, prompt):
         list(engine.generate(prompt))
     with pytest.raises(DataError, match="prompt"):
         engine.complete([[65], prompt], num_samples=1, max_tokens=1, seeds=[1, 2], **GREEDY)
+    assert engine.stats().waiting == engine.stats().running == 0
 
 
 def test_no_prompts_have_no_answers(engine):
