@@ -29,15 +29,17 @@ WATCH = """addEventListener("securitypolicyviolation", (event) =>
   console.error(`policy: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`));"""
 
 
-@pytest.fixture(scope="session")
+# Of a module, not of the session: while Playwright is there, a loop counts as running in this
+# thread, and no test could start one of its own.
+@pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
     with sync_playwright() as playwright:
         yield playwright
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(playwright: Playwright) -> Iterator[Browser]:
-    """One browser for all tests: starting it takes longer than a test."""
+    """One browser for the tests of a file: starting it takes longer than a test."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
