@@ -17,6 +17,7 @@ from cyclopts import App, CycloptsError, Group
 from flows.commands.accept import accept
 from flows.commands.bench import make_bench_app
 from flows.commands.chat import chat
+from flows.commands.compare import compare
 from flows.commands.data import make_data_app
 from flows.commands.diff import diff
 from flows.commands.doctor import doctor
@@ -64,6 +65,7 @@ _COMMANDS = (
     (ls, _ARTIFACTS),
     (tag, _ARTIFACTS),
     (diff, _ARTIFACTS),
+    (compare, _ARTIFACTS),
     (sql, _ARTIFACTS),
     (revoke, _ARTIFACTS),
     (gc, _ARTIFACTS),
@@ -80,6 +82,7 @@ _WORDS: dict[Callable[..., int], str] = {
     push: "--to STR [OPTIONS] REF...",
     ls: "[OPTIONS] [REF]",
     tag: "[OPTIONS] [NAME] [REF]",
+    compare: "[OPTIONS] REF REF...",
     sql: "[OPTIONS] [QUERY]",
 }
 _FACTS_OF_THE_MACHINE = {

@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import tempfile
-import textwrap
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -34,6 +32,8 @@ def sql(
     For example: nanochat sql "select run, metric, value, low, high from stages join evals using
     (stage, fingerprint) where metric = 'core' order by value desc"
     """
+    import tempfile
+
     from flows.query import columns_of, select
     from flows.tables import VIEWS, write_tables
 
@@ -69,6 +69,8 @@ def sql(
 
 def _told(view: str, about: str, known: list[str]) -> list[str]:
     """A view and its columns."""
+    import textwrap
+
     indent = "    "
     text = textwrap.wrap(", ".join(known), 96, initial_indent=indent, subsequent_indent=indent)
     return [f"{view}: {about}", *text]

@@ -14,9 +14,9 @@ from flows.profiles import PROFILES
 
 COMMANDS = [  # in the order of the help
     *("plan", "run", "status", "explain", "accept", "profiles"),
-    *("chat", "serve", "fetch", "pull", "push", "report"),
-    *("ls", "tag", "diff", "sql", "revoke", "gc", "data"),
-    *("doctor", "down"),
+    *("chat", "serve", "fetch", "pull", "push", "import", "export", "report"),
+    *("ls", "tag", "diff", "compare", "sql", "revoke", "gc", "data"),
+    *("doctor", "down", "bench"),
 ]
 
 
