@@ -26,7 +26,7 @@ import pyarrow as pa
 from nanochat_core.config import ChatEvalConfig, EvalTaskConfig
 from nanochat_core.data.examples import open_task
 from nanochat_core.engine.engine import Engine
-from nanochat_core.errors import DataError, NanochatError
+from nanochat_core.errors import DataError
 from nanochat_core.evaluate.generate import check_gradable, greedy_answers
 from nanochat_core.evaluate.intervals import Interval, centred, mean_of, share_of
 from nanochat_core.evaluate.letters import has_letters, likeliest_letters
@@ -105,13 +105,16 @@ def run(job: Job) -> dict[str, Any]:
 def judge_all(
     engine: Engine, job: Job, config: ChatEvalConfig, world: World, progress: Progress
 ) -> Judged:
-    """Every task's records, on every rank the same. A task that fails on any rank has failed."""
+    """Every task's records, on every rank the same. A task that fails on any rank has failed.
+
+    What is no fault of a task, as too little memory for the engine, ends the stage.
+    """
     tasks: dict[str, Task] = {}
     failed: dict[str, str] = {}
     for entry in config.tasks:
         try:
             tasks[entry.name] = _open(job, entry)
-        except NanochatError as error:
+        except DataError as error:
             failed[entry.name] = str(error)
     blocks = [
         (entry, range(first, min(first + BLOCK, len(tasks[entry.name]))))
@@ -130,7 +133,7 @@ def judge_all(
             continue
         try:
             own[name] += judge(engine, tasks[name], places, entry)
-        except (NanochatError, TaskError) as error:
+        except (DataError, TaskError) as error:
             failed[name] = str(error)
             continue
         share = sum(record["correct"] for record in own[name]) / len(own[name])

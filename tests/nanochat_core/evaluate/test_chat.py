@@ -11,7 +11,7 @@ import torch
 
 from infra.launch.torchrun import run_job
 from nanochat_core.engine.engine import Engine
-from nanochat_core.errors import DataError
+from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.evaluate import chat
 from nanochat_core.evaluate.generate import accuracy, greedy_answers
 from nanochat_core.evaluate.letters import likeliest_letters
@@ -231,6 +231,15 @@ def test_one_task_that_fails_leaves_the_others(make, many_tasks_dir, monkeypatch
     assert "chatcore" not in metrics
     told = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
     assert "humaneval could not be judged: no sandbox here" in told
+
+
+def test_what_is_no_fault_of_a_task_ends_the_stage(make, many_tasks_dir, monkeypatch):
+    def refuse(engine, examples, *, max_new_tokens):
+        raise ConfigError("too little memory")
+
+    monkeypatch.setattr(chat, "greedy_answers", refuse)
+    with pytest.raises(ConfigError, match="too little memory"):
+        chat.run(make(("arc_easy", 3), ("spelling", 5), task_data=many_tasks_dir))
 
 
 def test_two_processes_find_what_one_finds(make, many_tasks_dir):
