@@ -32,6 +32,7 @@ def check(candidate):
 CHECK = Check(setup="def add(a, b):\n    '''The sum.'''\n", test=TESTS, entry_point="add")
 WRONG = "def add(a, b): return 0"
 SECONDS = 0.4  # for what does not end
+SECONDS_TO_END = 15.0  # for what ends by itself, on a machine that is busy
 
 
 @contextlib.contextmanager
@@ -89,9 +90,10 @@ def gone_wrong(name: str, fill: Callable[[str], str]) -> str:
         return "" if verdict.passed else verdict.reason
     if kind == "ended":
         program, reason = ENDED[name]
+        seconds = SECONDS if reason == "timed out" else SECONDS_TO_END
         started = time.monotonic()
-        verdict = run_untrusted(fill(program), seconds=SECONDS)
-        late = time.monotonic() - started > 5
+        verdict = run_untrusted(fill(program), seconds=seconds)
+        late = time.monotonic() - started > seconds + 5
         right = not verdict.passed and reason in verdict.reason and not late
         small = len(verdict.output) <= sandbox_runs.OUTPUT_KEPT
         return "" if right and small else f"{verdict.reason}{', late' * late}"

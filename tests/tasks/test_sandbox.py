@@ -64,12 +64,17 @@ def test_processes_that_a_program_starts_are_gone_with_it(fill_in, monkeypatch):
     way = next(way for way in sandbox_ways.ways(sandbox_ways.programs()) if way)
     if isinstance(way, str):
         pytest.skip(way)
-    limits = {"check": None, "seconds": 1.0, "memory_mb": 512, "stop": None}
+    stop = threading.Event()
+    limits = {"check": None, "seconds": 60.0, "memory_mb": 512, "stop": stop}
     thread = threading.Thread(target=sandbox_runs.run_in, args=[way, program], kwargs=limits)
     thread.start()
-    time.sleep(0.7)
-    assert len(processes_of(fill_in("MARK"))) == 4
+    deadline = time.monotonic() + 30
+    while len(processes_of(fill_in("MARK"))) < 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    there = processes_of(fill_in("MARK"))
+    stop.set()
     thread.join()
+    assert len(there) == 4
     assert not processes_of(fill_in("MARK"))
 
 

@@ -66,9 +66,11 @@ def test_outside_a_sandbox_what_is_tried_is_let(name):
 
 def test_everything_is_held_here_and_tried_out():
     found = protections()
+    if found.kind == "limits":
+        pytest.skip("neither bubblewrap nor Landlock is here")
     assert (found.held, found.missing) == (tuple(PROTECTIONS), ())
-    if shutil.which("bwrap"):
-        assert (found.kind, found.why) == ("bubblewrap", ())
+    assert found.kind in ("bubblewrap", "landlock")
+    assert (found.kind == "bubblewrap") == (found.why == ())
 
 
 def test_without_bubblewrap_a_program_walls_itself_in(no_bubblewrap):
@@ -84,6 +86,8 @@ def test_without_bubblewrap_a_program_walls_itself_in(no_bubblewrap):
 
 
 def test_where_namespaces_are_forbidden_too(forbidden_namespaces):
+    if sandbox_confine.landlock_version() == 0:
+        pytest.skip("this kernel has no Landlock")
     found = protections()
     assert found.kind == "landlock"
     assert found.why == ("bubblewrap does not start: bwrap: No permissions to create a namespace",)
