@@ -23,6 +23,7 @@ class Deadlines:
     # uvicorn's
     conn: Any
     cycle: Any
+    scope: Any
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
 
@@ -53,7 +54,8 @@ class Deadlines:
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+        is_head = self.scope is not None and self.scope["method"] == "HEAD"  # takes no body
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not is_head:
             super().send_400_response(msg)  # pyright: ignore[reportAttributeAccessIssue]
         else:
             self.transport.close()
