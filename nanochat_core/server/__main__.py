@@ -149,7 +149,6 @@ def _log_to_stderr() -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     _LOG.handlers = [handler]
     _LOG.setLevel(logging.INFO)
-    _LOG.propagate = False
 
 
 if __name__ == "__main__":
