@@ -45,6 +45,8 @@ def read_tokens(
         q, k, v = _queries(weights, block, _norm(x, eps), tokens, rotary)
         mixed = mix(layer, q, k, v)
         if layer == last and wanted is not None:
+            if not len(wanted):  # all that was wanted is kept by now
+                return x.new_empty((0, weights.config.vocab_size), dtype=torch.float32)
             x, middle = x[wanted], middle[wanted]
         x = x + block.out(mixed.flatten(1))
         x = x + block.down(F.relu(block.up(_norm(x, eps))).square_())

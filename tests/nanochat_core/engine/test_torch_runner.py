@@ -369,6 +369,26 @@ def test_refresh_takes_over_what_was_written_to_the_model(make_model, dtype):
     assert not torch.allclose(before, after)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_pass_that_wants_no_logits_keeps_what_it_read(make_model, dtype):
+    model = make_model()
+    runner = open_small(model, dtype=dtype)
+    tokens = prompts_of(1, seed=3)[0] + [1, 2, 3]
+    begin(runner, [tokens], GREEDY)
+    at_once = whole(runner, 0, tokens)
+    begin(runner, [tokens], GREEDY)
+    none = runner.prefill(
+        [Chunk(slot=0, start=0, before=-1, tokens=tokens[:-2], wants_logits=False)]
+    )
+    assert none.shape == (0, 265)
+    assert none.dtype == torch.float32
+    chunk = Chunk(
+        slot=0, start=len(tokens) - 2, before=tokens[-3], tokens=tokens[-2:], wants_logits=True
+    )
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(runner.prefill([chunk])[0], at_once, rtol=0, atol=tolerance)
+
+
 def test_bf16_is_near_fp32_whatever_the_number_of_rows(make_model):
     model = make_model()
     runner = open_small(model, dtype=torch.bfloat16)
