@@ -30,7 +30,8 @@ class Draws:
     ) -> None:
         """As the runner's."""
         key = self._library.nf_row_key(seed, sample)
-        self.rules[slot] = (draw.temperature, draw.top_k or 0, key)
+        top_k = min(max(draw.top_k or 0, 0), self._shape[1])
+        self.rules[slot] = (draw.temperature, top_k, key)
         self._draws[slot], self.num_log_probs[slot] = draw, num_log_probs
         penalised = draw.repetition_penalty != 1.0
         bent = draw.top_p < 1.0 or draw.min_p > 0.0 or penalised

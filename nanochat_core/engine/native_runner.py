@@ -157,7 +157,9 @@ class NativeRunner:
     def set_table(self, group: int, slot: int, first: int, pages: Sequence[int]) -> None:
         """See runner.py."""
         row = self._tables[group][slot]
-        assert first + len(pages) <= len(row), f"entries {first}+{len(pages)} of {len(row)}"
+        # The kernels check nothing: what is wrong here would be written to anywhere.
+        assert 0 <= first <= len(row) - len(pages), f"entries {first}+{len(pages)} of {len(row)}"
+        assert all(0 <= page < self.groups[group].num_pages for page in pages), f"pages {pages}"
         row[first : first + len(pages)] = pages
 
     def clear_table(self, slot: int) -> None:
@@ -225,6 +227,8 @@ class NativeRunner:
 
     def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Done:
         """See runner.py."""
+        # The last token of a full text is told and not read: it needs no place.
+        assert max(limits) <= self.max_len + 1, f"{max(limits)} tokens of {self.max_len}"
         if self._draws.wants_torch(slots):
             return self._decode_special(slots, limits, num_steps)
         count = len(slots)

@@ -1,5 +1,8 @@
 """Decoding in the kernels draws as sampling.py draws, and parks where it has to."""
 
+import gc
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -114,6 +117,59 @@ def test_equal_logits_give_equal_tokens(temperature: float, top_k: int | None, s
     assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1
     if temperature == 0.0:
         assert found == expected
+
+
+@pytest.mark.parametrize("top_k", [0, -3, 10**15])
+def test_a_top_k_that_is_none_leaves_all_tokens(top_k: int) -> None:
+    logits = torch.randn((50, VOCAB), generator=torch.Generator().manual_seed(5))
+    everything = native_draw(logits, Draw(), 1, 1)
+    assert native_draw(logits, Draw(top_k=top_k), 1, 1) == everything
+
+
+def test_saturated_logits_are_told_apart_as_after_the_softcap() -> None:
+    model = make_gpt()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(200)  # most logits round to the cap
+    for draw in (Draw(temperature=0.0), Draw(temperature=1.0, top_k=5)):
+        runner = make_runner(model)
+        found = answer(runner, 1, 12, draw=draw)
+        tokens = PROMPTS[1] + found
+        logits = read(make_runner(model), 0, tokens[:-1], *range(40, len(tokens) - 1))
+        again = make_runner(model)
+        for step, row in enumerate(logits):
+            again.start(2, draw=draw, seed=1, sample=3, num_log_probs=None)
+            told = again.draw_first([2], row[None], [40 + step], [0]).tokens[0][0]
+            assert told == found[step]
+
+
+def test_runners_that_are_gone_leave_no_thread_and_no_memory() -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    model = make_gpt()
+    begin(make_runner(model, num_threads=3), 0)
+    gc.collect()
+    before = count()
+    for _ in range(20):
+        begin(make_runner(model, num_threads=3), 0)
+    gc.collect()
+    assert count() == before
+    mapped = Path("/proc/self/maps").read_text()
+    runner = make_runner(model)
+    runner.close()
+    runner.close()  # harmless
+    del runner
+    gc.collect()
+    assert len(Path("/proc/self/maps").read_text().splitlines()) <= len(mapped.splitlines()) + 2
+
+
+def test_what_the_kernels_would_not_survive_is_stopped_before() -> None:
+    runner = make_runner(make_gpt())
+    for first, pages in ((5, [1, 2]), (-1, [1]), (0, [10**6]), (0, [-1])):
+        with pytest.raises(AssertionError, match=r"entries|pages"):
+            runner.set_table(0, 0, first, pages)
+    with pytest.raises(AssertionError, match="tokens of"):
+        runner.decode([0], [LENGTH + 2], 1)
 
 
 def test_the_lowest_of_equal_tokens_is_likeliest() -> None:
