@@ -262,10 +262,8 @@ def open_profile(name: str, *, depth: int | None = None, overrides: Sequence[str
         _apply(RunConfig, tree, override)
     run = RunConfig.from_tree(tree, where="the run")
     shards = dataclasses.replace(run.shards, snapshot=_snapshot(run.shards))
-    task_data = with_snapshots(run.task_data)
-    return dataclasses.replace(
-        profile, run=dataclasses.replace(run, shards=shards, task_data=task_data)
-    )
+    run = dataclasses.replace(run, shards=shards, task_data=with_snapshots(run.task_data))
+    return dataclasses.replace(profile, run=run)
 
 
 def _snapshot(shards: ShardsConfig) -> tuple[str, ...]:
