@@ -32,7 +32,7 @@ def check(candidate):
 CHECK = Check(setup="def add(a, b):\n    '''The sum.'''\n", test=TESTS, entry_point="add")
 WRONG = "def add(a, b): return 0"
 SECONDS = 0.4  # for what does not end
-SECONDS_TO_END = 15.0  # for what ends by itself, on a machine that is busy
+SECONDS_TO_END = 30.0  # for what ends by itself, on a machine that is busy
 
 
 @contextlib.contextmanager
@@ -86,7 +86,7 @@ def gone_wrong(name: str, fill: Callable[[str], str]) -> str:
     if kind == "attempt":
         if not namespaces and name in LET_WITHOUT_NAMESPACES:
             return ""
-        verdict = run_untrusted(REFUSED + fill(ATTEMPTS[name]))
+        verdict = run_untrusted(REFUSED + fill(ATTEMPTS[name]), seconds=SECONDS_TO_END)
         return "" if verdict.passed else verdict.reason
     if kind == "ended":
         program, reason = ENDED[name]
@@ -100,19 +100,19 @@ def gone_wrong(name: str, fill: Callable[[str], str]) -> str:
     if kind == "forged":
         program = f"{FORGED[name]}\n{WRONG}\n"
         verdicts = [
-            run_untrusted(f"{program}{TESTS}\ncheck(add)\n"),
-            run_untrusted(program, check=CHECK),
+            run_untrusted(f"{program}{TESTS}\ncheck(add)\n", seconds=SECONDS_TO_END),
+            run_untrusted(program, check=CHECK, seconds=SECONDS_TO_END),
         ]
         return "passed" if any(verdict.passed for verdict in verdicts) else ""
     if kind in ("deceived", "exhausting"):
         program = (DECEIVED if kind == "deceived" else EXHAUSTING)[name]
-        seconds = 5.0 if kind == "deceived" else 1.0
+        seconds = SECONDS_TO_END if kind == "deceived" else 1.0
         verdict = run_untrusted(program, check=CHECK, seconds=seconds)
         slow = kind == "deceived" and verdict.timed_out
         return "passed" if verdict.passed else "timed out" * slow
     if not namespaces and name in NEED_NAMESPACES:
         return ""
-    verdict = run_untrusted(HONEST[name], check=CHECK)
+    verdict = run_untrusted(HONEST[name], check=CHECK, seconds=SECONDS_TO_END)
     return "" if verdict.passed else f"refused: {verdict.reason}"
 
 
