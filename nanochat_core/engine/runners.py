@@ -7,7 +7,7 @@ at a time, the others wait. What cannot hold even one of full length is refused.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -257,14 +257,17 @@ def _groups(
     config: ModelConfig, sequences: int, max_len: int, page_size: int
 ) -> tuple[PageGroup, ...]:
     """Pages for so many sequences of max_len tokens, and the scratch page."""
+
+    def pages(window: int) -> int:
+        ahead = max(AHEAD, page_size)
+        count = 1 + sequences * most_pages(max_len, window, page_size, ahead=ahead)
+        if window >= max_len:
+            return count
+        # Besides the scratch page, a window and what is read at once, each ending inside a page.
+        return max(count, 3 + -(-(window + min(ahead, max_len)) // page_size))
+
     return tuple(
-        PageGroup(
-            window=group.window,
-            layers=group.layers,
-            num_pages=1
-            + sequences * most_pages(max_len, group.window, page_size, ahead=max(AHEAD, page_size)),
-        )
-        for group in page_groups(config, num_pages=0)
+        replace(group, num_pages=pages(group.window)) for group in page_groups(config, num_pages=0)
     )
 
 

@@ -8,6 +8,7 @@ from nanochat_core.engine.native_runner import NativeRunner, unable
 from nanochat_core.engine.requests import Draw
 from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners import choose_runner, open_runner
+from nanochat_core.engine.speed import make_endless
 from nanochat_core.engine.torch_runner import TorchRunner
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
@@ -87,6 +88,17 @@ def test_with_less_memory_fewer_sequences_fit_and_with_too_little_it_is_refused(
         choose_runner(model, num_slots=8, runner="torch", memory=ample.weight_bytes)
     assert "79.7 MB are to be had" in str(e.value)
     assert e.value.hint is not None
+
+
+@pytest.mark.parametrize("max_len", [64, 516, 700, 2048])
+def test_one_slots_pages_do_not_make_it_read_in_crumbs(max_len):
+    model = GPT(model_for_depth(4), numerics("fp32"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    runner = open_runner(model, park_tokens=(), num_slots=1, max_len=max_len, runner="torch")
+    scheduler = make_endless(runner, context=max_len)
+    assert scheduler._slots.prefill_tokens >= min(512, max_len)
 
 
 def test_nothing_is_allocated_to_refuse(monkeypatch):
