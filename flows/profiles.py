@@ -162,7 +162,7 @@ def tiny(depth: int = 3) -> Profile:
                 mixture=(
                     MixtureEntry(task="identity", num_examples=60, epochs=4),
                     MixtureEntry(task="spelling", num_examples=2000, epochs=1),
-                    MixtureEntry(task="arithmetic", num_examples=100, epochs=1),
+                    MixtureEntry(task="arithmetic", num_examples=50, epochs=1),
                 ),
                 num_epochs=1,
                 total_batch_size=chat_batch,
@@ -172,11 +172,11 @@ def tiny(depth: int = 3) -> Profile:
             ),
             rl=RLConfig(
                 task="arithmetic",
-                num_steps=25,
+                num_steps=30,
                 examples_per_step=16,
                 samples_per_example=16,
                 max_new_tokens=48,
-                temperature=1.0,
+                temperature=0.8,
                 top_k=50,
                 lr_fraction=0.2,
                 eval_examples=200,
