@@ -1,17 +1,10 @@
-"""What whoever asks may rely on: bounds, order, calling off, failures, and nothing lost."""
-
-import gc
-import random
-import threading
-import tracemalloc
-from pathlib import Path
+"""What whoever asks may rely on: bounds, order, calling off, failures."""
 
 import pytest
 
-from nanochat_core.engine import slots
 from nanochat_core.engine.requests import QueueFull, Request
 from nanochat_core.errors import DataError
-from tests.nanochat_core.engine.scheduler_case import CONTEXT, Asked, Case, prompt_of
+from tests.nanochat_core.engine.scheduler_case import CONTEXT, Asked, Case
 
 pytestmark = pytest.mark.torch
 
@@ -178,26 +171,6 @@ def test_calling_off_twice_or_too_late_does_nothing():
     assert case.scheduler.stats().cancellations == 0
 
 
-@pytest.mark.parametrize("is_asynchronous", [False, True])
-def test_nothing_is_lost_after_a_thousand_cancellations(is_asynchronous):
-    rng = random.Random(5)
-    case = Case(num_pages=(14, 34), num_slots=6, is_asynchronous=is_asynchronous)
-    asked: list[Asked] = []
-    for _ in range(1000):
-        asked.append(case.ask(prompt_of(rng), num_samples=rng.choice((1, 1, 3)), seed=len(asked)))
-        for _ in range(rng.randrange(3)):
-            case.scheduler.step()
-        rng.choice(asked[-8:]).ticket.cancel()
-    for one in asked:
-        one.ticket.cancel()
-    after = case.ask(prompt_of(rng), num_samples=3)
-    case.work()
-    assert all(one.is_over for one in asked)
-    case.check(after)
-    case.check_empty()
-    assert case.scheduler.stats().cancellations > 500
-
-
 def test_as_many_wait_as_may():
     case = Case(num_slots=1, ends=0.0, settings={"max_queue": 2})
     running = case.ask([1], num_samples=5, max_tokens=20)
@@ -341,82 +314,3 @@ def test_log_probs_come_with_drawn_tokens_of_those_who_want_them():
         if event.log_probs is not None:
             assert event.log_probs.chosen == -event.token
     assert all(event.log_probs is None for event in others.tokens())
-
-
-def work_until(stop: threading.Event, case: Case) -> None:
-    """As the engine's thread does."""
-    while not stop.is_set():
-        if not case.scheduler.step():
-            case.scheduler.wait(0.05)
-
-
-def ask_and_call_off(case: Case, asked: list[Asked], number: int) -> None:
-    """As a server's thread does."""
-    rng = random.Random(number)
-    for _ in range(60):
-        one = case.ask(prompt_of(rng), seed=number, num_samples=rng.choice((1, 2)))
-        asked.append(one)
-        case.scheduler.stats()
-        if rng.random() < 0.4:
-            one.ticket.cancel()
-
-
-def test_any_thread_may_ask_and_call_off_while_another_works():
-    case = Case(num_slots=4, num_pages=(14, 40))
-    asked: list[Asked] = []
-    stop = threading.Event()
-    worker = threading.Thread(target=work_until, args=(stop, case))
-    askers = [threading.Thread(target=ask_and_call_off, args=(case, asked, i)) for i in range(4)]
-    for thread in (worker, *askers):
-        thread.start()
-    for thread in askers:
-        thread.join()
-    stop.set()
-    case.scheduler.wake()
-    worker.join()
-    case.work()
-    assert len(asked) == 240
-    for one in asked:
-        assert one.is_over
-        if not one.ticket.is_cancelled:
-            case.check(one)
-    case.check_empty()
-
-
-def test_memory_does_not_grow_with_the_number_of_requests():
-    """Ten thousand of random lengths; what is allocated in the last thousands is told apart."""
-    case = Case(num_slots=8, page_size=16, windows=(8, 64), num_pages=(12, 30), ends=0.4, calls=0)
-    rng = random.Random(1)
-
-    def run(count: int) -> None:
-        for number in range(count):
-            case.scheduler.submit(
-                Request(
-                    prompt=[rng.randrange(50) for _ in range(rng.randint(1, 20))],
-                    sink=lambda event: None,
-                    seed=number,
-                    max_tokens=rng.randint(1, 12),
-                )
-            )
-            if number % 16 == 15:
-                case.work()
-        case.work()
-        case.check_empty()
-        gc.collect()
-
-    def allocated() -> int:
-        """Bytes, by the engine's own lines: the fake runner keeps what it was told."""
-        own = tracemalloc.Filter(True, str(Path(slots.__file__).parent / "*"))
-        traces = tracemalloc.take_snapshot().filter_traces([own])
-        return sum(trace.size for trace in traces.traces)
-
-    run(9_000)
-    tracemalloc.start()
-    run(500)
-    before = allocated()
-    run(500)
-    grown = allocated() - before
-    tracemalloc.stop()
-    assert before > 5_000
-    assert grown < 5_000
-    assert case.scheduler.stats().requests == 10_000
