@@ -12,89 +12,21 @@ from nanochat_core.engine.sampling import row_keys, sample
 from nanochat_core.engine.torch_runner import TorchRunner
 from nanochat_core.eras import ERAS, numerics, of_era
 from nanochat_core.model.gpt import GPT
+from tests.nanochat_core.engine.torch_slots import (
+    GREEDY,
+    LONGEST,
+    PAGES,
+    PARK,
+    begin,
+    expected,
+    give_pages,
+    open_small,
+    prompts_of,
+    read_in_pieces,
+    whole,
+)
 
 pytestmark = pytest.mark.torch
-
-PAGE, PAGES, LONGEST = 4, 16, 64
-PARK = 256
-GREEDY = Draw(temperature=0.0)
-
-
-def open_small(
-    model: GPT, *, num_slots: int = 4, dtype: torch.dtype = torch.float32
-) -> TorchRunner:
-    """Pages of 4 tokens, enough for every slot; slot s begins with pages 16 s + 1 onwards."""
-    return TorchRunner(
-        model,
-        dtype=dtype,
-        groups=page_groups(model.config, num_pages=1 + num_slots * PAGES),
-        page_size=PAGE,
-        num_slots=num_slots,
-        max_len=LONGEST,
-        park_tokens=[PARK],
-    )
-
-
-def give_pages(runner: TorchRunner, slot: int, *, rng: random.Random | None = None) -> None:
-    """All of a slot's pages, one after the other, or in any order."""
-    pages = [1 + PAGES * slot + i for i in range(PAGES)]
-    if rng is not None:
-        rng.shuffle(pages)
-    for group in range(len(runner.groups)):
-        runner.set_table(group, slot, 0, pages)
-
-
-def read_in_pieces(
-    runner: TorchRunner, prompts: list[list[int]], rng: random.Random
-) -> torch.Tensor:
-    """Prefill all prompts, in passes of chunks of random lengths; logits of the last tokens."""
-    read = [0] * len(prompts)
-    logits: dict[int, torch.Tensor] = {}
-    while len(logits) < len(prompts):
-        chunks: list[Chunk] = []
-        for slot, prompt in enumerate(prompts):
-            count = min(rng.randint(0, 12), len(prompt) - read[slot])
-            if count:
-                start = read[slot]
-                read[slot] += count
-                chunks.append(
-                    Chunk(
-                        slot=slot,
-                        start=start,
-                        before=prompt[start - 1] if start else -1,
-                        tokens=prompt[start : start + count],
-                        wants_logits=read[slot] == len(prompt),
-                    )
-                )
-        if chunks:
-            found = runner.prefill(chunks)
-            done = [c.slot for c in chunks if c.wants_logits]
-            logits.update(zip(done, found, strict=True))
-    return torch.stack([logits[slot] for slot in range(len(prompts))])
-
-
-def whole(runner: TorchRunner, slot: int, tokens: list[int]) -> torch.Tensor:
-    """Logits (V,) after a prompt that is read at once."""
-    chunk = Chunk(slot=slot, start=0, before=-1, tokens=tokens, wants_logits=True)
-    return runner.prefill([chunk])[0]
-
-
-def begin(runner: TorchRunner, prompts: list[list[int]], draw: Draw, **settings: object) -> None:
-    """Pages and settings for one slot a prompt."""
-    for slot in range(len(prompts)):
-        give_pages(runner, slot)
-        runner.start(slot, draw=draw, seed=7, sample=slot, num_log_probs=None, **settings)  # pyright: ignore[reportArgumentType]
-
-
-def prompts_of(count: int, *, seed: int = 0, longest: int = 40) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randrange(256) for _ in range(rng.randint(1, longest))] for _ in range(count)]
-
-
-@torch.no_grad()
-def expected(model: GPT, tokens: list[int]) -> torch.Tensor:
-    """The model's own logits after the last token."""
-    return model(torch.tensor([tokens]))[0, -1]
 
 
 @pytest.mark.parametrize(
@@ -347,70 +279,3 @@ def test_log_probs_are_told_of_the_slots_that_want_them(make_model):
             reference.topk(3).values.tolist(), abs=1e-4
         )
         sequence.append(column[1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_refresh_takes_over_what_was_written_to_the_model(make_model, dtype):
-    model = make_model()
-    runner, prompt = open_small(model, dtype=dtype), [1, 2, 3, 4]
-    give_pages(runner, 0)
-    before = whole(runner, 0, prompt)
-    addresses = [m.values.data_ptr() for m in runner.weights.matrices()]
-    other = make_model(seed=1)
-    with torch.no_grad():
-        for own, theirs in zip(model.parameters(), other.parameters(), strict=True):
-            own.copy_(theirs)
-    runner.refresh()
-    assert [m.values.data_ptr() for m in runner.weights.matrices()] == addresses
-    after = whole(runner, 0, prompt)
-    fresh = open_small(other, dtype=dtype)
-    give_pages(fresh, 0)
-    assert torch.equal(after, whole(fresh, 0, prompt))
-    assert not torch.allclose(before, after)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_pass_that_wants_no_logits_keeps_what_it_read(make_model, dtype):
-    model = make_model()
-    runner = open_small(model, dtype=dtype)
-    tokens = prompts_of(1, seed=3)[0] + [1, 2, 3]
-    begin(runner, [tokens], GREEDY)
-    at_once = whole(runner, 0, tokens)
-    begin(runner, [tokens], GREEDY)
-    none = runner.prefill(
-        [Chunk(slot=0, start=0, before=-1, tokens=tokens[:-2], wants_logits=False)]
-    )
-    assert none.shape == (0, 265)
-    assert none.dtype == torch.float32
-    chunk = Chunk(
-        slot=0, start=len(tokens) - 2, before=tokens[-3], tokens=tokens[-2:], wants_logits=True
-    )
-    tolerance = 1e-5 if dtype == torch.float32 else 0.05
-    torch.testing.assert_close(runner.prefill([chunk])[0], at_once, rtol=0, atol=tolerance)
-
-
-def test_bf16_is_near_fp32_whatever_the_number_of_rows(make_model):
-    model = make_model()
-    runner = open_small(model, dtype=torch.bfloat16)
-    prompts = prompts_of(4, seed=12)
-    begin(runner, prompts, GREEDY)
-    for count in (1, 2, 3, 4):
-        chunks = [
-            Chunk(slot=slot, start=0, before=-1, tokens=prompts[slot], wants_logits=True)
-            for slot in range(count)
-        ]
-        for row, prompt in zip(runner.prefill(chunks), prompts, strict=False):
-            reference = expected(model, prompt)
-            assert (row - reference).square().mean() < (0.03 * reference).square().mean()
-
-
-def test_pages_that_follow_each_other_are_read_without_a_copy(make_model):
-    runner = open_small(make_model())
-    pool = runner.pools[0]
-    runner.set_table(0, 0, 0, [5, 6, 7, 3, 4])
-    assert pool.find(0, 1, 11).pages is None
-    assert pool.find(0, 13, 20).pages is None
-    assert pool.find(0, 9, 14).pages is not None
-    runner.set_table(0, 0, 3, [8])
-    assert pool.find(0, 9, 14).pages is None
-    assert pool.find(0, 9, 17).pages is not None

@@ -1,0 +1,92 @@
+"""Slots and pages of the torch runner, as its tests hand them out."""
+
+import random
+
+import torch
+
+from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.runner import Chunk
+from nanochat_core.engine.runners import page_groups
+from nanochat_core.engine.torch_runner import TorchRunner
+from nanochat_core.model.gpt import GPT
+
+PAGE, PAGES, LONGEST = 4, 16, 64
+PARK = 256
+GREEDY = Draw(temperature=0.0)
+
+
+def open_small(
+    model: GPT, *, num_slots: int = 4, dtype: torch.dtype = torch.float32
+) -> TorchRunner:
+    """Pages of 4 tokens, enough for every slot; slot s begins with pages 16 s + 1 onwards."""
+    return TorchRunner(
+        model,
+        dtype=dtype,
+        groups=page_groups(model.config, num_pages=1 + num_slots * PAGES),
+        page_size=PAGE,
+        num_slots=num_slots,
+        max_len=LONGEST,
+        park_tokens=[PARK],
+    )
+
+
+def give_pages(runner: TorchRunner, slot: int, *, rng: random.Random | None = None) -> None:
+    """All of a slot's pages, one after the other, or in any order."""
+    pages = [1 + PAGES * slot + i for i in range(PAGES)]
+    if rng is not None:
+        rng.shuffle(pages)
+    for group in range(len(runner.groups)):
+        runner.set_table(group, slot, 0, pages)
+
+
+def read_in_pieces(
+    runner: TorchRunner, prompts: list[list[int]], rng: random.Random
+) -> torch.Tensor:
+    """Prefill all prompts, in passes of chunks of random lengths; logits of the last tokens."""
+    read = [0] * len(prompts)
+    logits: dict[int, torch.Tensor] = {}
+    while len(logits) < len(prompts):
+        chunks: list[Chunk] = []
+        for slot, prompt in enumerate(prompts):
+            count = min(rng.randint(0, 12), len(prompt) - read[slot])
+            if count:
+                start = read[slot]
+                read[slot] += count
+                chunks.append(
+                    Chunk(
+                        slot=slot,
+                        start=start,
+                        before=prompt[start - 1] if start else -1,
+                        tokens=prompt[start : start + count],
+                        wants_logits=read[slot] == len(prompt),
+                    )
+                )
+        if chunks:
+            found = runner.prefill(chunks)
+            done = [c.slot for c in chunks if c.wants_logits]
+            logits.update(zip(done, found, strict=True))
+    return torch.stack([logits[slot] for slot in range(len(prompts))])
+
+
+def whole(runner: TorchRunner, slot: int, tokens: list[int]) -> torch.Tensor:
+    """Logits (V,) after a prompt that is read at once."""
+    chunk = Chunk(slot=slot, start=0, before=-1, tokens=tokens, wants_logits=True)
+    return runner.prefill([chunk])[0]
+
+
+def begin(runner: TorchRunner, prompts: list[list[int]], draw: Draw, **settings: object) -> None:
+    """Pages and settings for one slot a prompt."""
+    for slot in range(len(prompts)):
+        give_pages(runner, slot)
+        runner.start(slot, draw=draw, seed=7, sample=slot, num_log_probs=None, **settings)  # pyright: ignore[reportArgumentType]
+
+
+def prompts_of(count: int, *, seed: int = 0, longest: int = 40) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(256) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+@torch.no_grad()
+def expected(model: GPT, tokens: list[int]) -> torch.Tensor:
+    """The model's own logits after the last token."""
+    return model(torch.tensor([tokens]))[0, -1]
