@@ -26,6 +26,7 @@ from nanochat_core.model.checkpoint import save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import padded_vocab_size
 from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.train.facts import write_facts
 
 _MODEL_FILE = re.compile(r"model_(\d{1,9})\.pt")
 _COMPILED = "_orig_mod."  # torch.compile puts it before the names of what it wraps
@@ -106,6 +107,7 @@ def write_model(directory: Path, checkpoint: Checkpoint, tokenizer: Tokenizer) -
         model = GPT(checkpoint.config, checkpoint.numerics)
     model.to_empty(device="cpu")
     model.load_state_dict(checkpoint.weights)
+    write_facts(directory, tokenizer=tokenizer.digest(), layout=None)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         tokenizer.save(Path(scratch))
         save_model(

@@ -45,8 +45,8 @@ def write_transformers_model(
 ) -> bool:
     """Write a directory that transformers loads; whether it needs trust_remote_code.
 
-    `card` gives the text of README.md, told whether the model brings its code. Weights are written in `dtype`, fp32 or bf16. Raises ModelError
-    for fp16, which these models do not fit.
+    `card` gives the text of README.md, told whether the model brings its code. Weights are written
+    in `dtype`, fp32 or bf16. Raises ModelError for fp16, which these models do not fit.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise ModelError(

@@ -88,6 +88,11 @@ def load_config(directory: Path) -> tuple[ModelConfig, NumericsConfig]:
         raise ModelError(f"{path} is not the config of a model: {error}") from error
 
 
+def has_state(directory: Path) -> bool:
+    """Whether a model directory has the optimizer's state; a model that was imported has none."""
+    return (directory / "optimizer.safetensors").exists()
+
+
 def load_state(directory: Path) -> Tensors:
     """Weights and optimizer state of a model directory, by the optimizer's keys, on the CPU.
 

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from nanochat_core.errors import DataError
 from nanochat_core.evaluate.generate import greedy_answers
 from nanochat_core.job import Job
 from nanochat_core.model.attention import choose
-from nanochat_core.model.checkpoint import Tensors, load_model, load_state, save_model
+from nanochat_core.model.checkpoint import Tensors, has_state, load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
 from nanochat_core.optim.sharded import Optimizer
@@ -71,7 +72,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         precision=model.numerics.precision,
         world=world,
     )
-    optimizer.load(load_state(job.model_input).__getitem__)
+    take_over(optimizer, job.model_input, tell=progress.message)
     if job.resources.compile:
         model.compile_passes()
     tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
@@ -158,6 +159,14 @@ def pass_on(job: Job, world: World, progress: Progress) -> dict[str, Any]:
             if (job.model_input / name).exists():
                 shutil.copyfile(job.model_input / name, job.output / name)
     return {"steps": 0}
+
+
+def take_over(optimizer: Optimizer, directory: Path, *, tell: Callable[[str], None]) -> None:
+    """Go on with the optimizer's state of the model in `directory`, if it has one. Collective."""
+    if has_state(directory):
+        optimizer.load(load_state(directory).__getitem__)
+    else:
+        tell("the model came without an optimizer's state: its moments begin at zero")
 
 
 def scaled(config: OptimizerConfig, fraction: float) -> OptimizerConfig:

@@ -24,7 +24,7 @@ from nanochat_core.evaluate.generate import accuracy, sampled_pass_at
 from nanochat_core.evaluate.records import write_records
 from nanochat_core.job import Job
 from nanochat_core.model.attention import choose
-from nanochat_core.model.checkpoint import Tensors, load_model, load_state, save_model
+from nanochat_core.model.checkpoint import Tensors, load_model, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.device import open_device
@@ -34,7 +34,7 @@ from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
-from nanochat_core.train.conversations import scaled
+from nanochat_core.train.conversations import scaled, take_over
 from nanochat_core.train.fitting import Fitting
 from nanochat_core.train.gates import (
     FIRST_STEPS,
@@ -83,7 +83,7 @@ def run(job: Job) -> dict[str, Any]:
         precision=model.numerics.precision,
         world=world,
     )
-    optimizer.load(load_state(job.model_input).__getitem__)
+    take_over(optimizer, job.model_input, tell=progress.message)
     tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
     engine = Engine(model, tokenizer, precision=config.rollout_precision)
     reference = load_model(job.model_input, device) if config.kl_weight else None

@@ -1,5 +1,6 @@
 """Both of nanochat's ways to a chat model: midtraining and SFT, as in January 2026, or one SFT."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,22 @@ def test_an_empty_mixture_passes_the_model_on_and_sft_begins_with_it(
     assert metrics["steps"] > 0
     steps = [int(load_state(place)["step"]) for place in (base, sft.output)]
     assert steps[1] == steps[0] + metrics["steps"]
+
+
+def test_a_model_that_came_without_an_optimizer_is_trained_from_zero_moments(
+    models: dict[str, Path],
+    make_job: Callable[..., Job],
+    run_stage: Callable[[Job], dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    bare = shutil.copytree(models["midtrain"], tmp_path / "bare")
+    (bare / "optimizer.safetensors").unlink()
+    job = make_job("sft", tmp_path / "sft", {**models, "midtrain": bare})
+    metrics = run_stage(job)
+    told = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
+    assert "the model came without an optimizer's state: its moments begin at zero" in told
+    assert int(load_state(job.output)["step"]) == metrics["steps"]
+    assert metrics["val_loss"] < metrics["val_loss_first"]
 
 
 def test_held_out_conversations_are_judged_on_the_way_and_change_nothing(
