@@ -22,6 +22,7 @@ from flows.commands.data import make_data_app
 from flows.commands.diff import diff
 from flows.commands.doctor import doctor
 from flows.commands.down import down
+from flows.commands.evals import make_evals_app
 from flows.commands.explain import explain
 from flows.commands.export import export
 from flows.commands.fetch import fetch
@@ -147,6 +148,7 @@ def make_app(called: str = "") -> App:
             usage=None if words is None else f"Usage: nanochat {name} {words}\n",
         )
     app.command(make_data_app(group=_ARTIFACTS, sort_key=len(_COMMANDS)))
+    app.command(make_evals_app(group=_ARTIFACTS, sort_key=len(_COMMANDS) + 1))
     for place, (command, group) in enumerate(_MACHINE_COMMANDS):
         app.command(command, group=group, sort_key=place, help=_unwrap(command.__doc__ or ""))
     app.command(make_bench_app(group=_MACHINE, sort_key=len(_MACHINE_COMMANDS)))

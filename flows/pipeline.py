@@ -108,7 +108,7 @@ def nanochat(
         run_id=flow_run.get_name() or profile,
         placement=placement,
         store=open_store(placement.store),
-        watch=caller.watch if caller else _tell_nobody,
+        watch=caller.watch if caller else tell_nobody,
         strict=strict,
     )
     given = open_given(site.store, use, warn=get_run_logger().warning)
@@ -122,7 +122,7 @@ def nanochat(
         placement=placement,
     )
     _show_plan(plan)
-    weaknesses = _tell_weaknesses(site) if plan.exit_code else ()
+    weaknesses = tell_weaknesses(site) if plan.exit_code else ()
     run = Run(
         run=site.run_id,
         name=run_name or profile,
@@ -143,7 +143,7 @@ def nanochat(
     return run_pipeline(stages, site, run, redo=redo, given=given)
 
 
-def _tell_weaknesses(site: Site) -> tuple[str, ...]:
+def tell_weaknesses(site: Site) -> tuple[str, ...]:
     """What the store does not guarantee is said before anything is decided in it."""
     weaknesses = tuple(site.store.weaknesses())
     for text in weaknesses:
@@ -205,7 +205,7 @@ def _given(site: Site, manifest: Manifest) -> Built:
     return Built(manifest=manifest, uri=uri, cached=True)
 
 
-def _tell_nobody(stage: str, event: Mapping[str, Any]) -> None:
+def tell_nobody(stage: str, event: Mapping[str, Any]) -> None:
     """A deployed run's events go to Prefect alone."""
 
 

@@ -1,4 +1,4 @@
-"""Runs the flow from a command: finds or starts a Prefect server, then calls the flow right here.
+"""Runs a flow from a command: finds or starts a Prefect server, then calls the flow right here.
 
 This module must not import Prefect before its environment is set, so it does so inside `run_flow`.
 """
@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import os
 import signal
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from flows.display import Display
 from infra import prefect_server
 
 if TYPE_CHECKING:
+    from flows.evals import Evaluated
     from flows.pipeline import Outcome
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -44,7 +45,7 @@ def run_flow(
     have saved; a second Ctrl-C does not wait for them.
     """
     with stoppable(display):
-        connect(home, display)
+        connect(home, display.say)
         from flows.pipeline import CALLER, Caller, nanochat
 
         CALLER.set(Caller(home=home, watch=display.watch))
@@ -64,22 +65,35 @@ def run_flow(
         return outcome
 
 
-def connect(home: Path, display: Display) -> None:
+def run_evaluation(model: str, *, home: Path, display: Display, **parameters: Any) -> "Evaluated":
+    """Judge `model` here and now, with parameters of the flow; otherwise like `run_flow`."""
+    with stoppable(display):
+        connect(home, display.say)
+        from flows.evals import nanochat_eval
+        from flows.pipeline import CALLER, Caller
+
+        CALLER.set(Caller(home=home, watch=display.watch))
+        evaluated: Any = nanochat_eval(model=model, **parameters)
+        return evaluated
+
+
+def connect(home: Path, say: Callable[[str], None]) -> str:
     """Point this process's Prefect at its server, started if need be, and import it meanwhile.
 
-    Raises ServerError when no server answers.
+    Gives the address of the server's API. Raises ServerError when no server answers.
     """
     configured = prefect_server.configured_api_url()
     if configured is not None:
         prefect_server.check_answers(configured)
         prefect_server.use_server(home, configured, console_logs=False)
-        return
+        return configured
     if prefect_server.find_server(home) is None:
-        display.say("starting the Prefect server; in a new home it takes some ten seconds")
+        say("starting the Prefect server; in a new home it takes some ten seconds")
     server = prefect_server.start_server(home)
     prefect_server.use_server(home, server.api_url, console_logs=False)
     importlib.import_module("flows.pipeline")  # takes a second, in which the server comes up
     prefect_server.wait_for_server(home, server)
+    return server.api_url
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def run(
 
     began = time.monotonic()
     with (
-        _saying_how_to_go_on(what.command(profile, place=where.words)),
+        saying_how_to_go_on(what.command(profile, place=where.words)),
         Display(Console(), stages=[item.stage.name for item in planned.stages]) as display,
     ):
         display.say(render(planned)[-1])
@@ -101,7 +101,7 @@ def _check_room(home: Path) -> None:
 
 
 @contextlib.contextmanager
-def _saying_how_to_go_on(command: str) -> Generator[None]:
+def saying_how_to_go_on(command: str) -> Generator[None]:
     """However the run is interrupted, it ends as Ctrl-C does and names the next command."""
     try:
         yield

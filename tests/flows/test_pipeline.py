@@ -228,7 +228,7 @@ training = toys.stage("training", source=(toys.root / "tasks" / "toy_training.py
 stages = [training, toys.stage("quick"), toys.stage("end", training)]
 
 with Display(Console(), stages=[stage.name for stage in stages]) as display, stoppable(display):
-    connect(Path(sys.argv[3]), display)
+    connect(Path(sys.argv[3]), display.say)
     from prefect import flow
 
     from flows.pipeline import run_pipeline

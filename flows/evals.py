@@ -1,0 +1,180 @@
+"""The Prefect flow that judges a model again, and says so when it got worse.
+
+However often it runs for the same model and suite, the evaluation is one artifact: a backlog of
+late runs ends as Cached. Each run is in the store as eval-{name}; what they found is the history.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+from prefect.events import emit_event
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from flows.build import Built, Site
+from flows.manifest import Manifest
+from flows.pipeline import CALLER, Outcome, run_pipeline, tell_nobody, tell_weaknesses
+from flows.profiles import make_placement
+from flows.regression import Evaluation, Verdict, history_rows, judge, read_history
+from flows.runs import Run, new_run_id, timestamp
+from flows.stages import Stage
+from flows.suites import (
+    DROP,
+    Against,
+    Rule,
+    check_metric,
+    history_name,
+    key_of,
+    open_suite,
+)
+from infra.placement import default_home, default_store
+from infra.storage.open import open_store
+
+COMPLETED = "nanochat.eval.completed"  # every evaluation that came to an end
+REGRESSED = "nanochat.eval.regressed"  # and once more when the model got worse
+MOST_ROWS = 60  # of the history in Prefect
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What an evaluation that ended well found."""
+
+    outcome: Outcome
+    evaluation: Built
+    verdict: Verdict
+
+
+def _name_flow_run() -> str:
+    """The flow run is called as the run is; a retry keeps its name."""
+    if flow_run.get_run_count() > 1:
+        return flow_run.get_name() or ""
+    return new_run_id(history_name(flow_run.get_parameters()["model"]), timestamp(time.time()))
+
+
+@flow(name="nanochat-eval", flow_run_name=_name_flow_run, retries=0, persist_result=False)
+def nanochat_eval(
+    model: str = "main",
+    profile: str | None = None,
+    overrides: tuple[str, ...] = (),
+    metric: str | None = None,
+    drop: float = DROP,
+    against: Against = "previous",
+    store: str | None = None,
+    gpus: int | None = None,
+    place: tuple[str, ...] = (),
+    strict: bool = False,
+) -> Evaluated:
+    """Judge a model; one that did not change since costs nothing. Tells of it when it got worse.
+
+    Args:
+        model: What is judged, looked up when the run starts: main, sft@main, sft/1a2b3c.
+        profile: Whose evaluation is used; by default that of the model's own run.
+        overrides: Changed settings of the evaluation, each as section.name=value.
+        metric: The number that must not get worse; by default ChatCORE, CORE or bits per byte.
+        drop: By how much it may get worse without an alert, in its own unit.
+        against: What it is compared with: the previous evaluation, or the best one so far.
+        store: URL of the artifact store; by default the one this machine is set up for.
+        gpus: GPUs to use, 0 for the CPU; by default all that the profile can fill.
+        place: Changed settings of the placement, each as name=value.
+        strict: Whether code that a fingerprint does not see is an error.
+    """
+    caller = CALLER.get()
+    rule = Rule(metric=metric, drop=drop, against=against)
+    home = caller.home if caller else default_home()
+    opened_store = open_store(store or default_store(home))
+    suite = open_suite(
+        opened_store,
+        model,
+        profile=profile,
+        overrides=overrides,
+        warn=get_run_logger().warning,
+    )
+    check_metric(suite, metric)
+    placement = make_placement(
+        suite.opened.pace, home=home, store=opened_store.url, gpus=gpus, settings=place
+    )
+    placement.home.mkdir(parents=True, exist_ok=True)
+    site = Site(
+        run=suite.opened.run,
+        run_id=flow_run.get_name() or history_name(model),
+        placement=placement,
+        store=opened_store,
+        watch=caller.watch if caller else tell_nobody,
+        strict=strict,
+    )
+    run = Run(
+        run=site.run_id,
+        name=history_name(model),
+        profile=suite.profile,
+        depth=suite.depth,
+        overrides=suite.overrides,
+        uses=(model,),
+        gpus=gpus,
+        place=tuple(place),
+        status="running",
+        started=timestamp(time.time()),
+        ended=None,
+        stages={},
+        weaknesses=tell_weaknesses(site),
+    )
+    return evaluate(model, suite.stages, site, run, rule, given=suite.given)
+
+
+def evaluate(
+    model: str,
+    stages: Sequence[Stage],
+    site: Site,
+    run: Run,
+    rule: Rule,
+    *,
+    given: Mapping[str, Manifest],
+) -> Evaluated:
+    """Build the last of the `stages`, which judges `model`, and apply the rule. In a flow only.
+
+    Raises what building raises, and ConfigError when the rule's metric was not measured.
+    """
+    outcome = run_pipeline(stages, site, run, given=given)
+    stage = stages[-1].name
+    built = outcome.stages[stage]
+    history = read_history(site.store, run.name, stage)
+    newest = Evaluation(run=outcome.run, manifest=built.manifest)
+    verdict = judge(site.store, newest, history, rule)
+    log = get_run_logger()
+    (log.warning if verdict.regressed else log.info)(f"{model}: {verdict.text}")
+    create_table_artifact(
+        history_rows(history[:MOST_ROWS], verdict.metric),
+        key=key_of(f"{run.name} {stage}"),
+        description=f"Evaluations of {model}, latest first. Latest: {verdict.text}.",
+    )
+    _tell(model, newest, built, verdict)
+    return Evaluated(outcome=outcome, evaluation=built, verdict=verdict)
+
+
+def _tell(model: str, newest: Evaluation, built: Built, verdict: Verdict) -> None:
+    """Send the events. Automations see labels only, so what they go by is among those."""
+    resource = {
+        "prefect.resource.id": f"nanochat.model.{key_of(model)}",
+        "prefect.resource.name": model,
+        "nanochat.model": model,
+        "nanochat.fingerprint": newest.model,
+        "nanochat.metric": verdict.metric,
+        "nanochat.regressed": _yes(verdict.regressed),
+        "nanochat.inside-interval": _yes(verdict.is_inside),
+    }
+    payload: dict[str, Any] = {
+        "model": model,
+        "fingerprint": newest.model,
+        "run": newest.run.run,
+        "evaluation": built.uri,
+        **verdict.facts,
+    }
+    for event in (COMPLETED, *([REGRESSED] if verdict.regressed else [])):
+        emit_event(event=event, resource=resource, payload=payload)
+
+
+def _yes(value: bool) -> str:
+    return "true" if value else "false"
