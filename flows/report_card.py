@@ -7,54 +7,25 @@ from typing import Any
 
 from flows.fingerprint import short
 from flows.report_charts import Chart
-from flows.report_inputs import Artifact
+from flows.report_command import Reproduction, reproduction_of
+from flows.report_inputs import Artifact, Stop
+from flows.report_scores import (
+    CHAT_MODELS,
+    CoreRow,
+    Measured,
+    Score,
+    ScoreRow,
+    base_scores,
+    chat_rows,
+    core_rows,
+    measured,
+)
 from flows.report_text import duration, percent
 from flows.stages import REPORT, Stage
 from nanochat_core.runtime.progress import last_by_step
 
-CHAT_MODELS = {"midtrain": "mid", "sft": "SFT", "rl": "RL"}  # stage -> column of the score table
 VOCABULARIES = {"gpt2": "GPT-2", "cl100k_base": "GPT-4"}  # beside ours; name -> how it is called
 _UNSHOWN = {"host", "first_step", "last_step", "started", "ended", "dollars"}  # of a segment
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """Share of one task's questions answered correctly, with its 95 % interval."""
-
-    accuracy: float
-    low: float
-    high: float
-    correct: int
-    total: int
-
-    @property
-    def interval(self) -> str:
-        """The interval in words: "15.9 to 27.2 %"."""
-        return f"{100 * self.low:.1f} to {percent(self.high)}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A score that is no share, with its 95 % interval where it is told."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-    def text(self, decimals: int) -> str:
-        """The number, and the interval in brackets."""
-        shown = f"{self.value:.{decimals}f}"
-        if self.low is None or self.high is None:
-            return shown
-        return f"{shown} ({self.low:.{decimals}f} to {self.high:.{decimals}f})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoreRow:
-    """One task: its score per chat model, in the order of CHAT_MODELS."""
-
-    task: str
-    scores: tuple[Score | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +56,7 @@ class StageRow:
     num_files: int
     size: int  # bytes
     seconds: float  # of work, over all attempts
+    dollars: float  # of these; 0 where no price was given
     made_from: tuple[tuple[str, str], ...]  # (stage, digest)
 
 
@@ -94,8 +66,10 @@ class Speed:
 
     stage: str
     steps: int
-    resumes: tuple[int, ...]
+    stops: tuple[Stop, ...]
     tokens_per_second: float | None  # median over the steps
+    mfu: float | None  # likewise; None where the GPU's peak is not known
+    machine: str  # what the last execution ran on: "8 x NVIDIA H100 80GB HBM3"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +101,13 @@ class Card:
     rl_samples: tuple[PaidSample, ...]  # in order of step
     base_samples: tuple[Sample, ...]
     base_scores: tuple[tuple[str, Measured], ...]  # (name, value)
+    core: Measured | None  # None: not asked
+    core_rows: tuple[CoreRow, ...]
     fit: tuple[FitRow, ...]  # empty: the tokenizer is from before it was told
     stages: tuple[StageRow, ...]
     speeds: tuple[Speed, ...]
     environment: tuple[tuple[str, str], ...]
+    reproduction: Reproduction
 
     @property
     def bpb_fall(self) -> float:
@@ -174,22 +151,19 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         stage: artifacts[f"chat_eval_{stage}"].read_json("scores.json") for stage in CHAT_MODELS
     }
     stages = tuple(_stage_row(stage, artifacts[stage.name]) for stage in REPORT.inputs)
+    base = artifacts["base_eval"].read_json("scores.json")
     return Card(
         depth=pretrain.read_json("config.json")["model"]["depth"],
         parameters=int(pretrain.metric("parameters")),
         tokens=int(pretrain.metric("tokens")),
         flops=pretrain.metric("flops"),
         seconds=sum(stage.seconds for stage in stages),
-        dollars=sum(
-            segment.get("dollars", 0)
-            for artifact in artifacts.values()
-            for segment in artifact.manifest.provenance.segments
-        ),
+        dollars=sum(stage.dollars for stage in stages),
         bpb_first=pretrain.metric("val_bpb_first"),
         bpb_last=pretrain.metric("val_bpb"),
         rl_task=_rl_task(artifacts["rl"]),
-        score_rows=_score_rows(scores),
-        chatcore=tuple(_measured(scores[stage], "chatcore") for stage in CHAT_MODELS),
+        score_rows=chat_rows(scores),
+        chatcore=tuple(measured(scores[stage], "chatcore") for stage in CHAT_MODELS),
         failures=tuple(
             f"{label}, {task}: {reason}"
             for stage, label in CHAT_MODELS.items()
@@ -202,48 +176,20 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
             Sample(prompt=prompt, answers=(("base", text),))
             for prompt, text in artifacts["base_eval"].samples()
         ),
-        base_scores=_base_scores(artifacts["base_eval"].read_json("scores.json")),
+        base_scores=base_scores(base),
+        core=measured(base, "core"),
+        core_rows=core_rows(base),
         fit=_fit(artifacts["tokenizer"]),
         stages=stages,
         speeds=tuple(_speed(stage, artifacts[stage]) for stage in ("pretrain", *CHAT_MODELS)),
         environment=_environment(pretrain),
+        reproduction=reproduction_of([artifacts[s.name].manifest for s in REPORT.inputs]),
     )
 
 
 def _rl_task(rl: Artifact) -> str:
     config: Any = rl.manifest.preimage["config"]
     return config["rl"]["task"]
-
-
-def _measured(scores: Mapping[str, Any], name: str) -> Measured | None:
-    """A number of a scores.json; None where it has none."""
-    value = scores.get(name)
-    if not isinstance(value, float):
-        return None
-    low, high = scores.get("intervals", {}).get(name, (None, None))
-    return Measured(value=value, low=low, high=high)
-
-
-def _base_scores(scores: Mapping[str, Any]) -> tuple[tuple[str, Measured], ...]:
-    found = ((name, _measured(scores, name)) for name in scores)
-    return tuple((name, score) for name, score in found if score is not None)
-
-
-def _score_rows(scores: Mapping[str, dict[str, Any]]) -> tuple[ScoreRow, ...]:
-    tasks = sorted({task for of_model in scores.values() for task in of_model["tasks"]})
-    return tuple(
-        ScoreRow(
-            task=task, scores=tuple(_score(scores[stage]["tasks"], task) for stage in CHAT_MODELS)
-        )
-        for task in tasks
-    )
-
-
-def _score(tasks: Mapping[str, dict[str, Any]], task: str) -> Score | None:
-    if task not in tasks:
-        return None
-    found = tasks[task]
-    return Score(**{name: found[name] for name in ("accuracy", "low", "high", "correct", "total")})
 
 
 def _charts(artifacts: Mapping[str, Artifact]) -> tuple[Chart, ...]:
@@ -260,7 +206,7 @@ def _charts(artifacts: Mapping[str, Artifact]) -> tuple[Chart, ...]:
             title=title,
             caption=caption,
             points=artifacts[stage].series(kind, name),
-            resumes=artifacts[stage].resumes(),
+            stops=artifacts[stage].stops(),
             noisy=kind == "step",
         )
         for stage, kind, name, title, caption in rows
@@ -325,6 +271,7 @@ def _stage_row(stage: Stage, artifact: Artifact) -> StageRow:
         num_files=len(manifest.files),
         size=sum(file.size for file in manifest.files),
         seconds=sum(s.get("ended", 0) - s.get("started", 0) for s in segments),
+        dollars=sum(s.get("dollars", 0) for s in segments),
         made_from=tuple(
             (source.name, short(manifest.inputs[source.name].digest)) for source in stage.inputs
         ),
@@ -332,14 +279,29 @@ def _stage_row(stage: Stage, artifact: Artifact) -> StageRow:
 
 
 def _speed(stage: str, artifact: Artifact) -> Speed:
-    rates = [value for _, value in artifact.series("step", "tokens_per_second")]
     steps = [event["step"] for event in artifact.events if event["kind"] == "step"]
     return Speed(
         stage=stage,
         steps=max(steps, default=0),
-        resumes=tuple(artifact.resumes()),
-        tokens_per_second=statistics.median(rates) if rates else None,
+        stops=tuple(artifact.stops()),
+        tokens_per_second=_median(artifact, "tokens_per_second"),
+        mfu=_median(artifact, "mfu"),
+        machine=_machine(artifact),
     )
+
+
+def _median(artifact: Artifact, name: str) -> float | None:
+    values = [value for _, value in artifact.series("step", name)]
+    return statistics.median(values) if values else None
+
+
+def _machine(artifact: Artifact) -> str:
+    """Processes and the device of each, as the stage itself calls it where it does."""
+    provenance = artifact.manifest.provenance
+    segment = provenance.segments[-1] if provenance.segments else {}
+    device = str(provenance.metrics.get("device") or segment.get("device") or "not known")
+    processes = segment.get("processes", 1)
+    return f"{processes} x {device}" if processes > 1 else device
 
 
 def _environment(artifact: Artifact) -> tuple[tuple[str, str], ...]:
@@ -347,5 +309,13 @@ def _environment(artifact: Artifact) -> tuple[tuple[str, str], ...]:
     provenance = artifact.manifest.provenance
     segment = provenance.segments[-1] if provenance.segments else {}
     shown = {name: segment[name] for name in sorted(segment) if name not in _UNSHOWN}
-    facts = [(name.replace("_", " "), str(value)) for name, value in shown.items()]
+    told = provenance.metrics
+    shown |= {n: told[n] for n in ("device", "attention", "compile", "determinism") if n in told}
+    if "peak_memory_gb" in told:
+        shown["peak_memory"] = f"{told['peak_memory_gb']} GB"
+    facts = [(name.replace("_", " "), _word(value)) for name, value in shown.items()]
     return (*facts, ("git commit", provenance.git_commit or "unknown"))
+
+
+def _word(value: Any) -> str:
+    return str(value) if not isinstance(value, bool) else "yes" if value else "no"

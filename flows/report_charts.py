@@ -6,11 +6,12 @@ area is fixed (no layout by text width), so the bytes do not depend on the fonts
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, TypeAlias
 
+from flows.report_inputs import Stop
 from nanochat_core.errors import ConfigError
 
 Points: TypeAlias = Sequence[tuple[int, float]]  # (step, value), in order of step
@@ -27,7 +28,7 @@ class Chart:
     title: str
     caption: str
     points: Points
-    resumes: Sequence[int] = ()
+    stops: Sequence[Stop] = ()
     noisy: bool = True  # drawn faintly, with a smoothed line on top; else a line through dots
 
     def svg(self) -> str:
@@ -60,7 +61,7 @@ def smooth(points: Points) -> list[tuple[int, float]]:
 def _spec(chart: Chart) -> dict[str, Any]:
     alt = _altair()
     points = thin(chart.points)
-    last = max([step for step, _ in points] + list(chart.resumes), default=1)
+    last = max([step for step, _ in points] + [stop.back_to for stop in chart.stops], default=1)
     x = alt.X(
         "step:Q",
         scale=alt.Scale(domain=[0, last], nice=False),
@@ -71,7 +72,7 @@ def _spec(chart: Chart) -> dict[str, Any]:
         scale=alt.Scale(zero=False, nice=True),
         axis=alt.Axis(title=None, tickCount=5, format="~g", domain=False, ticks=False),
     )
-    layers = [_rules(alt, chart.resumes).encode(x=x)] if chart.resumes else []
+    layers = [layer.encode(x=x) for layer in _marks(alt, chart.stops)]
     if chart.noisy:
         layers.append(_line(alt, points, "var(--faint)", 1).encode(x=x, y=y))
         layers.append(_line(alt, smooth(points), "var(--accent)", 2).encode(x=x, y=y))
@@ -108,9 +109,17 @@ def _line(alt: Any, points: Points, color: str, width: float) -> Any:
     return alt.Chart(_data(alt, points)).mark_line(stroke=color, strokeWidth=width)
 
 
-def _rules(alt: Any, steps: Sequence[int]) -> Any:
+def _marks(alt: Any, stops: Sequence[Stop]) -> Iterator[Any]:
+    """A dashed line where the job went on; dotted, where it had stopped if that was later."""
+    if stops:
+        yield _rules(alt, sorted({stop.back_to for stop in stops}), [5, 3])
+    if lost := sorted({stop.after for stop in stops if stop.after > stop.back_to}):
+        yield _rules(alt, lost, [1, 3])
+
+
+def _rules(alt: Any, steps: Sequence[int], dash: Sequence[int]) -> Any:
     data = alt.Data(values=[{"step": step} for step in steps])
-    return alt.Chart(data).mark_rule(stroke="var(--mark)", strokeWidth=1.5, strokeDash=[4, 3])
+    return alt.Chart(data).mark_rule(stroke="var(--mark)", strokeWidth=1.5, strokeDash=list(dash))
 
 
 def _data(alt: Any, points: Points) -> Any:

@@ -18,6 +18,18 @@ from nanochat_core.runtime.progress import last_by_step, read_events
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stop:
+    """A training job was stopped, by a person, an error or a lost machine, and went on."""
+
+    after: int  # the last step that it told of
+    back_to: int  # the step from which it went on: that of the checkpoint
+
+    def __str__(self) -> str:
+        again = self.after - self.back_to
+        return f"{self.back_to} (stopped after {self.after})" if again > 0 else str(self.back_to)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Artifact:
     """One stage's artifact on this machine."""
 
@@ -31,9 +43,16 @@ class Artifact:
         found = [(step, values[name]) for step, values in points if name in values]
         return [(step, value) for step, value in found if math.isfinite(value)]
 
-    def resumes(self) -> list[int]:
-        """Steps at which the job went on after a stop, in order."""
-        return sorted({e["step"] for e in self.events if e["kind"] == "start" and e["resumed"]})
+    def stops(self) -> list[Stop]:
+        """Every time the job was stopped and went on, in order."""
+        found: list[Stop] = []
+        last = 0  # the last step that was told of
+        for event in self.events:
+            if event["kind"] == "step":
+                last = event["step"]
+            elif event["kind"] == "start" and (event["resumed"] or last > event["step"]):
+                found.append(Stop(after=last, back_to=event["step"]))
+        return found
 
     def metric(self, name: str) -> float:
         """A number the stage reported of itself. Raises ArtifactError when it did not."""

@@ -6,14 +6,24 @@ Foreign text stands in fenced blocks, where markdown has no meaning; everything 
 import re
 from collections.abc import Iterator, Sequence
 
-from flows.report_card import CHAT_MODELS, VOCABULARIES, Card, Measured, Sample, Score
-from flows.report_text import bytes_per_token, count, duration, percent, size, visible
+from flows.report_card import VOCABULARIES, Card, Sample
+from flows.report_scores import CHAT_MODELS, GPT2_CORE, Measured, Score
+from flows.report_text import (
+    bytes_per_token,
+    count,
+    duration,
+    escaped,
+    money,
+    percent,
+    size,
+    visible,
+)
 
 
 def render(card: Card) -> str:
     """The text. The same card gives the same text."""
-    parts = [*_headline(card), *_scores(card), *_samples(card), *_fit(card)]
-    parts += [*_stages(card), *_machine(card)]
+    parts = [*_headline(card), *_scores(card), *_core(card), *_samples(card), *_fit(card)]
+    parts += [*_stages(card), *_machine(card), *_reproduction(card)]
     return "\n".join(parts) + "\n"
 
 
@@ -44,6 +54,20 @@ def _scores(card: Card) -> Iterator[str]:
     yield from _table(["task", *CHAT_MODELS.values()], rows)
     if card.failures:
         yield "\nCould not be judged:\n\n" + fenced("\n".join(card.failures))
+
+
+def _core(card: Card) -> Iterator[str]:
+    if card.core is None:
+        return
+    yield "\n## CORE\n"
+    yield f"The base model scores {card.core.text(4)}; GPT-2 scores {GPT2_CORE}. Of each task the"
+    yield "share of right answers, and the same from guessing (0) to all right (1); CORE is the"
+    yield "mean of the latter."
+    yield ""
+    yield from _table(
+        ["task", "right", "above guessing"],
+        [[row.task, _cell(row.share), f"{row.centred:.3f}"] for row in card.core_rows],
+    )
 
 
 def _chatcore(score: Measured | None) -> str:
@@ -80,7 +104,10 @@ def _sample(sample: Sample) -> Iterator[str]:
 
 def fenced(text: str) -> str:
     """`text` in a block that nothing inside it can close."""
-    text = visible(text)
+    return _block(visible(text))
+
+
+def _block(text: str) -> str:
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"
@@ -101,7 +128,7 @@ def _fit(card: Card) -> Iterator[str]:
 def _stages(card: Card) -> Iterator[str]:
     yield "\n## Stages\n"
     yield from _table(
-        ["stage", "what it made", "fingerprint", "digest", "size", "time", "made from"],
+        ["stage", "what it made", "fingerprint", "digest", "size", "time", "cost", "made from"],
         [
             [
                 stage.name,
@@ -110,6 +137,7 @@ def _stages(card: Card) -> Iterator[str]:
                 f"`{stage.digest}`",
                 size(stage.size),
                 duration(stage.seconds),
+                money(stage.dollars),
                 ", ".join(f"{name} `{digest}`" for name, digest in stage.made_from),
             ]
             for stage in card.stages
@@ -120,19 +148,31 @@ def _stages(card: Card) -> Iterator[str]:
 def _machine(card: Card) -> Iterator[str]:
     yield "\n## Speed and machine\n"
     yield from _table(
-        ["stage", "steps", "tokens per second", "resumed at step"],
+        ["stage", "machine", "steps", "tokens per second", "MFU", "went on from step"],
         [
             [
                 speed.stage,
+                speed.machine,
                 str(speed.steps),
                 f"{speed.tokens_per_second:,.0f}" if speed.tokens_per_second is not None else "",
-                ", ".join(map(str, speed.resumes)),
+                percent(speed.mfu) if speed.mfu is not None else "not known",
+                ", ".join(map(str, speed.stops)),
             ]
             for speed in card.speeds
         ],
     )
     yield ""
     yield from (f"- {name}: {value}" for name, value in card.environment)
+
+
+def _reproduction(card: Card) -> Iterator[str]:
+    found = card.reproduction
+    yield "\n## The same again\n"
+    none = "No one command makes these artifacts."
+    yield _block(escaped(found.command)) if found.command else none
+    yield ""
+    yield from (f"- {visible(note)}" for note in found.notes)
+    yield f"- all settings together have the digest `{found.digest}`"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -62,3 +62,8 @@ def percent(share: float) -> str:
 def bytes_per_token(value: float | None) -> str:
     """4.5678 -> "4.57"; None -> "not at hand"."""
     return "not at hand" if value is None else f"{value:.2f}"
+
+
+def money(dollars: float) -> str:
+    """12.5 -> "$12.50"; of nothing, "no price": a machine of one's own has none."""
+    return f"${dollars:,.2f}" if dollars else "no price"

@@ -1,0 +1,219 @@
+"""The artifacts of a finished run, as small as they can be, and the report card made of them."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from flows import report
+from flows.fingerprint import canonical_config, fingerprint_of
+from flows.manifest import File, Input, Manifest, Provenance, digest_of
+from flows.profiles import open_profile
+from flows.stages import REPORT, Stage
+from nanochat_core.config import RunConfig
+from nanochat_core.job import Job, Resources
+
+Card: TypeAlias = tuple[str, str]
+RESOURCES = Resources(
+    device="cpu",
+    threads=1,
+    device_batch_size=4,
+    save_every_seconds=60.0,
+    eval_every_steps=0,
+    dollars_per_hour=0.0,
+)
+METRICS = {
+    "pretrain": {
+        "val_bpb_first": 3.2,
+        "val_bpb": 1.6,
+        "parameters": 4_812_345,
+        "tokens": 12_300_000,
+        "flops": 3.1e14,
+        "device": "NVIDIA H100 80GB HBM3",
+        "attention": "sdpa",
+        "compile": False,
+        "peak_memory_gb": 61.25,
+    }
+}
+
+FIT = {
+    "held-out": 4.31,
+    "held-out/cl100k_base": 4.62,
+    "russian": 1.9,
+    "russian/gpt2": 1.69,
+    "russian/cl100k_base": 3.83,
+}
+
+
+def make_report(tmp_path: Path, **values: Any) -> Card:
+    return run_report(tmp_path, make_inputs(tmp_path / "store", **values))
+
+
+def run_report(directory: Path, inputs: dict[str, Path]) -> Card:
+    """Run the stage on `inputs`; returns the page and the markdown."""
+    job = Job(
+        directory=directory,
+        stage="report",
+        entry=REPORT.entry,
+        fingerprint="0" * 64,
+        config={},
+        inputs=inputs,
+        resources=RESOURCES,
+    )
+    job.output.mkdir(parents=True)
+    report.run(job)
+    page, text = ((job.output / f"report.{kind}").read_text() for kind in ("html", "md"))
+    return page, text
+
+
+def make_inputs(
+    store: Path,
+    *,
+    answer: str = "It has 5 letters.",
+    num_steps: int = 40,
+    run: RunConfig | None = None,
+) -> dict[str, Path]:
+    """The files of every stage; `run` is what was asked for, profile tiny unless told."""
+    run = run or open_profile("tiny").run
+    made: dict[str, Manifest] = {}
+    for stage in REPORT.inputs:
+        files = store / stage.name / "files"
+        files.mkdir(parents=True)
+        for name, text in make_files(stage.name, answer).items():
+            (files / name).write_text(text, encoding="utf-8")
+        write_events(files.parent / "logs" / "events.jsonl", stage.name, num_steps)
+        made[stage.name] = make_manifest(stage, files, made, run)
+        (files.parent / "manifest.json").write_bytes(made[stage.name].to_json())
+    return {name: store / name / "files" for name in made}
+
+
+def make_files(stage: str, answer: str) -> dict[str, str]:
+    if stage.startswith("chat_eval_"):
+        correct = {"chat_eval_midtrain": 20, "chat_eval_sft": 42, "chat_eval_rl": 122}[stage]
+        return {
+            "scores.json": json.dumps(
+                {
+                    "tasks": {
+                        "arithmetic": make_score(correct, 200),
+                        "spelling": make_score(90, 100),
+                    },
+                    "chatcore": correct / 200,
+                    "failed": {},
+                    "intervals": {"chatcore": [correct / 400, correct / 100]},
+                }
+            ),
+            "samples.jsonl": make_samples(("Spell apple", answer), ("Hello", "Hi!\u2028")),
+        }
+    if stage == "base_eval":
+        return {
+            "scores.json": json.dumps(
+                {
+                    "format": 2,
+                    "core": 0.2,
+                    "val_bpb": 1.6,
+                    "intervals": {"core": [0.15, 0.25], "val_bpb": [1.55, 1.65]},
+                    "tasks": {
+                        "hellaswag": {**make_score(70, 200), "centred": 0.1333},
+                        "boolq": {**make_score(20, 100), "centred": -0.6},
+                    },
+                }
+            ),
+            "samples.jsonl": make_samples(("The capital of France is", answer)),
+        }
+    files = {"config.json": json.dumps({"model": {"depth": 3}, "of": stage})}
+    return files | ({"samples.jsonl": make_paid_samples(answer)} if stage == "rl" else {})
+
+
+def make_samples(*pairs: tuple[str, str]) -> str:
+    lines = [json.dumps({"prompt": p, "text": t}, ensure_ascii=False) for p, t in pairs]
+    return "\n".join(lines) + "\n"
+
+
+def make_paid_samples(answer: str) -> str:
+    rewards = {1: 0.0, 3: 1.0, 5: 1.0, 7: 0.0, 9: 0.5}
+    lines = [
+        json.dumps({"step": step, "prompt": f"2 apples and 3 at step {step}?", **said})
+        for step, reward in rewards.items()
+        for said in (
+            {"text": answer, "reward": 0.0},
+            {"text": f"paid {step}", "reward": reward},
+        )
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def make_score(correct: int, total: int) -> dict[str, float]:
+    share = correct / total
+    return {
+        "accuracy": share,
+        "low": max(0.0, share - 0.05),
+        "high": min(1.0, share + 0.05),
+        "correct": correct,
+        "total": total,
+    }
+
+
+def write_events(path: Path, stage: str, num_steps: int) -> None:
+    """Curves that fall with some noise; pretraining was stopped twice and repeats a few steps."""
+    noise = random.Random(stage)
+    events: list[dict[str, object]] = []
+    for start in (0, 12, 20) if stage == "pretrain" else (0,):
+        events.append({"kind": "start", "step": start, "total": num_steps, "resumed": start > 0})
+        for step in range(start, num_steps):
+            falling = 8 / (1 + step / 9) + noise.random() / 9
+            values = {"loss": falling, "tokens_per_second": 50_000.0, "reward": 1 / falling}
+            values |= {"mfu": 0.41} if stage == "pretrain" else {}
+            events.append({"kind": "step", "step": step + 1, "values": values})
+        measured = FIT if stage == "tokenizer" else {"val_bpb": 3.2 - start / 20, "pass_at_1": 0.2}
+        events.append({"kind": "eval", "step": start, "values": measured})
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps({"time": 0.0, **e}) + "\n" for e in events))
+
+
+def make_manifest(stage: Stage, files: Path, made: dict[str, Manifest], run: RunConfig) -> Manifest:
+    inputs = {
+        source.name: Input(
+            fingerprint=made[source.name].fingerprint, digest=made[source.name].digest
+        )
+        for source in stage.inputs
+    }
+    preimage = {
+        "stage": stage.name,
+        "config": canonical_config(stage, run),
+        "inputs": {name: source.digest for name, source in inputs.items()},
+    }
+    listed = tuple(
+        File(path=p.name, size=p.stat().st_size, sha256=f"{len(p.name):064x}", key=p.name)
+        for p in sorted(files.iterdir())
+    )
+    return Manifest(
+        stage=stage.name,
+        fingerprint=fingerprint_of(preimage),
+        preimage=preimage,
+        files=listed,
+        logs=(),
+        digest=digest_of(listed),
+        inputs=inputs,
+        provenance=Provenance(
+            run="r",
+            owner="o",
+            epoch=1,
+            created="2026-11-21T05:53:38Z",
+            git_commit="c2132f5",
+            metrics=METRICS.get(stage.name, {}),
+            segments=(
+                {
+                    "first_step": 0,
+                    "last_step": 40,
+                    "started": 10.0,
+                    "ended": 75.5,
+                    "host": "secret-host",
+                    "device": "cpu",
+                    "processes": 8 if stage.name == "pretrain" else 1,
+                    "torch": "2.13.0+cpu",
+                    "dollars": 0.25,
+                },
+            ),
+        ),
+        divergences=(),
+    )
