@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +13,9 @@ import psutil
 import pytest
 
 from flows.runs import Run, find_run, new_run_id
-from infra.prefect_server import Server, client_environment, ensure_server, stop_server
+from infra.prefect_server import Server
 
 pytestmark = pytest.mark.prefect
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One Prefect server for all tests, and this process's Prefect pointed at it."""
-    home = tmp_path_factory.mktemp("server")
-    server = ensure_server(home)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in client_environment(home, server.api_url, console_logs=False).items():
-            patch.setenv(name, value)
-        from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
-
-        with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_HOME: str(home)}):
-            yield server
-            _send_what_is_queued()
-    stop_server(home)
-
-
-def _send_what_is_queued() -> None:
-    """Prefect would try for minutes to reach a server that is gone."""
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
-
-    APILogWorker.drain_all()
-    EventsWorker.drain_all()
 
 
 @pytest.fixture
