@@ -32,7 +32,7 @@ def test_core_stands_task_by_task_beside_gpt2(tmp_path):
     told = " ".join(re.sub("<[^>]*>", " ", page).split())
     assert "0.2000 (0.1500 to 0.2500) GPT-2 0.2565" in told
     assert 'u style="left:25.65%"' in page
-    assert "hellaswag 35.0 % 30.0 to 40.0 %; 70 of 200 0.133" in told
+    assert "hellaswag 35.0 % 30.0 to 40.0 % 70 of 200 0.133" in told
     assert "The base model scores 0.2000 (0.1500 to 0.2500); GPT-2 scores 0.2565." in text
     assert "| boolq | 20.0 % (15.0 to 25.0 %; 20 of 100) | -0.600 |" in text
 
