@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import App, Group, Parameter
 
+from flows.commands.evals_history import history
 from flows.commands.options import AsJson, Place, Where
 from flows.commands.run import saying_how_to_go_on
 from flows.commands.terminal import print_json, print_lines, print_warning, screen
 from flows.listing import columns
-from flows.suites import DROP, Against, Rule, Suite, check_metric, open_suite
+from flows.suites import DROP, NIGHTLY, Against, Rule, Suite, check_metric, open_suite
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every command imports this
     from deployments.evals import Recurring
     from flows.evals import Evaluated
 
-_NIGHTLY = "0 3 * * *"
 _JUDGED = Group("How it is judged", sort_key=1)
 
 Model: TypeAlias = Annotated[
@@ -99,7 +99,7 @@ def schedule(
     model: Model = "main",
     /,
     *,
-    cron: Annotated[str, Parameter(help="When: minute, hour, day, month, weekday.")] = _NIGHTLY,
+    cron: Annotated[str, Parameter(help="When: minute, hour, day, month, weekday.")] = NIGHTLY,
     timezone: Annotated[str, Parameter(help="The time zone that the hours are of.")] = "UTC",
     pause: Annotated[
         bool, Parameter(negative="", help="Do not start it; Prefect's pages can, or this again.")
@@ -228,6 +228,7 @@ def make_evals_app(*, group: Group, sort_key: int) -> App:
     app.default(scheduled)
     app.command(schedule, sort_key=0)
     app.command(run, sort_key=1)
+    app.command(history, sort_key=2)
     return app
 
 
