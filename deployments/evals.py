@@ -20,12 +20,11 @@ from prefect.types.entrypoint import EntrypointType
 from prefect.workers.process import ProcessWorker
 
 from flows.evals import nanochat_eval
-from flows.suites import key_of
+from flows.suites import NIGHTLY, key_of
 from nanochat_core.errors import ConfigError
 
 POOL = "cpu"  # of processes on the workers' own machines
 TAG = "nanochat-eval"
-NIGHTLY = "0 3 * * *"
 _SLUG = "recurring"  # the one schedule of each deployment; applied again, it is the same one
 
 

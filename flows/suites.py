@@ -22,6 +22,7 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError, ModelError
 
 Against: TypeAlias = Literal["previous", "best"]
+NIGHTLY = "0 3 * * *"  # cron: minute, hour, day, month, weekday
 DROP = 0.02  # of a score between 0 and 1: two questions of a hundred
 _JUDGES = {stage.inputs[0].name: stage for stage in (BASE_EVAL, *CHAT_EVALS)}
 _OF_BASE_MODELS = ("core", "val_bpb", "train_bpb")
@@ -121,6 +122,12 @@ def history_name(model: str) -> str:
     """What the runs that judge `model` are called: eval-main for sft@main. Raises ConfigError."""
     _, at, name = model.partition("@")
     return check_name(f"eval-{name if at else model.replace('/', '-')}")
+
+
+def judged_model(run: Run) -> str | None:
+    """The model that `run` judged again, as it was named; None of a run that trains."""
+    is_judging = len(run.uses) == 1 and run.name == history_name(run.uses[0])
+    return run.uses[0] if is_judging else None
 
 
 def key_of(text: str) -> str:

@@ -1,5 +1,6 @@
 """`nanochat status`: which runs there were, and how far the one you ask for is."""
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from flows.profiles import PROFILES, open_profile
 from flows.references import open_run
 from flows.runs import Run, latest_runs
 from flows.stages import STAGES
+from flows.suites import judged_model
 from infra.storage.base import Store
 from nanochat_core.runtime.progress import read_events
 
@@ -63,14 +65,17 @@ def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
     where = Where(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
     what = What(depth=run.depth, overrides=run.overrides, uses=run.uses)
     is_known = run.profile in PROFILES  # else it was imported, or the profile is no more
+    model = judged_model(run)  # of a run that trains nothing
     command = what.command(run.profile, place=where.words)
+    if model is not None:
+        command = shlex.join(["nanochat", "evals", "run", model, *where.words])
     yield f"run {run.run}: {run.status}"
     yield f"  command  {command}" if is_known else f"  profile  {run.profile}"
     yield f"  started  {run.started}" + (f", ended {run.ended}" if run.ended else "")
     for text in run.weaknesses:
         yield f"  store    {text}"
     yield ""
-    if not is_known:
+    if not is_known or model is not None:
         for stage in (stage.name for stage in STAGES if stage.name in run.stages):
             yield _done(stage, run.stages[stage])
         return

@@ -68,7 +68,7 @@ def judge_model(toys: Any, server: Server) -> Callable[..., Any]:
     return judge
 
 
-def events(name: str, model: str, count: int) -> list[dict[str, Any]]:
+def events(name: str, model: str, count: int, *, seconds: float = 30) -> list[dict[str, Any]]:
     """Events of a name about a model, oldest first, once there are so many; or what there is."""
     from prefect.client.orchestration import get_client
 
@@ -77,7 +77,7 @@ def events(name: str, model: str, count: int) -> list[dict[str, Any]]:
         "resource": {"id": [f"nanochat.model.{model}"]},
         "order": "ASC",
     }
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + seconds
     with get_client(sync_client=True) as client:
         while True:  # they are sent in the background
             found = client.request("POST", "/events/filter", json={"filter": wanted})

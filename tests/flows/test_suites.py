@@ -4,10 +4,11 @@ import pytest
 
 from flows.imports import IMPORTED
 from flows.profiles import open_profile
-from flows.suites import Rule, check_metric, history_name, key_of, open_suite
+from flows.suites import Rule, check_metric, history_name, judged_model, key_of, open_suite
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError, ModelError
 from tests.flows.shelf import make_manifest, put_artifact, put_run
+from tests.flows.terminal import Terminal
 
 
 def put_main(store: Store, *stages: str, **changes: object) -> dict[str, object]:
@@ -83,3 +84,17 @@ def test_a_history_is_called_as_the_model_is() -> None:
     assert history_name("main") == history_name("sft@main") == "eval-main"
     assert history_name("sft/1a2b3c") == "eval-sft-1a2b3c"
     assert key_of("eval-My_run chat_eval_sft") == "eval-my-run-chat-eval-sft"
+
+
+def test_the_status_of_a_judging_run_names_the_command_that_judges_again(
+    store: Store, terminal: Terminal
+) -> None:
+    made = put_main(store, "task_data", "sft")
+    judged = put_artifact(store, make_manifest("chat_eval_sft"))
+    put_run(store, "eval-main-1", judged, name="eval-main", uses=("sft@main",))
+    lines = terminal.said("status", "eval-main")
+    assert lines[1] == "  command  nanochat evals run sft@main"
+    assert [line.split()[1] for line in lines[4:]] == ["chat_eval_sft"]
+    trained = put_run(store, "other-1", name="other", uses=("sft@main",), profile="tiny")
+    assert made
+    assert judged_model(trained) is None
