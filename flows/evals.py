@@ -7,13 +7,14 @@ late runs ends as Cached. Each run is in the store as eval-{name}; what they fou
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
+from pydantic import Field
 
 from flows.build import Built, Site
 from flows.manifest import Manifest
@@ -61,7 +62,7 @@ def nanochat_eval(
     profile: str | None = None,
     overrides: tuple[str, ...] = (),
     metric: str | None = None,
-    drop: float = DROP,
+    drop: Annotated[float, Field(ge=0)] = DROP,
     against: Against = "previous",
     store: str | None = None,
     gpus: int | None = None,

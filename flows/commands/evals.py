@@ -274,7 +274,7 @@ def _scheduled(recurring: "Recurring", suite: Suite, api_url: str, where: Where)
     state = "paused" if recurring.paused else f"{recurring.cron} ({recurring.timezone})"
     yield f"{recurring.model} is judged by {suite.stage.name}: {state}"
     yield f"now {suite.model.name}; looked up again each time"
-    yield f"worker  PREFECT_API_URL={api_url} prefect worker start --pool cpu"
+    yield f"worker  PREFECT_API_URL={api_url} prefect worker start --pool cpu --limit 1"
     again = ["nanochat", "evals", "run", recurring.model, *where.words]
     yield f"now     {shlex.join(again)}"
 
