@@ -220,10 +220,12 @@ class Scheduler:
             )
 
     def _take_in(self) -> None:
+        # First these: whoever calls off a request that comes in from here on is for the next time,
+        # while of these none is left to open.
+        called_off = [self._called_off.popleft() for _ in range(len(self._called_off))]
         while self._arrived:
             self._open(self._arrived.popleft())
-        while self._called_off:
-            ticket = self._called_off.popleft()
+        for ticket in called_off:
             if any(sample.phase is not Phase.OVER for sample in ticket.samples):
                 self._slots.counts.cancellations += 1
                 self._unqueue(ticket)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nanochat_core.engine import slots
-from nanochat_core.engine.requests import Request
+from nanochat_core.engine.requests import EndEvent, Event, Request
 from tests.nanochat_core.engine.scheduler_case import Asked, Case, prompt_of
 
 pytestmark = pytest.mark.torch
@@ -33,6 +33,23 @@ def test_nothing_is_lost_after_a_thousand_cancellations(is_asynchronous):
     case.check(after)
     case.check_empty()
     assert case.scheduler.stats().cancellations > 500
+
+
+def test_what_is_asked_and_called_off_while_others_are_called_off_ends():
+    """As another thread may between the two queues, here from a sink."""
+    case, inner = Case(num_slots=2, ends=0.0, calls=0.0), Asked()
+
+    def ask_and_go(event: Event) -> None:
+        if isinstance(event, EndEvent):
+            inner.ticket = case.scheduler.submit(Request(prompt=[1, 2, 3], sink=inner.take))
+            inner.ticket.cancel()
+
+    outer = case.scheduler.submit(Request(prompt=[5, 6], sink=ask_and_go))
+    case.scheduler.step()
+    outer.cancel()
+    case.work(most=100)
+    assert inner.ends[0].reason == "cancelled"
+    case.check_empty()
 
 
 def work_until(stop: threading.Event, case: Case) -> None:
