@@ -1,10 +1,11 @@
 """The compiled kernels: built once per machine from the .cpp and .h files beside this module.
 
 A build is kept in a cache folder under a name made of all that it depends on: sources, flags, the
-compiler's version, the processor. It is written under another name, tried, and renamed, so that
-processes that build at the same time do no harm, and a file that is there is whole; one that does
-not load all the same is built again. What stands in the way is told as a reason, not raised: there
-is another runner.
+compiler's version, the processor. It is written under another name, loaded, and renamed, so that
+processes that build at the same time do no harm. It ends with a digest of itself, which is compared
+before it is loaded: a part of a library kills the process that maps it. A file that is not whole,
+not a library, or not ours is built again. What stands in the way is told as a reason, not raised:
+there is another runner.
 """
 
 import ctypes
@@ -14,6 +15,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,6 +28,7 @@ NEEDED_FLAGS = frozenset(
     ["avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "f16c", "fma"]
 )
 TIMEOUT = 300  # seconds
+DIGEST_BYTES = hashlib.sha256().digest_size
 SOURCES = Path(__file__).parent
 
 
@@ -72,22 +75,37 @@ def load_kernels(cache: Path | None = None) -> ctypes.CDLL:
         raise Unavailable(reason)
     compiler = find_compiler()
     assert compiler is not None
-    folder = (cache or user_cache()) / "kernels"
-    path = folder / f"{_fingerprint(compiler)}.so"
-    if path.exists():
-        try:
-            return _open(path)
-        except OSError:
-            path.unlink(missing_ok=True)
     try:
+        folder = (cache or user_cache()) / "kernels"
+    except RuntimeError as error:  # nobody's home is known
+        raise Unavailable(f"there is no folder to keep the kernels in: {error}") from error
+    try:
+        path = folder / f"{_fingerprint(compiler)}.so"
+        if _is_ours_and_whole(path):
+            with suppress(OSError):
+                return _open(path)
         folder.mkdir(parents=True, exist_ok=True)
-        _build(compiler, path)
-        return _open(path)
-    except OSError as error:
+        return _build(compiler, path)
+    except (OSError, RuntimeError) as error:
         raise Unavailable(f"the kernels cannot be kept in {folder}: {error}") from error
 
 
+def _is_ours_and_whole(path: Path) -> bool:
+    """Whether the file was written by this user or root, and is what was written.
+
+    OSError other than that there is none: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            owner, data = os.fstat(file.fileno()).st_uid, file.read()
+    except FileNotFoundError:
+        return False
+    body, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+    return owner in (0, os.geteuid()) and hashlib.sha256(body).digest() == digest
+
+
 def _open(path: Path) -> ctypes.CDLL:
+    """OSError: it is no library, or another one."""
     library = ctypes.CDLL(str(path))
     int32, int64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
     for name, result, arguments in (
@@ -99,12 +117,15 @@ def _open(path: Path) -> ctypes.CDLL:
         ("nf_draw", None, (pointer, int32, pointer, pointer, pointer, int64, pointer)),
         ("nf_decode", None, (pointer, int32, pointer, pointer, int32, pointer)),
     ):
-        function = getattr(library, name)
+        try:
+            function = getattr(library, name)
+        except AttributeError as error:
+            raise OSError(str(error)) from error
         function.restype, function.argtypes = result, arguments
     return library
 
 
-def _build(compiler: str, path: Path) -> None:
+def _build(compiler: str, path: Path) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as scratch:
         built = Path(scratch) / "kernels.so"
         command = [compiler, *FLAGS, str(SOURCES / "kernels.cpp"), "-o", str(built)]
@@ -118,9 +139,14 @@ def _build(compiler: str, path: Path) -> None:
             lines = [line for line in run.stderr.splitlines() if "error" in line]
             why = lines[0] if lines else f"exit status {run.returncode}"
             raise Unavailable(f"{compiler} does not build the kernels: {why}")
-        with built.open("rb") as file:
-            os.fsync(file.fileno())  # a name in the cache stands for a whole file, power cuts too
+        digest = hashlib.sha256(built.read_bytes()).digest()
+        with built.open("ab") as file:  # a loader does not look behind the last section
+            file.write(digest)
+            file.flush()
+            os.fsync(file.fileno())
+        library = _open(built)
         built.replace(path)
+        return library
 
 
 @lru_cache(maxsize=4)

@@ -1,6 +1,7 @@
 """The kernels are built once, whole or not at all, and what stands in the way is told."""
 
 import ctypes
+import hashlib
 import os
 import subprocess
 import sys
@@ -77,6 +78,88 @@ def test_a_file_that_does_not_load_is_built_again(tmp_path: Path, rubbish: bytes
     assert isinstance(library, ctypes.CDLL)
     assert path.stat().st_size > len(rubbish)
     assert libraries(tmp_path) == [path]
+
+
+def spoil(data: bytes, how: str) -> bytes:
+    """A library as a full disk, or a failing one, leaves it."""
+    if how == "zeroed":
+        return data[: len(data) // 3] + bytes(4096) + data[len(data) // 3 + 4096 :]
+    return data[: int(len(data) * float(how))]
+
+
+@needs_kernels
+@pytest.mark.parametrize("how", ["0.25", "0.5", "0.9", "0.99", "zeroed"])
+def test_a_part_of_a_file_is_built_again_and_kills_nobody(
+    tmp_path: Path, sources: Path, how: str
+) -> None:
+    load_kernels(tmp_path)
+    (path,) = libraries(tmp_path)
+    whole = path.read_bytes()
+    spoiled = tmp_path / "spoiled"  # a copy: this process has the other one mapped
+    spoiled.write_bytes(spoil(whole, how))
+    spoiled.replace(path)
+    command = [sys.executable, "-c", BUILD, str(tmp_path), str(sources)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert (found.returncode, found.stdout) == (0, "3\n"), found.stderr
+    assert len(path.read_bytes()) == len(whole)
+
+
+@needs_kernels
+def test_another_programs_library_is_built_again(tmp_path: Path, sources: Path) -> None:
+    text = (sources / "kernels.cpp").read_text()
+    (sources / "kernels.cpp").write_text("int nothing;\n")
+    with pytest.raises(Unavailable, match=r"cannot be kept in .*nf_open"):
+        load_kernels(tmp_path)
+    assert libraries(tmp_path) == []  # what does not load is not kept
+    other = tmp_path / "other.so"
+    compiler = native_build.find_compiler()
+    assert compiler is not None
+    subprocess.run([compiler, "-shared", str(sources / "kernels.cpp"), "-o", other], check=True)
+    (sources / "kernels.cpp").write_text(text)
+    data = other.read_bytes()
+    path = tmp_path / "kernels" / f"{fingerprint()}.so"
+    path.write_bytes(data + hashlib.sha256(data).digest())
+    assert load_kernels(tmp_path).nf_row_key(1, 2) == 3
+
+
+@needs_kernels
+def test_a_file_of_somebody_else_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_kernels(tmp_path)
+    (path,) = libraries(tmp_path)
+    before = path.stat().st_ino
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        monkeypatch.setattr(native_build.os, "geteuid", lambda: 12345)
+    load_kernels(tmp_path)
+    assert path.stat().st_ino != before
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["open", "mkdir"])
+def test_a_folder_of_somebody_else_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def refuse(path: Path, *_args: object, **_settings: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    fingerprint()  # kept: it reads files, too
+    monkeypatch.setattr(Path, name, refuse)
+    with pytest.raises(Unavailable, match=r"cannot be kept in .*Permission denied"):
+        load_kernels(tmp_path)
+
+
+@needs_kernels
+def test_nobodys_home_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(Unavailable, match="no folder to keep the kernels in"):
+        load_kernels()
 
 
 @needs_kernels
