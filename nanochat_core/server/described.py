@@ -33,7 +33,9 @@ _REASONS = {
     413: "the body is too big",
     415: "the content type is not application/json",
     422: "not of the expected form",
+    500: "the engine failed while it wrote the answer",
     503: "too many requests wait; come back after Retry-After seconds",
+    504: "the answer took longer than the server allows",
 }
 _OBJECT = {"application/json": {"schema": {"type": "object"}}}
 Responses = dict[int | str, dict[str, Any]]
@@ -52,8 +54,8 @@ def describe(path: str, form: type[Form] | None = None) -> dict[str, Any]:
     """What add_api_route is to know of a route that takes `form`."""
     is_openai = path.startswith("/v1")
     statuses = [401, 404] if form is None else [400, 401, 413, 415, 503]
-    if form is not None and not is_openai:
-        statuses.append(422)
+    if form is not None:
+        statuses += [500, 504] if is_openai else [422]  # nanochat's route tells it in the stream
     kinds = {"text/event-stream": {}}
     if form is None:
         kinds = _OBJECT

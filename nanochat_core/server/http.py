@@ -13,7 +13,14 @@ from nanochat_core.server.schema import MAX_BODY_BYTES, RequestError, too_big
 
 RETRY_AFTER_SECONDS = 2
 PING = ": ping\n\n"
-_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
+FAILURES = (500, 504)  # of an answer that was begun: OpenAI's library would repeat it at once
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    500: "server_error",
+    503: "overloaded_error",
+    504: "server_error",
+}
 
 
 async def read_body(request: Request) -> bytes:
@@ -46,11 +53,18 @@ def refusal(
     """An error as the API at `path` tells it: OpenAI's below /v1, else {"detail": "..."}."""
     if status == 503:
         headers = {**(headers or {}), "Retry-After": str(RETRY_AFTER_SECONDS)}
+    if status in FAILURES:
+        headers = {**(headers or {}), "x-should-retry": "false"}
     if not path.startswith("/v1"):
         return JSONResponse({"detail": message}, status_code=status, headers=headers)
     status = 400 if status == 422 else status  # OpenAI knows no 422
-    error = openai_error(message, _TYPES.get(status, "invalid_request_error"), param=param)
+    error = openai_error(message, openai_type(status), param=param)
     return JSONResponse(error, status_code=status, headers=headers)
+
+
+def openai_type(status: int) -> str:
+    """What OpenAI calls an error of this status."""
+    return _TYPES.get(status, "invalid_request_error")
 
 
 def openai_error(message: str, kind: str, *, param: str | None = None) -> dict[str, Any]:

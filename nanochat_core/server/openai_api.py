@@ -20,6 +20,7 @@ from nanochat_core.server.http import (
     EventStream,
     event,
     openai_error,
+    openai_type,
     read_body,
     refusal,
     while_listening,
@@ -202,7 +203,7 @@ async def _gather(
     async for number, told in _one_after_another(answerings):
         for item in told:
             if item.finish == "failed":
-                return refusal("/v1", 503, item.error)
+                return refusal("/v1", answerings[number].failure_status, item.error)
             choices[n * number + item.sample].add(item)
     whole = [head.shape.whole(choice) for choice in choices]
     return JSONResponse(head.object(head.shape.kind, whole, usage=_usage(answerings)))
@@ -223,7 +224,8 @@ async def _stream(
         chunk = ""
         for item in told:
             if item.finish == "failed":
-                yield chunk + event(openai_error(item.error, "server_error"))
+                kind_of_error = openai_type(answerings[number].failure_status)
+                yield chunk + event(openai_error(item.error, kind_of_error))
                 yield "data: [DONE]\n\n"
                 return
             index = n * number + item.sample

@@ -40,6 +40,7 @@ class AnswerStream:
 
     def __init__(self, num_samples: int, *, worker: int, on_cancel: Callable[[], None]) -> None:
         self.worker = worker  # the index of its engine process
+        self.was_refused = False  # the engine cannot answer such a request, now or later
         self._events: list[Event] = []
         self._come = asyncio.Event()
         self._open = set(range(num_samples))
@@ -67,6 +68,7 @@ class AnswerStream:
     def put(self, event: Event) -> None:
         """What the engine says; after `cancel` it is not listened to."""
         if isinstance(event, EndEvent) and event.sample < 0:  # refused as a whole
+            self.was_refused = True
             self.close(event.reason, event.error)
         elif event.sample in self._open:
             self._events.append(event)

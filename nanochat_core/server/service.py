@@ -103,6 +103,7 @@ class Answering:
         self._seconds = service.rules.max_seconds
         self._ping = service.rules.ping_seconds
         self._began = self._last = time.monotonic()
+        self._is_late = False
         tokenizer: Tokenizer = pool.tokenizer
         self._ends = {tokenizer.bos, tokenizer.special("<|assistant_end|>")}
         self._written: list[str] | None = [] if service.rules.log == "contents" else None
@@ -118,6 +119,13 @@ class Answering:
     def seconds(self) -> float:
         """Since it began."""
         return time.monotonic() - self._began
+
+    @property
+    def failure_status(self) -> int:
+        """The HTTP status of its failure: the asker's fault, the clock's or the engine's."""
+        if self._is_late:
+            return 504
+        return 400 if self.stream.was_refused else 500
 
     def close(self) -> None:
         """The engine need not go on with it."""
@@ -148,6 +156,7 @@ class Answering:
                 yield told
 
     def _out_of_time(self) -> list[Event]:
+        self._is_late = True
         self.close()
         error = f"the answer took longer than {self._seconds:g} seconds"
         return [

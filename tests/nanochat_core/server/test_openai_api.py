@@ -185,13 +185,30 @@ def test_more_alternatives_than_may_be_held_for_a_slow_reader_are_refused(client
         )
 
 
-def test_a_failure_is_a_503_or_an_error_in_the_stream(client):
-    with pytest.raises(openai.InternalServerError) as caught:
-        client.chat.completions.create(model=NAME, messages=ask("fail"))
-    assert caught.value.status_code == 503
-    stream = client.chat.completions.create(model=NAME, messages=ask("fail"), stream=True)
-    with pytest.raises(openai.APIError, match="it was told to"):
-        list(stream)
+@pytest.mark.parametrize(
+    ("text", "status", "kind", "says"),
+    [
+        ("fail", 500, "server_error", "it was told to"),
+        ("refuse", 400, "invalid_request_error", "this engine does not like it"),
+        ("long", 504, "server_error", "took longer than 0.3 seconds"),
+    ],
+)
+def test_an_answer_that_fails_says_whose_fault_it_is_and_is_not_repeated(text, status, kind, says):
+    with (
+        serving(Rules(log="none", max_seconds=0.3)) as live,
+        openai.OpenAI(base_url=f"{live.url}/v1", api_key="none") as client,  # it would, by itself
+    ):
+        asked = {"model": NAME, "messages": ask(text), "max_tokens": 4000}
+        with pytest.raises(openai.APIStatusError, match=says) as caught:
+            client.chat.completions.create(**asked)
+        assert caught.value.status_code == status
+        assert caught.value.body["type"] == kind
+        assert "retry-after" not in caught.value.response.headers
+        with pytest.raises(openai.APIError, match=says) as caught:
+            list(client.chat.completions.create(**asked, stream=True))
+        assert caught.value.body["type"] == kind
+        requests = httpx.get(f"{live.url}/metrics", timeout=30).text
+        assert f'requests_total{{route="/v1/chat/completions",status="{status}"}} 1.0' in requests
 
 
 def test_whoever_leaves_before_a_whole_answer_frees_the_slot(live):
