@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.fingerprint import short
-from flows.report_charts import Chart
+from flows.report_charts import LEARNING, Chart
 from flows.report_command import Reproduction, reproduction_of
 from flows.report_inputs import Artifact, Stop
 from flows.report_scores import (
@@ -193,23 +193,15 @@ def _rl_task(rl: Artifact) -> str:
 
 
 def _charts(artifacts: Mapping[str, Artifact]) -> tuple[Chart, ...]:
-    rows = (
-        ("pretrain", "step", "loss", "Pretraining loss", "nats per token"),
-        ("pretrain", "eval", "val_bpb", "Pretraining val_bpb", "bits per byte of held-out text"),
-        ("midtrain", "step", "loss", "Midtraining loss", "nats per token of the assistant"),
-        ("sft", "step", "loss", "SFT loss", "nats per token of the assistant"),
-        ("rl", "step", "reward", "RL reward", "mean over the answers of a step"),
-        ("rl", "eval", "pass_at_1", "RL pass@1", "of held-out questions"),
-    )
     charts = (
         Chart(
-            title=title,
-            caption=caption,
-            points=artifacts[stage].series(kind, name),
-            stops=artifacts[stage].stops(),
-            noisy=kind == "step",
+            title=quantity.title,
+            caption=quantity.caption,
+            points=artifacts[quantity.stage].series(quantity.kind, quantity.name),
+            stops=artifacts[quantity.stage].stops(),
+            noisy=quantity.kind == "step",
         )
-        for stage, kind, name, title, caption in rows
+        for quantity in LEARNING
     )
     return tuple(chart for chart in charts if chart.points)
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from flows.report_inputs import Stop
 from nanochat_core.errors import ConfigError
@@ -19,6 +19,65 @@ Points: TypeAlias = Sequence[tuple[int, float]]  # (step, value), in order of st
 WIDTH, HEIGHT = 366, 176
 PADDING = {"left": 46, "right": 12, "top": 8, "bottom": 36}
 MAX_POINTS = 400
+COLOURS = 6  # that the style has, --c0 to --c5
+MOST_FAINT = 3  # curves that are drawn with what was measured behind their average
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """A number that a training stage tells of as it goes."""
+
+    stage: str
+    kind: Literal["step", "eval"]  # of the events that have it
+    name: str
+    title: str
+    caption: str
+
+
+LEARNING = (
+    Quantity(
+        stage="pretrain",
+        kind="step",
+        name="loss",
+        title="Pretraining loss",
+        caption="nats per token",
+    ),
+    Quantity(
+        stage="pretrain",
+        kind="eval",
+        name="val_bpb",
+        title="Pretraining val_bpb",
+        caption="bits per byte of held-out text",
+    ),
+    Quantity(
+        stage="midtrain",
+        kind="step",
+        name="loss",
+        title="Midtraining loss",
+        caption="nats per token of the assistant",
+    ),
+    Quantity(
+        stage="sft",
+        kind="step",
+        name="loss",
+        title="SFT loss",
+        caption="nats per token of the assistant",
+    ),
+    Quantity(
+        stage="rl",
+        kind="step",
+        name="reward",
+        title="RL reward",
+        caption="mean over the answers of a step",
+    ),
+    Quantity(
+        stage="rl",
+        kind="eval",
+        name="pass_at_1",
+        title="RL pass@1",
+        caption="of held-out questions",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +92,38 @@ class Chart:
 
     def svg(self) -> str:
         """The drawing: no ids, no scripts, no fonts of its own."""
-        label = escape(f"{self.title}: {self.caption}", quote=True)
-        drawing = _vega_svg(_spec(self))
-        body = drawing[drawing.index(">") + 1 :]
-        size = (
-            WIDTH + PADDING["left"] + PADDING["right"],
-            HEIGHT + PADDING["top"] + PADDING["bottom"],
-        )
-        return f'<svg viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{label}">{body}'
+        return _draw(_spec(self), f"{self.title}: {self.caption}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlay:
+    """One quantity over the steps of a stage, of several runs: each in a colour of its own."""
+
+    title: str
+    caption: str
+    curves: Sequence[Points]  # one of each run in order; empty where it has none
+    noisy: bool = True
+
+    def svg(self) -> str:
+        """The drawing, as a chart's."""
+        alt = _altair()
+        last = max([step for points in self.curves for step, _ in points], default=1)
+        x, y = _axes(alt, last)
+        layers: list[Any] = []
+        for place, points in enumerate(self.curves):
+            color, dash = colour_of(place)
+            shown = thin(points)
+            if self.noisy and len(self.curves) <= MOST_FAINT:
+                layers.append(_line(alt, shown, color, 1).encode(x=x, y=y, opacity=alt.value(0.3)))
+            line = alt.Chart(_data(alt, smooth(shown) if self.noisy else shown))
+            drawn = line.mark_line(stroke=color, strokeWidth=2, strokeDash=dash)
+            layers.append(drawn.encode(x=x, y=y))
+        return _draw(_finish(alt, layers), f"{self.title}: {self.caption}")
+
+
+def colour_of(place: int) -> tuple[str, list[int]]:
+    """Colour and dashes of the run at `place`: six colours, then the same ones dashed."""
+    return f"var(--c{place % COLOURS})", [6, 3] if place // COLOURS % 2 else [1, 0]
 
 
 def thin(points: Points, max_points: int = MAX_POINTS) -> list[tuple[int, float]]:
@@ -62,6 +145,19 @@ def _spec(chart: Chart) -> dict[str, Any]:
     alt = _altair()
     points = thin(chart.points)
     last = max([step for step, _ in points] + [stop.back_to for stop in chart.stops], default=1)
+    x, y = _axes(alt, last)
+    layers = [layer.encode(x=x) for layer in _marks(alt, chart.stops)]
+    if chart.noisy:
+        layers.append(_line(alt, points, "var(--faint)", 1).encode(x=x, y=y))
+        layers.append(_line(alt, smooth(points), "var(--accent)", 2).encode(x=x, y=y))
+    else:
+        layers.append(_line(alt, points, "var(--accent)", 2).encode(x=x, y=y))
+        dots = alt.Chart(_data(alt, points)).mark_circle(size=36, fill="var(--accent)", opacity=1)
+        layers.append(dots.encode(x=x, y=y))
+    return _finish(alt, layers)
+
+
+def _axes(alt: Any, last: int) -> tuple[Any, Any]:
     x = alt.X(
         "step:Q",
         scale=alt.Scale(domain=[0, last], nice=False),
@@ -72,14 +168,10 @@ def _spec(chart: Chart) -> dict[str, Any]:
         scale=alt.Scale(zero=False, nice=True),
         axis=alt.Axis(title=None, tickCount=5, format="~g", domain=False, ticks=False),
     )
-    layers = [layer.encode(x=x) for layer in _marks(alt, chart.stops)]
-    if chart.noisy:
-        layers.append(_line(alt, points, "var(--faint)", 1).encode(x=x, y=y))
-        layers.append(_line(alt, smooth(points), "var(--accent)", 2).encode(x=x, y=y))
-    else:
-        layers.append(_line(alt, points, "var(--accent)", 2).encode(x=x, y=y))
-        dots = alt.Chart(_data(alt, points)).mark_circle(size=36, fill="var(--accent)", opacity=1)
-        layers.append(dots.encode(x=x, y=y))
+    return x, y
+
+
+def _finish(alt: Any, layers: Sequence[Any]) -> dict[str, Any]:
     drawing = alt.layer(*layers).properties(
         width=WIDTH,
         height=HEIGHT,
@@ -88,6 +180,15 @@ def _spec(chart: Chart) -> dict[str, Any]:
         background="transparent",
     )
     return drawing.configure(aria=False, view=_VIEW, axis=_AXIS).to_dict()
+
+
+def _draw(spec: dict[str, Any], label: str) -> str:
+    drawing = _vega_svg(spec)
+    body = drawing[drawing.index(">") + 1 :]
+    width = WIDTH + PADDING["left"] + PADDING["right"]
+    height = HEIGHT + PADDING["top"] + PADDING["bottom"]
+    name = escape(label, quote=True)
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{name}">{body}'
 
 
 _VIEW = {"stroke": None}

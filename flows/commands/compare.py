@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from flows.artifacts import find_manifest
 from flows.commands.options import AsJson, Place
-from flows.commands.terminal import print_json, print_lines
+from flows.commands.terminal import print_json, print_lines, screen
 from flows.fingerprint import short
 from flows.listing import columns
 from flows.manifest import Manifest
@@ -18,6 +18,9 @@ from flows.runs import read_all
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
+
+if TYPE_CHECKING:  # duckdb is slow to import, and every command imports this module
+    from flows.curves import Curves
 
 _MAX_ANSWER = 60  # characters
 
@@ -33,15 +36,24 @@ def compare(
     answers: Annotated[
         int, Parameter(help="Changed answers that are printed of each task; 0 for none.")
     ] = 0,
+    html: Annotated[
+        Path | None,
+        Parameter(help="Write a page with the scores and all curves of training to this file."),
+    ] = None,
     place: Place = Place(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Compare what runs or artifacts measured with the first of them, with intervals.
 
+    Of training stages the curves stand below each other, on one scale.
+
     A difference marked * is larger than other questions of the same kind would explain (95 %);
     another seed of training may still. gained and lost count answers that became right and wrong.
     """
     import tempfile
+
+    from flows.compare_page import curve_tree
+    from flows.curves import curves_of
 
     if len(references) < 2:
         raise ConfigError(
@@ -59,12 +71,44 @@ def compare(
             _compare_stage(store, stage, [each.get(stage) for each in found], Path(directory))
             for stage in _order(found)
         ]
-    stages = [stage for stage in stages if stage["scores"] or stage["same"]]
+        curves = {
+            stage["stage"]: curves_of(
+                store, stage["stage"], [each.get(stage["stage"]) for each in found], Path(directory)
+            )
+            for stage in stages
+            if html is not None or len(set(stage["fingerprints"])) > 1
+        }
+    stages = [s for s in stages if s["scores"] or s["same"] or curves.get(s["stage"])]
+    if html is not None:
+        _write_page(html, references, stages, curves)
     if as_json:
-        print_json({"references": references, "stages": stages})
+        trees = [{**s, "curves": list(map(curve_tree, curves.get(s["stage"], ())))} for s in stages]
+        print_json({"references": references, "stages": trees})
     else:
-        print_lines(_lines(references, stages, answers))
+        print_lines(_lines(references, stages, curves, answers))
+        if html is not None:
+            screen().print(str(html))
     return 0
+
+
+def _write_page(
+    path: Path,
+    references: Sequence[str],
+    stages: Sequence[Mapping[str, Any]],
+    curves: Mapping[str, Sequence["Curves"]],
+) -> None:
+    from flows.compare_page import Compared, render, write
+
+    compared = [
+        Compared(
+            name=stage["stage"],
+            same=stage["same"],
+            rows=[_row(item) for item in stage["scores"]],
+            curves=curves.get(stage["stage"], ()),
+        )
+        for stage in stages
+    ]
+    write(path, render(references, compared))
 
 
 def _open(store: Store, references: Sequence[str]) -> list[dict[str, Manifest]]:
@@ -116,7 +160,7 @@ def _compare_stage(
         "fingerprints": [manifest and manifest.fingerprint for manifest in manifests],
         "same": same and bool(names),
         "scores": [],
-        "answers": [],
+        "answers": [[] for _ in manifests],
     }
     if same or not names:
         return tree
@@ -143,7 +187,10 @@ def _compare_stage(
 
 
 def _lines(
-    references: Sequence[str], stages: Sequence[Mapping[str, Any]], answers: int
+    references: Sequence[str],
+    stages: Sequence[Mapping[str, Any]],
+    curves: Mapping[str, Sequence["Curves"]],
+    answers: int,
 ) -> Iterator[str]:
     if not stages:
         yield "nothing that they made measured anything"
@@ -152,13 +199,21 @@ def _lines(
             yield f"{stage['stage']}: the same artifact, {short(stage['fingerprints'][0])}"
             yield ""
             continue
-        head = [stage["stage"], *(word for name in references for word in (name, ""))]
-        rows = [_row(item) for item in stage["scores"]]
-        yield from columns([head[: len(rows[0])], *rows])
+        if stage["scores"]:
+            yield from columns([_head(references, stage), *map(_row, stage["scores"])])
+        else:
+            yield stage["stage"]
         yield ""
+        for found in curves.get(stage["stage"], ()):
+            yield from found.drawn(references)
+            yield ""
         for name, tasks in zip(references, stage["answers"], strict=True):
             for task in tasks:
                 yield from _answers(references[0], name, task, answers)
+
+
+def _head(references: Sequence[str], stage: Mapping[str, Any]) -> list[str]:
+    return [stage["stage"], *(word for name in references for word in (name, ""))]
 
 
 def _row(item: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ security policy, a request to anywhere else.
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -27,6 +28,17 @@ PHONE = {"width": 390, "height": 844}
 # Policy breaches only reach the console of the page in some versions; the event always comes.
 WATCH = """addEventListener("securitypolicyviolation", (event) =>
   console.error(`policy: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`));"""
+
+# What reaches out of the window, or out of its own cell; what is in a box that scrolls may. (Of a
+# drawing the whole and its words: its groups count invisible joints of lines.)
+OVERFLOW = """[...document.querySelectorAll("body *")].filter((e) =>
+  !(e instanceof SVGElement && !e.matches("svg, text")) &&
+  (e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(".wide") ||
+   e.matches("th, td, pre, p, h1, dd") && e.scrollWidth > e.clientWidth + 1))
+  .map((e) => e.outerHTML.slice(0, 80))"""
+# Which way up a page is: how light its paper is, and its ink.
+LIGHTNESS = """["backgroundColor", "color"].map((name) => getComputedStyle(document.body)[name]
+  .match(/\\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 3)"""
 
 
 # Of a module, not of the session: while Playwright is there, a loop counts as running in this
@@ -113,3 +125,36 @@ def watch(page: Page, server: HasUrl, complaints: list[str]) -> None:
 def page(open_page: Callable[..., Page]) -> Page:
     """The page in a window of a desktop."""
     return open_page()
+
+
+@pytest.fixture
+def open_file(browser: Browser, complaints: list[str]) -> Iterator[Callable[..., Page]]:
+    """Opens a page from the disk: `open_file(path, viewport=..., color_scheme=...)`.
+
+    Whatever is on its console is a complaint, and whatever it asks for beside itself.
+    """
+    contexts: list[BrowserContext] = []
+
+    def open_it(path: Path, **options: object) -> Page:
+        context = browser.new_context(**options)  # pyright: ignore[reportArgumentType]
+        contexts.append(context)
+        context.add_init_script(WATCH)
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(f"exception: {error}"))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on(
+            "request",
+            lambda request: (
+                None
+                if request.url == path.as_uri()
+                else complaints.append(f"asked for {request.url}")
+            ),
+        )
+        page.goto(path.as_uri())
+        page.wait_for_load_state("networkidle")
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert complaints == []

@@ -1,13 +1,14 @@
 """The report card, opened from the disk: wide and narrow, light and dark, and on paper."""
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Page
 
 from flows.profiles import open_profile
-from tests.browser.conftest import DESKTOP, PHONE, WATCH
+from tests.browser.conftest import DESKTOP, LIGHTNESS, OVERFLOW, PHONE
 from tests.flows.reported import make_inputs, run_report
 
 pytest.importorskip("altair")
@@ -15,15 +16,6 @@ pytest.importorskip("vl_convert")
 
 HOSTILE = "<script>alert(1)</script><img src='http://evil.example/x'> " + "wide" * 200
 COLUMNS = "getComputedStyle(document.querySelector('.grid')).gridTemplateColumns.split(' ').length"
-# What reaches out of the window, or out of its own cell. (Of a drawing the whole and its words: its
-# groups count invisible joints of lines.)
-OVERFLOW = """[...document.querySelectorAll("body *")].filter((e) =>
-  !(e instanceof SVGElement && !e.matches("svg, text")) &&
-  (e.getBoundingClientRect().right > innerWidth + 1 || e.matches("th, td, pre, p, h1, dd") &&
-   e.scrollWidth > e.clientWidth + 1)).map((e) => e.outerHTML.slice(0, 80))"""
-# Which way up the page is: how light its paper is, and its ink.
-LIGHTNESS = """["backgroundColor", "color"].map((name) => getComputedStyle(document.body)[name]
-  .match(/\\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 3)"""
 
 
 @pytest.fixture(scope="module")
@@ -38,33 +30,9 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def open_card(browser: Browser, card: Path, complaints: list[str]) -> Iterator[Callable[..., Page]]:
-    """Opens the page from its file: `open_card(viewport=..., color_scheme=...)`."""
-    contexts: list[BrowserContext] = []
-
-    def open_it(**options: object) -> Page:
-        context = browser.new_context(**options)  # pyright: ignore[reportArgumentType]
-        contexts.append(context)
-        context.add_init_script(WATCH)
-        page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(f"exception: {error}"))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on(
-            "request",
-            lambda request: (
-                None
-                if request.url == card.as_uri()
-                else complaints.append(f"asked for {request.url}")
-            ),
-        )
-        page.goto(card.as_uri())
-        page.wait_for_load_state("networkidle")
-        return page
-
-    yield open_it
-    for context in contexts:
-        context.close()
-    assert complaints == []
+def open_card(open_file: Callable[..., Page], card: Path) -> Callable[..., Page]:
+    """Opens it: `open_card(viewport=..., color_scheme=...)`."""
+    return functools.partial(open_file, card)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,0 +1,71 @@
+"""The page of `nanochat compare --html`: several runs' curves and scores, opened from the disk."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+
+from flows.compare_page import Compared, render
+from flows.curves import Curves
+from flows.report_charts import LEARNING
+from tests.browser.conftest import DESKTOP, LIGHTNESS, OVERFLOW, PHONE
+
+pytest.importorskip("altair")
+pytest.importorskip("vl_convert")
+
+NAMES = ("main", "mine-20261121t150640z-0310", *(f"tiny-{i}" for i in range(6)))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight runs, one of which never pretrained."""
+    noise = random.Random(1)
+    curves = [
+        Curves(
+            quantity=quantity,
+            of=tuple(
+                [(step, 5 / step + run / 9 + noise.random() / 5) for step in range(1, 90)]
+                if run != 3
+                else ()
+                for run in range(len(NAMES))
+            ),
+        )
+        for quantity in LEARNING[:2]
+    ]
+    cells = [word for _ in NAMES for word in ("0.25 [0.2, 0.3]", "+0.01 [-0.02, +0.04] *")]
+    stages = [
+        Compared(name="shards", same=True, rows=[], curves=[]),
+        Compared(name="pretrain", same=False, rows=[["val_bpb", *cells]], curves=curves),
+    ]
+    path = tmp_path_factory.mktemp("compared") / "page.html"
+    path.write_text(render(NAMES, stages), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("window", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_the_page_fits_its_window(
+    open_file: Callable[..., Page], compared: Path, window: dict[str, int], scheme: str
+):
+    page = open_file(compared, viewport=window, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == window["width"]
+    assert page.evaluate(OVERFLOW) == []
+    paper, ink = page.evaluate(LIGHTNESS)
+    assert (paper > ink) is (scheme == "light")
+
+
+def test_each_run_has_a_line_of_its_own(open_file: Callable[..., Page], compared: Path):
+    page = open_file(compared, viewport=DESKTOP)
+    keys = page.locator(".key i").evaluate_all(
+        "all => all.map((e) => getComputedStyle(e).borderTopColor + getComputedStyle(e)"
+        ".borderTopStyle)"
+    )
+    assert len(set(keys)) == len(NAMES)
+    lines = page.locator("figure").first.locator("svg .mark-line path")
+    drawn = lines.evaluate_all(
+        "all => all.map((e) => getComputedStyle(e).stroke + "
+        "(e.getAttribute('stroke-dasharray') || '').replace('1,0', ''))"
+    )
+    assert len(drawn) == len(set(drawn)) == len(NAMES) - 1  # one has no curve
