@@ -4,13 +4,13 @@ import os
 import resource
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.server.channel import Spec
-from nanochat_core.server.pool import Pool
+from nanochat_core.server.pool import Patience, Pool
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
@@ -28,6 +28,7 @@ class Engines:
     precision: str = "model"
     num_slots: int | None = None  # None: what suits the device
     maker: str = MAKER
+    patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         for name, value in (("workers", self.workers), ("slots", self.num_slots)):
@@ -46,6 +47,7 @@ def make_pool(directory: Path, engines: Engines, *, max_waiting: int) -> Pool:
         make_specs(directory, engines),
         Tokenizer.load(directory / "tokenizer"),
         max_waiting=max_waiting,
+        patience=engines.patience,
     )
 
 

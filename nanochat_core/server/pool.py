@@ -23,6 +23,14 @@ SECONDS_TO_DIE = 5.0
 _LOG = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long an engine process may take before it is taken for hung, and killed."""
+
+    load_seconds: float = 1800.0  # from its start until it is ready
+    cancel_seconds: float = 60.0  # from a cancellation until it says that the answer is over
+
+
 class Busy(Exception):
     """As many requests wait as may."""
 
@@ -95,9 +103,10 @@ class _Asked:
 class Worker:
     """One engine process, and what is under way in it."""
 
-    def __init__(self, index: int, spec: Spec) -> None:
+    def __init__(self, index: int, spec: Spec, patience: Patience = Patience()) -> None:
         self.index = index
         self.spec = spec
+        self.patience = patience
         self.facts: Facts | None = None  # None: it is not ready
         self.restarts = 0
         self.busy = 0  # samples that it writes or that wait in it
@@ -135,6 +144,8 @@ class Worker:
         def cancel() -> None:
             if number in self._asked:
                 self._say(["cancel", number])
+                seconds = self.patience.cancel_seconds
+                asyncio.get_running_loop().call_later(seconds, self._check_ended, number)
 
         stream = AnswerStream(ask.num_samples, worker=self.index, on_cancel=cancel)
         self._asked[number] = _Asked(stream=stream, open=ask.num_samples)
@@ -159,6 +170,11 @@ class Worker:
             began = time.monotonic()
             try:
                 await self._run_once()
+            except OSError as error:  # no process, no sockets: as one that ended
+                self.failure = ModelError(
+                    f"the engine process cannot be started: {error}",
+                    hint="the system gives no more processes, files or memory",
+                )
             finally:
                 self.facts = self._writer = None
                 self.fail_all("the engine stopped unexpectedly; try again in a moment")
@@ -167,8 +183,9 @@ class Worker:
                 self.failure = self.failure or ModelError("the engine ended at once", hint=hint)
                 self.changed.set()
                 return
+            why = f": {self.failure}" if self.failure else ""
             self.failure = None
-            _LOG.error("engine process %d ended; it is started again", self.index)
+            _LOG.error("engine process %d ended%s; it is started again", self.index, why)
             self.restarts += 1
             steady = time.monotonic() - began > STEADY_SECONDS
             pause = FIRST_PAUSE if steady else min(2 * pause, LONGEST_PAUSE)
@@ -177,7 +194,8 @@ class Worker:
     async def _run_once(self) -> None:
         """One life of the process, from its start to its end."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, contextlib.ExitStack() as undone:
+            undone.callback(ours.close)
             # A process group of its own: Ctrl-C is the HTTP process's, which ends this one after
             # the answers that are under way.
             self._process = subprocess.Popen(
@@ -186,16 +204,35 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
+            undone.pop_all()
+        seconds = self.patience.load_seconds
+        loading = asyncio.get_running_loop().call_later(seconds, self._check_loaded)
         try:
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**26)
             self._say(dataclasses.asdict(self.spec))  # pyright: ignore[reportArgumentType]
             while (message := await read_message(reader)) is not None:
                 self._hear(message)
         finally:
+            loading.cancel()
             if self._writer is not None:
                 self._writer.close()
             await asyncio.shield(_end(self._process))
             self._process = None
+
+    def _check_loaded(self) -> None:
+        if self.facts is None:
+            self._kill(f"it was not ready within {self.patience.load_seconds:g} seconds")
+
+    def _check_ended(self, number: int) -> None:
+        if number in self._asked:  # else it has ended, or its process has
+            seconds = self.patience.cancel_seconds
+            self._kill(f"it did not end an answer within {seconds:g} seconds of being told")
+
+    def _kill(self, why: str) -> None:
+        """End a process that hangs; what follows is as with one that died."""
+        if self._process is not None:
+            self.failure = ModelError(f"the engine hangs: {why}", hint="it was killed")
+            self._process.kill()
 
     def _hear(self, message: list[object]) -> None:
         match message:
@@ -227,10 +264,17 @@ class Worker:
 class Pool:
     """The engine processes of one model, and its tokenizer."""
 
-    def __init__(self, specs: Sequence[Spec], tokenizer: Tokenizer, *, max_waiting: int) -> None:
+    def __init__(
+        self,
+        specs: Sequence[Spec],
+        tokenizer: Tokenizer,
+        *,
+        max_waiting: int,
+        patience: Patience = Patience(),
+    ) -> None:
         self.tokenizer = tokenizer
         self.max_waiting = max_waiting  # samples that may wait at each process
-        self.workers = [Worker(index, spec) for index, spec in enumerate(specs)]
+        self.workers = [Worker(index, spec, patience) for index, spec in enumerate(specs)]
         self._facts: Facts | None = None
 
     @property

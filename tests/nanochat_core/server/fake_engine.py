@@ -106,6 +106,8 @@ def open_fake(spec: Spec) -> tuple[FakeEngine, Facts]:
     """What an engine process makes."""
     if spec.directory.endswith("broken"):
         raise ModelError("this model is broken", hint="mend it")
+    if spec.directory.endswith("never"):
+        time.sleep(600)
     if spec.directory.endswith("crash"):
         os._exit(9)
     facts = Facts(

@@ -56,7 +56,8 @@ class Live:
 def fake_pool(directory: str = "fake", *, max_waiting: int = 64, **engines) -> Pool:
     """A pool of engines that have no model; not started."""
     given = Engines(device="cpu", maker=FAKE, **engines)
-    return Pool(make_specs(Path(directory), given), TOKENIZER, max_waiting=max_waiting)
+    specs = make_specs(Path(directory), given)
+    return Pool(specs, TOKENIZER, max_waiting=max_waiting, patience=given.patience)
 
 
 @contextlib.contextmanager

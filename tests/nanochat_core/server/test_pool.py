@@ -2,7 +2,9 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from nanochat_core.engine.requests import Draw, EndEvent, LogProbs, TokenEvent
 from nanochat_core.errors import ModelError
 from nanochat_core.server.__main__ import Newer, follow_newer
 from nanochat_core.server.channel import Ask, pack_event, unpack_event
-from nanochat_core.server.pool import AnswerStream
+from nanochat_core.server.pool import AnswerStream, Patience
 from nanochat_core.server.service import Service
 from tests.nanochat_core.server.live import body, fake_pool, serving, text_of, wait_until
 
@@ -86,6 +88,75 @@ def test_while_the_only_engine_is_away_requests_are_told_to_come_back():
         assert refused.status_code == 503
         wait_until(lambda: live.health()["ready"])
         assert text_of(live.ask("echo back")) == "back"
+
+
+def test_a_process_that_the_system_does_not_give_is_asked_for_again(monkeypatch, caplog):
+    refusals = 2
+    popen = subprocess.Popen
+
+    def refuse_some(*given, **options):
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise BlockingIOError(11, "resource temporarily unavailable")
+        return popen(*given, **options)
+
+    with serving() as live:
+        monkeypatch.setattr(subprocess, "Popen", refuse_some)
+        os.kill(live.service.pool.workers[0].pid, signal.SIGKILL)
+        wait_until(lambda: refusals == 0)
+        wait_until(lambda: live.health()["ready"])
+        assert text_of(live.ask("echo back")) == "back"
+        assert live.service.pool.workers[0].restarts == 3
+    assert "cannot be started: [Errno 11] resource temporarily unavailable" in caplog.text
+
+
+def test_a_pool_whose_process_cannot_be_started_says_so(live, monkeypatch):
+    def refuse(*given, **options):
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    sockets = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ModelError, match=r"cannot be started: .* too many open files"):
+        live.run(fake_pool().start())
+    assert len(os.listdir("/proc/self/fd")) == sockets
+
+
+def test_an_engine_that_hangs_is_killed_and_comes_back(caplog):
+    with serving(patience=Patience(cancel_seconds=0.3)) as live, ThreadPoolExecutor(1) as threads:
+        worker = live.service.pool.workers[0]
+        company = threads.submit(live.ask, "long", max_tokens=4000)
+        wait_until(lambda: live.health()["running"] == 1)
+        hung = worker.pid
+        with (
+            live.client() as http,
+            http.stream("POST", "/chat/completions", json=body("long", max_tokens=4000)) as answer,
+        ):
+            next(answer.iter_lines())
+            os.kill(hung, signal.SIGSTOP)
+        assert "stopped unexpectedly" in company.result()[-2]["error"]
+        wait_until(lambda: live.health()["ready"])
+        assert worker.pid != hung
+        assert text_of(live.ask("echo back")) == "back"
+    assert "the engine hangs: it did not end an answer within 0.3 seconds" in caplog.text
+
+
+def test_an_engine_that_ends_what_is_cancelled_is_left_alone():
+    with serving(patience=Patience(cancel_seconds=0.3)) as live:
+        with (
+            live.client() as http,
+            http.stream("POST", "/chat/completions", json=body("long", max_tokens=4000)) as answer,
+        ):
+            next(answer.iter_lines())
+        time.sleep(0.6)
+        assert live.service.pool.workers[0].restarts == 0
+
+
+def test_an_engine_that_is_never_ready_is_given_up(live):
+    pool = fake_pool("never", patience=Patience(load_seconds=0.5))
+    with pytest.raises(ModelError, match=r"hangs: it was not ready within 0.5 seconds"):
+        live.run(pool.start())
+    assert pool.workers[0].pid is None
 
 
 @pytest.mark.parametrize(
