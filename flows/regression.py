@@ -58,7 +58,9 @@ class Verdict:
     @property
     def is_inside(self) -> bool:
         """Whether the difference lies inside its 95 % interval: other questions could undo it."""
-        return self.delta is not None and self.delta.low is not None and not self.delta.is_clear
+        if self.delta is None or self.delta.low is None or self.delta.value == 0:
+            return False
+        return not self.delta.is_clear
 
     @property
     def text(self) -> str:
@@ -66,6 +68,8 @@ class Verdict:
         shown = f"{self.metric} {_shown(self.score)}"
         if self.baseline is None or self.delta is None:
             return f"{shown}; there is no earlier evaluation to compare it with"
+        if self.delta.value == 0:
+            return f"{shown}, as in run {self.baseline_run}"
         text = f"{shown}, {self.delta.value:+.4g} against {number(self.baseline.value)} of run "
         text += f"{self.baseline_run}"
         if self.regressed:

@@ -273,10 +273,10 @@ def _scheduled(recurring: "Recurring", suite: Suite, api_url: str, where: Where)
     """What a person wants to know of a schedule just made."""
     state = "paused" if recurring.paused else f"{recurring.cron} ({recurring.timezone})"
     yield f"{recurring.model} is judged by {suite.stage.name}: {state}"
-    yield f"now {suite.model.name}; looked up again each time"
+    yield f"model   {suite.model.name}; looked up again each time"
     yield f"worker  PREFECT_API_URL={api_url} prefect worker start --pool cpu --limit 1"
     again = ["nanochat", "evals", "run", recurring.model, *where.words]
-    yield f"now     {shlex.join(again)}"
+    yield f"at once {shlex.join(again)}"
 
 
 def _ending(model: str, evaluated: "Evaluated", *, took: str) -> Iterator[str]:

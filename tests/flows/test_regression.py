@@ -90,6 +90,7 @@ def test_a_loss_is_told_once_while_the_model_does_not_change(store: Store, shelf
     first = judge(store, shelf.night(chatcore=0.5), shelf.history, Rule())
     second = judge(store, shelf.night(chatcore=0.5), shelf.history, Rule())
     assert (first.regressed, second.regressed) == (True, False)
+    assert second.text == f"chatcore 0.5, as in run {second.baseline_run}"
 
 
 def test_only_the_same_suite_and_finished_runs_compare(store: Store, shelf: Shelf) -> None:
