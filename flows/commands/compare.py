@@ -47,8 +47,9 @@ def compare(
 
     Of training stages the curves stand below each other, on one scale.
 
-    A difference marked * is larger than other questions of the same kind would explain (95 %);
-    another seed of training may still. gained and lost count answers that became right and wrong.
+    A difference marked * is larger than other questions of the same kind would explain (95 %; of
+    answers to the same questions by McNemar's exact test); another seed of training may still.
+    gained and lost count answers that became right and wrong.
     """
     import tempfile
 
@@ -149,7 +150,7 @@ def _compare_stage(
     store: Store, stage: str, manifests: Sequence[Manifest | None], directory: Path
 ) -> dict[str, Any]:
     """A stage as JSON has it: the scores of each, and from the second on what differs."""
-    from flows.compare import answers_of, delta_of, scores_of
+    from flows.compare import Pairs, delta_of, pairs_of, scores_of
 
     there = [manifest for manifest in manifests if manifest is not None]
     scores = [scores_of(manifest) if manifest else {} for manifest in manifests]
@@ -161,13 +162,14 @@ def _compare_stage(
         "same": same and bool(names),
         "scores": [],
         "answers": [[] for _ in manifests],
+        "not_paired": [None for _ in manifests],
     }
     if same or not names:
         return tree
-    told = answers_of(store, there, directory) if there[:1] == list(manifests[:1]) else []
-    paired: list[Any] = [{}] * len(manifests)
-    for manifest, by_task in zip(there[1:], told, strict=False):
-        paired[next(i for i, m in enumerate(manifests) if m is manifest)] = by_task
+    told = pairs_of(store, there, directory) if there[:1] == list(manifests[:1]) else []
+    paired = [Pairs(by_task={})] * len(manifests)
+    for manifest, pairs in zip(there[1:], told, strict=False):
+        paired[next(i for i, m in enumerate(manifests) if m is manifest)] = pairs
     for name in names:
         first = scores[0].get(name)
         cells: list[dict[str, Any] | None] = []
@@ -175,14 +177,15 @@ def _compare_stage(
             score = each.get(name)
             cell = None if score is None else asdict(score)
             if cell is not None and score is not None and first is not None and number:
-                delta = delta_of(first, score, paired[number].get(name))
+                delta = delta_of(first, score, paired[number].by_task.get(name))
                 cell["delta"] = {**asdict(delta), "clear": delta.is_clear}
             cells.append(cell)
         tree["scores"].append({"metric": name, "of": cells})
     tree["answers"] = [
-        [{**asdict(item), "delta": asdict(item.delta)} for item in by_task.values()]
-        for by_task in paired
+        [{**asdict(item), "delta": asdict(item.delta)} for item in pairs.by_task.values()]
+        for pairs in paired
     ]
+    tree["not_paired"] = [pairs.why_not for pairs in paired]
     return tree
 
 
@@ -207,7 +210,11 @@ def _lines(
         for found in curves.get(stage["stage"], ()):
             yield from found.drawn(references)
             yield ""
-        for name, tasks in zip(references, stage["answers"], strict=True):
+        for name, why_not, tasks in zip(
+            references, stage["not_paired"], stage["answers"], strict=True
+        ):
+            if why_not:
+                yield f"{name} was not asked what {references[0]} was: {why_not}"
             for task in tasks:
                 yield from _answers(references[0], name, task, answers)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,14 +28,17 @@ def put_measured(
     *,
     steps: Sequence[Mapping[str, Any]] = (),
     examples: Sequence[Mapping[str, Any]] = (),
+    scores: Mapping[str, Any] | None = None,
     **facts: Any,
 ) -> Manifest:
-    """An artifact in the store whose steps and examples can be read."""
+    """An artifact in the store whose steps, examples and scores.json can be read."""
     manifest = make_manifest(stage, **facts)
     files, logs = list(manifest.files), list(manifest.logs)
     for rows, name, among in ((steps, "metrics", logs), (examples, "examples", files)):
         if rows:
             among.append(put_file(store, manifest, f"{name}.parquet", parquet(rows)))
+    if scores is not None:
+        files.append(put_file(store, manifest, "scores.json", json.dumps(scores).encode()))
     files.sort(key=lambda file: file.path)
     made = dataclasses.replace(
         manifest, files=tuple(files), logs=tuple(logs), digest=digest_of(files)
