@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flows.manifest import Manifest
 from flows.references import open_usable
-from flows.stages import REPORT, STAGES, Stage
+from flows.stages import REPORT, STAGES, Stage, stage_named
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
@@ -34,18 +34,18 @@ def open_given(
 def stages_with(given: Mapping[str, Manifest]) -> tuple[Stage, ...]:
     """The stages of a run to which these artifacts are given, in the table's order.
 
-    They are the given ones, all that is made from them, and what that needs besides.
+    They are the given ones, all that is made from the last of them, and what that needs besides.
+    What a given artifact was made from is not built, unless something else needs it.
     """
     if not given:
         return STAGES
-    kept = {stage.name for stage in STAGES if stage.name in given}
-    after = set(kept)
+    before = {earlier for name in given for earlier in stages_before(stage_named(name))}
+    after = set(given) - before  # what is made from these is what the run is for
     for stage in STAGES:  # inputs come before what is made from them
-        if stage is not REPORT and after & _input_names(stage):
+        if stage is not REPORT and stage.name not in before and after & _input_names(stage):
             after.add(stage.name)
+    kept = after | set(given)
     for stage in reversed(STAGES):
-        if stage.name in after - kept or stage.name in given:
-            kept.add(stage.name)
         if stage.name in kept and stage.name not in given:
             kept |= _input_names(stage)
     return tuple(stage for stage in STAGES if stage.name in kept)
@@ -59,6 +59,12 @@ def check_stages(stages: Sequence[Stage], given: Mapping[str, Manifest], names: 
         raise ConfigError(
             f"stage {name} cannot be redone here: {why}", hint="leave it or a --use out"
         )
+
+
+def stages_before(stage: Stage) -> set[str]:
+    """Everything that the stage is made from, however indirectly."""
+    inputs = _input_names(stage)
+    return inputs.union(*(stages_before(source) for source in stage.inputs))
 
 
 def _input_names(stage: Stage) -> set[str]:

@@ -5,12 +5,16 @@ its files alone: nobody can say how they came about. It is recorded as the only 
 tokenizer, that a run of the name the person chose has made, so that sft@that-name finds it.
 """
 
+import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from flows.artifacts import publish
 from flows.fingerprint import Identity, fingerprint_of
@@ -23,6 +27,7 @@ from infra.storage.base import OnBytes, Store
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.section import Tree
 
+_ROOM = "import-"  # begins the names of directories that models are made ready in
 IMPORTED = "(imported)"  # in the place of a profile: none made it
 KINDS = {"base": PRETRAIN.name, "mid": MIDTRAIN.name, "sft": SFT.name, "rl": RL.name}
 # The folders in which nanochat keeps its checkpoints, of both of its eras.
@@ -96,7 +101,8 @@ def import_checkpoint(
     words = theirs.read_checkpoint_tokenizer(pickled, checkpoint.config)
     facts: Facts = {"source": "nanochat", "era": checkpoint.era, "from_step": checkpoint.step}
     run = new_run_id(name, timestamp(time.time()))
-    with tempfile.TemporaryDirectory(prefix="import-", dir=scratch) as room:
+    _sweep(scratch)
+    with tempfile.TemporaryDirectory(prefix=f"{_ROOM}{os.getpid()}-", dir=scratch) as room:
         folders = {TOKENIZER.name: Path(room, "tokenizer"), KINDS[kind]: Path(room, "model")}
         for folder in folders.values():
             folder.mkdir()
@@ -132,6 +138,14 @@ def import_checkpoint(
         step=checkpoint.step,
         was_there=model.adopted,
     )
+
+
+def _sweep(scratch: Path) -> None:
+    """Remove what imports that were killed left behind."""
+    for path in scratch.glob(f"{_ROOM}*"):
+        pid = path.name.removeprefix(_ROOM).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _identify(stage: str, files: Path) -> Identity:

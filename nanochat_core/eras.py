@@ -175,13 +175,14 @@ def eras_with(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
             "this model has bigram embeddings, as nanochat's of 25 to 28 January 2026 had",
             hint="no other version has them, and this one cannot run it",
         )
-    gates = {shape[1] for name, shape in shapes.items() if name.endswith(".ve_gate.weight")}
+    # A gate that is no matrix is of no era.
+    gates = {shape[1:] for name, shape in shapes.items() if name.endswith(".ve_gate.weight")}
     found = tuple(
         era.first_day
         for era in ERAS.values()
         if era.residual_scalars == ("resid_lambdas" in shapes)
         and era.smear == ("smear_gate.weight" in shapes)
-        and gates == ({era.gate_channels} if era.value_embeds else set())
+        and gates == ({(era.gate_channels,)} if era.value_embeds else set())
     )
     if not found:
         raise ModelError(

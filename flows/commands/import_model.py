@@ -12,6 +12,8 @@ from flows.commands.progress import show_bytes
 from flows.commands.terminal import screen
 from flows.imports import import_checkpoint, kind_of
 from flows.profiles import PROFILES
+from flows.runs import check_name
+from flows.stages import TOKENIZER
 from nanochat_core.errors import ConfigError
 
 
@@ -44,6 +46,11 @@ def import_model(
     """
     path = path.expanduser()
     called = name or path.absolute().name
+    try:
+        check_name(called)
+    except ConfigError as error:
+        error.hint = f"{error.hint}; choose one with --name"
+        raise
     if called in PROFILES:
         raise ConfigError(
             f"{called} is the name of a profile: a model called so would hide its runs",
@@ -64,11 +71,13 @@ def import_model(
         watch=partial(show_bytes, what=called),
     )
     reference = f"{done.model.stage}@{called}"
+    # Only a base model's evaluation reads text that the pipeline itself has still to tokenize.
+    words = f" --use {TOKENIZER.name}@{called}" if kind == "base" else ""
     note = ", imported before" if done.was_there else ""
     lines = [
         f"{reference}: {done.model.name}, step {done.step}, era {done.era}{note}",
         f"talk to it     nanochat chat {reference}",
-        f"train further  nanochat run PROFILE --use {reference} --use tokenizer@{called}",
+        f"train further  nanochat run PROFILE --use {reference}{words}",
     ]
     for line in lines:
         screen().print(line)

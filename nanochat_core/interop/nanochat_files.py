@@ -11,6 +11,7 @@ import math
 import re
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def _read(directory: Path, step: int | None, era: str | None) -> Checkpoint:
     values = numerics("bf16" if table == torch.bfloat16 else "fp32", era=found)
     with torch.device("meta"):
         expected = GPT(config, values).state_dict()
-    _check_weights(path, weights, {name: tuple(t.shape) for name, t in expected.items()})
+    _check_weights(path, weights, expected)
     return Checkpoint(
         step=step, era=found, config=config, numerics=values, weights=weights, meta=meta
     )
@@ -90,6 +91,7 @@ def _read(directory: Path, step: int | None, era: str | None) -> Checkpoint:
 
 def find_tokenizer(directory: Path) -> Path | None:
     """The tokenizer.pkl of a checkpoint: beside it, or where nanochat itself keeps it."""
+    directory = directory.absolute()
     places = (directory, directory / "tokenizer", directory.parent.parent / "tokenizer")
     return next((p / "tokenizer.pkl" for p in places if (p / "tokenizer.pkl").is_file()), None)
 
@@ -199,16 +201,22 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         ) from error
     if not isinstance(tree, dict) or not tree:
         raise ModelError(f"{path} holds no named tensors")
-    weights: dict[str, Tensor] = {}
-    for name, tensor in tree.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise ModelError(f"{path} holds {name!r}, which is not a named tensor")
-        if tensor.layout != torch.strided or not tensor.is_contiguous():
-            raise ModelError(f"{path}: {name} is not stored as it is, element after element")
-        weights[name.removeprefix(_COMPILED)] = tensor
+    weights = {name.removeprefix(_COMPILED): tensor for name, tensor in _named(path, tree)}
     if len(weights) != len(tree):
         raise ModelError(f"{path} has tensors twice, with and without the prefix {_COMPILED}")
     return weights
+
+
+def _named(path: Path, tree: dict[Any, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors. Raises ModelError for what is not stored as it is."""
+    for name, tensor in tree.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ModelError(f"{path} holds {name!r}, which is not a named tensor")
+        if tensor.is_nested or tensor.device.type != "cpu":
+            raise ModelError(f"{path}: {name} is a tensor without values of its own")
+        if tensor.layout != torch.strided or not tensor.is_contiguous():
+            raise ModelError(f"{path}: {name} is not stored as it is, element after element")
+        yield name, tensor
 
 
 def _choose_era(path: Path, weights: dict[str, Tensor], asked: str | None) -> str:
@@ -269,16 +277,14 @@ def _config_of(
         raise ModelError(f"{path}: its meta file describes no model: {error}") from error
 
 
-def _check_weights(
-    path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int, ...]]
-) -> None:
+def _check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """Raise ModelError unless these are the tensors of such a model, with numbers in them."""
     for name in sorted(expected.keys() | weights.keys()):
         if name not in weights:
             raise ModelError(f"{path}: {name} is missing")
         if name not in expected:
             raise ModelError(f"{path}: {name} is not part of such a model")
-        tensor, shape = weights[name], expected[name]
+        tensor, shape = weights[name], tuple(expected[name].shape)
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{path}: {name} is {tuple(tensor.shape)}, expected {shape}")
         if tensor.dtype == torch.float16:
@@ -288,6 +294,11 @@ def _check_weights(
             )
         if tensor.dtype not in _DTYPES:
             raise ModelError(f"{path}: {name} is {tensor.dtype}, expected fp32 or bf16")
+        if tensor.dtype == torch.float32 and expected[name].dtype == torch.bfloat16:
+            raise ModelError(
+                f"{path}: {name} is fp32 beside bf16 embeddings, which would round it",
+                hint="nanochat keeps all embeddings in one precision; take the file as it saved it",
+            )
         if not math.isfinite(float(tensor.abs().amax())):
             raise ModelError(
                 f"{path}: {name} has values that are not numbers",

@@ -7,6 +7,7 @@ refused before it is looked up.
 
 import io
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,35 @@ from nanochat_core.errors import ModelError
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
 
 MOST_BYTES = 64 * 2**20  # of a file; nanochat's of 65,536 tokens has less than one
+# All that a pickled Encoding is made of: plain values, tables, and one object.
+_INSTRUCTIONS = frozenset(
+    {
+        "PROTO",
+        "FRAME",
+        "GLOBAL",
+        "STACK_GLOBAL",
+        "EMPTY_TUPLE",
+        "NEWOBJ",
+        "BUILD",
+        "EMPTY_DICT",
+        "MARK",
+        "SETITEM",
+        "SETITEMS",
+        "STOP",
+        "SHORT_BINUNICODE",
+        "BINUNICODE",
+        "SHORT_BINBYTES",
+        "BINBYTES",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "MEMOIZE",
+        "BINPUT",
+        "LONG_BINPUT",
+        "BINGET",
+        "LONG_BINGET",
+    }
+)
 _STATE = {"name", "pat_str", "mergeable_ranks", "special_tokens"}
 
 
@@ -77,7 +107,9 @@ def _read_state(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise _Refused(f"it is larger than {MOST_BYTES} bytes")
-        found = _Reader(io.BytesIO(path.read_bytes())).load()
+        data = path.read_bytes()
+        _check_program(data)
+        found = _Reader(io.BytesIO(data)).load()
         state = found.state if isinstance(found, _Encoding) else None
         if not isinstance(state, dict) or set(state) != _STATE:
             raise _Refused("it holds something else")
@@ -96,6 +128,16 @@ def _read_state(path: Path) -> dict[str, Any]:
             hint="the file is damaged; take the tokenizer.pkl that nanochat wrote",
         ) from error
     return state
+
+
+def _check_program(data: bytes) -> None:
+    """Raise _Refused for an instruction that no tokenizer needs, or one that asks for memory that
+    the file does not hold: a short pickle can name a memo of a billion places."""
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name not in _INSTRUCTIONS:
+            raise _Refused(f"it holds the instruction {opcode.name}")
+        if opcode.name.endswith("PUT") and not 0 <= int(argument or 0) < len(data):
+            raise _Refused(f"it counts its values from {argument}")
 
 
 def _check(path: Path, ranks: object, special: object) -> None:

@@ -4,13 +4,18 @@ import pytest
 from hypothesis import given as given_values
 from hypothesis import strategies as st
 
-from flows.given import open_given, stages_with
+from flows.given import open_given, stages_before, stages_with
 from flows.stages import REPORT, STAGES, stage_named
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 from tests.flows.house import House
 from tests.flows.shelf import make_manifest, put_artifact, put_run
 from tests.flows.terminal import Terminal
+
+
+def _inputs(name: str) -> set[str]:
+    return {source.name for source in stage_named(name).inputs}
+
 
 NAMES = [stage.name for stage in STAGES if stage is not REPORT]
 
@@ -32,8 +37,17 @@ def test_a_given_base_model_still_needs_rows_to_be_judged_on() -> None:
     kept = names_with("pretrain")
     assert "report" not in kept
     assert kept[:6] == ["shards", "task_data", "tokenizer", "tokens", "rows", "pretrain"]
-    assert "shards" in names_with("pretrain", "tokenizer")
+    assert "shards" in names_with("pretrain", "tokenizer")  # base_eval's rows are made anew
     assert names_with("pretrain", "rows")[:3] == ["task_data", "rows", "pretrain"]
+
+
+def test_what_a_given_model_was_made_from_is_not_built() -> None:
+    after_sft = ["task_data", "sft", "rl", "chat_eval_sft", "chat_eval_rl"]
+    assert names_with("sft", "tokenizer") == [after_sft[0], "tokenizer", *after_sft[1:]]
+    assert names_with("sft", "task_data") == after_sft
+    assert names_with("sft", "shards") == ["shards", *after_sft]
+    assert names_with("sft", "pretrain") == ["task_data", "pretrain", *after_sft[1:]]
+    assert "midtrain" not in names_with("pretrain", "tokenizer", "sft")
 
 
 @given_values(st.sets(st.sampled_from(NAMES), min_size=1))
@@ -45,6 +59,9 @@ def test_every_stage_that_is_built_has_its_inputs_and_a_reason(given: set[str]) 
         if name not in given:
             assert inputs <= set(kept)
         comes_after = bool(inputs & set(kept))
+        if name not in given:
+            made_into = {n for n in given if name in stages_before(stage_named(n))}
+            assert not made_into or any(name in _inputs(n) for n in kept if n not in given), name
         users = [n for n in kept if name in {s.name for s in stage_named(n).inputs}]
         assert name in given or comes_after or set(users) - given, name
 

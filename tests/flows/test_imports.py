@@ -58,7 +58,7 @@ def test_an_imported_model_is_found_by_its_name(
     lines = imported(capsys, str(nanochats / "chatsft_checkpoints" / "d4"), "--name", "theirs")
     assert lines[0].startswith("sft@theirs: sft/")
     assert "step 20, era 2026-03-14" in lines[0]
-    assert lines[2].endswith("nanochat run PROFILE --use sft@theirs --use tokenizer@theirs")
+    assert lines[2].endswith("nanochat run PROFILE --use sft@theirs")
     run = open_run(store, "theirs")
     assert (run.status, sorted(run.stages)) == ("finished", ["sft", "tokenizer"])
     with Cache(tmp_path / "cache", 10**9) as cache:
@@ -73,11 +73,18 @@ def test_an_imported_model_is_found_by_its_name(
 
 
 def test_the_same_files_again_are_the_same_artifact(
-    nanochats: Path, store: Store, capsys: pytest.CaptureFixture[str], terminal: Terminal
+    nanochats: Path,
+    store: Store,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    terminal: Terminal,
 ) -> None:
     path = str(nanochats / "base_checkpoints" / "d4")
     first = imported(capsys, path, "--name", "one")[0]
-    second = imported(capsys, path, "--name", "two", "--step", "100")[0]
+    (tmp_path / "home" / "import-999999999-x").mkdir()  # of one that was killed
+    second, _, hint = imported(capsys, path, "--name", "two", "--step", "100")
+    assert not list((tmp_path / "home").glob("import-*"))
+    assert hint.endswith("--use pretrain@two --use tokenizer@two")
     assert second.removeprefix("pretrain@two") == (
         first.removeprefix("pretrain@one") + ", imported before"
     )
@@ -108,6 +115,9 @@ def test_what_a_person_has_to_say_is_asked_for(
         capsys, path, "--kind", "base", "--name", "tiny"
     )
     assert "a/b" in failed(capsys, path, "--kind", "base", "--name", "a/b")
+    odd = tmp_path / "my d20 [x]"
+    odd.mkdir()
+    assert "--name" in failed(capsys, str(odd), "--kind", "base")
     pickled = str(nanochats / "tokenizer" / "tokenizer.pkl")
     words = (path, "--kind", "base", "--name", "mine", "--tokenizer", pickled)
     assert imported(capsys, *words)[0].startswith("pretrain@mine")

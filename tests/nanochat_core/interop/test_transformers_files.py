@@ -52,7 +52,7 @@ def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def export(directory: Path, model: GPT, dtype: torch.dtype = torch.float32) -> bool:
     directory.mkdir()
     return write_transformers_model(
-        directory, model, a_tokenizer(), card="# A model\n", dtype=dtype
+        directory, model, a_tokenizer(), card=lambda own: "# A model\n", dtype=dtype
     )
 
 
