@@ -15,7 +15,7 @@ from flows.profiles import PROFILES
 COMMANDS = [  # in the order of the help
     *("plan", "run", "status", "explain", "accept", "profiles"),
     *("chat", "serve", "fetch", "pull", "push", "import", "export", "report"),
-    *("ls", "tag", "diff", "compare", "sql", "revoke", "gc", "data"),
+    *("ls", "tag", "diff", "compare", "sql", "revoke", "gc", "data", "evals"),
     *("doctor", "down", "bench"),
 ]
 
