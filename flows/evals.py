@@ -34,6 +34,7 @@ from flows.suites import (
 )
 from infra.placement import default_home, default_store
 from infra.storage.open import open_store
+from nanochat_core.errors import ConfigError
 
 COMPLETED = "nanochat.eval.completed"  # every evaluation that came to an end
 REGRESSED = "nanochat.eval.regressed"  # and once more when the model got worse
@@ -53,7 +54,11 @@ def _name_flow_run() -> str:
     """The flow run is called as the run is; a retry keeps its name."""
     if flow_run.get_run_count() > 1:
         return flow_run.get_name() or ""
-    return new_run_id(history_name(flow_run.get_parameters()["model"]), timestamp(time.time()))
+    try:
+        name = history_name(flow_run.get_parameters()["model"])
+    except ConfigError:  # the flow refuses it itself, and so has failed; here it would be a crash
+        name = "eval"
+    return new_run_id(name, timestamp(time.time()))
 
 
 @flow(name="nanochat-eval", flow_run_name=_name_flow_run, retries=0, persist_result=False)

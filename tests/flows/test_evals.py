@@ -247,4 +247,17 @@ def test_a_schedule_creates_runs(prefect_terminal: Terminal) -> None:
         while not (runs := client.read_flow_runs(flow_run_filter=of_it)):
             assert time.monotonic() < deadline, "the scheduler created no run"
             time.sleep(0.5)
-    assert all(run.auto_scheduled and run.parameters["model"] == "main" for run in runs)
+        assert all(run.auto_scheduled and run.parameters["model"] == "main" for run in runs)
+
+        prefect_terminal.said("evals", "schedule", "main", "--remove")
+        assert client.read_flow_runs(flow_run_filter=of_it) == []
+
+
+def test_a_name_that_cannot_be_fails_the_run_and_does_not_crash_it(
+    server: Server, store: Store
+) -> None:
+    from flows.evals import nanochat_eval
+
+    state: Any = nanochat_eval(model="sft@a b", store=store.url, return_state=True)
+    assert state.is_failed()
+    assert "'a b' cannot be the name of a run or a tag" in state.message
