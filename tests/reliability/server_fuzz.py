@@ -3,11 +3,15 @@
 import base64
 import json
 import random
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
+ECHO_TOKENS = 40  # enough for the canary
 ROUTES = ("/chat/completions", "/v1/chat/completions", "/v1/completions")
+HALF_OPEN = 0.08  # of the requests that are whole; uvicorn takes them for clients that left
+BIGGEST_READ = 60_000  # bytes: a bigger body may be refused, and its connection reset, unread
 SECONDS = 60  # after which a server that says nothing is one that hangs
 ALLOWED = {200, 400, 401, 404, 405, 413, 415, 422, 503}
 _KIND = b"Content-Type: application/json\r\n"
@@ -21,19 +25,42 @@ class Shot:
     pieces: list[bytes]
     canary: str
     leaves: bool  # before it is answered
+    half_closes: bool  # says that it will send no more
+    must_answer: bool  # nothing excuses the server
+    brings: bool  # the canary, where it is answered
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Http:
+    """A request as it goes over the wire."""
+
+    raw: bytes
+    is_plain: bool  # HTTP as it should be, around whatever body
+    is_whole: bool  # the server does not wait for more
 
 
 def make_shot(rng: random.Random) -> Shot:
     """Some request: mostly wrong, sometimes right."""
     canary = f"canary{rng.getrandbits(64):016x}"
     route = rng.choice(ROUTES)
-    body = rng.choice(_BODIES)(rng, canary)
-    raw = _request(rng, route, body)
-    pieces = _split(rng, raw)
+    make_body = rng.choice(_BODIES)
+    body = make_body(rng, canary)
+    http = _request(rng, route, body)
+    pieces = _split(rng, http.raw)
     leaves = rng.random() < 0.15
     if leaves:
         pieces = pieces[: rng.randint(0, len(pieces))]
-    return Shot(pieces=pieces, canary=canary, leaves=leaves)
+    # Most that lack their end say so: the server would wait for it, and the campaign with it.
+    half_closes = rng.random() < (HALF_OPEN if http.is_whole else 0.9)
+    must_answer = http.is_plain and len(body) < BIGGEST_READ and not (leaves or half_closes)
+    return Shot(
+        pieces=pieces,
+        canary=canary,
+        leaves=leaves,
+        half_closes=half_closes,
+        must_answer=must_answer,
+        brings=must_answer and make_body is _right and _is_echoed(body, canary),
+    )
 
 
 def fire(port: int, shot: Shot) -> bytes:
@@ -45,7 +72,8 @@ def fire(port: int, shot: Shot) -> bytes:
                 connection.sendall(piece)
             if shot.leaves:
                 return b""
-            connection.shutdown(socket.SHUT_WR)  # half open
+            if shot.half_closes:
+                connection.shutdown(socket.SHUT_WR)
             while part := connection.recv(65536):
                 received += part
         except TimeoutError:
@@ -56,23 +84,58 @@ def fire(port: int, shot: Shot) -> bytes:
 
 
 def complaint(shot: Shot, received: bytes, canaries: set[str]) -> str | None:
-    """What is wrong with an answer, if anything is. `canaries` are those of all requests."""
+    """What is wrong with an answer, if anything is. `canaries` are those of all requests so far."""
     if not received:
-        return None  # cut, or we left
+        return "no answer" if shot.must_answer else None
     head, _, rest = received.partition(b"\r\n")
     if not head.startswith(b"HTTP/1.1 "):
         return f"no HTTP: {head[:80]!r}"
     status = int(head.split()[1])
     if status not in ALLOWED:
         return f"status {status}: {rest[-300:]!r}"
-    text = received.decode("utf-8", "replace")
-    if status != 200 and shot.canary in text:
+    said = what_it_says(received)
+    for foreign in {*_CANARY.findall(said)} & (canaries - {shot.canary}):
+        return f"{foreign} of another request came back"
+    if status != 200 and shot.canary in said:
         return f"status {status} repeats what was sent"
-    if "canary" in text:
-        for foreign in canaries - {shot.canary}:
-            if foreign in text:
-                return f"{foreign} of another request came back"
+    if shot.brings and status != 503 and shot.canary not in said:
+        return f"status {status} without its own canary: {rest[-300:]!r}"
     return None
+
+
+def what_it_says(received: bytes) -> str:
+    """A response as it is, then the text of each of its choices put together.
+
+    A stream gives the text in as many pieces as it has tokens, so that nothing is found in it as
+    it is.
+    """
+    head, _, body = received.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" in head.lower():
+        body = b"".join(_CHUNK.split(b"\r\n" + body))
+    plain = body.decode("utf-8", "replace")
+    texts: dict[int, str] = {}
+    for line in plain.split("\n"):
+        if not line.startswith("data: {"):
+            continue
+        try:
+            event = json.loads(line[len("data: ") :])
+        except ValueError:  # cut
+            continue
+        texts[-1] = texts.get(-1, "") + event.get("token", "")
+        for choice in event.get("choices", ()):
+            piece = choice.get("text") or choice.get("delta", {}).get("content") or ""
+            texts[choice["index"]] = texts.get(choice["index"], "") + piece
+    return "\n".join([head.decode("latin-1"), plain, *texts.values()])
+
+
+_CANARY = re.compile("canary[0-9a-f]{16}")
+_CHUNK = re.compile(rb"\r\n[0-9a-f]+\r\n")  # JSON escapes what could be taken for one
+
+
+def _is_echoed(body: bytes, canary: str) -> bool:
+    """Whether the engine without a model answers a right body with the whole canary."""
+    tree = json.loads(body)
+    return canary in tree["prompt"] and tree["max_tokens"] >= ECHO_TOKENS
 
 
 def _conversation(rng: random.Random, canary: str) -> dict:
@@ -80,7 +143,7 @@ def _conversation(rng: random.Random, canary: str) -> dict:
     return {
         "messages": [{"role": "user", "content": text}],
         "prompt": text,
-        "max_tokens": rng.choice([1, 5, 40]),
+        "max_tokens": rng.choice([1, 5, ECHO_TOKENS, ECHO_TOKENS]),
         "temperature": rng.choice([0, 1, 2]),
         "stream": rng.random() < 0.5,
     }
@@ -161,12 +224,13 @@ _BODIES: list[Callable[[random.Random, str], bytes]] = [
 ]
 
 
-def _request(rng: random.Random, route: str, body: bytes) -> bytes:
+def _request(rng: random.Random, route: str, body: bytes) -> _Http:
     """HTTP around a body, abused now and then."""
     method = b"POST"
     headers = [b"Host: 127.0.0.1\r\n", b"Connection: close\r\n", _KIND]
     length = len(body)
-    if rng.random() < 0.25:
+    is_plain = rng.random() >= 0.25
+    if not is_plain:
         match rng.randrange(8):
             case 0:
                 method = rng.choice([b"GET", b"PUT", b"HEAD", b"BREW", b"post", b"\x00"])
@@ -194,8 +258,11 @@ def _request(rng: random.Random, route: str, body: bytes) -> bytes:
     if rng.random() < 0.1:  # in chunks
         chunk = b"%x\r\n" % len(body) + body + b"\r\n" if body else b""
         end = rng.choice([b"0\r\n\r\n", b"0\r\n\r\n", b"zz\r\n", b""])
-        return head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk + end
-    return head + b"Content-Length: %d\r\n\r\n" % length + body
+        raw = head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk + end
+        is_right = end == b"0\r\n\r\n"
+        return _Http(raw=raw, is_plain=is_plain and is_right, is_whole=bool(end))
+    raw = head + b"Content-Length: %d\r\n\r\n" % length + body
+    return _Http(raw=raw, is_plain=is_plain, is_whole=length <= len(body))
 
 
 def _split(rng: random.Random, raw: bytes) -> list[bytes]:

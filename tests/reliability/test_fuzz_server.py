@@ -18,10 +18,11 @@ import pytest
 from tests.nanochat_core.server.fake_engine import SECONDS_PER_STEP
 from tests.nanochat_core.server.live import body, wait_until
 from tests.nanochat_core.server.process import Apart, serving_apart
-from tests.reliability.server_fuzz import complaint, fire, make_shot
+from tests.reliability.server_fuzz import Shot, complaint, fire, make_shot, what_it_says
 
 FEW, MANY = 400, int(os.environ.get("FUZZ_REQUESTS", "100000"))
 OVERLOAD_SECONDS = float(os.environ.get("OVERLOAD_SECONDS", "600"))
+LEAKY = "tests.nanochat_core.server.fake_engine:open_leaky"
 TOKENS = 200  # of an answer under overload
 SLACK = 48 * 2**20  # bytes: what caches and the allocator take, however many requests come
 
@@ -30,25 +31,54 @@ SLACK = 48 * 2**20  # bytes: what caches and the allocator take, however many re
 @pytest.mark.timeout(7200)
 def test_no_request_breaks_the_server_or_sees_another(count):
     with serving_apart(max_waiting=16) as server, ThreadPoolExecutor(8) as threads:
+        canaries: set[str] = set()
         warm = min(count // 4, 2000)
-        fire_many(server, threads, range(warm))
+        brought = fire_many(server, threads, range(warm), canaries)
         before = server.memory
-        fire_many(server, threads, range(warm, count))
+        brought += fire_many(server, threads, range(warm, count), canaries)
         grown = server.memory - before
         wait_until(lambda: server.is_idle)
         assert [worker["restarts"] for worker in server.get("/stats")["workers"]] == [0]
+    sys.stdout.write(f"{brought} of {count} brought their canary\n")
+    assert brought > count / 100
     assert grown < SLACK, f"{grown / 2**20:.1f} MB more after {count} requests"
 
 
-def fire_many(server: Apart, threads: ThreadPoolExecutor, seeds: range) -> None:
+def fire_many(server: Apart, threads: ThreadPoolExecutor, seeds: range, canaries: set[str]) -> int:
+    """How many right requests were answered rightly; fails at the first answer that is wrong."""
+    brought = 0
     for first in range(seeds.start, seeds.stop, 200):
         batch = range(first, min(first + 200, seeds.stop))
         shots = [make_shot(random.Random(seed)) for seed in batch]
-        canaries = {shot.canary for shot in shots}
+        canaries |= {shot.canary for shot in shots}
         answers = threads.map(lambda shot: fire(server.port, shot), shots)
         for seed, shot, received in zip(batch, shots, answers, strict=True):
             wrong = complaint(shot, received, canaries)
             assert wrong is None, f"request {seed}: {wrong}"
+            brought += shot.brings and shot.canary in what_it_says(received)
+    return brought
+
+
+def test_an_engine_that_mixes_up_requests_now_and_then_is_found():
+    with (
+        serving_apart(maker=LEAKY) as server,
+        ThreadPoolExecutor(8) as threads,
+        pytest.raises(AssertionError, match=r"canary[0-9a-f]{16} of another request came back"),
+    ):
+        fire_many(server, threads, range(2 * FEW), set())
+
+
+def test_a_stream_is_searched_as_a_whole():
+    canary, own = f"canary{1:016x}", f"canary{2:016x}"
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    events = [b'data: {"token": "%c", "gpu": 0}\n\n' % letter for letter in canary.encode()]
+    stream = head + b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
+    shot = Shot(
+        pieces=[], canary=own, leaves=False, half_closes=False, must_answer=True, brings=True
+    )
+    assert complaint(shot, stream, {canary, own}) == f"{canary} of another request came back"
+    assert "without its own canary" in str(complaint(shot, stream, {own}))
+    assert complaint(shot, b"", {own}) == "no answer"
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])

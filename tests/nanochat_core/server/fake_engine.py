@@ -102,6 +102,30 @@ class FakeEngine:
         return "stop"
 
 
+class LeakyEngine(FakeEngine):
+    """Answers one request in twenty with the answer to the one before: a control for tests."""
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(num_slots)
+        self._count = 0
+        self._before: list[int] = []
+
+    def submit(self, request: Request) -> Ticket:
+        """Take a request."""
+        ticket = super().submit(request)
+        self._count += 1
+        before, self._before = self._before, ticket.answer
+        if self._count % 20 == 0:
+            ticket.answer = before
+        return ticket
+
+
+def open_leaky(spec: Spec) -> tuple[FakeEngine, Facts]:
+    """The same with a fault that somebody must notice."""
+    _, facts = open_fake(spec)
+    return LeakyEngine(spec.num_slots), facts
+
+
 def open_fake(spec: Spec) -> tuple[FakeEngine, Facts]:
     """What an engine process makes."""
     if spec.directory.endswith("broken"):

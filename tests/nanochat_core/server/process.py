@@ -1,5 +1,7 @@
 """A server in a process of its own, with the engine that has no model: whoever asks it shares
-neither its memory nor its time. `python -m tests.nanochat_core.server.process DIR SLOTS WAITING`.
+neither its memory nor its time.
+
+    python -m tests.nanochat_core.server.process DIR SLOTS WAITING MAKER
 """
 
 import contextlib
@@ -20,7 +22,7 @@ from nanochat_core.server.service import Rules
 from tests.nanochat_core.server.fake_engine import TOKENIZER
 from tests.nanochat_core.server.live import FAKE, wait_until
 
-RECEIVE_SECONDS = 5.0
+RECEIVE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Apart:
 
 
 @contextlib.contextmanager
-def serving_apart(*, slots: int = 16, max_waiting: int = 64) -> Iterator[Apart]:
+def serving_apart(*, slots: int = 16, max_waiting: int = 64, maker: str = FAKE) -> Iterator[Apart]:
     """A server as long as the block lasts."""
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "tokenizer").mkdir()
@@ -57,6 +59,7 @@ def serving_apart(*, slots: int = 16, max_waiting: int = 64) -> Iterator[Apart]:
         (Path(directory) / "config.json").touch()
         log = Path(directory) / "log"
         command = [sys.executable, "-m", __name__, directory, str(slots), str(max_waiting)]
+        command.append(maker)
         with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr) as process:
             try:
                 wait_until(
@@ -80,6 +83,6 @@ if __name__ == "__main__":
         name="apart",
         host="127.0.0.1",
         port=0,
-        engines=Engines(device="cpu", maker=FAKE, num_slots=int(sys.argv[2])),
+        engines=Engines(device="cpu", maker=sys.argv[4], num_slots=int(sys.argv[2])),
         rules=Rules(log="none", max_waiting=int(sys.argv[3])),
     )
