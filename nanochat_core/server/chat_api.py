@@ -39,7 +39,7 @@ async def chat_completions(request: Request) -> Response:
             overflow=service.rules.overflow,
         )
 
-    prompt = await prepared(make_prompt, size=sum(len(content) for _, content in messages))
+    prompt = await prepared(pool, make_prompt, size=sum(len(content) for _, content in messages))
     ask = Ask(
         prompt=prompt,
         num_samples=1,
@@ -52,14 +52,17 @@ async def chat_completions(request: Request) -> Response:
     return EventStream(_events(answering), on_end=answering.close)
 
 
+LEAST = 1e-6  # of temperature and top_p: float32, in which the engine draws, makes less a 0
+
+
 def make_draw(temperature: float | None, top_k: int | None, top_p: float | None = None) -> Draw:
     """How the next token is drawn, with this server's defaults where nothing was asked for."""
+    temperature = DEFAULTS["temperature"] if temperature is None else temperature
     top_k = int(DEFAULTS["top_k"]) if top_k is None else top_k
-    return Draw(
-        temperature=DEFAULTS["temperature"] if temperature is None else temperature,
-        top_k=top_k or None,
-        top_p=1.0 if top_p is None else top_p,
-    )
+    top_p = 1.0 if top_p is None else top_p
+    if temperature < LEAST or top_p < LEAST:
+        return Draw(temperature=0.0)
+    return Draw(temperature=temperature, top_k=top_k or None, top_p=top_p)
 
 
 async def _events(answering: Answering) -> AsyncIterator[str]:

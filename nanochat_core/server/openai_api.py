@@ -4,9 +4,11 @@ What the model writes for its calculator is left out, the results too: OpenAI's 
 it for text. Requests, limits and defaults are in openai_schema.py.
 """
 
+import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +84,7 @@ async def chat_completions(request: Request) -> Response:
             overflow=service.rules.overflow,
         )
 
-    prompt = await prepared(make_prompt, size=sum(len(content) for _, content in messages))
+    prompt = await prepared(pool, make_prompt, size=sum(len(content) for _, content in messages))
     wants_log_probs = chat.logprobs or chat.top_logprobs
     ask = _make_ask(chat, prompt, max_tokens, (chat.top_logprobs or 0) if wants_log_probs else None)
     return await _respond(request, pool, chat, [ask], CHAT)
@@ -93,6 +95,12 @@ async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
     text = parse(CompletionRequest, await read_body(request))
     n = text.n or 1
+    if text.best_of not in (None, n):
+        raise RequestError(
+            400,
+            f"best_of is {text.best_of} and n is {n}: as many are written as are told",
+            param="best_of",
+        )
     if n * len(text.prompt) > MAX_CHOICES:
         raise RequestError(
             400,
@@ -115,7 +123,7 @@ async def completions(request: Request) -> Response:
             for prompt in text.prompt
         ]
 
-    prompts = await prepared(make_prompts, size=sum(map(len, text.prompt)))
+    prompts = await prepared(pool, make_prompts, size=sum(map(len, text.prompt)))
     asks = [_make_ask(text, prompt, max_tokens, text.logprobs) for prompt in prompts]
     return await _respond(request, pool, text, asks, TEXT)
 
@@ -149,7 +157,7 @@ def _make_ask(form: Sampled, prompt: list[int], max_tokens: int, log_probs: int 
             400,
             f"{log_probs} alternatives to each of {max_tokens} tokens of {form.n or 1} choices are "
             f"{alternatives}, at most {MAX_ALTERNATIVES} are told",
-            param="top_logprobs",
+            param="logprobs" if isinstance(form, CompletionRequest) else "top_logprobs",
         )
     return Ask(
         prompt=prompt,
@@ -200,11 +208,12 @@ async def _gather(
     head: _Head, answerings: Sequence[Answering], pool: Pool, *, n: int
 ) -> JSONResponse:
     choices = [Gathered(index=i, pool=pool) for i in range(n * len(answerings))]
-    async for number, told in _one_after_another(answerings):
-        for item in told:
-            if item.finish == "failed":
-                return refusal("/v1", answerings[number].failure_status, item.error)
-            choices[n * number + item.sample].add(item)
+    async with contextlib.aclosing(_told_by_all(answerings)) as all_told:
+        async for number, told in all_told:
+            for item in told:
+                if item.finish == "failed":
+                    return refusal("/v1", answerings[number].failure_status, item.error)
+                choices[n * number + item.sample].add(item)
     whole = [head.shape.whole(choice) for choice in choices]
     return JSONResponse(head.object(head.shape.kind, whole, usage=_usage(answerings)))
 
@@ -214,39 +223,53 @@ async def _stream(
 ) -> AsyncIterator[str]:
     more: dict[str, Any] = {"usage": None} if wants_usage else {}
     kind = head.shape.chunk_kind
-    offsets = [0] * (n * len(answerings))
 
     def say(choices: list[dict[str, Any]], **extra: Any) -> str:
         return event(head.object(kind, choices, **{**more, **extra}))
 
-    yield "".join(say([choice]) for i in range(len(offsets)) for choice in head.shape.opening(i))
-    async for number, told in _one_after_another(answerings):
-        chunk = ""
-        for item in told:
-            if item.finish == "failed":
-                kind_of_error = openai_type(answerings[number].failure_status)
-                yield chunk + event(openai_error(item.error, kind_of_error))
-                yield "data: [DONE]\n\n"
-                return
-            index = n * number + item.sample
-            for choice in head.shape.part(index, item, pool, offsets[index]):
-                chunk += say([choice])
-            if item.piece and item.piece.kind == "text":
-                offsets[index] += len(item.piece.text)
-        if chunk or not told:
-            yield chunk or PING
+    yield "".join(
+        say([choice]) for i in range(n * len(answerings)) for choice in head.shape.opening(i)
+    )
+    async with contextlib.aclosing(_told_by_all(answerings)) as all_told:
+        async for number, told in all_told:
+            chunk = ""
+            for item in told:
+                if item.finish == "failed":
+                    kind_of_error = openai_type(answerings[number].failure_status)
+                    yield chunk + event(openai_error(item.error, kind_of_error))
+                    yield "data: [DONE]\n\n"
+                    return
+                for choice in head.shape.part(n * number + item.sample, item, pool):
+                    chunk += say([choice])
+            if chunk or not told:
+                yield chunk or PING
     if wants_usage:
         yield say([], usage=_usage(answerings))
     yield "data: [DONE]\n\n"
 
 
-async def _one_after_another(
+async def _told_by_all(
     answerings: Sequence[Answering],
-) -> AsyncIterator[tuple[int, list[Told]]]:
-    """What each tells, with its number. They are written at the same time all the same."""
-    for number, answering in enumerate(answerings):
-        async for told in answering.tell():
-            yield number, told
+) -> AsyncGenerator[tuple[int, list[Told]]]:
+    """What each tells, with its number, as it comes: a stop string is acted on when it is met."""
+    tells = [answering.tell() for answering in answerings]
+
+    def next_of(number: int) -> asyncio.Future[list[Told] | None]:
+        return asyncio.ensure_future(anext(tells[number], None))
+
+    waiting = {next_of(number): number for number in range(len(tells))}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                number, told = waiting.pop(future), future.result()
+                if told is not None:
+                    waiting[next_of(number)] = number
+                    yield number, told
+    finally:
+        for future in waiting:
+            future.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def _usage(answerings: Sequence[Answering]) -> dict[str, int]:

@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nanochat_core.engine.requests import LogProbs
 from nanochat_core.server.pool import Pool
 from nanochat_core.server.service import Finish, Told
+from nanochat_core.server.text import TextToken
 
 LEAST_LOG_PROB = -9999.0  # stands for minus infinity, which JSON has not
-Tokens = Sequence[tuple[int, LogProbs]]
 
 
 @dataclass(kw_only=True)
@@ -19,7 +18,7 @@ class Gathered:
     index: int
     pool: Pool
     text: str = ""
-    tokens: list[tuple[int, LogProbs]] = field(default_factory=list)
+    tokens: list[TextToken] = field(default_factory=list)
     finish: Finish | None = None
 
     def add(self, told: Told) -> None:
@@ -38,7 +37,7 @@ class Shape:
     kind: str
     chunk_kind: str
     opening: Callable[[int], list[dict[str, Any]]]  # of choice i, before its text
-    part: Callable[[int, Told, Pool, int], list[dict[str, Any]]]  # the last: characters before it
+    part: Callable[[int, Told, Pool], list[dict[str, Any]]]
     whole: Callable[[Gathered], dict[str, Any]]
 
 
@@ -47,7 +46,7 @@ def _chat_opening(index: int) -> list[dict[str, Any]]:
     return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
 
-def _chat_part(index: int, told: Told, pool: Pool, offset: int) -> list[dict[str, Any]]:
+def _chat_part(index: int, told: Told, pool: Pool) -> list[dict[str, Any]]:
     choice: dict[str, Any] = {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
     if told.piece and told.piece.kind == "text":
         logs = _chat_log_probs(told.tokens, pool)
@@ -64,10 +63,10 @@ def _chat_whole(choice: Gathered) -> dict[str, Any]:
     }
 
 
-def _text_part(index: int, told: Told, pool: Pool, offset: int) -> list[dict[str, Any]]:
+def _text_part(index: int, told: Told, pool: Pool) -> list[dict[str, Any]]:
     choice: dict[str, Any] = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
     if told.piece and told.piece.kind == "text":
-        logs = _text_log_probs(told.tokens, pool, offset)
+        logs = _text_log_probs(told.tokens, pool)
         return [{**choice, "text": told.piece.text, "logprobs": logs}]
     return [{**choice, "finish_reason": _reason(told.finish)}] if told.finish else []
 
@@ -76,7 +75,7 @@ def _text_whole(choice: Gathered) -> dict[str, Any]:
     return {
         "index": choice.index,
         "text": choice.text,
-        "logprobs": _text_log_probs(choice.tokens, choice.pool, 0),
+        "logprobs": _text_log_probs(choice.tokens, choice.pool),
         "finish_reason": _reason(choice.finish),
     }
 
@@ -107,41 +106,45 @@ def _reason(finish: Finish | None) -> str:
     return "length" if finish == "length" else "stop"
 
 
-def _chat_log_probs(tokens: Tokens, pool: Pool) -> dict[str, Any] | None:
+def _chat_log_probs(tokens: Sequence[TextToken], pool: Pool) -> dict[str, Any] | None:
     if not tokens:
         return None
     content = [
         {
-            **_chat_token(token, told.chosen, pool),
-            "top_logprobs": [_chat_token(other, value, pool) for other, value in told.top],
+            **_chat_token(token.id, token.log_probs.chosen, pool),
+            "top_logprobs": [_chat_token(t, value, pool) for t, value in token.log_probs.top],
         }
-        for token, told in tokens
+        for token in tokens
     ]
     return {"content": content, "refusal": None}
 
 
 def _chat_token(token: int, log_prob: float, pool: Pool) -> dict[str, Any]:
-    data = pool.tokenizer.decode_bytes([token])
     return {
-        "token": data.decode("utf-8", "replace"),
+        "token": _name(token, pool),
         "logprob": max(log_prob, LEAST_LOG_PROB),
-        "bytes": list(data),
+        "bytes": list(pool.tokenizer.decode_bytes([token])),
     }
 
 
-def _text_log_probs(tokens: Tokens, pool: Pool, offset: int) -> dict[str, Any] | None:
+def _text_log_probs(tokens: Sequence[TextToken], pool: Pool) -> dict[str, Any] | None:
     if not tokens:
         return None
-    offsets = list[int]()
-    for token, _ in tokens:
-        offsets.append(offset)
-        offset += len(pool.tokenizer.decode([token]))
     return {
-        "tokens": [pool.tokenizer.decode([token]) for token, _ in tokens],
-        "token_logprobs": [max(told.chosen, LEAST_LOG_PROB) for _, told in tokens],
+        "tokens": [_name(token.id, pool) for token in tokens],
+        "token_logprobs": [max(token.log_probs.chosen, LEAST_LOG_PROB) for token in tokens],
         "top_logprobs": [
-            {pool.tokenizer.decode([t]): max(p, LEAST_LOG_PROB) for t, p in told.top}
-            for _, told in tokens
+            {_name(t, pool): max(p, LEAST_LOG_PROB) for t, p in token.log_probs.top}
+            for token in tokens
         ],
-        "text_offset": offsets,
+        "text_offset": [token.offset for token in tokens],
     }
+
+
+def _name(token: int, pool: Pool) -> str:
+    r"""A token's text; where it is no whole characters, its bytes as OpenAI has it: bytes:\xc3."""
+    data = pool.tokenizer.decode_bytes([token])
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

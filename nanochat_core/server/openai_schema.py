@@ -1,11 +1,16 @@
-"""The forms of OpenAI's requests, as far as this server gives them a meaning; the rest is ignored.
+"""The forms of OpenAI's requests, as far as this server gives them a meaning.
 
-Beyond OpenAI's: `top_k`, as other servers of open models have it.
+What would make the answer another one and is not done here is refused, unless it asks for nothing
+(`echo: false`); the rest is ignored. Beyond OpenAI's: `top_k`, as other servers of open models
+have it.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from nanochat_core.server.schema import (
     MAX_MESSAGE_CHARS,
@@ -28,7 +33,9 @@ DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions; OpenAI's
 
 
 def _join_parts(value: Any) -> Any:
-    """[{"type": "text", "text": "a"}, ...] as "a..."; all else as it is."""
+    """[{"type": "text", "text": "a"}, ...] as "a...", null as no text; all else as it is."""
+    if value is None:
+        return ""
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
         return value
     if any(part.get("type") != "text" for part in value):
@@ -41,6 +48,36 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _as_prompts(value: Any) -> Any:
+    """One prompt, text or tokens, as a list of one."""
+    is_tokens = isinstance(value, list) and value and all(isinstance(item, int) for item in value)
+    return [value] if is_tokens else _as_list(value)
+
+
+def _kind_of_prompt(value: Any) -> str:
+    return "tokens" if isinstance(value, list) else "text"
+
+
+class Only:
+    """An option that is not done here: the values that ask for nothing, and null."""
+
+    def __init__(self, *neutral: Any) -> None:
+        self._neutral = neutral
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        """Of pydantic's making: the value is checked."""
+        return no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        """Of pydantic's making: the values, for the OpenAPI document."""
+        return {"enum": [None, *self._neutral]}
+
+    def _check(self, value: Any) -> Any:
+        if value is not None and value not in self._neutral:
+            raise PydanticCustomError("not_done", "asks for what is not done here")
+        return value
+
+
 _PART = {
     "type": "object",
     "required": ["type", "text"],
@@ -50,7 +87,16 @@ _CONTENT = {
     "anyOf": [
         {"type": "string", "maxLength": MAX_MESSAGE_CHARS},
         {"type": "array", "items": _PART},
+        {"type": "null"},
     ]
+}
+
+
+_TOKENS = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0},
+    "minItems": 1,
+    "maxItems": MAX_TOTAL_CHARS,
 }
 
 
@@ -66,17 +112,32 @@ Stops = Annotated[
     BeforeValidator(_as_list),
     WithJsonSchema(_text_or_list(MAX_STOPS, MAX_STOP_CHARS)),
 ]
-Prompt = Annotated[str, Field(min_length=1, max_length=MAX_TOTAL_CHARS)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TOTAL_CHARS)]
+Tokens = Annotated[list[int], Field(min_length=1, max_length=MAX_TOTAL_CHARS)]
+Prompt: TypeAlias = str | Sequence[int]
 Prompts = Annotated[
-    list[Prompt],
+    list[
+        Annotated[
+            Annotated[Text, Tag("text")] | Annotated[Tokens, Tag("tokens")],
+            Discriminator(_kind_of_prompt),
+        ]
+    ],
     Field(min_length=1, max_length=MAX_PROMPTS),
-    BeforeValidator(_as_list),
-    WithJsonSchema(_text_or_list(MAX_PROMPTS, MAX_TOTAL_CHARS)),
+    BeforeValidator(_as_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                *_text_or_list(MAX_PROMPTS, MAX_TOTAL_CHARS)["anyOf"],
+                _TOKENS,
+                {"type": "array", "items": _TOKENS, "minItems": 1, "maxItems": MAX_PROMPTS},
+            ]
+        }
+    ),
 ]
 
 
 class OpenAIMessage(Form):
-    """A message; its content text, or parts of text."""
+    """A message; its content text, parts of text, or null where the assistant said nothing."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
@@ -98,7 +159,7 @@ class Sampled(Form):
 
     model: str | None = None  # any: there is one
     temperature: Temperature | None = None
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None  # 0: the likeliest token
     top_k: TopK | None = None
     max_tokens: MaxTokens | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -106,6 +167,9 @@ class Sampled(Form):
     stop: Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    frequency_penalty: Annotated[Any, Only(0)] = None
+    presence_penalty: Annotated[Any, Only(0)] = None
+    logit_bias: Annotated[Any, Only({})] = None
 
 
 class ChatCompletionRequest(Sampled):
@@ -115,10 +179,22 @@ class ChatCompletionRequest(Sampled):
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tool_choice: Annotated[Any, Only("none", "auto")] = (
+        None  # the model may always choose to use none
+    )
+    function_call: Annotated[Any, Only("none", "auto")] = None
+    response_format: Annotated[Any, Only({"type": "text"})] = None
+    modalities: Annotated[Any, Only(["text"])] = None
 
 
 class CompletionRequest(Sampled):
-    """POST /v1/completions: the prompt is the beginning of a document."""
+    """POST /v1/completions: the prompt is the beginning of a document.
+
+    A prompt of tokens is read as it is: nothing is put before it, and special ones are special.
+    """
 
     prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None  # as many as n
+    echo: Annotated[Any, Only(False)] = None
+    suffix: Annotated[Any, Only("")] = None

@@ -49,14 +49,33 @@ def make_chat_prompt(
             f"{len(prompt) + wanted}, the model's context is {context}",
             param="messages",
         )
-    return _check_room(prompt, context, "the last message")
+    return _check_room(prompt, context, "the last message", param="messages")
 
 
 def make_text_prompt(
-    tokenizer: Tokenizer, text: str, *, context: int, max_tokens: int, overflow: Overflow
+    tokenizer: Tokenizer,
+    text: str | Sequence[int],
+    *,
+    context: int,
+    max_tokens: int,
+    overflow: Overflow,
 ) -> list[int]:
-    """The tokens of the beginning of a document. Raises RequestError when there are too many."""
-    prompt = [tokenizer.bos, *tokenizer.encode(text)]
+    """The tokens of the beginning of a document, which are `text` itself where that is tokens.
+
+    Raises RequestError when there are too many, or tokens that the model does not know.
+    """
+    if isinstance(text, str):
+        prompt = [tokenizer.bos, *tokenizer.encode(text)]
+    else:
+        prompt = list(text)
+        strange = [token for token in prompt if not 0 <= token < tokenizer.vocab_size]
+        if strange:
+            raise RequestError(
+                400,
+                f"the prompt has {len(strange)} tokens that the model does not know: its tokens "
+                f"are 0 to {tokenizer.vocab_size - 1}",
+                param="prompt",
+            )
     if overflow == "refuse" and len(prompt) + max_tokens > context:
         raise RequestError(
             400,
@@ -64,7 +83,7 @@ def make_text_prompt(
             f"{len(prompt) + max_tokens}, the model's context is {context}",
             param="prompt",
         )
-    return _check_room(prompt, context, "the prompt")
+    return _check_room(prompt, context, "the prompt", param="prompt")
 
 
 def _render(tokenizer: Tokenizer, messages: Sequence[tuple[str, str]]) -> list[int]:
@@ -72,11 +91,11 @@ def _render(tokenizer: Tokenizer, messages: Sequence[tuple[str, str]]) -> list[i
     return render_for_completion(tokenizer, {"messages": turns})
 
 
-def _check_room(prompt: list[int], context: int, what: str) -> list[int]:
+def _check_room(prompt: list[int], context: int, what: str, *, param: str) -> list[int]:
     if len(prompt) >= context:
         raise RequestError(
             400,
             f"{what} is too long: {len(prompt)} tokens, the model reads {context - 1}",
-            param="messages",
+            param=param,
         )
     return prompt

@@ -175,6 +175,7 @@ _OVER_LIMIT = {
     "string_too_short": lambda v, c: f"is {len(v)} characters long, it needs {c['min_length']}",
     "too_long": lambda v, c: f"has {len(v)} entries, it may have {c['max_length']}",
     "too_short": lambda v, c: f"has {len(v)} entries, it needs {c['min_length']}",
+    "not_done": lambda v, c: "asks for what this server does not do; leave it out",
 }
 _FORMS = {
     "missing": "is missing",

@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
-from nanochat_core.engine.requests import EndEvent, Event, LogProbs, TokenEvent
+from nanochat_core.engine.requests import EndEvent, Event, TokenEvent
+from nanochat_core.errors import ConfigError
 from nanochat_core.server.channel import Ask
 from nanochat_core.server.metrics import Metrics
 from nanochat_core.server.pool import AnswerStream, Pool
 from nanochat_core.server.prompts import Overflow
-from nanochat_core.server.text import AnswerText, Piece, StopStrings
+from nanochat_core.server.text import AnswerText, Piece, StopStrings, TextToken
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -35,6 +37,12 @@ class Rules:
     ping_seconds: float = 15.0  # of silence, before a stream is told that it is alive
     drain_seconds: float = 20.0  # for the answers under way when the server is asked to stop
 
+    def __post_init__(self) -> None:
+        if self.max_waiting < 0:
+            raise ConfigError(f"max-waiting is {self.max_waiting}", hint="0 or more answers")
+        if not 0 < self.max_seconds < math.inf:  # nor is it no number
+            raise ConfigError(f"max-seconds is {self.max_seconds:g}", hint="above 0, and finite")
+
 
 class Service:
     """A running server: which pool answers, by which rules, counted where."""
@@ -45,19 +53,52 @@ class Service:
         self.rules = rules
         self.metrics = metrics
         self.created = int(time.time())
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], Pool] = {}
+        self._restarts = 0  # of pools that are gone
+
+    @property
+    def pools(self) -> list[Pool]:
+        """The one that takes requests, and those that end what they have."""
+        return [self.pool, *self._leaving.values()]
+
+    @property
+    def running(self) -> int:
+        """Answers that are being written."""
+        return sum(pool.running for pool in self.pools)
+
+    @property
+    def waiting(self) -> int:
+        """Answers that wait for a slot."""
+        return sum(pool.waiting for pool in self.pools)
+
+    @property
+    def restarts(self) -> int:
+        """How often an engine process was started again, since the server began."""
+        return self._restarts + sum(pool.restarts for pool in self.pools)
+
+    async def settled(self) -> None:
+        """Wait until no model is leaving, so that there are never more than two in memory."""
+        while self._leaving:
+            await asyncio.wait(self._leaving)
 
     async def swap(self, make_pool: Callable[[], Pool]) -> None:
         """Serve another model from now on. Streams under way end with the model they began with.
 
+        It waits until the model before is gone, see `settled`.
         Raises ModelError, and nothing has changed, when the new one cannot be loaded.
         """
+        await self.settled()
         new = make_pool()
         await new.start()
         old, self.pool = self.pool, new
         drained = asyncio.create_task(old.drain(seconds=self.rules.max_seconds))
-        self._leaving.add(drained)
-        drained.add_done_callback(self._leaving.discard)
+        self._leaving[drained] = old
+        drained.add_done_callback(self._forget)
+
+    def fail_all(self, why: str) -> None:
+        """End every stream with an error."""
+        for pool in self.pools:
+            pool.fail_all(why)
 
     async def stop(self) -> None:
         """End every process."""
@@ -66,6 +107,9 @@ class Service:
         await asyncio.gather(*self._leaving, return_exceptions=True)
         await self.pool.stop()
 
+    def _forget(self, drained: asyncio.Task[None]) -> None:
+        self._restarts += self._leaving.pop(drained).restarts
+
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
@@ -73,7 +117,7 @@ class Told:
 
     sample: int
     piece: Piece | None = None
-    tokens: tuple[tuple[int, LogProbs], ...] = ()  # whose text it is, where they are wanted
+    tokens: tuple[TextToken, ...] = ()  # whose text it is, where they are wanted
     finish: Finish | None = None
     error: str = ""
 
@@ -84,8 +128,10 @@ class _Choice:
 
     text: AnswerText
     stops: StopStrings
-    tokens: list[tuple[int, LogProbs]] = field(default_factory=list)
+    tokens: list[TextToken] = field(default_factory=list)  # their text is not yet shown
+    length: int = 0  # of the text so far, in characters
     over: bool = False
+    counted: bool = False
 
 
 class Answering:
@@ -129,8 +175,8 @@ class Answering:
 
     def close(self) -> None:
         """The engine need not go on with it."""
-        if not self.stream.is_over:
-            self._metrics.ends.labels("cancelled").inc()
+        for choice in self._choices:
+            self._count_end(choice, "cancelled")
         self.stream.cancel()
         if self._written:
             _LOG.info("answered: %r", "".join(self._written))
@@ -157,7 +203,7 @@ class Answering:
 
     def _out_of_time(self) -> list[Event]:
         self._is_late = True
-        self.close()
+        self.stream.cancel()
         error = f"the answer took longer than {self._seconds:g} seconds"
         return [
             EndEvent(sample=i, reason="failed", error=error)
@@ -175,8 +221,9 @@ class Answering:
         if event.token in self._ends:
             return []
         self.completion_tokens += 1
-        if event.log_probs is not None:
-            choice.tokens.append((event.token, event.log_probs))
+        if event.log_probs is not None and choice.text.is_text(event.token):
+            token = TextToken(id=event.token, log_probs=event.log_probs, offset=choice.length)
+            choice.tokens.append(token)
         told = self._pieces(event.sample, choice, choice.text.take(event.token))
         if choice.stops.found:
             told += self._end(event.sample, choice, "stop", "")
@@ -187,13 +234,16 @@ class Answering:
     def _pieces(self, sample: int, choice: _Choice, pieces: Iterable[Piece]) -> list[Told]:
         told = list[Told]()
         for piece in pieces:
+            tokens = ()
             if piece.kind == "text":
+                choice.length += len(piece.text)
                 shown = choice.stops.take(piece.text)
                 if not shown:
                     continue
                 piece = Piece(kind="text", text=shown)
-            told.append(Told(sample=sample, piece=piece, tokens=tuple(choice.tokens)))
-            choice.tokens.clear()
+                tokens = tuple(choice.tokens)
+                choice.tokens.clear()
+            told.append(Told(sample=sample, piece=piece, tokens=tokens))
             if self._written is not None:
                 self._written.append(piece.text)
         return told
@@ -201,13 +251,18 @@ class Answering:
     def _end(self, sample: int, choice: _Choice, reason: Finish, error: str) -> list[Told]:
         choice.over = True
         self.finish = self.finish or reason
-        self._metrics.ends.labels(reason).inc()
+        self._count_end(choice, reason)
         end = Told(sample=sample, finish=reason, error=error)
         held = choice.stops.end()
         if not held:
             return [end]
         piece = Piece(kind="text", text=held)
         return [Told(sample=sample, piece=piece, tokens=tuple(choice.tokens)), end]
+
+    def _count_end(self, choice: _Choice, reason: Finish) -> None:
+        if not choice.counted:
+            choice.counted = True
+            self._metrics.ends.labels(reason).inc()
 
     def _count(self, events: Sequence[Event]) -> None:
         tokens = sum(isinstance(event, TokenEvent) for event in events)
@@ -227,6 +282,15 @@ def engine_seed(seed: int | None) -> int:
     return secrets.randbits(62) if seed is None else seed % 2**62
 
 
-async def prepared(work: Callable[[], T], *, size: int) -> T:
-    """`work()`, in another thread where `size` characters would hold up the event loop."""
-    return await asyncio.to_thread(work) if size > 2000 else work()
+async def prepared(pool: Pool, work: Callable[[], T], *, size: int) -> T:
+    """`work()`, in another thread where `size` characters would hold up the event loop.
+
+    `pool`, whose tokenizer it has, stays meanwhile.
+    """
+    if size <= 2000:
+        return work()
+    pool.preparing += 1
+    try:
+        return await asyncio.to_thread(work)
+    finally:
+        pool.preparing -= 1

@@ -5,7 +5,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from nanochat_core.engine.requests import LogProbs
 from nanochat_core.tokenizer.bpe import BOS, Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextToken:
+    """A token of an answer's text, and what the model thought of it."""
+
+    id: int
+    log_probs: LogProbs
+    offset: int  # characters of the answer's text before those it is part of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +44,10 @@ class AnswerText:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._inside: Literal["tool_call", "tool_result"] | None = None
         self._held: list[int] = []
+
+    def is_text(self, token: int) -> bool:
+        """Whether `token`, if it comes next, is one of text and not of a call."""
+        return token < self._first_special and not self._inside
 
     def take(self, token: int) -> Iterator[Piece]:
         """What is whole now that `token` came."""

@@ -1,11 +1,16 @@
 import json
+from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
 
+from nanochat_core.server.chat_api import make_draw
 from nanochat_core.server.service import Rules
+from tests.nanochat_core.server.fake_engine import TOKENIZER
 from tests.nanochat_core.server.live import NAME, Live, body, serving, wait_until
+
+NOTHING = SimpleNamespace(content=[])
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +108,32 @@ def test_log_probabilities_of_tokens_and_alternatives(client):
     assert [[top.logprob for top in entry.top_logprobs] for entry in content] == [[-0.5, -1.5]] * 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_text_that_waited_for_a_stop_string_outlive_a_call(client, stream):
+    asked = {"model": NAME, "messages": ask("call"), "logprobs": True, "stop": "is x"}
+    if stream:
+        chunks = client.chat.completions.create(**asked, stream=True)
+        told = [entry for c in chunks for entry in (c.choices[0].logprobs or NOTHING).content]
+    else:
+        told = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert "".join(entry.token for entry in told) == "it is 36"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_letter_of_several_tokens_is_told_by_its_bytes_and_moves_no_offset(client, stream):
+    asked = {"model": NAME, "prompt": "echo h\u00e9 l\u20ac!", "logprobs": 2, "stop": " x"}
+    if stream:
+        chunks = client.completions.create(**asked, stream=True)
+        told = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
+    else:
+        told = [client.completions.create(**asked).choices[0].logprobs]
+    assert [offset for logs in told for offset in logs.text_offset] == [0, 1, 1, 2, 3, 4, 4, 4, 5]
+    tokens = [token for logs in told for token in logs.tokens]
+    assert tokens[:4] == ["h", r"bytes:\xc3", r"bytes:\xa9", " "]
+    tops = [top for logs in told for top in logs.top_logprobs]
+    assert tops[1] == {r"bytes:\xc3": -0.5, r"bytes:\xc4": -1.5}
+
+
 def test_log_probabilities_come_with_the_stream(client):
     chunks = client.chat.completions.create(
         model=NAME, messages=ask("echo hi"), logprobs=True, stream=True
@@ -155,10 +186,17 @@ def test_the_model_is_listed(client):
     [
         ({"temperature": 3}, "temperature"),
         ({"n": 9}, "n"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
         ({"stop": 5}, "stop"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"presence_penalty": -1}, "presence_penalty"),
+        ({"logit_bias": {"5": 100}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages"),
     ],
 )
 def test_a_refusal_is_an_error_of_openais(client, settings, param):
@@ -166,6 +204,77 @@ def test_a_refusal_is_an_error_of_openais(client, settings, param):
         client.chat.completions.create(**{"model": NAME, "messages": ask("x"), **settings})
     assert caught.value.body["param"] == param
     assert caught.value.body["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"prompt": "x" * 5000}, "prompt"),
+        ({"prompt": [70, TOKENIZER.vocab_size]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [[70], [1.5]]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+    ],
+)
+def test_a_refusal_of_a_text_names_its_field(client, settings, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(**{"model": NAME, "prompt": "x", **settings})
+    assert caught.value.body["param"] == param
+
+
+def test_options_that_ask_for_nothing_are_accepted(client):
+    neutral = {
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0,
+        "logit_bias": {},
+        "top_p": 0,
+        "n": 1,
+    }
+    chat = {"response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"]}
+    answer = client.chat.completions.create(model=NAME, messages=ask("echo hi"), **neutral, **chat)
+    assert answer.choices[0].message.content == "hi"
+    text = {"echo": False, "suffix": "", "best_of": 1}
+    answer = client.completions.create(model=NAME, prompt="echo hi", **neutral, **text)
+    assert answer.choices[0].text == "hi"
+
+
+def test_an_assistant_that_said_nothing_may_have_said_null(client):
+    turns = [*ask("x"), {"role": "assistant", "content": None}, *ask("echo hi")]
+    answer = client.chat.completions.create(model=NAME, messages=turns)
+    assert answer.choices[0].message.content == "hi"
+
+
+def test_a_prompt_may_be_tokens_which_are_read_as_they_are(client):
+    one, two = ([TOKENIZER.bos, *TOKENIZER.encode(f"echo {letter}")] for letter in "ab")
+    answer = client.completions.create(model=NAME, prompt=one)
+    assert (answer.choices[0].text, answer.usage.prompt_tokens) == ("a", 7)
+    answer = client.completions.create(model=NAME, prompt=[one, two])
+    assert [choice.text for choice in answer.choices] == ["a", "b"]
+
+
+def test_what_is_next_to_nothing_in_float32_is_the_likeliest_token():
+    assert make_draw(1e-30, None).temperature == make_draw(1.0, None, 1e-30).temperature == 0.0
+    assert make_draw(9e-7, None).temperature == make_draw(1.0, None, 0.0).temperature == 0.0
+    least = make_draw(1e-6, None, 1e-6)
+    assert (least.temperature, least.top_p) == (1e-6, 1e-6)
+
+
+def test_a_stop_string_of_a_later_prompt_ends_it_while_earlier_ones_go_on(client):
+    chunks = client.completions.create(
+        model=NAME,
+        prompt=["long", "token " + "90 " * 1000],
+        stop="Z",
+        max_tokens=800,
+        stream=True,
+    )
+    ended = [c.choices[0] for c in chunks if c.choices[0].finish_reason]
+    assert [(choice.index, choice.finish_reason) for choice in ended] == [
+        (1, "stop"),
+        (0, "length"),
+    ]
 
 
 def test_more_choices_than_may_be_are_refused(client):
