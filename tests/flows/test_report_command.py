@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from flows.fingerprint import canonical_config
+from flows.fingerprint import REPOSITORY, canonical_config
 from flows.manifest import Manifest
 from flows.profiles import PROFILES, open_profile
 from flows.report_command import Reproduction, reproduction_of
@@ -150,3 +152,29 @@ def test_a_card_without_a_command_says_why(tmp_path: Path):
     for document in (page, text):
         assert "No one command makes these artifacts." in document
         assert "seed was set in more than one way" in document
+
+
+def test_the_reports_fingerprint_sees_all_the_code_that_runs(tmp_path: Path):
+    """A process of its own: others have loaded what they need."""
+    make_inputs(tmp_path)
+    script = f"""
+from pathlib import Path
+from flows import report_card, report_html, report_inputs, report_markdown
+from flows.fingerprint import REPOSITORY, Code, Identity
+from flows.stages import REPORT
+from nanochat_core.worker import imported_modules
+inputs = {{s.name: Path({str(tmp_path)!r}, s.name, "files") for s in REPORT.inputs}}
+card = report_card.make_card(report_inputs.open_artifacts(inputs))
+assert card.reproduction.command == "nanochat run tiny"
+report_html.render(card), report_markdown.render(card)
+loaded = imported_modules()
+from flows.build import leaked_modules
+code = dict(Code(REPOSITORY).closure(REPORT.entry))
+identity = Identity(stage="report", fingerprint="0" * 64, preimage={{"code": code}})
+print(leaked_modules(identity, loaded))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=REPOSITORY
+    )
+    # The worker is what starts a stage; it is nobody's code.
+    assert (done.stdout, done.stderr) == ("['nanochat_core.worker']\n", "")
