@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "kernels_draw.h"
@@ -67,6 +68,7 @@ class Buffer {
   T* make(size_t count) {
     const size_t bytes = (count * sizeof(T) + 2 * ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     data_.reset(static_cast<T*>(std::aligned_alloc(ALIGNMENT, bytes)));
+    if (!data_) throw std::bad_alloc();
     std::memset(static_cast<void*>(data_.get()), 0, bytes);
     return data_.get();
   }

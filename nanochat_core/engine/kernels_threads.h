@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -32,7 +33,12 @@ class Crew {
 
   // `work` is what every thread does in a pass: a sequence of `phase` calls, the same for all.
   Crew(int num_threads, std::function<void(Member&)> work) : work_fn_(std::move(work)) {
-    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { serve(i); });
+    threads_.reserve(std::max(num_threads - 1, 0));
+    try {
+      for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { serve(i); });
+    } catch (const std::exception&) {
+      // The system has no more to give; those that are there do the work.
+    }
   }
 
   ~Crew() {

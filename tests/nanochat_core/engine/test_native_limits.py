@@ -1,0 +1,76 @@
+"""Where the system gives no more threads or memory the kernels say so, or do with what there is."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nanochat_core.engine import native_build, speed
+from nanochat_core.engine.native_memory import Arena
+
+REASON = native_build.unable_here()
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}"),
+]
+
+# A process of its own: who may not have more address space cannot run tests.
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from nanochat_core.engine.native_runner import NativeRunner
+from tests.nanochat_core.engine.native_models import make_gpt, make_runner, make_tokens, read
+
+open_engine = NativeRunner._open
+
+def open_limited(self):
+    self._spec.max_rows = int(sys.argv[2])
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**26, -1))
+    return open_engine(self)
+
+NativeRunner._open = open_limited
+try:
+    runner = make_runner(make_gpt(), num_threads=int(sys.argv[1]))
+except MemoryError as error:
+    print(error)
+else:
+    print(len(list(Path("/proc/self/task").iterdir())) < 64)
+    print(read(runner, 0, make_tokens(40, 1)).sum().item())
+"""
+
+
+def run_limited(*, threads: int, rows: int) -> list[str]:
+    found = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(threads), str(rows)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, (found.returncode, found.stderr)
+    return found.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_with_fewer_threads_than_asked_for_the_answers_are_the_same() -> None:
+    # 64 stacks are more than the process may have.
+    assert run_limited(threads=65, rows=256) == run_limited(threads=1, rows=256)
+
+
+def test_buffers_that_do_not_fit_are_an_error_and_no_crash() -> None:
+    told = run_limited(threads=1, rows=2**20)
+    assert told == ["the kernels' buffers do not fit into memory"]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_bandwidth_is_measured_where_weights_lie(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(speed, "PROBE_BYTES", 2**22)
+    monkeypatch.setattr(speed, "PROBE_SECONDS", 0.02)
+    arenas: list[Arena] = []
+    zeros = Arena.zeros
+    monkeypatch.setattr(Arena, "zeros", lambda self, *a: (arenas.append(self), zeros(self, *a))[1])
+    assert speed.read_bandwidth(torch.device("cpu"), threads=threads) > 0
+    assert len(arenas) == 1
