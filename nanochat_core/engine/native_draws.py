@@ -44,7 +44,7 @@ class Draws:
     def remember(self, slot: int, tokens: Sequence[int]) -> None:
         """As the runner's."""
         if self._seen is not None and self._draws[slot].repetition_penalty != 1.0:
-            self._seen[slot, torch.tensor(tokens)] = True
+            self._seen[slot, torch.tensor(tokens, dtype=torch.int64)] = True  # there may be none
 
     def wants_torch(self, slots: Sequence[int]) -> bool:
         """Whether one of the slots needs more than the kernels give."""
