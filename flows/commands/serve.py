@@ -111,7 +111,7 @@ def serve(
             origins=limits.allow_origin,
             log=limits.log,
         ),
-        newer=Newer(find=newer_model(where, model, reload_on, directory)) if reload_on else None,
+        newer=Newer(find=newer_model(where, model, reload_on)) if reload_on else None,
     )
     return 0
 
@@ -121,20 +121,8 @@ def _open(where: OnDevice, name: str) -> Path:
     return open_model(where.open_store(), name, cache=where.cache, warn=print_warning, watch=watch)
 
 
-def newer_model(
-    where: OnDevice, model: str, name: str, directory: Path
-) -> Callable[[], Path | None]:
+def newer_model(where: OnDevice, model: str, name: str) -> Callable[[], Path]:
     """Looks for what `name` stands for by now: of the stage of `model`, if that has one."""
     stage, at, _ = model.partition("@")
     wanted = f"{stage}@{name}" if at and "@" not in name else name
-    served = directory
-
-    def find() -> Path | None:
-        nonlocal served
-        found = _open(where, wanted)
-        if found == served:
-            return None
-        served = found
-        return found
-
-    return find
+    return partial(_open, where, wanted)

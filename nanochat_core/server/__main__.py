@@ -23,6 +23,7 @@ from nanochat_core.server.service import Rules, Service
 
 MAX_HEADER_BYTES = 16 * 1024
 SECONDS_BEYOND_DRAIN = 2  # to tell the streams that are cut
+MOST_DOUBLINGS = 5  # of the time until what failed is tried again
 _LOG = logging.getLogger("nanochat_core.server")
 
 
@@ -30,7 +31,7 @@ _LOG = logging.getLogger("nanochat_core.server")
 class Newer:
     """Where a newer model comes from."""
 
-    find: Callable[[], Path | None]  # its directory once there is one; it may take its time
+    find: Callable[[], Path]  # what is to be served by now; it may take its time
     every_seconds: float = 30.0
 
 
@@ -57,10 +58,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more requests, wait for those under way, up to the limit."""
-        pool = self._service.pool
         loop = asyncio.get_running_loop()
         why = "the server is being stopped"
-        cut = loop.call_later(self._service.rules.drain_seconds, pool.fail_all, why)
+        cut = loop.call_later(self._service.rules.drain_seconds, self._service.fail_all, why)
         await super().shutdown(sockets)
         cut.cancel()
 
@@ -122,7 +122,9 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     sys.stderr.write(f"chat at http://{shown}:{port}\n")
-    watching = asyncio.create_task(follow_newer(service, newer, pool_of)) if newer else None
+    watching = None
+    if newer:
+        watching = asyncio.create_task(follow_newer(service, newer, pool_of, served=directory))
     try:
         await Server(service).serve(sockets=[listener])
     finally:
@@ -131,17 +133,30 @@ async def _serve(
         await service.stop()
 
 
-async def follow_newer(service: Service, newer: Newer, pool_of: Callable[[Path], Pool]) -> None:
-    """Serve whatever is newer as soon as it is there; the old model stays where that fails."""
+async def follow_newer(
+    service: Service, newer: Newer, pool_of: Callable[[Path], Pool], *, served: Path
+) -> None:
+    """Serve whatever is newer as soon as it is there; the old model stays where that fails.
+
+    What failed is tried again, less and less often: it may have been the store, or the memory.
+    """
+    failures = 0
     while True:
-        await asyncio.sleep(newer.every_seconds)
+        await asyncio.sleep(newer.every_seconds * 2 ** min(failures, MOST_DOUBLINGS))
         try:
+            await service.settled()
             directory = await asyncio.to_thread(newer.find)
-            if directory is not None:
+            if directory != served:
                 await service.swap(lambda found=directory: pool_of(found))
+                served = directory
                 _LOG.warning("serving %s from now on", directory)
+            failures = 0
         except NanochatError as error:
+            failures += 1
             _LOG.error("the model stays: %s", error)
+        except Exception:  # noqa: BLE001 - whatever it is, the next one may be better
+            failures += 1
+            _LOG.exception("the model stays")
 
 
 def _log_to_stderr() -> None:

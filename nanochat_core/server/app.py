@@ -86,8 +86,8 @@ def _add_pages(app: FastAPI, service: Service) -> None:
             "status": "ok" if pool.is_ready else "starting",
             "ready": pool.is_ready,
             "model": service.name,
-            "running": pool.running,
-            "waiting": pool.waiting,
+            "running": service.running,
+            "waiting": service.waiting,
         }
 
     @app.get("/stats", responses=JSON | ERROR)
@@ -122,10 +122,10 @@ def _add_pages(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=ERROR)
     async def metrics() -> Response:
-        pool, counts = service.pool, service.metrics
-        counts.running.set(pool.running)
-        counts.waiting.set(pool.waiting)
-        counts.restarts.set(sum(worker.restarts for worker in pool.workers))
+        counts = service.metrics
+        counts.running.set(service.running)
+        counts.waiting.set(service.waiting)
+        counts.restarts.set(service.restarts)
         return Response(counts.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -275,6 +275,7 @@ class Pool:
         self.tokenizer = tokenizer
         self.max_waiting = max_waiting  # samples that may wait at each process
         self.workers = [Worker(index, spec, patience) for index, spec in enumerate(specs)]
+        self.preparing = 0  # requests that will be submitted here
         self._facts: Facts | None = None
 
     @property
@@ -304,6 +305,11 @@ class Pool:
         """Answers that wait for a slot."""
         return sum(worker.busy for worker in self.workers) - self.running
 
+    @property
+    def restarts(self) -> int:
+        """How often a process was started again."""
+        return sum(worker.restarts for worker in self.workers)
+
     async def start(self) -> None:
         """Start the processes and wait until all are ready. Raises ModelError."""
         for worker in self.workers:
@@ -314,6 +320,10 @@ class Pool:
                 await self.stop()
                 raise worker.failure
             self._facts = self._facts or worker.facts
+
+    @property
+    def _is_needed(self) -> bool:
+        return self.preparing > 0 or any(worker.busy for worker in self.workers)
 
     def submit(self, ask: Ask) -> AnswerStream:
         """Begin a request where least is under way. Raises Busy or NoEngine."""
@@ -340,7 +350,7 @@ class Pool:
     async def drain(self, *, seconds: float) -> None:
         """Wait until nothing is under way, at most so long; then stop."""
         until = time.monotonic() + seconds
-        while any(worker.busy for worker in self.workers) and time.monotonic() < until:
+        while self._is_needed and time.monotonic() < until:
             await asyncio.sleep(0.05)
         await self.stop()
 

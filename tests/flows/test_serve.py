@@ -74,15 +74,15 @@ def test_a_model_is_pulled_from_the_store_and_answers(where: OnDevice, tmp_path:
             server.kill()
 
 
-def test_a_newer_model_is_found_once(where: OnDevice, tmp_path: Path) -> None:
+def test_a_newer_model_is_found(where: OnDevice, tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
     (files / "data").write_text("one")
     store = where.open_store()
     put_run(store, "tiny-1", put_model(store, files, seed=1))
     directory = open_model(store, "sft@tiny", cache=where.cache, warn=print)
-    find = newer_model(where, "sft@tiny", "tiny", directory)
-    assert find() is None
+    find = newer_model(where, "sft@tiny", "tiny")
+    assert find() == directory
     (files / "data").write_text("other")
     put_run(
         store,
@@ -91,9 +91,9 @@ def test_a_newer_model_is_found_once(where: OnDevice, tmp_path: Path) -> None:
         started="2026-11-21T07:00:00Z",
     )
     newer = find()
-    assert newer is not None
+    assert newer != directory
     assert (newer / "data").read_text() == "other"
-    assert find() is None
+    assert find() == newer
 
 
 def test_another_stage_of_the_name_is_not_what_was_asked_for(where: OnDevice, tmp_path: Path):
@@ -106,7 +106,7 @@ def test_another_stage_of_the_name_is_not_what_was_asked_for(where: OnDevice, tm
     directory = open_model(store, "sft@tiny", cache=where.cache, warn=print)
     rl = put_artifact(store, make_manifest("rl", inputs={"sft": model}))
     put_run(store, "tiny-2", model, rl, started="2026-11-21T07:00:00Z")
-    assert newer_model(where, "sft@tiny", "tiny", directory)() is None
+    assert newer_model(where, "sft@tiny", "tiny")() == directory
 
 
 def test_a_directory_has_no_newer_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

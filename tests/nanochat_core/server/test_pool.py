@@ -1,5 +1,4 @@
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from nanochat_core.engine.requests import Draw, EndEvent, LogProbs, TokenEvent
 from nanochat_core.errors import ModelError
 from nanochat_core.server.__main__ import Newer, follow_newer
 from nanochat_core.server.channel import Ask, pack_event, unpack_event
-from nanochat_core.server.pool import AnswerStream, Patience
+from nanochat_core.server.pool import AnswerStream, Patience, Pool
 from nanochat_core.server.service import Service
 from tests.nanochat_core.server.live import body, fake_pool, serving, text_of, wait_until
 
@@ -194,26 +193,45 @@ def test_a_newer_model_that_cannot_be_loaded_changes_nothing():
         assert text_of(live.ask("echo same")) == "same"
 
 
-def test_whatever_is_newer_is_served_and_what_is_broken_is_not(caplog):
-    coming = [None, Path("broken"), Path("newer")]
+@pytest.mark.parametrize(
+    ("coming", "says"),
+    [
+        (["fake", "broken", "newer"], "the model stays: this model is broken"),
+        (["fake", OSError("no store"), "newer"], "OSError: no store"),
+        (["newer", "newer"], "the model stays: not now"),
+    ],
+)
+def test_whatever_is_newer_is_served_whatever_failed_before(caplog, coming, says):
+    answers = list(coming)
+    refusals = 1 if len(coming) == 2 else 0
 
-    def find() -> Path | None:
-        return coming.pop(0) if coming else None
+    def find() -> Path:
+        found = answers.pop(0) if answers else coming[-1]
+        if isinstance(found, Exception):
+            raise found
+        return Path(found)
+
+    def pool_of(found: Path) -> Pool:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise ModelError("not now")
+        return fake_pool(str(found))
 
     async def follow(service: Service) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(20):
-                newer = Newer(find=find, every_seconds=0.05)
-                task = asyncio.create_task(
-                    follow_newer(service, newer, lambda found: fake_pool(str(found)))
-                )
-                while coming or service.pool is old:
-                    await asyncio.sleep(0.01)
-                task.cancel()
+        async with asyncio.timeout(20):
+            newer = Newer(find=find, every_seconds=0.05)
+            following = follow_newer(service, newer, pool_of, served=Path("fake"))
+            task = asyncio.create_task(following)
+            while service.pool is old:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            task.cancel()
 
     with serving() as live:
         old = live.service.pool
         live.run(follow(live.service))
         assert live.service.pool.workers[0].spec.directory == "newer"
         assert text_of(live.ask("echo new")) == "new"
-    assert "the model stays: this model is broken" in caplog.text
+    assert says in caplog.text
+    assert caplog.text.count("serving newer from now on") == 1
