@@ -13,6 +13,7 @@ from flows.report_text import (
     count,
     duration,
     escaped,
+    listed,
     money,
     percent,
     size,
@@ -156,7 +157,7 @@ def _machine(card: Card) -> Iterator[str]:
                 str(speed.steps),
                 f"{speed.tokens_per_second:,.0f}" if speed.tokens_per_second is not None else "",
                 percent(speed.mfu) if speed.mfu is not None else "not known",
-                ", ".join(map(str, speed.stops)),
+                listed(speed.stops),
             ]
             for speed in card.speeds
         ],

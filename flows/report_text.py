@@ -1,6 +1,7 @@
 """Numbers and foreign text as the report card shows them."""
 
 import unicodedata
+from collections.abc import Sequence
 
 MAX_SHOWN = 2000  # characters of one model answer
 _KEPT_CONTROLS = "\n\t"
@@ -62,6 +63,13 @@ def percent(share: float) -> str:
 def bytes_per_token(value: float | None) -> str:
     """4.5678 -> "4.57"; None -> "not at hand"."""
     return "not at hand" if value is None else f"{value:.2f}"
+
+
+def listed(items: Sequence[object], most: int = 4) -> str:
+    """[1, 2, 3] -> "1, 2, 3"; of more than `most` the first ones and how many there are besides."""
+    shown = ", ".join(str(item) for item in items[:most])
+    more = len(items) - most
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def money(dollars: float) -> str:

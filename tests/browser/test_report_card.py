@@ -84,4 +84,6 @@ def test_on_paper_it_is_dark_on_white(open_card: Callable[..., Page]):
     paper, ink = page.evaluate(LIGHTNESS)
     assert paper == 255
     assert ink < 60
+    bars = page.locator(".bar i").first
+    assert bars.evaluate("e => getComputedStyle(e).printColorAdjust") == "exact"
     assert page.pdf(format="A4").startswith(b"%PDF")

@@ -9,7 +9,7 @@ import pytest
 from flows import report
 from flows.report_charts import Chart, smooth, thin
 from flows.report_inputs import Stop
-from flows.report_text import MAX_SHOWN, count, duration, percent, size, visible
+from flows.report_text import MAX_SHOWN, count, duration, listed, money, percent, size, visible
 from nanochat_core.errors import ArtifactError
 from tests.flows.reported import Card, make_inputs, make_report, run_report
 
@@ -194,6 +194,10 @@ def test_numbers_read_like_numbers() -> None:
     assert [duration(s) for s in (172_799, 172_800)] == ["47 h 59 min", "2 days 0 h"]
     assert duration(652_944_960) == "7557 days 5 h"
     assert percent(0.1234) == "12.3 %"
+    assert [money(d) for d in (1234.5, 0.25, 0.0)] == ["$1,234.50", "$0.25", "no price"]
+    assert listed([1, 2, 3, 4]) == "1, 2, 3, 4"
+    assert listed(range(1, 21)) == "1, 2, 3, 4 and 16 more"
+    assert listed([]) == ""
 
 
 def test_invisible_characters_are_shown_and_long_text_is_cut() -> None:
