@@ -151,6 +151,7 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         stage: artifacts[f"chat_eval_{stage}"].read_json("scores.json") for stage in CHAT_MODELS
     }
     stages = tuple(_stage_row(stage, artifacts[stage.name]) for stage in REPORT.inputs)
+    by_label = [(label, scores[stage]) for stage, label in CHAT_MODELS.items()]
     base = artifacts["base_eval"].read_json("scores.json")
     return Card(
         depth=pretrain.read_json("config.json")["model"]["depth"],
@@ -166,8 +167,8 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         chatcore=tuple(measured(scores[stage], "chatcore") for stage in CHAT_MODELS),
         failures=tuple(
             f"{label}, {task}: {reason}"
-            for stage, label in CHAT_MODELS.items()
-            for task, reason in scores[stage].get("failed", {}).items()
+            for label, of_model in (("base", base), *by_label)
+            for task, reason in of_model.get("failed", {}).items()
         ),
         charts=_charts(artifacts),
         chat_samples=_chat_samples(artifacts),

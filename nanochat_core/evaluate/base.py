@@ -2,15 +2,19 @@
 
     scores.json       {format, val_bpb, train_bpb, core, intervals: {name: [low, high]},
                        tasks: {label: {accuracy, correct, total, low, high, centred}},
-                       suite}
+                       failed: {label: reason}, suite}
     examples.parquet  task, place, answer, gold, correct: every example of CORE
     samples.jsonl     {prompt, text}, `text` being the greedy continuation without the prompt
 
 Intervals are of 95 %, see intervals.py. `suite` is the digest of what CORE asked: two scores of the
 same suite compare. Without the metric's data (`task_data.core_bundle`) `core` and `suite` are null.
+A task that cannot be judged, for a line that is damaged, say, is among the `failed`, and `core` is
+null: without it, it would be another measure. Of a bundle of which nothing can be read `core` has
+failed.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +22,7 @@ import pyarrow as pa
 from nanochat_core.config import BaseEvalConfig
 from nanochat_core.data.row_files import Rows
 from nanochat_core.engine.engine import Engine
+from nanochat_core.errors import DataError
 from nanochat_core.evaluate.bits_per_byte import row_sums
 from nanochat_core.evaluate.core import CoreScore, TaskScore, core_metric
 from nanochat_core.evaluate.core_tasks import CoreSuite, open_suite
@@ -53,7 +58,12 @@ def run(job: Job) -> dict[str, Any]:
     progress = Progress(job.events, active=world.is_first)
     model = load_model(job.model_input, device)
     tokenizer = Tokenizer.load(job.model_input / "tokenizer")
-    suite = _open_suite(job, config, progress)
+    _check_length(job, model, progress)
+    failed: Mapping[str, str] = {}
+    try:
+        suite = _open_suite(job, config, progress)
+    except DataError as error:
+        suite, failed = None, {"core": str(error).replace(f"{job.inputs['task_data']}/", "")}
     asked = sum(len(task.items) for task in suite.tasks) if suite else 0
     progress.start(len(SPLITS) + asked + 1, unit="part")
     scores: dict[str, Interval] = {}
@@ -67,7 +77,11 @@ def run(job: Job) -> dict[str, Any]:
             progress.step(len(SPLITS) + examples, **_values(scores))
 
         core = core_metric(model, tokenizer, suite, world=world, tell=tell)
-        scores["core"] = core.core
+        failed = core.failed
+        if core.core is not None:
+            scores["core"] = core.core
+    for label, reason in failed.items():
+        progress.message(f"{label} could not be judged, so there is no CORE: {reason}")
     if world.is_first:
         engine = Engine(model, tokenizer)
         texts = continuations(engine, config.prompts, max_new_tokens=config.max_new_tokens)
@@ -76,9 +90,9 @@ def run(job: Job) -> dict[str, Any]:
             for prompt, text in zip(config.prompts, texts, strict=True)
         ]
         write_records(job.output / "samples.jsonl", samples)
-        _write_scores(job, scores, suite, core)
+        _write_scores(job, scores, suite, core, failed)
     progress.step(len(SPLITS) + asked + 1, **_values(scores))
-    return _values(scores) | _ends(scores)
+    return _values(scores) | _ends(scores) | _reasons(failed)
 
 
 def continuations(engine: Engine, prompts: tuple[str, ...], *, max_new_tokens: int) -> list[str]:
@@ -108,6 +122,24 @@ def _open_suite(job: Job, config: BaseEvalConfig, progress: Progress) -> CoreSui
                 f"{task.num_shots} shots each: {len(task.items) - 1} are shown"
             )
     return suite
+
+
+def _check_length(job: Job, model: GPT, progress: Progress) -> None:
+    """Say so where the rows are not of the model's length. Raises DataError where it cannot read
+    them: past the length that it was trained for its loss tells nothing."""
+    rows = Rows.open(job.inputs["rows"], SPLITS[0])
+    ours, its = rows.sequence_len, model.config.sequence_len
+    if ours > its:
+        raise DataError(
+            f"the rows have sequence_len {ours}, the model reads {its}",
+            hint="judge it on rows of its own length: "
+            f"--set model.sequence_len={its} --set rows.sequence_len={its}",
+        )
+    if ours < its:
+        progress.message(
+            f"the rows have sequence_len {ours}, the model reads {its}: with less text before them "
+            "tokens are harder to tell, so bits per byte are higher than on rows of its length"
+        )
 
 
 def _bits_per_byte(
@@ -148,8 +180,20 @@ def _ends(scores: dict[str, Interval]) -> dict[str, float]:
     }
 
 
+def _reasons(failed: Mapping[str, str]) -> dict[str, str]:
+    """As metrics. Of several tasks the first also says why there is no `core`."""
+    reasons = {f"{label}_failed": reason for label, reason in failed.items()}
+    for label, reason in list(failed.items())[:1]:
+        reasons.setdefault("core_failed", f"{label}: {reason}")
+    return reasons
+
+
 def _write_scores(
-    job: Job, scores: dict[str, Interval], suite: CoreSuite | None, core: CoreScore | None
+    job: Job,
+    scores: dict[str, Interval],
+    suite: CoreSuite | None,
+    core: CoreScore | None,
+    failed: Mapping[str, str],
 ) -> None:
     tasks = core.tasks if core else ()
     write_table(
@@ -169,6 +213,7 @@ def _write_scores(
             **_values(scores),
             "intervals": {name: [score.low, score.high] for name, score in scores.items()},
             "tasks": {task.label: _task_tree(task) for task in tasks},
+            "failed": dict(failed),
             "suite": suite.digest if suite else None,
         },
     )

@@ -10,7 +10,7 @@ packed together: the totals do not depend on the number of ranks.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from nanochat_core.errors import DataError
 from nanochat_core.evaluate.core_questions import Question, make_question
 from nanochat_core.evaluate.core_tasks import OPTIONS, CoreSuite, CoreTask
 from nanochat_core.evaluate.intervals import Interval, centred, mean_of, share_of
@@ -57,8 +58,9 @@ class TaskScore:
 class CoreScore:
     """The metric and its parts."""
 
-    core: Interval
+    core: Interval | None  # None: a task failed, and without it, it would be another measure
     tasks: tuple[TaskScore, ...]
+    failed: Mapping[str, str]  # label -> why the task could not be judged
 
 
 def core_metric(
@@ -72,7 +74,7 @@ def core_metric(
     """Judge `model`, in evaluation mode. All ranks share the work and return the same.
 
     `tell` is given the number of examples that are done, or about so many with several ranks.
-    Raises DataError for an example of which nothing can be scored.
+    A task with an example of which nothing can be scored has failed.
     """
     sizes = [len(task.items) for task in suite.tasks]
     firsts = np.cumsum([0, *sizes])
@@ -84,12 +86,19 @@ def core_metric(
     ]
     own = blocks[world.rank :: world.size]
 
-    def prepare(block: tuple[int, range]) -> list[Question]:
+    def prepare(block: tuple[int, range]) -> list[Question] | DataError:
         number, places = block
-        return [make_question(suite.tasks[number], place, tokenizer) for place in places]
+        try:
+            return [make_question(suite.tasks[number], place, tokenizer) for place in places]
+        except DataError as error:
+            return error
 
     done = 0
+    failed: dict[str, tuple[int, str]] = {}  # label -> the first block that failed, why
     for (number, places), questions in zip(own, prepared(prepare, own), strict=True):
+        if isinstance(questions, DataError):
+            failed.setdefault(suite.tasks[number].label, (places.start, str(questions)))
+            continue
         found = answer(model, questions, greedy=suite.tasks[number].kind not in OPTIONS)
         start = int(firsts[number]) + places.start
         answers[start : start + len(places)] = torch.tensor(found)
@@ -97,11 +106,20 @@ def core_metric(
         tell(min(done, len(answers)))
     device = model.lm_head.weight.device
     everyone = world.sum(answers.to(device)).tolist()
+    reasons = {**suite.failed, **_first_reasons(world.gather(failed))}
     scores = tuple(
         score_task(task, everyone[first : first + size])
         for task, first, size in zip(suite.tasks, firsts, sizes, strict=False)
+        if task.label not in reasons
     )
-    return CoreScore(core=mean_of([score.centred for score in scores]), tasks=scores)
+    core = None if reasons else mean_of([score.centred for score in scores])
+    return CoreScore(core=core, tasks=scores, failed=reasons)
+
+
+def _first_reasons(ranks: Sequence[Mapping[str, tuple[int, str]]]) -> dict[str, str]:
+    """Why tasks failed, by the block that comes first, so the same however many ranks there are."""
+    labels = sorted({label for rank in ranks for label in rank})
+    return {label: min(rank[label] for rank in ranks if label in rank)[1] for label in labels}
 
 
 def prepared(prepare: Callable[[S], T], items: Sequence[S]) -> Iterator[T]:

@@ -54,42 +54,55 @@ class CoreSuite:
     """All tasks of a bundle."""
 
     tasks: tuple[CoreTask, ...]
+    failed: Mapping[str, str]  # label -> why the task cannot be asked
     digest: str  # of everything that was read and of how much of it is asked
 
 
 def open_suite(directory: Path, *, max_per_task: int | None) -> CoreSuite:
     """The tasks of the bundle in `directory`, at most `max_per_task` examples of each.
 
-    Raises DataError naming the file, and the line, that is not as it should be.
+    A task with a file, or a line of one, that is not as it should be is among the `failed`. Raises
+    DataError when no list of tasks can be read.
     """
     digest = hashlib.sha256(f"core {max_per_task}".encode())
     entries = _read_entries(directory / "core.yaml", digest)
     baselines = _read_baselines(directory / "eval_meta_data.csv", digest)
-    tasks: list[CoreTask] = []
-    for entry in entries:
-        label = str(entry["label"])
-        if label not in baselines:
-            raise DataError(f"eval_meta_data.csv has no baseline of '{label}'", hint=_HINT)
-        kind = str(entry["icl_task_type"])
-        if kind not in KINDS:
-            raise DataError(
-                f"core.yaml: '{label}' is of type '{kind}'", hint=f"known are {', '.join(KINDS)}"
-            )
-        items = _read_items(directory / "eval_data" / str(entry["dataset_uri"]), kind, digest)
-        random.Random(SHUFFLE_SEED).shuffle(items)
-        tasks.append(
-            CoreTask(
-                label=label,
-                kind=kind,
-                num_shots=int(entry["num_fewshot"][0]),
-                delimiter=str(entry.get("continuation_delimiter", " ")),
-                baseline=0.01 * baselines[label],
-                items=tuple(items[:max_per_task]),
-            )
-        )
-    if not tasks:
+    if not entries:
         raise DataError("core.yaml names no task", hint=_HINT)
-    return CoreSuite(tasks=tuple(tasks), digest=digest.hexdigest())
+    tasks: list[CoreTask] = []
+    failed: dict[str, str] = {}
+    for entry in entries:
+        try:
+            tasks.append(_open_task(directory, entry, baselines, max_per_task, digest))
+        except DataError as error:  # a path of this machine is no part of what is told
+            failed[str(entry["label"])] = str(error).replace(f"{directory}/", "")
+    return CoreSuite(tasks=tuple(tasks), failed=failed, digest=digest.hexdigest())
+
+
+def _open_task(
+    directory: Path,
+    entry: Mapping[str, Any],
+    baselines: Mapping[str, float],
+    max_per_task: int | None,
+    digest: Any,
+) -> CoreTask:
+    label, kind = str(entry["label"]), str(entry["icl_task_type"])
+    if label not in baselines:
+        raise DataError(f"eval_meta_data.csv has no baseline of '{label}'", hint=_HINT)
+    if kind not in KINDS:
+        raise DataError(
+            f"core.yaml: '{label}' is of type '{kind}'", hint=f"known are {', '.join(KINDS)}"
+        )
+    items = _read_items(directory / "eval_data" / str(entry["dataset_uri"]), kind, digest)
+    random.Random(SHUFFLE_SEED).shuffle(items)
+    return CoreTask(
+        label=label,
+        kind=kind,
+        num_shots=int(entry["num_fewshot"][0]),
+        delimiter=str(entry.get("continuation_delimiter", " ")),
+        baseline=0.01 * baselines[label],
+        items=tuple(items[:max_per_task]),
+    )
 
 
 def _read_entries(path: Path, digest: Any) -> list[dict[str, Any]]:

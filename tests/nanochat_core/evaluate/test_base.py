@@ -1,9 +1,10 @@
 import json
+import shutil
 
 import pyarrow.parquet as pq
 import pytest
 
-from nanochat_core.data.row_files import Rows
+from nanochat_core.data.row_files import Rows, write_index
 from nanochat_core.errors import DataError, ModelError
 from nanochat_core.evaluate import base
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
@@ -70,6 +71,32 @@ def test_no_prompts_make_no_samples(make):
     job = make(config=config)
     base.run(job)
     assert (job.output / "samples.jsonl").read_bytes() == b""
+
+
+def _rows_of(sequence_len, rows_dir, directory):
+    """The same ids, told to be rows of another length."""
+    shutil.copytree(rows_dir, directory)
+    index = json.loads((directory / "rows.json").read_text())
+    whole = {split: (directory / f"{split}.rows").read_bytes() for split in ("train", "val")}
+    for split, data in whole.items():
+        (directory / f"{split}.rows").write_bytes(data * 10)
+        index[f"num_{split}"] = len(data) * 10 // (2 * (sequence_len + 1))
+        size = index[f"num_{split}"] * 2 * (sequence_len + 1)
+        (directory / f"{split}.rows").write_bytes((data * 10)[:size])
+    write_index(directory, {**index, "sequence_len": sequence_len})
+    return directory
+
+
+def test_rows_of_another_length_than_the_models_are_told(make, rows_dir, tmp_path):
+    job = make("short")
+    base.run(job)
+    said = [e["text"] for e in read_events(job.events) if "text" in e]
+    assert any("sequence_len 32, the model reads 256" in text for text in said)
+    job = make("fit", inputs={"rows": _rows_of(256, rows_dir, tmp_path / "fit_rows")})
+    base.run(job)
+    assert not any("sequence_len" in e.get("text", "") for e in read_events(job.events))
+    with pytest.raises(DataError, match="sequence_len 257, the model reads 256"):
+        base.run(make("long", inputs={"rows": _rows_of(257, rows_dir, tmp_path / "long_rows")}))
 
 
 def test_what_is_no_model_or_no_rows_is_named(make, tmp_path):

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import save_file
 
 from infra.launch.torchrun import run_job
-from nanochat_core.errors import DataError
 from nanochat_core.evaluate import base, core
 from nanochat_core.evaluate.core import answer, core_metric
 from nanochat_core.evaluate.core_questions import encode, make_question, render
@@ -83,6 +82,9 @@ def test_the_ranks_shares_are_the_whole(speller, tokenizer, bundle, expected, mo
             shares.append(tensor.clone())
             return tensor
 
+        def gather(self, item):
+            return [item]
+
     shares: list[torch.Tensor] = []
     monkeypatch.setattr(core, "BLOCK", 5)
     suite = open_suite(bundle, max_per_task=None)
@@ -123,42 +125,6 @@ def test_no_example_is_shown_its_own_answer(bundle):
         for place in range(len(task.items)):
             shots, _ = render(task, place)
             assert shots.count("\n\n") == min(task.num_shots, len(task.items) - 1)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("core.yaml", "icl_tasks: 3", "no list of CORE tasks"),
-        ("core.yaml", "icl_tasks: [", "no list of CORE tasks"),
-        ("core.yaml", "icl_tasks: []", "names no task"),
-        ("eval_meta_data.csv", "Eval Task,Random baseline\n", "no baseline of 'far'"),
-        ("eval_meta_data.csv", "Eval Task,Random baseline\nfar,x\n", "no table of baselines"),
-        ("eval_data/multiple_choice/far.jsonl", "{}\n", "line 1 is no example"),
-        ("eval_data/multiple_choice/far.jsonl", "\n", "has no examples"),
-        (
-            "eval_data/multiple_choice/far.jsonl",
-            '{"query": "x", "choices": ["a"], "gold": 1}\n',
-            "gold is 1",
-        ),
-        ("eval_data/schema/contexts.jsonl", '{"context_options": "x"}\n', "not a list of texts"),
-        ("eval_data/language_modeling/facts.jsonl", "[1]\n", "line 1 is no example"),
-    ],
-)
-def test_what_is_no_bundle_is_named(tmp_path, name, text, message):
-    write_bundle(tmp_path)
-    (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=message):
-        open_suite(tmp_path, max_per_task=None)
-
-
-def test_a_task_of_an_unknown_kind_and_a_missing_file_are_named(tmp_path):
-    write_bundle(tmp_path)
-    path = tmp_path / "core.yaml"
-    path.write_text(path.read_text().replace("type: schema", "type: riddle"))
-    with pytest.raises(DataError, match="of type 'riddle'"):
-        open_suite(tmp_path, max_per_task=None)
-    with pytest.raises(DataError, match="cannot be read"):
-        open_suite(tmp_path / "nowhere", max_per_task=None)
 
 
 def test_the_suites_digest_tells_what_was_asked(tmp_path):
