@@ -26,6 +26,7 @@ class Deadlines:
     scope: Any
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
+    flow: Any
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """A connection must become a request in time."""
@@ -41,7 +42,12 @@ class Deadlines:
             self._receiving = _cancelled(self._receiving)
 
     def on_response_complete(self) -> None:
-        """The next request may have come with the last one, or its beginning."""
+        """The next request may have come with the last one, or its beginning.
+
+        Whatever is left of the response must be read: there may be too little of it to pause for.
+        """
+        self._reading = _cancelled(self._reading)
+        self._expect_rest()
         super().on_response_complete()  # pyright: ignore[reportAttributeAccessIssue]
         if self.conn.their_state is h11.SEND_BODY:
             self._expect_end()
@@ -70,6 +76,8 @@ class Deadlines:
         """The client has read."""
         super().resume_writing()  # pyright: ignore[reportAttributeAccessIssue]
         self._reading = _cancelled(self._reading)
+        if self.cycle is None or self.cycle.response_complete:
+            self._expect_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """There is nothing to wait for."""
@@ -81,11 +89,19 @@ class Deadlines:
         if self._receiving is None:
             self._receiving = self.loop.call_later(self.receive_seconds, self._cut)
 
+    def _expect_rest(self) -> None:
+        if left := self.transport.get_write_buffer_size():
+            self._expect_less(left)
+
     def _expect_less(self, size: int) -> None:
         self._reading = self.loop.call_later(self.read_seconds, self._check_read, size)
 
     def _check_read(self, size: int) -> None:
+        self._reading = None
         left = self.transport.get_write_buffer_size()
+        is_more_written = self.cycle is not None and not self.cycle.response_complete
+        if not left or (is_more_written and not self.flow.write_paused):
+            return  # the end of what is written, or the next pause, sets the next timer
         if left >= size:
             self._cut()
         else:

@@ -3,6 +3,7 @@ import json
 import socket
 import threading
 import time
+from asyncio import selector_events
 
 import pytest
 
@@ -92,6 +93,32 @@ def test_whoever_reads_nothing_is_cut_and_frees_the_slot(hurried):
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(text) + text)
         wait_until(lambda: hurried.health()["running"] == 8)
         wait_until(lambda: hurried.health()["running"] == 0, seconds=20)
+
+
+@pytest.mark.parametrize("kind", [b"close", b"keep-alive"])
+def test_so_is_whoever_reads_nothing_of_a_short_answer(hurried, kind, monkeypatch):
+    # Less than pauses a writer, more than the kernel takes with buffers as small as these.
+    accept = selector_events._SelectorSocketTransport.__init__
+
+    def shrink(self, loop, sock, *given, **options):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        accept(self, loop, sock, *given, **options)
+
+    monkeypatch.setattr(selector_events._SelectorSocketTransport, "__init__", shrink)
+    connections = hurried.server.server_state.connections
+    wait_until(lambda: len(connections) == 0)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect(("127.0.0.1", hurried.port))
+        connection.sendall(
+            b"GET /openapi.json HTTP/1.1\r\nHost: x\r\nConnection: %b\r\n\r\n" % kind
+        )
+        wait_until(lambda: len(connections) == 1)
+        [protocol] = connections
+        wait_until(lambda: protocol.cycle is not None and protocol.cycle.response_complete)
+        left = protocol.transport.get_write_buffer_size()
+        assert 0 < left < 2**16
+        wait_until(lambda: len(connections) == 0, seconds=3.0)
 
 
 def test_a_second_request_in_the_same_packet_has_a_deadline_too(hurried):
