@@ -2,12 +2,15 @@
 
     NANOCHAT_DIR=/path/to/nanochat python bench/infer.py [--depths 4 12] [--batch-sizes 1 8 32]
         [--prompts 64 512] [--sides native:fp32 native:bf16 native:int8 torch:fp32 torch:bf16]
-        [--rounds 3] [--tokens 32] [--threads 1]
+        [--rounds 3] [--tokens 32] [--threads 1] [--at-least RATIO]
+    NANOCHAT_DIR=/path/to/nanochat python bench/infer.py --device cuda [--sides graphs:bf16]
 
 Random weights, drawn answers of a fixed length (top-k 50), all sides in one process and in turn:
 what else runs on the machine slows all of them. Ours go through the scheduler, the peer's through
-`Engine.generate` in the precision that NANOCHAT_DTYPE says (fp32 unless set). A ratio is the median
-over rounds of the peer's time over ours, in CPU seconds and by the clock; times are the best.
+`Engine.generate` in the precision that NANOCHAT_DTYPE says (unless it is set, fp32 on a CPU and
+bf16 on a GPU). A ratio is the median over rounds of the peer's time over ours, in CPU seconds and
+by the clock; times are the best. Exit 1: a side of ours had fewer than --at-least times the peer's
+tokens per second, of the CPU, or by the clock on a GPU. No GPU has run it yet: none was at hand.
 
 The share of the bandwidth is of what reading measures here: a step reads all matrices, and the keys
 and values its rows see; no embeddings. Above 1 means that a cache holds the model.
@@ -20,7 +23,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -29,13 +32,26 @@ import torch
 from nanochat_core import scaling
 from nanochat_core.engine.requests import Draw
 from nanochat_core.engine.runners import choose_runner, open_runner
-from nanochat_core.engine.speed import bytes_per_step, make_endless, read_bandwidth, time_answers
+from nanochat_core.engine.speed import (
+    bytes_per_step,
+    make_endless,
+    read_bandwidth,
+    time_answers,
+    wait_for_gpu,
+)
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
 
-SIDES = ("native:fp32", "native:bf16", "native:int8", "torch:fp32", "torch:bf16")
+SIDES = {
+    "cpu": ("native:fp32", "native:bf16", "native:int8", "torch:fp32", "torch:bf16"),
+    "cuda": ("graphs:bf16", "torch:bf16"),
+}
+RUNNERS = {"native": "native", "torch": "torch", "graphs": "cuda graphs"}
+PEER_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
+JUDGED = {"cpu": "ratio_rest_cpu", "cuda": "ratio_rest"}
 TOP_K = 50
 NO_TOKEN = 10**9
+PEER = "nanochat"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,29 +68,41 @@ class Timed:
 Side: TypeAlias = Callable[[int], Timed]
 
 
-def main() -> None:
-    """Measure every case, print a table and a line of JSON."""
+def main() -> int:
+    """Measure every case, print a table and a line of JSON; 1 where a ratio is too small."""
     parser = argparse.ArgumentParser(description="Answers beside nanochat's Engine.")
     parser.add_argument("--depths", type=int, nargs="+", default=[4, 12])
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--prompts", type=int, nargs="+", default=[64, 512], help="their lengths")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument(
+        "--sides", nargs="+", choices=sorted({s for of in SIDES.values() for s in of})
+    )
+    parser.add_argument("--device", choices=sorted(SIDES), default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=32, help="of an answer")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--at-least", type=float, help="exit 1 when a ratio is smaller")
     options = parser.parse_args()
+    options.sides = options.sides or SIDES[options.device]
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("bench infer is skipped: --device cuda, and torch sees no GPU")
+        return 0
     checkout = os.environ.get("NANOCHAT_DIR")
     if checkout is None:
         print("bench infer is skipped: NANOCHAT_DIR names no checkout of nanochat")
-        return
-    os.environ.setdefault("NANOCHAT_DTYPE", "float32")  # before the peer is imported
+        return 0
+    os.environ.setdefault(
+        "NANOCHAT_DTYPE", PEER_DTYPE[options.device]
+    )  # before the peer is imported
     sys.path.insert(0, checkout)
     torch.set_num_threads(options.threads)
-    bandwidth = read_bandwidth(torch.device("cpu"), threads=options.threads)
-    print(f"reading gets {bandwidth / 1e9:.1f} GB/s with {options.threads} threads")
+    device = torch.device(options.device)
+    bandwidth = read_bandwidth(device, threads=options.threads)
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    print(f"reading gets {bandwidth / 1e9:.1f} GB/s on {name}, {options.threads} threads")
     found: list[dict[str, Any]] = []
     for depth in options.depths:
-        model = make_model(depth)
+        model = make_model(depth, device)
         for prompt_len in options.prompts:
             for batch in options.batch_sizes:
                 case = {"depth": depth, "prompt": prompt_len, "batch": batch}
@@ -85,6 +113,7 @@ def main() -> None:
         json.dumps(
             {
                 "bench": "infer",
+                "device": name,
                 "threads": options.threads,
                 "peer_dtype": os.environ["NANOCHAT_DTYPE"],
                 "bandwidth": bandwidth,
@@ -92,18 +121,40 @@ def main() -> None:
             }
         )
     )
+    failures = find_failures(found, field=JUDGED[options.device], at_least=options.at_least)
+    for line in failures:
+        print(line, file=sys.stderr)
+    return 1 if failures else 0
 
 
-def make_model(depth: int) -> GPT:
-    """Random weights, all of which matter."""
-    model = GPT(scaling.model_for_depth(depth), scaling.numerics("fp32"))
+def find_failures(
+    rows: Sequence[dict[str, Any]], *, field: str, at_least: float | None
+) -> list[str]:
+    """A line for each row of ours whose ratio is too small, and one where there is none."""
+    if at_least is None:
+        return []
+    ours = [row for row in rows if row["side"] != PEER]
+    if not ours:
+        return ["no side was measured"]
+    return [
+        f"d{row['depth']} batch {row['batch']} prompt {row['prompt']}: {row['side']} is "
+        f"{row[field]:.2f} times the peer, {at_least} is wanted"
+        for row in ours
+        if row[field] < at_least
+    ]
+
+
+def make_model(depth: int, device: torch.device) -> GPT:
+    """Random weights, all of which matter; in bf16 on a GPU, as the peer's."""
+    precision = "bf16" if device.type == "cuda" else "fp32"
+    model = GPT(scaling.model_for_depth(depth), scaling.numerics(precision))
     model.init_weights(1)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("c_proj.weight") or name == "lm_head.weight":
                 parameter.normal_(std=0.02, generator=generator)
-    return model.eval()
+    return model.eval().to(device)
 
 
 def compare(
@@ -112,12 +163,12 @@ def compare(
     """The peer's row, then a row for each side that can run here."""
     rng = random.Random(1)
     prompt = [rng.randrange(model.config.vocab_size) for _ in range(prompt_len)]
-    sides: dict[str, Side] = {"nanochat": peer(model, prompt, batch, options.tokens)}
+    sides: dict[str, Side] = {PEER: peer(model, prompt, batch, options.tokens)}
     reads: dict[str, int] = {}
     for name in options.sides:
         runner, _, precision = name.partition(":")
         settings: dict[str, Any] = {
-            "runner": runner,
+            "runner": RUNNERS[runner],
             "precision": precision,
             "num_slots": batch,
             "max_len": prompt_len + options.tokens,
@@ -125,10 +176,10 @@ def compare(
         }
         try:
             choice = choose_runner(model, **settings)
+            sides[name] = ours(model, prompt, batch, options.tokens, settings)
         except ConfigError as error:
             print(f"{name} is left out: {error}")
             continue
-        sides[name] = ours(model, prompt, batch, options.tokens, settings)
         length = prompt_len + options.tokens // 2
         reads[name] = bytes_per_step(model, choice, rows=batch, length=length)
     rounds: dict[str, list[Timed]] = {name: [] for name in sides}
@@ -151,7 +202,7 @@ def compare(
         for field in ("first", "rest", "first_cpu", "rest_cpu"):
             row[f"ratio_{field}"] = statistics.median(
                 asdict(theirs)[field] / asdict(own)[field]
-                for theirs, own in zip(rounds["nanochat"], of, strict=True)
+                for theirs, own in zip(rounds[PEER], of, strict=True)
             )
         yield row
 
@@ -215,13 +266,14 @@ def peer(model: GPT, prompt: list[int], batch: int, tokens: int) -> Side:
                 n_embd=c.width,
             )
         )
-    theirs.to_empty(device="cpu")
+    theirs.to_empty(device=model.lm_head.weight.device)
     theirs.init_weights()  # tables that are no parameters
     theirs.load_state_dict(model.state_dict())
     theirs.eval()
     engine = PeerEngine(theirs, PeerTokens())
 
     def run(number: int) -> Timed:
+        wait_for_gpu()
         began, cpu = time.perf_counter(), time.process_time()
         columns = engine.generate(
             prompt,
@@ -234,6 +286,7 @@ def peer(model: GPT, prompt: list[int], batch: int, tokens: int) -> Side:
         next(columns)
         first, first_cpu = time.perf_counter(), time.process_time()
         assert sum(1 for _ in columns) == tokens - 1
+        wait_for_gpu()
         return Timed(
             first=first - began,
             rest=time.perf_counter() - first,
@@ -256,4 +309,4 @@ def describe(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from nanochat_core.engine.answer import Completion, end_tokens
-from nanochat_core.engine.requests import Draw, EndEvent, Event, Request
+from nanochat_core.engine.requests import ENGINE_FAILED, Draw, EndEvent, Event, Request
 from nanochat_core.engine.runners import Choice, open_runner
 from nanochat_core.engine.samples import Stats, Ticket
 from nanochat_core.engine.scheduler import Scheduler
@@ -47,9 +47,10 @@ class Engine:
         max_queue: int | None = None,
         context: int | None = None,
         memory: int | None = None,
+        runner: str | None = None,
         on_choice: Callable[[Choice], None] | None = None,
     ) -> None:
-        """`precision`, `memory`, `on_choice`: see `open_runner`.
+        """`precision`, `memory`, `runner`, `on_choice`: see `open_runner`.
 
         `num_slots`: answers that are written at a time. `max_queue`: requests that may wait.
         `context`: tokens that prompt and answer may hold, the model's sequence_len at most.
@@ -63,6 +64,7 @@ class Engine:
             num_slots=num_slots,
             max_len=context,
             memory=memory,
+            runner=runner,
             on_choice=on_choice,
         )
         self._max_queue = max_queue
@@ -72,6 +74,7 @@ class Engine:
         self._scheduler: Scheduler | None = None
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
+        self._failure: BaseException | None = None  # what ended the engine's thread
 
     # ---- for a server: asked from many threads, answered by one
 
@@ -80,6 +83,7 @@ class Engine:
         assert self._thread is None, "the engine was started before"
         self.scheduler.slice_for(SLICE_SECONDS)
         self._stopped.clear()
+        self._failure = None
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
 
@@ -92,10 +96,14 @@ class Engine:
             thread.join()
             self.scheduler.slice_for(None)
             self.scheduler.abandon("the engine was stopped")
+            self._failure = None
 
     def submit(self, request: Request) -> Ticket:
-        """Take a request, see `Scheduler.submit`."""
-        return self.scheduler.submit(request)
+        """Take a request, see `Scheduler.submit`. Raises RuntimeError when the engine's thread
+        has failed."""
+        ticket = self.scheduler.submit(request)
+        self._check_thread()  # after it: what came in before the thread failed was ended by it
+        return ticket
 
     def stats(self) -> Stats:
         """The scheduler's numbers."""
@@ -248,6 +256,7 @@ class Engine:
             try:
                 return queue.get_nowait()
             except Empty:
+                self._check_thread()
                 if self._thread is None:
                     self._work()
                     continue
@@ -260,20 +269,29 @@ class Engine:
         try:
             goes_on = self.scheduler.step()
         except BaseException as error:
-            self.scheduler.abandon(f"{type(error).__name__}: {error}")
+            self.scheduler.abandon(ENGINE_FAILED, error if isinstance(error, Exception) else None)
             raise
         HEART.beat("answering")
         return goes_on
 
     def _serve(self) -> None:
-        while not self._stopped.is_set():
-            if not self._work():
-                self.scheduler.wait(LISTEN_SECONDS)
+        try:
+            while not self._stopped.is_set():
+                if not self._work():
+                    self.scheduler.wait(LISTEN_SECONDS)
+        except BaseException as error:
+            self._failure = error
+            self.scheduler.abandon(ENGINE_FAILED)  # who came after `_work` did, and before this
+            raise
+
+    def _check_thread(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError("the engine's thread has failed") from self._failure
 
     def _check_end(self, event: EndEvent) -> None:
         """Raises what kept an answer from its end."""
         if event.reason == "failed":
-            raise self.scheduler.failure or RuntimeError(event.error)
+            raise event.cause or RuntimeError(event.error)
         if event.reason == "cancelled":
             raise RuntimeError("the answer was called off by somebody else")
 

@@ -8,6 +8,7 @@ at a time, the others wait. What cannot hold even one of full length is refused.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import psutil
 import torch
@@ -138,7 +139,8 @@ def open_runner(
 ) -> Runner:
     """A runner of `model` on the model's device; `choose_runner` says what the rest means.
 
-    park_tokens: see `Runner.decode`. on_choice: told what was chosen before memory is taken.
+    park_tokens: see `Runner.decode`. on_choice: told once what runs the model; but for CUDA graphs,
+    which torch stands in for where they cannot be captured, before memory is taken.
     """
     choice = choose_runner(
         model,
@@ -149,9 +151,9 @@ def open_runner(
         threads=threads,
         runner=runner,
     )
-    if on_choice is not None:
-        on_choice(choice)
+    tell = on_choice or (lambda choice: None)
     if choice.runner == "native":
+        tell(choice)
         return NativeRunner(
             model,
             precision=_native(choice.precision),
@@ -161,16 +163,32 @@ def open_runner(
             park_tokens=park_tokens,
             num_threads=choice.threads,
         )
-    torch_runner = GraphRunner if choice.runner == "cuda graphs" else TorchRunner
-    return torch_runner(
+    open_torch = partial(
+        TorchRunner,
         model,
         dtype=compute_dtype(choice.precision),
         groups=choice.groups,
         page_size=choice.page_size,
         num_slots=num_slots,
         max_len=choice.max_len,
-        park_tokens=park_tokens,
+        park_tokens=frozenset(park_tokens),
     )
+    if choice.runner == "cuda graphs":
+        try:
+            graphs = GraphRunner(*open_torch.args, **open_torch.keywords)
+        except RuntimeError as error:  # what torch raises for all that CUDA refuses
+            why = f"it cannot capture a step: {str(error).strip().partition(chr(10))[0]}"
+            if runner is not None:
+                raise ConfigError(
+                    f"{runner} cannot run here: {why}",
+                    hint="leave the choice of the runner open",
+                ) from error
+            choice = replace(choice, runner="torch", reason=f"not cuda graphs: {why}")
+        else:
+            tell(choice)
+            return graphs
+    tell(choice)
+    return open_torch()
 
 
 def page_groups(config: ModelConfig, *, num_pages: int) -> tuple[PageGroup, ...]:

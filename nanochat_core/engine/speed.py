@@ -27,6 +27,7 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 
 BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 PROBE_BYTES = 2**28  # more than any cache
+GPU_PROBE_BYTES = 2**31  # so that reading takes a hundred times as long as a launch
 PROBE_SECONDS = 2.0
 NEVER = -1  # no token
 
@@ -117,6 +118,7 @@ def time_answers(
                 on_first()
                 came = time.perf_counter()
 
+    wait_for_gpu()
     began = time.perf_counter()
     scheduler.submit(
         Request(
@@ -130,9 +132,16 @@ def time_answers(
     )
     while scheduler.step():
         pass
+    wait_for_gpu()
     seconds = time.perf_counter() - began
     assert counts == [num_tokens] * batch_size, f"{counts} tokens, {[e.error for e in ends]}"
     return came - began, seconds - (came - began)
+
+
+def wait_for_gpu() -> None:
+    """Until what was launched is done; at once where no GPU is in use."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def bytes_per_step(model: GPT, choice: Choice, *, rows: int, length: int) -> int:
@@ -155,7 +164,7 @@ def read_bandwidth(device: torch.device, *, threads: int) -> float:
     """Bytes per second that reading gets out of the memory, the best of two seconds."""
     best = float("inf")
     if device.type == "cuda":
-        numbers = torch.ones(PROBE_BYTES // 4, device=device)
+        numbers = torch.ones(GPU_PROBE_BYTES // 4, device=device)
         until = time.perf_counter() + PROBE_SECONDS
         while time.perf_counter() < until:
             torch.cuda.synchronize(device)
@@ -163,7 +172,7 @@ def read_bandwidth(device: torch.device, *, threads: int) -> float:
             numbers.sum()
             torch.cuda.synchronize(device)
             best = min(best, time.perf_counter() - began)
-        return PROBE_BYTES / best
+        return GPU_PROBE_BYTES / best
     # On the pages that weights lie on: on small ones reading is a third slower and more.
     pieces = Arena().zeros((PROBE_BYTES // 4,), torch.float32).fill_(1).tensor_split(threads)
     until = time.perf_counter() + PROBE_SECONDS

@@ -1,18 +1,23 @@
 """Which runner is chosen, and the memory it is said to take."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 from nanochat_core.engine import runners
+from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.native_runner import NativeRunner, unable
 from nanochat_core.engine.requests import Draw
 from nanochat_core.engine.runner import Chunk
-from nanochat_core.engine.runners import choose_runner, open_runner
+from nanochat_core.engine.runners import Choice, choose_runner, open_runner
 from nanochat_core.engine.speed import make_endless
 from nanochat_core.engine.torch_runner import TorchRunner
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import model_for_depth, numerics
+from nanochat_core.tokenizer.bpe import Tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -146,6 +151,55 @@ def test_without_kernels_torch_is_chosen_and_the_reason_is_told(make_model, monk
     assert (choice.runner, choice.reason) == ("torch", "not native: there is no C++ compiler")
     with pytest.raises(ConfigError, match=r"no C\+\+ compiler.*no int8"):
         choose_runner(make_model(), num_slots=2, precision="int8")
+
+
+@pytest.fixture
+def graphs_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice as on a GPU, and a GPU that refuses."""
+    choose: Any = runners.choose_runner
+
+    def choose_graphs(model: GPT, **settings: Any) -> Choice:
+        return replace(choose(model, **settings | {"runner": "torch"}), runner="cuda graphs")
+
+    def refuse(*_args: object, **_settings: object) -> None:
+        raise RuntimeError("CUDA error: operation not permitted\nwhen stream is capturing")
+
+    monkeypatch.setattr(runners, "choose_runner", choose_graphs)
+    monkeypatch.setattr(runners, "GraphRunner", refuse)
+
+
+@pytest.mark.usefixtures("graphs_that_fail")
+def test_where_graphs_cannot_be_captured_torch_runs_the_model_and_says_why(make_model):
+    told = []
+    runner = open_runner(make_model(), park_tokens=iter([5]), num_slots=2, on_choice=told.append)
+    assert type(runner) is TorchRunner
+    assert runner.park_tokens == {5}
+    assert [(c.runner, c.reason) for c in told] == [
+        (
+            "torch",
+            "not cuda graphs: it cannot capture a step: CUDA error: operation not permitted",
+        )
+    ]
+
+
+@pytest.mark.usefixtures("graphs_that_fail")
+def test_graphs_that_were_asked_for_by_name_are_an_error(make_model):
+    with pytest.raises(ConfigError, match=r"cuda graphs cannot run here: .*not permitted") as e:
+        open_runner(make_model(), park_tokens=[], num_slots=2, runner="cuda graphs")
+    assert e.value.hint is not None
+
+
+def test_an_engine_is_given_a_runner_by_name(make_model):
+    told = []
+    engine = Engine(
+        make_model(),
+        Tokenizer({bytes([i]): i for i in range(256)}),
+        num_slots=1,
+        runner="torch",
+        on_choice=told.append,
+    )
+    assert engine.scheduler
+    assert [(c.runner, c.reason) for c in told] == [("torch", "asked for")]
 
 
 @needs_kernels
