@@ -58,10 +58,11 @@ def _scores(card: Card) -> Iterator[str]:
 
 
 def _core(card: Card) -> Iterator[str]:
-    if card.core is None:
+    if card.core is None and not card.core_rows:
         return
     yield "\n## CORE\n"
-    yield f"The base model scores {card.core.text(4)}; GPT-2 scores {GPT2_CORE}. Of each task the"
+    scored = f"scores {card.core.text(4)}" if card.core else "was not judged by all tasks"
+    yield f"The base model {scored}; GPT-2 scores {GPT2_CORE}. Of each task the"
     yield "share of right answers, and the same from guessing (0) to all right (1); CORE is the"
     yield "mean of the latter."
     yield ""

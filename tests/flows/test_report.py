@@ -82,6 +82,17 @@ def test_an_rl_that_left_no_samples_has_no_section(tmp_path: Path) -> None:
     assert "What RL paid for" not in page + text
 
 
+def test_of_a_core_that_is_not_whole_the_tasks_are_told(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    path = inputs["base_eval"] / "scores.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"core": None}))
+    page, text = run_report(tmp_path / "job", inputs)
+    assert "Not known: a task could not be judged. GPT-2 0.2565." in page
+    assert "hellaswag" in page
+    assert "The base model was not judged by all tasks; GPT-2 scores 0.2565." in text
+    assert "| hellaswag |" in text
+
+
 def test_every_stage_stands_in_the_lineage_with_its_digest(tmp_path: Path) -> None:
     inputs = make_inputs(tmp_path / "store")
     page, text = run_report(tmp_path, inputs)
