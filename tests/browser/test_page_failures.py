@@ -163,6 +163,58 @@ def test_two_tabs_show_the_same_conversation(open_page, page: Page, server: Scri
     expect(answers(other)).to_have_text(["You said: one", "You said: two"])
 
 
+def test_two_tabs_that_write_in_one_conversation_lose_nothing(page: Page, server: ScriptedServer):
+    ask(page, "one")
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(answers(other)).to_have_text(["You said: one"])
+    more = threading.Event()
+    server.replies.append([event(token="slow"), more, *answer(" end")])
+    send(page, "two")
+    expect(answers(other)).to_have_text(["You said: one", "slow"])
+    ask(other, "three")
+    more.set()
+    expect(answers(page).last).to_have_text("slow end")
+    ask(other, "four")  # whatever this tab had seen of the slow answer
+    expect(answers(page).last).to_have_text("You said: four")
+    stored = page.evaluate(
+        "JSON.parse(localStorage['nanochat.chat.' + location.hash.slice(1)]).messages"
+    )
+    asked = {message["content"] for message in stored if message["role"] == "user"}
+    said = {
+        "".join(part["text"] for part in message["parts"])
+        for message in stored
+        if message["role"] == "assistant" and message["state"] == "done"
+    }
+    assert asked == {"one", "two", "three", "four"}
+    assert said == {"You said: one", "slow end", "You said: three", "You said: four"}
+
+
+def test_an_answer_that_ends_while_the_page_might_be_left_is_over(
+    page: Page, server: ScriptedServer
+):
+    more = threading.Event()
+    server.replies.append([event(token="first"), more, *answer(" last")])
+    send(page, "go")
+    expect(answers(page)).to_have_text("first")
+    page.evaluate("dispatchEvent(new Event('beforeunload'))")  # as a download does
+    more.set()
+    expect(answers(page)).to_have_text("first last")
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    expect(ask(page, "again")).to_have_text("You said: again")
+
+
+def test_a_stored_failure_without_words_is_said_to_be_one(page: Page, server: ScriptedServer):
+    ask(page, "hello")
+    page.evaluate("""() => {
+        const key = "nanochat.chat." + location.hash.slice(1), tree = JSON.parse(localStorage[key]);
+        Object.assign(tree.messages[1], {state: "failed", error: null});
+        localStorage[key] = JSON.stringify(tree);
+    }""")
+    page.reload()
+    expect(page.locator(".problem:visible span")).to_have_text("The answer failed.")
+
+
 def test_deleting_a_conversation_stops_its_answer(page: Page, server: ScriptedServer):
     server.replies.append([event(token="endless"), threading.Event()])
     send(page, "go")

@@ -1,10 +1,13 @@
 """Whatever a model or a person writes: it is shown as text, nothing of it runs or is fetched."""
 
+import json
 import time
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
+from nanochat_core.server import page as page_module
 from tests.browser.chat import answers, ask, questions, send
 from tests.browser.scripted_server import ScriptedServer, answer, event
 
@@ -48,22 +51,46 @@ HOSTILE = [
     "${window.hit=1} {{window.hit=1}} #{window.hit=1}",
     "__proto__ constructor [__proto__](https://ok.example/__proto__)",
 ]  # fmt: skip
+RUNS = [
+    "<script>window.hit = 1</script>",
+    "<img src=x onerror=window.hit=1>",
+    "<svg/onload=window.hit=1>",
+    "<video><source onerror=window.hit=1></video>",
+    "<body onpageshow=window.hit=1>",
+    "<input autofocus onfocus=window.hit=1>",
+    "<marquee onstart=window.hit=1>",
+    "<object data=javascript:window.hit=1>",
+    "<embed src=javascript:window.hit=1>",
+    "<iframe src=javascript:parent.hit=1>",
+    "<a href=javascript:window.hit=1>x</a>",
+    "<template><script>window.hit=1</script></template>",
+    "<noscript><p title='</noscript><img src=x onerror=window.hit=1>'>",
+    "<link rel=stylesheet href=https://elsewhere.example/x.css>",
+    "javascript:window.hit=1",
+    "JAVASCRIPT&colon;window.hit=1",
+    "data:text/html;base64,PHNjcmlwdD5wYXJlbnQuaGl0PTE8L3NjcmlwdD4=",
+    "https://ok.example/\"onmouseover=\"window.hit=1",
+]  # fmt: skip
+PLACES = [
+    "{}", "**{}**", "`{}`", "[{}](https://ok.example)", "[x]({})", "![{}]({})", "<{}>", "# {}",
+    "- {}", "> {}", "```{}\nx\n```", "| {} | b |\n|---|---|\n| {} | c |", "~~*{}*~~\\{}",
+]  # fmt: skip
+EVERYWHERE = [*HOSTILE, *(place.replace("{}", run) for place in PLACES for run in RUNS)]
 ALLOWED = {
     *("P", "BR", "UL", "OL", "LI", "H3", "H4", "H5", "H6", "BLOCKQUOTE", "HR", "DIV", "SPAN"),
     *("FIGURE", "FIGCAPTION", "PRE", "CODE", "BUTTON", "STRONG", "EM", "S", "B", "A"),
     *("TABLE", "THEAD", "TBODY", "TR", "TH", "TD"),
 }
-INSPECT = """body => [...body.querySelectorAll("*")].map(element => [
+INSPECT = """bodies => bodies.flatMap(body => [...body.querySelectorAll("*")]).map(element => [
   element.tagName, element.href ?? "",
   element.getAttributeNames().filter(name => name.startsWith("on") || name === "style")])"""
 
 
 def assert_harmless(page: Page) -> None:
-    for body in answers(page).all():
-        for tag, href, attributes in body.evaluate(INSPECT):
-            assert tag in ALLOWED
-            assert href.startswith(("https://", "http://")) or href == ""
-            assert attributes == []
+    for tag, href, attributes in answers(page).evaluate_all(INSPECT):
+        assert tag in ALLOWED
+        assert href.startswith(("https://", "http://")) or href == ""
+        assert attributes == []
     assert page.evaluate("window.hit") is None
 
 
@@ -75,6 +102,24 @@ def test_hostile_text_is_inert_whoever_writes_it(page: Page, server: ScriptedSer
     assert_harmless(page)
     page.reload()
     assert questions(page).last.text_content() == everything
+    assert_harmless(page)
+
+
+def test_every_hostile_text_is_inert_in_every_place_of_a_text(page: Page):
+    assert len(EVERYWHERE) >= 200
+    messages: list[dict] = []
+    for i, hostile in enumerate(EVERYWHERE):
+        before = messages[-1]["id"] if messages else None
+        question = {"id": f"q{i}", "parent": before, "role": "user", "content": hostile}
+        said = {"role": "assistant", "parts": [{"text": hostile}], "state": "done"}
+        messages += [question, {"id": f"a{i}", "parent": f"q{i}", **said}]
+    tree = {"v": 1, "id": "x", "title": "t", "updated": 1, "messages": messages}
+    stored = json.dumps({**tree, "leaf": messages[-1]["id"]})
+    page.evaluate("stored => localStorage.setItem('nanochat.chat.x', stored)", stored)
+    page.goto(page.url.split("#")[0] + "#x")
+    page.reload()
+    expect(questions(page)).to_have_count(len(EVERYWHERE))
+    assert questions(page).all_text_contents() == EVERYWHERE
     assert_harmless(page)
 
 
@@ -204,16 +249,37 @@ def test_markdown_is_laid_out(page: Page, server: ScriptedServer):
     expect(body.locator("pre")).to_have_text("fence `in` tildes")
 
 
+FEW_ENDLESS = [("a|b\n", "-", "x"), ("[a](", " ", "x"), ("", "~", " `"), ("", "- a\n\n", "")]
 ENDLESS = [
     "*a ", "**", "[", "[a](", "`", "``a`", "> ", "- ", "_a ", "~~a", "| a |\n|-|\n", "https://a",
     "![", "\\", "#", "***a** *", "<a", "1. ", " ", "|", "-\n", "\ue0001\ue001",
 ]  # fmt: skip
 
 
+# The page's names are its own: the file is run once more, with names that a test can reach.
+DRAW = """([source, text]) => {
+  const draw = new Function(source + "; return drawMarkdown")();
+  const element = document.createElement("div");
+  const before = performance.now();
+  draw(element, text);
+  return performance.now() - before;
+}"""
+
+
+def test_no_search_of_the_layout_starts_over(browser: Browser):
+    source = (Path(page_module.__file__).parent / "page" / "markdown.js").read_text()
+    page = browser.new_page()
+    for head, piece, tail in FEW_ENDLESS:
+        text = head + piece * (60_000 // len(piece)) + tail
+        assert page.evaluate(DRAW, [source, text]) < 4_000  # milliseconds; 10 s or more if it does
+    page.close()
+
+
 @pytest.mark.slow
 def test_no_text_takes_long_to_lay_out(page: Page, server: ScriptedServer):
-    for piece in ENDLESS:
-        text = "." + piece * (16_000 // len(piece))
+    texts = [(".", piece, "") for piece in ENDLESS] + FEW_ENDLESS
+    for head, piece, tail in texts:
+        text = head + piece * (16_000 // len(piece)) + tail
         server.replies.append(answer(text, size=len(text)))
         page.keyboard.press("Control+Shift+N")
         before = time.monotonic()

@@ -85,7 +85,10 @@ function drawRun(run) {
 
 function end(run) {
   const {message, conversation} = run;
-  if (leaving) return;   // what was kept last says that the answer was being written
+  if (leaving) {   // what was kept last says that the answer was being written
+    setTimeout(end, 100, run);   // if the page stays after all
+    return;
+  }
   message.seconds ||= (performance.now() - run.started) / 1000;
   message.tokens ||= run.tokens;
   runs.delete(conversation.id);

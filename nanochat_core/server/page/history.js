@@ -5,6 +5,7 @@
 const PREFIX = "nanochat.chat.", VERSION = 1;
 const MAX_TITLE = 60;
 const held = new Map();   // what the storage had no room for, or all of it where there is none
+const removed = new Set();   // ids of messages that were taken out, and may still be stored
 
 const newId = () => [...crypto.getRandomValues(new Uint8Array(9))].map((byte) => byte.toString(36).padStart(2, "0")).join("");
 
@@ -45,10 +46,26 @@ function parseConversation(text) {
   }
 }
 
+/** Take in what another tab has stored of this conversation since. The messages here stay the same
+ * objects: an answer may be on its way into one of them. */
+function mergeMessages(conversation, stored) {
+  const ours = new Map(conversation.messages.map((message) => [message.id, message]));
+  // An answer only grows until it has ended.
+  const progress = (message) => (message.state === "writing" ? 0 : 1e9) + JSON.stringify(message.parts ?? "").length;
+  const merged = stored.messages.filter((message) => !removed.has(message.id)).map((message) => {
+    const own = ours.get(message.id);
+    ours.delete(message.id);
+    return own && progress(message) > progress(own) ? Object.assign(own, message) : own ?? message;
+  });
+  conversation.messages = [...merged, ...ours.values()];
+}
+
 /** Keep a conversation. Returns whether it will still be there when the page is closed. */
 function writeConversation(conversation) {
   if (!conversation.messages.length) return true;
   try {
+    const stored = parseConversation(localStorage.getItem(PREFIX + conversation.id));
+    if (stored) mergeMessages(conversation, stored);
     localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
     held.delete(conversation.id);
     return true;
@@ -105,6 +122,7 @@ function showBranch(conversation, message) {
 
 /** Take a message without children out again. */
 function removeLeaf(conversation, message) {
+  removed.add(message.id);
   conversation.messages = conversation.messages.filter((other) => other !== message);
   if (conversation.leaf === message.id) conversation.leaf = message.parent;
 }

@@ -4,7 +4,8 @@
 
 const MAX_DEPTH = 6;            // of lists and quotes inside each other, and of styles in a line
 const CALL_MARK = /\uE000(\d+)\uE001/y;   // where a tool call stands in an answer, see `thread.js`
-const LINK = /\[([^[\]\n]{1,500})\]\(\s*<?([^\s<>()]{0,2000}(?:\([^\s<>()]{0,500}\)[^\s<>()]{0,2000})?)>?(?:\s+"[^"\n]{0,300}")?\s*\)/y;
+// All that repeats is bounded, or what follows it cannot be part of it: no search starts over.
+const LINK = /\[([^[\]\n]{1,500})\]\(\s{0,20}<?([^\s<>()]{0,2000}(?:\([^\s<>()]{0,500}\)[^\s<>()]{0,2000})?)>?(?:\s{1,20}"[^"\n]{0,300}")?\s{0,20}\)/y;
 const ADDRESS = /https?:\/\/[^\s<>"`\uE000]{1,2000}/y;
 const WORD = /[\p{L}\p{N}_]/u;
 const STYLES = {"***": ["strong", "em"], "**": ["strong"], "__": ["strong"], "*": ["em"], "_": ["em"], "~~": ["s"]};
@@ -48,7 +49,7 @@ function parseBlocks(lines, depth) {
 /** [the line after the block that starts at line i, what builds it]. */
 function parseBlock(lines, i, depth) {
   const line = lines[i];
-  const fence = /^ {0,3}(`{3,}|~{3,})([^`]*)$/.exec(line);
+  const fence = /^ {0,3}(`{3,}|~{3,}(?!~))([^`]*)$/.exec(line);
   if (fence) return parseFence(lines, i, fence[1], fence[2].trim());
   const heading = /^ {0,3}(#{1,6})[ \t]+(\S.*)$/.exec(line);
   if (heading) {
@@ -153,7 +154,7 @@ function cells(line) {
 }
 
 function isTable(lines, i) {
-  if (!lines[i].includes("|") || !/^[ |:-]*-[ |:-]*$/.test(lines[i + 1] ?? "")) return false;
+  if (!lines[i].includes("|") || !/^[ |:-]+$/.test(lines[i + 1] ?? "")) return false;
   const rule = cells(lines[i + 1]);
   return rule.every((cell) => /^:?-+:?$/.test(cell)) && rule.length === cells(lines[i]).length;
 }
