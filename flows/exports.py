@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from flows.artifacts import find_manifest
 from flows.manifest import Manifest
 from flows.runs import find_run
-from flows.stages import REPORT
+from flows.stages import PRETRAIN, REPORT
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, ModelError
 
@@ -57,6 +57,7 @@ def model_card(
     """README.md of an export: what it is, how to load it, and the report card if there is one."""
     trust = ", trust_remote_code=True" if is_own_code else ""
     title = name.replace("\n", " ")
+    kind = "base" if manifest is not None and manifest.stage == PRETRAIN.name else "chat"
     lines = [
         "---",
         "library_name: transformers",
@@ -66,12 +67,12 @@ def model_card(
         "",
         f"# {title}",
         "",
-        "A chat model in the manner of nanochat, trained by nanochat-flows.",
+        f"A {kind} model in the manner of nanochat, trained by nanochat-flows.",
         "",
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-        'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")',
+        f'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY"{trust})',
         f'model = AutoModelForCausalLM.from_pretrained("DIRECTORY", dtype="auto"{trust})',
         'messages = [{"role": "user", "content": "Hello"}]',
         "inputs = tokenizer.apply_chat_template(",

@@ -21,8 +21,10 @@ def check_repository(name: str) -> str:
     return name
 
 
-def push_folder(folder: Path, repository: str) -> str:
+def push_folder(folder: Path, repository: str, *, private: bool) -> str:
     """Commit every file of `folder` to `main` of a model repository, made if there is none.
+
+    One that is made is `private` or for everybody to see; of one that exists nothing changes.
 
     Returns the address of the commit. Raises StoreError when the Hub refuses or does not answer.
     """
@@ -32,7 +34,7 @@ def push_folder(folder: Path, repository: str) -> str:
     check_repository(repository)
     hub = HfApi()
     try:
-        hub.create_repo(repository, repo_type="model", exist_ok=True)
+        hub.create_repo(repository, repo_type="model", private=private, exist_ok=True)
         done = hub.upload_folder(
             repo_id=repository,
             repo_type="model",

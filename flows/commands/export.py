@@ -30,6 +30,9 @@ def export(
         str | None,
         Parameter(help="Also upload the files to this model repository of the hub: ORG/NAME."),
     ] = None,
+    private: Annotated[
+        bool, Parameter(negative="", help="With --push: a repository that is made is private.")
+    ] = False,
     place: Place = Place(),  # noqa: B008 - frozen
 ) -> int:
     """Write a model as files that other programs load: whole, or not at all."""
@@ -54,5 +57,5 @@ def export(
     for note in done.notes:
         screen().print(note)
     if push is not None:
-        screen().print(f"uploaded to {push_folder(done.directory, push)}")
+        screen().print(f"uploaded to {push_folder(done.directory, push, private=private)}")
     return 0

@@ -136,7 +136,7 @@ def write_checkpoint(
     if open_era(era).short_window is not None:
         config["window_pattern"] = pattern
     meta = {"step": step, "model_config": config, "user_config": {}, **extra}
-    weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     tables = directory / "tokenizer"
     tables.mkdir(parents=True, exist_ok=True)
     torch.save(weights, directory / f"model_{number}.pt")

@@ -159,5 +159,6 @@ def _weights(model: GPT, dtype: torch.dtype, *, is_january: bool) -> dict[str, T
             values = values[: config.vocab_size]
         for ours, theirs in _JANUARY_NAMES.items() if is_january else ():
             name = name.replace(ours, theirs)
-        result[name] = values.to(dtype).contiguous().clone()
+        whole = len(values) == len(tensor) if tensor.ndim else True
+        result[name] = values.to(dtype) if whole else values.to(dtype, copy=True)
     return result

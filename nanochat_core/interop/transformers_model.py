@@ -202,35 +202,60 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
-        **_,
-    ) -> CausalLMOutputWithPast:
-        """input_ids (B, T); attention_mask (B, S), 0 on padding to the left.
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: int | Tensor | None = None,
+        return_dict: bool | None = None,
+        **others,
+    ) -> CausalLMOutputWithPast | tuple:
+        """input_ids (B, T); attention_mask (B, S), 0 on padding to the left; position_ids (B, T).
 
-        Logits (B, T, V) fp32, or of the last `logits_to_keep` tokens; with labels (B, T) the mean
-        cross-entropy of predicting each from what is left of it (-100: not counted).
+        Logits (B, T, V) fp32, or of the last `logits_to_keep` tokens, or of those it lists; with
+        labels (B, T) the mean cross-entropy of predicting each from what is left of it (-100: not
+        counted), or its sum over num_items_in_batch. Raises ValueError for what it cannot do.
         """
         config = self.config
+        _refuse(others, past_key_values)
         use_cache = config.use_cache if use_cache is None else use_cache
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
         num_read = past_key_values.get_seq_length() if past_key_values is not None else 0
-        rows, num_new = input_ids.shape
-        total = num_read + num_new
+        total = num_read + input_ids.size(1)
         if attention_mask is None:
-            attention_mask = input_ids.new_ones(rows, total)
+            attention_mask = input_ids.new_ones(len(input_ids), total)
         real = attention_mask[:, :total].bool()  # (B, S)
-        positions = (real.long().cumsum(-1) - 1).clamp(min=0)  # (B, S)
-        x = rms_norm(self.transformer.wte(input_ids), config.rms_norm_eps)
+        if position_ids is None:
+            position_ids = (real.long().cumsum(-1) - 1).clamp(min=0)[:, num_read:]
+        x = self._stream(input_ids, real, position_ids, past_key_values)
+        listed = isinstance(logits_to_keep, Tensor)
+        x = x[:, logits_to_keep if listed else slice(-logits_to_keep, None)]
+        logits = self.lm_head(rms_norm(x, config.rms_norm_eps)).float()
+        logits = config.softcap * torch.tanh(logits / config.softcap)
+        loss = None
+        if labels is not None:
+            said, meant = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+            if num_items_in_batch is None:
+                loss = F.cross_entropy(said, meant)
+            else:
+                loss = F.cross_entropy(said, meant, reduction="sum") / num_items_in_batch
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return output.to_tuple() if return_dict is False else output
+
+    def _stream(
+        self, tokens: Tensor, real: Tensor, position_ids: Tensor, cache: Cache | None
+    ) -> Tensor:
+        """What the head reads, before the last norm: (B, T, C)."""
+        config, num_new, total = self.config, tokens.size(1), real.size(1)
+        x = rms_norm(self.transformer.wte(tokens), config.rms_norm_eps)
         if config.smear:
-            x = x + self._smear(x, real, past_key_values)
+            x = x + self._smear(x, real, cache)
         first = middle = x
-        rotary = self._rotary(positions[:, num_read:], x.dtype)
+        rotary = self._rotary(position_ids, x.dtype)
         slots = torch.arange(total, device=x.device)
-        distance = slots[num_read:, None] - slots  # (T, S)
+        distance = slots[total - num_new :, None] - slots  # (T, S)
         for i, block in enumerate(self.transformer.h):
             if config.residual_scalars:
                 x = self.resid_lambdas[i].to(x.dtype) * x + self.x0_lambdas[i].to(x.dtype) * first
@@ -239,19 +264,11 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
             seen = (seen | (distance == 0)).unsqueeze(1)
             value_embed = None
             if i in config.value_embed_layers:
-                value_embed = self.value_embeds[str(i)](input_ids)
-            x = block(x, value_embed, rotary, seen, past_key_values)
+                value_embed = self.value_embeds[str(i)](tokens)
+            x = block(x, value_embed, rotary, seen, cache)
             if i == config.num_hidden_layers // 2:
                 middle = x
-        if config.backout:
-            x = x - self.backout_lambda.to(x.dtype) * middle
-        x = rms_norm(x[:, -logits_to_keep:], config.rms_norm_eps)
-        logits = self.lm_head(x).float()
-        logits = config.softcap * torch.tanh(logits / config.softcap)
-        loss = None
-        if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return x - self.backout_lambda.to(x.dtype) * middle if config.backout else x
 
     def _smear(self, x: Tensor, real: Tensor, cache: Cache | None) -> Tensor:
         """What each token takes of the embedding before it: (B, T, C).
@@ -277,6 +294,15 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
         angles = (positions[..., None].float() * frequencies).unsqueeze(2)
         rounded = torch.bfloat16 if self.config.rope_in_bf16 else dtype
         return angles.cos().to(rounded).to(dtype), angles.sin().to(rounded).to(dtype)
+
+
+def _refuse(others: dict, cache: Cache | None) -> None:
+    """Raise ValueError for what the model would have to ignore."""
+    for name in ("inputs_embeds", "output_hidden_states", "output_attentions"):
+        if others.get(name) is not None and others[name] is not False:
+            raise ValueError(f"this model does not take {name}")
+    if cache is not None and not isinstance(cache, DynamicCache):
+        raise ValueError(f"this model keeps a DynamicCache, not {type(cache).__name__}")
 
 
 def rms_norm(x: Tensor, eps: float) -> Tensor:

@@ -14,6 +14,9 @@ from nanochat_core.tokenizer.bpe import BOS, SPECIAL_TOKENS, Tokenizer
 # What an assistant writes between two results of tools is one block of generation: the mask of a
 # block that ends in a letter of several tokens would miss all but the first of them.
 _TEMPLATE = """\
+{%- if not messages or messages[-1]['role'] == 'system' -%}
+{{- raise_exception('a conversation needs a message of the user') -}}
+{%- endif -%}
 {%- if messages[0]['role'] == 'system' -%}
 {%- set system = messages[0]['content'] + '\\n\\n' -%}
 {%- set turns = messages[1:] -%}
@@ -23,7 +26,7 @@ _TEMPLATE = """\
 {%- endif -%}
 {{- '<|bos|>' -}}
 {%- for message in turns -%}
-{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+{%- if message['role'] != ('user' if loop.index0 % 2 == 0 else 'assistant') -%}
 {{- raise_exception('roles take turns: user, assistant, user, ...') -}}
 {%- endif -%}
 {%- if message['role'] == 'user' -%}
@@ -41,8 +44,10 @@ _TEMPLATE = """\
 {{- '<|output_start|>' + part['text'] + '<|output_end|>' -}}
 {%- elif part['type'] == 'python' -%}
 {%- set own.text = own.text + '<|python_start|>' + part['text'] + '<|python_end|>' -%}
-{%- else -%}
+{%- elif part['type'] == 'text' -%}
 {%- set own.text = own.text + part['text'] -%}
+{%- else -%}
+{{- raise_exception('a part is text, python or python_output, not ' + part['type']) -}}
 {%- endif -%}
 {%- endfor -%}
 {%- generation -%}{{- own.text + '<|assistant_end|>' -}}{%- endgeneration -%}

@@ -22,6 +22,7 @@ class UploadHub:
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, bytes]] = {}
+        self.private: dict[str, bool] = {}
         self.objects: dict[str, bytes] = {}
         self.num_commits = 0
         hub = self
@@ -89,6 +90,9 @@ class _Handler(BaseHTTPRequestHandler):
         tree = json.loads(body)
         name = "/".join(filter(None, (tree.get("organization"), tree["name"])))
         self.server_hub.repositories.setdefault(name, {})
+        self.server_hub.private[name] = bool(tree.get("private")) or (
+            tree.get("visibility") == "private"
+        )
         return {"url": f"{self.server_hub.endpoint}/{name}"}
 
     def _validate(self, body: bytes) -> Any:

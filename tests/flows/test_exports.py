@@ -132,6 +132,9 @@ def test_the_card_tells_where_the_model_is_from_and_how_it_did(store: Store) -> 
     )
     text = exports.model_card(store, sft, name="me/mine", is_own_code=True)
     assert text.startswith("---\nlibrary_name: transformers\n")
+    assert "A chat model" in text
+    base = exports.model_card(store, make_manifest("pretrain"), name="b", is_own_code=False)
+    assert "A base model" in base
     assert "# me/mine" in text
     assert f"digest `{sft.digest}`" in text
     assert "- val_loss: 1.5" in text
@@ -175,6 +178,10 @@ def test_an_export_is_uploaded_in_one_commit(
     }
     assert hub.files("me/mine") == there
     assert hub.num_commits == 1
+    assert hub.private == {"me/mine": False}
+    words = ["export", str(model), str(tmp_path / "again"), "--push", "me/other", "--private"]
+    assert main(words) == 0
+    assert hub.private["me/other"] is True
     assert "# me/mine" in there["README.md"].decode()
 
 

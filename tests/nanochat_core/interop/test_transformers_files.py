@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flows.exports import model_card
 from nanochat_core.engine.naive import generate_naive
 from nanochat_core.eras import ERAS
 from nanochat_core.errors import ModelError
@@ -176,7 +177,45 @@ def test_the_loss_is_that_of_predicting_the_next_token(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model.token_losses(tokens[:, :-1], tokens[:, 1:]).mean()
         got = theirs(tokens, labels=tokens).loss
+        summed = theirs(tokens, labels=tokens, num_items_in_batch=10).loss
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(summed, expected * 78 / 10, atol=1e-4, rtol=0)
+
+
+def test_what_the_modeling_file_is_asked_for_it_does_or_refuses(tmp_path: Path) -> None:
+    export(tmp_path / "out", a_model("2026-03-14"))
+    theirs = load(tmp_path / "out", trust=True)
+    tokens = some_tokens(1, 30)
+    spread = 2 * torch.arange(30)[None]
+    with torch.no_grad():
+        whole = theirs(tokens).logits
+        assert (theirs(tokens, position_ids=spread).logits - whole).abs().max() > 1e-3
+        listed = theirs(tokens, logits_to_keep=torch.tensor([3, 7])).logits
+        torch.testing.assert_close(listed, whole[:, [3, 7]], atol=1e-5, rtol=0)
+        assert torch.equal(theirs(tokens, return_dict=False)[0], whole)
+        for asked in ({"inputs_embeds": whole}, {"output_hidden_states": True}):
+            with pytest.raises(ValueError, match="does not take"):
+                theirs(tokens, **asked)
+        with pytest.raises(ValueError, match="keeps a DynamicCache"):
+            theirs(tokens, past_key_values=transformers.StaticCache(theirs.config, 64))
+
+
+@pytest.mark.parametrize("era", [JANUARY, "2026-03-14"])
+def test_the_cards_own_lines_run(tmp_path: Path, era: str) -> None:
+    trust = export(tmp_path / "out", a_model(era))
+    card = model_card(None, None, name="x", is_own_code=trust)
+    code = card.partition("```python\n")[2].partition("```")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("DIRECTORY", str(tmp_path / "out"))],
+        cwd=tmp_path,
+        env={**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("<|bos|><|user_start|>Hello<|user_end|><|assistant_start|>")
 
 
 def test_fp16_is_refused_with_its_reason(tmp_path: Path) -> None:
@@ -332,6 +371,21 @@ def test_every_tasks_conversations_are_rendered_alike(fast: Any, name: str) -> N
         assert any(mask)
 
 
-def test_roles_out_of_turn_are_refused(fast: Any) -> None:
-    with pytest.raises(Exception, match="roles take turns"):
-        fast.apply_chat_template([{"role": "assistant", "content": "x"}])
+ASKED = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"role": "assistant", "content": "x"}], "roles take turns"),
+        ([ASKED, {"role": "tool", "content": "x"}], "roles take turns"),
+        ([ASKED, {"role": "system", "content": "x"}, ASKED], "roles take turns"),
+        ([{"role": "system", "content": "x"}], "needs a message of the user"),
+        ([ASKED, {"role": "assistant", "content": [{"type": "image", "text": "x"}]}], "not image"),
+    ],
+)
+def test_what_we_would_not_render_the_template_refuses(
+    fast: Any, messages: list[Any], message: str
+) -> None:
+    with pytest.raises(Exception, match=message):
+        fast.apply_chat_template(messages)
