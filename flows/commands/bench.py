@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -73,6 +74,9 @@ def infer(
     ):
         if value is not None and value < least:
             raise ConfigError(f"{name} is {value}, expected at least {least}")
+    most = os.cpu_count() or 1
+    if threads is not None and threads > most:
+        raise ConfigError(f"--threads is {threads}, this machine has {most}")
     if (model is None) == (depth is None):
         raise ConfigError(
             "bench infer needs a model or --depth, and not both",

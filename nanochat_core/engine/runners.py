@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import psutil
 import torch
 
 from nanochat_core.config import ModelConfig
@@ -24,6 +23,7 @@ from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
 from nanochat_core.runtime.device import compute_dtype
+from nanochat_core.runtime.memory import memory_left
 from nanochat_core.scaling import num_lm_head_params, num_matrix_params
 
 PRECISIONS = ("model", "fp32", "bf16", "int8")
@@ -236,7 +236,7 @@ def available_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(SHARE["cuda"] * free)
-    return int(SHARE["cpu"] * psutil.virtual_memory().available)
+    return int(SHARE["cpu"] * memory_left())
 
 
 def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:

@@ -116,6 +116,13 @@ def test_nothing_is_allocated_to_refuse(monkeypatch):
         open_runner(model, park_tokens=[], runner="torch")
 
 
+def test_a_containers_limit_is_what_there_is_a_share_of(monkeypatch):
+    model = GPT(model_for_depth(4), numerics("fp32"))
+    monkeypatch.setattr(runners, "memory_left", lambda: 4 * 10**6)
+    with pytest.raises(ConfigError, match=r"1 MB are to be had"):
+        choose_runner(model, runner="torch")
+
+
 def test_by_default_a_share_of_what_is_free_is_taken(make_model):
     choice = choose_runner(make_model(), num_slots=10**6, runner="torch")
     import psutil
