@@ -179,14 +179,21 @@ def _put_manifest(store: Store, key: str, data: bytes, fence: Callable[[], None]
     return _PUT_ASIDE in tree and store.put_if_same(key, data, version=stored.version)
 
 
-def newest_manifests(store: Store, stage: str, count: int) -> Iterator[Manifest]:
+def newest_manifests(
+    store: Store,
+    stage: str,
+    count: int,
+    *,
+    keep: Callable[[Manifest], bool] = lambda manifest: True,
+) -> Iterator[Manifest]:
     """The last artifacts of a stage, newest first: what reasons and estimates refer to.
 
-    Fewer than `count` when many of the latest are gone.
+    Fewer than `count` when many of the latest are gone, or not such as to `keep`.
     """
     entries = reversed(list(store.list(f"index/{stage}/")))
     names = islice(dict.fromkeys(entry.key.rpartition("-")[2] for entry in entries), 4 * count)
-    yield from islice(filter(None, (_find_whole(store, stage, name) for name in names)), count)
+    found = (_find_whole(store, stage, name) for name in names)
+    yield from islice((m for m in found if m is not None and keep(m)), count)
 
 
 def _find_whole(store: Store, stage: str, fingerprint: str) -> Manifest | None:

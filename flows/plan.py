@@ -20,7 +20,7 @@ from flows.estimate import Estimate, estimate, remaining
 from flows.fingerprint import REPOSITORY, Code, Identity, identify, preimage_of
 from flows.given import check_stages, stages_with
 from flows.manifest import Manifest
-from flows.reasons import Change, compare, nearest
+from flows.reasons import Change, compare, is_built, nearest
 from flows.revocation import Revoked, find_revocation, find_revoked
 from flows.stages import STAGES, Stage, stages_to_redo
 from flows.unfinished import Resume, find_builder, find_resume
@@ -310,7 +310,7 @@ class _Planner:
         with self._lock:
             if stage not in self._histories:
                 self._histories[stage] = self._questions.submit(
-                    lambda: list(newest_manifests(self._store, stage, _HISTORY))
+                    lambda: list(newest_manifests(self._store, stage, _HISTORY, keep=is_built))
                 )
             return self._histories[stage]
 

@@ -128,6 +128,12 @@ def nearest(
     )
 
 
+def is_built(manifest: Manifest) -> bool:
+    """Whether an artifact has settings that can change: an imported one stands for its files."""
+    config = manifest.preimage.get("config")
+    return not isinstance(config, dict) or list(config) != ["imported"]
+
+
 def _digest(manifest: Manifest, stage: str) -> str | None:
     """Of an input's contents: what the fingerprint is computed from."""
     source = manifest.inputs.get(stage)

@@ -13,6 +13,7 @@ import pytest
 from flows import checkpoints, lock
 from flows.artifacts import find_manifest, supersede
 from flows.lease import Claim, Held, release, renew, try_acquire
+from flows.manifest import Manifest
 from flows.plan_text import render, to_json
 from flows.stages import STAGES
 from flows.unfinished import Resume
@@ -20,6 +21,7 @@ from infra.storage.local import LocalStore
 from nanochat_core import scaling
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 from nanochat_core.job import Job
+from nanochat_core.section import Tree
 from tests.flows.house import (
     NAMES,
     PLACEMENT,
@@ -31,6 +33,7 @@ from tests.flows.house import (
     without,
     write_code,
 )
+from tests.flows.shelf import make_manifest, put_artifact
 
 
 def test_nothing_was_ever_built(house: House):
@@ -167,6 +170,29 @@ def test_a_lease_of_a_process_that_was_killed_here_is_nobodys(house: House):
     assert house.plan().of("pretrain").state == "+"
     with lock.hold(lock.lock_path(house.work, "pretrain", fingerprint), lambda owner: None):
         assert house.plan().of("pretrain").reason.startswith("by run d12-7 on host here")
+
+
+# Imported from elsewhere.
+
+
+def imported(number: int) -> Manifest:
+    config: dict[str, Tree] = {"imported": {"merges.bin": str(number)}}
+    return make_manifest("tokenizer", config=config, created="2026-11-22T06:00:00Z")
+
+
+def test_nothing_is_to_be_rebuilt_because_something_was_imported(house: House):
+    put_artifact(house.store, imported(0))
+    item = house.plan(placement=PLACEMENT).of("tokenizer")
+    assert (item.state, item.reason, item.changes) == ("+", "", ())
+
+
+def test_what_was_imported_since_hides_no_reason(full_house: House):
+    for number in range(6):
+        put_artifact(full_house.store, imported(number))
+    write_code(full_house.root)
+    (full_house.root / "nanochat_core" / "shared.py").write_text("SHARED = 2\n")
+    item = full_house.plan(force=frozenset({"shards"})).of("tokenizer")
+    assert (item.state, item.reason) == ("~", "code nanochat_core.shared changed; after shards")
 
 
 # Asked for.
