@@ -35,8 +35,7 @@ def history(
 ) -> int:
     """Show how a score went, the latest first, with 95 % intervals.
 
-    Each difference is from the evaluation before it, if that asked the same. One marked * is larger
-    than other questions of the same kind would explain; another seed of training may still.
+    Each change is from the evaluation before, if that asked the same; * marks a clear one.
     """
     from flows.history import read_metric
 
