@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Protocol
 
-from nanochat_core.engine.requests import EndEvent, Event, Request
+from nanochat_core.engine.requests import ENGINE_FAILED, EndEvent, Event, Request
 from nanochat_core.errors import NanochatError
 from nanochat_core.server.channel import Ask, Facts, Spec, frame, pack_event, receive_message
 
@@ -130,6 +130,14 @@ def _submit(
     engine: AnswerEngine, number: int, ask: Ask, outbox: "queue.SimpleQueue[list[Any]]"
 ) -> Ticket:
     def sink(event: Event) -> None:
+        if (
+            isinstance(event, EndEvent)
+            and event.reason == "failed"
+            and event.error != ENGINE_FAILED
+        ):
+            # An exception's own text may hold anything; it is not for whoever asked.
+            sys.stderr.write(f"the engine failed: {event.error}\n")
+            event = EndEvent(sample=event.sample, reason="failed", error=ENGINE_FAILED)
         outbox.put(pack_event(number, event))
 
     return engine.submit(

@@ -24,6 +24,7 @@ SECURITY_HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _OPEN = "/health"  # needs no key
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
 _PORT = re.compile(r":[0-9]*$")
 _LOG = logging.getLogger("nanochat_core.server.access")
 
@@ -104,4 +105,5 @@ class Guard:
         if answering:
             tokens = f" {answering.prompt_tokens}+{answering.completion_tokens} tokens"
         client = scope["client"][0] if scope.get("client") else "-"
-        _LOG.info("%s %s %s %d%s %.3f s", client, scope["method"], route, status, tokens, seconds)
+        method = scope["method"] if scope["method"] in _METHODS else "other"  # may be anything
+        _LOG.info("%s %s %s %d%s %.3f s", client, method, route, status, tokens, seconds)

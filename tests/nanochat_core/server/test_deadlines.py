@@ -3,7 +3,6 @@ import json
 import socket
 import threading
 import time
-from asyncio import selector_events
 
 import pytest
 
@@ -98,13 +97,14 @@ def test_whoever_reads_nothing_is_cut_and_frees_the_slot(hurried):
 @pytest.mark.parametrize("kind", [b"close", b"keep-alive"])
 def test_so_is_whoever_reads_nothing_of_a_short_answer(hurried, kind, monkeypatch):
     # Less than pauses a writer, more than the kernel takes with buffers as small as these.
-    accept = selector_events._SelectorSocketTransport.__init__
+    accept = Protocol.connection_made
 
-    def shrink(self, loop, sock, *given, **options):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        accept(self, loop, sock, *given, **options)
+    def shrink(self, transport):
+        own = transport.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        accept(self, transport)
 
-    monkeypatch.setattr(selector_events._SelectorSocketTransport, "__init__", shrink)
+    monkeypatch.setattr(Protocol, "connection_made", shrink)
     connections = hurried.server.server_state.connections
     wait_until(lambda: len(connections) == 0)
     with socket.socket() as connection:

@@ -6,7 +6,7 @@ import pytest
 from nanochat_core.errors import ConfigError
 from nanochat_core.server.launch import read_key, trusted_hosts
 from nanochat_core.server.service import Rules
-from tests.nanochat_core.server.live import Live, body, serving
+from tests.nanochat_core.server.live import Live, body, serving, wait_until
 
 KEY = "correct-horse"
 ROUTES = ["/", "/stats", "/metrics", "/openapi.json", "/v1/models", "/nothing"]
@@ -142,3 +142,17 @@ def test_a_key_file_holds_one_word(tmp_path):
             read_key(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_key(tmp_path / "none")
+
+
+def test_a_method_of_the_clients_own_is_not_written_to_the_log(live, caplog, monkeypatch):
+    def logged() -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.name == "nanochat_core.server.access"]
+
+    monkeypatch.setattr(live.service, "rules", Rules())
+    with caplog.at_level("INFO"):
+        for method in ("SECRET" * 1000, "GET"):
+            with httpx.Client() as http:
+                http.request(method, f"{live.url}/health", timeout=30)
+        wait_until(lambda: len(logged()) == 2)
+    assert " other /health 405 " in logged()[0]
+    assert " GET /health 200 " in logged()[1]

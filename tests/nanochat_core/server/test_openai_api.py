@@ -297,7 +297,7 @@ def test_more_alternatives_than_may_be_held_for_a_slow_reader_are_refused(client
 @pytest.mark.parametrize(
     ("text", "status", "kind", "says"),
     [
-        ("fail", 500, "server_error", "it was told to"),
+        ("fail", 500, "server_error", "the engine failed"),
         ("refuse", 400, "invalid_request_error", "this engine does not like it"),
         ("long", 504, "server_error", "took longer than 0.3 seconds"),
     ],

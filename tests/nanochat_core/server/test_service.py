@@ -110,3 +110,9 @@ def test_rules_that_nobody_could_keep_are_refused(rules, says):
     with pytest.raises(ConfigError, match=says) as caught:
         Rules(**rules)
     assert caught.value.hint
+
+
+def test_what_an_engine_says_of_its_failure_is_for_the_log(capfd):
+    with serving() as live:
+        assert live.ask("fail")[-2] == {"error": "the engine failed"}
+    assert "the engine failed: it was told to" in capfd.readouterr().err
