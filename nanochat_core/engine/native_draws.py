@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nanochat_core.engine.requests import Draw, LogProbs
-from nanochat_core.engine.sampling import log_probs, sample_each
+from nanochat_core.engine.sampling import TINY, log_probs, sample_each
 
 _RULE = np.dtype([("temperature", np.float32), ("top_k", np.int32), ("key", np.int64)])
 
@@ -31,7 +31,9 @@ class Draws:
         """As the runner's."""
         key = self._library.nf_row_key(seed, sample)
         top_k = min(max(draw.top_k or 0, 0), self._shape[1])
-        self.rules[slot] = (draw.temperature, top_k, key)
+        # Not so little that it is 0 in fp32, where it means something else.
+        temperature = max(draw.temperature, TINY) if draw.temperature else 0.0
+        self.rules[slot] = (temperature, top_k, key)
         self._draws[slot], self.num_log_probs[slot] = draw, num_log_probs
         penalised = draw.repetition_penalty != 1.0
         bent = draw.top_p < 1.0 or draw.min_p > 0.0 or penalised

@@ -68,8 +68,6 @@ def sample(
     """
     if temperature == 0.0:
         return logits.argmax(dim=-1)
-    if temperature < 0.0:
-        raise ValueError(f"temperature {temperature} is negative")
     if repetition_penalty != 1.0 and seen is not None:
         logits = _penalised(logits, seen, repetition_penalty)
     candidates = None
@@ -77,8 +75,9 @@ def sample(
         logits, candidates = torch.topk(logits, top_k, dim=-1)  # (B, K), (B, K)
     elif top_p < 1.0:
         logits, candidates = torch.sort(logits, dim=-1, descending=True, stable=True)
+    logits = _finite(logits)
     top = logits.amax(dim=-1, keepdim=True)
-    weights = ((logits - top) / temperature).exp_()  # (B, K); the likeliest token's is 1
+    weights = ((logits - top) / max(temperature, TINY)).exp_()  # (B, K); the likeliest token's is 1
     if top_p < 1.0:
         weights = torch.where(_leading(weights, max(top_p, TINY)), weights, 0.0)
     if min_p > 0.0:
@@ -170,7 +169,7 @@ def sample_rows(
     greedy = logits.argmax(dim=-1)
     if seen is not None:
         logits = _penalised(logits, seen, draws.repetition_penalty[:, None])
-    numbers = uniforms(keys, positions)
+    logits, numbers = _finite(logits), uniforms(keys, positions)
     temperature = draws.temperature.clamp(min=TINY)[:, None]
     min_p, top_p = draws.min_p[:, None], draws.top_p.clamp(min=TINY)[:, None]
     weights = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).exp_()
@@ -237,7 +236,14 @@ def _choose(weights: Tensor, numbers: Tensor) -> Tensor:
     """Where in the weights (B, K) the numbers (B,) in [0, 1) fall: (B,). Never on a weight of 0."""
     cumulative = weights.cumsum(dim=-1)
     threshold = numbers[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+    choice = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+    return choice.clamp_(max=weights.size(-1) - 1)
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """What is not a number is the least likely, so that whatever a model gives, a token is drawn;
+    where nothing is a number, any."""
+    return logits.nan_to_num(nan=torch.finfo(logits.dtype).min)
 
 
 def _mix(x: Tensor) -> Tensor:

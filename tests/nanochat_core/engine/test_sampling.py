@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from nanochat_core.engine.sampling import row_keys, sample, uniforms
+from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.sampling import DrawRows, row_keys, sample, sample_rows, uniforms
 
 pytestmark = pytest.mark.torch
 
@@ -74,3 +75,37 @@ def test_impossible_tokens_are_never_drawn():
     logits[123] = logits[456] = 0.0
     drawn = _draw(logits, 10_000, temperature=1.0, top_k=None)
     assert set(drawn.tolist()) == {123, 456}
+
+
+@pytest.mark.parametrize("numbers", [(), (0, 3)])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        Draw(),
+        Draw(top_k=2),
+        Draw(top_p=0.5),
+        Draw(min_p=0.5),
+        Draw(repetition_penalty=2.0),
+        Draw(temperature=0.0),
+    ],
+)
+def test_what_is_not_a_number_is_not_drawn_and_never_gives_a_token_that_there_is_not(draw, numbers):
+    logits = torch.full((200, 7), torch.nan)
+    for token in numbers:
+        logits[:, token] = 1.0
+    positions, seen = torch.arange(200), torch.zeros(200, 7, dtype=torch.bool)
+    drawn = sample(logits, _keys(200), positions, seen=seen, **vars(draw))
+    rows = DrawRows.of([draw] * 200, vocab_size=7, device=logits.device)
+    also = sample_rows(logits, _keys(200), positions, rows, num_candidates=7, seen=seen)
+    for tokens in (drawn, also):
+        assert 0 <= tokens.min() <= tokens.max() < 7
+        if numbers and draw.top_k is None and draw.temperature:
+            assert set(tokens.tolist()) <= set(numbers)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-38])
+@pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"top_p": 0.9}])
+def test_a_temperature_that_fp32_does_not_hold_takes_the_likeliest(temperature, settings):
+    logits = torch.tensor([0.0, 3.0, -1.0, 2.999])
+    settings = {"top_k": None, **settings}
+    assert set(_draw(logits, 100, temperature=temperature, **settings).tolist()) == {1}
