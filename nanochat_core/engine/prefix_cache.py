@@ -28,10 +28,16 @@ def find_prefix(
 
     A group of a short window needs the pages that the next token's query sees, no others.
     """
-    for count in range(_longest_run(groups, keys), 0, -1):
-        found = [_find(group, keys[:count], page_size) for group in groups]
-        if all(pages is not None for pages in found):
-            return [pages for pages in found if pages is not None]
+    count = _longest_run(groups, keys)
+    by_window = sorted(groups, key=lambda group: group.window)
+    while count:
+        missing = (_first_missing(group, keys[:count], page_size) for group in by_window)
+        shorter = next((page for page in missing if page is not None), None)
+        if shorter is None:
+            return [_find(group, keys[:count], page_size) for group in groups]
+        # Every count between needs the missing page, too: its window begins no later. Windows do
+        # not overlap by more than one, so that the pages are looked up some two times in all.
+        count = shorter
     return None
 
 
@@ -44,12 +50,12 @@ def _longest_run(groups: Sequence[Pages], keys: Sequence[bytes]) -> int:
     return last
 
 
-def _find(group: Pages, keys: Sequence[bytes], page_size: int) -> list[int] | None:
+def _first_missing(group: Pages, keys: Sequence[bytes], page_size: int) -> int | None:
     first = first_seen(len(keys) * page_size, group.window, page_size)
-    pages = [SCRATCH] * first
-    for key in keys[first:]:
-        page = group.find(key)
-        if page is None:
-            return None
-        pages.append(page)
-    return pages
+    return next((i for i in range(first, len(keys)) if group.find(keys[i]) is None), None)
+
+
+def _find(group: Pages, keys: Sequence[bytes], page_size: int) -> list[int]:
+    first = first_seen(len(keys) * page_size, group.window, page_size)
+    found = (group.find(key) for key in keys[first:])
+    return [*([SCRATCH] * first), *(page for page in found if page is not None)]
