@@ -101,8 +101,9 @@ class Engine:
     def submit(self, request: Request) -> Ticket:
         """Take a request, see `Scheduler.submit`. Raises RuntimeError when the engine's thread
         has failed."""
+        self._check_thread()
         ticket = self.scheduler.submit(request)
-        self._check_thread()  # after it: what came in before the thread failed was ended by it
+        self._check_thread()  # also after it: what came in before the thread failed was ended by it
         return ticket
 
     def stats(self) -> Stats:

@@ -4,6 +4,7 @@ What a slot drew is written into its sample's answer and told. A call for a tool
 slot; the tool's result is told at once, and read like a piece of a prompt.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from nanochat_core.engine.prefix_cache import extend_keys, find_prefix
-from nanochat_core.engine.requests import LogProbs, TokenEvent
+from nanochat_core.engine.requests import ENGINE_FAILED, LogProbs, TokenEvent
 from nanochat_core.engine.runner import Chunk, Columns, Pending
 from nanochat_core.engine.samples import Phase, Sample, tell
 from nanochat_core.engine.slots import Slots
+
+_LOG = logging.getLogger(__name__)
 
 STEP_ROWS = 32  # rows times steps that a decode call is worth; what it costs besides is then small
 SMOOTHING = 0.1  # of seconds_per_step: the share of the latest
@@ -286,5 +289,6 @@ class Passes:
 
     def _fail(self, samples: Sequence[Sample], error: Exception) -> None:
         self.failure = error
+        _LOG.error("the runner failed with %d samples", len(samples), exc_info=error)
         for sample in samples:
-            self.slots.end(sample, "failed", f"{type(error).__name__}: {error}")
+            self.slots.end(sample, "failed", ENGINE_FAILED, error)

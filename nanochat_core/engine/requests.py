@@ -4,10 +4,15 @@ Token ids only: text, conversations and stop strings are for the callers.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from nanochat_core.errors import NanochatError
+from nanochat_core.errors import DataError, NanochatError
+
+ENGINE_FAILED = "the engine failed"  # all that whoever asked is told of a runner's exception
+MOST_SAMPLES = 4096  # of a request
+MOST_TEMPERATURE = 1000.0
+MOST_PENALTY = 100.0  # and its inverse the least: beyond, logits leave fp32
 
 
 class QueueFull(NanochatError):
@@ -52,6 +57,7 @@ class EndEvent:
     # asked called it off. "failed": the engine could not go on; `error` says why.
     reason: Literal["stop", "length", "cancelled", "failed"]
     error: str = ""
+    cause: Exception | None = field(default=None, compare=False)  # for whoever logs it, in-process
 
 
 Event: TypeAlias = TokenEvent | EndEvent
@@ -72,3 +78,22 @@ class Request:
     seed: int = 42  # sample i of a request draws what it draws alone, whatever else is in flight
     priority: int = 0  # lower goes first; equals in the order they came
     num_log_probs: int | None = None  # alternatives told with each token; None: no log_probs at all
+
+
+def check_request(request: Request, *, most_log_probs: int) -> None:
+    """Raises DataError for numbers that no runner can draw with; NaN is in no range."""
+    draw, alternatives = request.draw, request.num_log_probs
+    for name, value, least, most in (
+        ("temperature", draw.temperature, 0.0, MOST_TEMPERATURE),
+        ("top_p", draw.top_p, 0.0, 1.0),
+        ("min_p", draw.min_p, 0.0, 1.0),
+        ("repetition_penalty", draw.repetition_penalty, 1 / MOST_PENALTY, MOST_PENALTY),
+        ("num_samples", request.num_samples, 0, MOST_SAMPLES),
+        ("num_log_probs", 0 if alternatives is None else alternatives, 0, most_log_probs),
+        ("seed", request.seed, -(2**63), 2**63 - 1),
+    ):
+        if not least <= value <= most:
+            raise DataError(
+                f"{name} is {value}, expected {least} to {most}",
+                hint=f"ask again with a {name} in that range",
+            )

@@ -44,7 +44,7 @@ class Sample:
         self.ticket = ticket
         self.index = index
         self.answer = answer
-        self.tokens = list(ticket.request.prompt)  # prompt and answer
+        self.tokens = ticket.prompt  # and its answer: its own list once it has a slot
         self.read = 0  # of `tokens`; while it decodes all but the last are
         self.logits: Tensor | None = None  # (1, V) of the last token, to draw the next from
         self.tables: Tables | None = None  # while it has a slot
@@ -87,6 +87,7 @@ class Ticket:
     """A request that was taken. Any thread may call it off."""
 
     request: Request
+    prompt: list[int]
     arrival: int
     limit: int  # tokens that an answer may hold
     call_off: Callable[["Ticket"], None]
@@ -102,7 +103,7 @@ class Ticket:
     @property
     def total(self) -> int:
         """Tokens that prompt and answer may hold."""
-        return len(self.request.prompt) + self.limit
+        return len(self.prompt) + self.limit
 
     def cancel(self) -> None:
         """Call the request off: at the next step its slots and pages are free."""

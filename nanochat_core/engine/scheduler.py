@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from nanochat_core.engine.answer import Answer
+from nanochat_core.engine.device_runner import MOST_LOG_PROBS
 from nanochat_core.engine.passes import Passes
-from nanochat_core.engine.requests import QueueFull, Request
+from nanochat_core.engine.requests import QueueFull, Request, check_request
 from nanochat_core.engine.runner import Runner
 from nanochat_core.engine.samples import Phase, Sample, Stats, Ticket
 from nanochat_core.engine.slots import Slots
@@ -79,8 +80,10 @@ class Scheduler:
         """Take a request. Its events come from whoever calls `step`.
 
         Raises DataError when the prompt is empty, too long, no tokens of this model or more than
-        all pages hold, and QueueFull when as many requests wait as may.
+        all pages hold, or a number is out of range, and QueueFull when as many requests wait as
+        may.
         """
+        check_request(request, most_log_probs=min(MOST_LOG_PROBS, self.runner.vocab_size))
         limit = self.limit_for(request.prompt, request.max_tokens)
         self._check_fits(len(request.prompt) + limit)
         with self._changed:
@@ -91,6 +94,7 @@ class Scheduler:
                 )
             ticket = Ticket(
                 request=request,
+                prompt=list(request.prompt),
                 arrival=self._num_requests,
                 limit=limit,
                 call_off=self._call_off,
@@ -192,7 +196,7 @@ class Scheduler:
         with self._stepping:
             self._passes.slice_seconds = seconds
 
-    def abandon(self, error: str) -> None:
+    def abandon(self, error: str, cause: Exception | None = None) -> None:
         """Fail all that is in flight: a step was cut off in the middle."""
         with self._stepping:
             self._take_in()
@@ -203,7 +207,7 @@ class Scheduler:
             for ticket in {sample.ticket.arrival: sample.ticket for sample in in_flight}.values():
                 self._unqueue(ticket)
                 for sample in ticket.samples:
-                    self._slots.end(sample, "failed", error)
+                    self._slots.end(sample, "failed", error, cause)
             self._slots.clear()
 
     def _call_off(self, ticket: Ticket) -> None:
@@ -232,6 +236,11 @@ class Scheduler:
                 self._slots.drop_stem(ticket)
                 for sample in ticket.samples:
                     self._slots.end(sample, "cancelled")
+        counts, running = self._slots.counts, self._slots.running
+        # Of those that are over most would stay until all before them have begun.
+        if called_off and len(self._waiting) > 2 * (counts.in_flight - len(running)):
+            self._waiting = [row for row in self._waiting if row[1].phase is not Phase.OVER]
+            heapq.heapify(self._waiting)
 
     def _open(self, ticket: Ticket) -> None:
         for index in range(ticket.request.num_samples):

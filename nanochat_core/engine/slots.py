@@ -118,7 +118,9 @@ class Slots:
         self.running.remove(sample)
         sample.read, sample.logits = 0, None
 
-    def end(self, sample: Sample, reason: Reason, error: str = "") -> None:
+    def end(
+        self, sample: Sample, reason: Reason, error: str = "", cause: Exception | None = None
+    ) -> None:
         """It is over, and whoever asked is told."""
         if sample.phase is Phase.OVER:
             return
@@ -129,7 +131,8 @@ class Slots:
             self.counts.failures += 1
         self.counts.in_flight -= 1
         self._left(sample)
-        tell(sample.ticket, EndEvent(sample=sample.index, reason=reason, error=error))
+        end = EndEvent(sample=sample.index, reason=reason, error=error, cause=cause)
+        tell(sample.ticket, end)
 
     def forget(self) -> None:
         """No page is found again: what they hold is of other weights, say. Nobody has a slot."""
@@ -177,6 +180,8 @@ class Slots:
             num_log_probs=request.num_log_probs,
         )
         self.running.append(sample)
+        if sample.is_fresh:
+            sample.tokens = list(sample.tokens)
         self.remember(slot, sample, sample.tokens)
         return slot
 

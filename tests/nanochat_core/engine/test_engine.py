@@ -1,34 +1,21 @@
 import itertools
 import random
 import threading
-from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
-from nanochat_core.engine import native_build
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.naive import generate_naive
 from nanochat_core.engine.requests import Draw, EndEvent, Event, Request
-from nanochat_core.engine.runners import Choice, open_runner
+from nanochat_core.engine.runners import Choice
 from nanochat_core.errors import DataError
-from nanochat_core.model.gpt import GPT
-from nanochat_core.tokenizer.bpe import Tokenizer
-from tests.nanochat_core.engine.scheduler_case import Asked
+from tests.nanochat_core.engine.engine_case import RUNNERS, ask, engine_on
 
 pytestmark = pytest.mark.torch
 
 GREEDY = {"temperature": 0.0, "top_k": None}
 WARM = {"temperature": 1.0, "top_k": None}
-NO_KERNELS = native_build.unable_here()
-RUNNERS = [
-    pytest.param(
-        "native",
-        marks=pytest.mark.skipif(NO_KERNELS is not None, reason=f"no kernels here: {NO_KERNELS}"),
-    ),
-    "torch",
-]
 
 
 @pytest.fixture(scope="module")
@@ -66,22 +53,6 @@ def make_caller(engine: Engine, *, call: str) -> None:
         model.transformer.wte.weight[: len(codes)] = codes
         for token, successor in (*itertools.pairwise(before), *itertools.pairwise(after)):
             model.lm_head.weight[successor] = 0.3 * codes[token]
-
-
-def engine_on(runner: str, model: GPT, tokenizer: Tokenizer, *, num_slots: int = 2) -> Engine:
-    """An engine on the runner of that name."""
-    engine = Engine(model, tokenizer)
-    engine._open_runner = partial(
-        open_runner, num_slots=num_slots, max_len=None, memory=10**8, runner=runner
-    )
-    return engine
-
-
-def ask(engine: Engine, prompt: list[int], **changes: Any) -> Asked:
-    """A request of its own."""
-    asked = Asked()
-    asked.ticket = engine.submit(Request(prompt=prompt, sink=asked.take, **changes))
-    return asked
 
 
 @pytest.mark.parametrize(

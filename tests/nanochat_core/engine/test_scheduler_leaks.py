@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from nanochat_core.engine import slots
+from nanochat_core.engine.pages import Pages, first_seen
+from nanochat_core.engine.prefix_cache import extend_keys, find_prefix
 from nanochat_core.engine.requests import EndEvent, Event, Request
+from nanochat_core.engine.runner import PageGroup
 from tests.nanochat_core.engine.scheduler_case import Asked, Case, prompt_of
 
 pytestmark = pytest.mark.torch
@@ -50,6 +53,91 @@ def test_what_is_asked_and_called_off_while_others_are_called_off_ends():
     case.work(most=100)
     assert inner.ends[0].reason == "cancelled"
     case.check_empty()
+
+
+def test_those_called_off_while_all_slots_are_busy_do_not_pile_up():
+    case = Case(num_slots=1, ends=0.0, calls=0.0, settings={"max_queue": 4, "max_steps": 1})
+    busy = [case.ask([1, 2, 3]), case.ask([4, 5])]
+    for _ in range(40):
+        case.scheduler.step()
+        for _ in range(2):
+            case.ask([7] * 40, num_samples=50).ticket.cancel()
+    assert len(case.scheduler._waiting) < 10
+    case.work()
+    for one in busy:
+        case.check(one)
+
+
+def test_samples_that_wait_share_their_prompt():
+    case = Case(num_slots=1)
+    asked = case.ask([7] * 40, num_samples=50)
+    case.scheduler.step()
+    waiting = [s for s in asked.ticket.samples if s.tables is None and s.is_fresh]
+    assert len(waiting) > 40
+    assert {id(sample.tokens) for sample in waiting} == {id(asked.ticket.prompt)}
+    case.work()
+    case.check(asked)
+
+
+def test_when_all_is_abandoned_the_runners_tables_are_empty():
+    case = Case(num_slots=2, ends=0.0, calls=0.0)
+    for _ in range(2):
+        case.ask([1] * 20)
+    case.scheduler.step()
+    assert any(table for tables in case.runner.tables for table in tables)
+    case.scheduler.abandon("it was cut off")
+    assert not any(table for tables in case.runner.tables for table in tables)
+
+
+class Counting(Pages):
+    """Counts what it is asked for."""
+
+    asked = 0
+
+    def find(self, key: bytes) -> int | None:
+        self.asked += 1
+        return super().find(key)
+
+
+def test_a_beginning_is_looked_up_in_time_that_grows_with_its_length_only():
+    """All pages of the group that sees the farthest are there, of a short window none or few."""
+    for kept in ((), (100, 399), range(0, 400, 7)):
+        wide = Counting(PageGroup(window=10**6, layers=(0,), num_pages=402))
+        short = Counting(PageGroup(window=64, layers=(1,), num_pages=402))
+        keys: list[bytes] = []
+        extend_keys(keys, list(range(1600)), 400, 4)
+        for i, key in enumerate(keys):
+            wide.name(wide.take(), key)
+            if i in kept:
+                short.name(short.take(), key)
+        find_prefix([wide, short], keys, 4)
+        assert wide.asked + short.asked < 3 * len(keys)
+
+
+def test_the_longest_beginning_that_all_groups_know_is_found():
+    rng = random.Random(3)
+    lengths = set()
+    for _ in range(300):
+        groups = [Pages(PageGroup(window=w, layers=(0,), num_pages=30)) for w in (3, 9, 10**6)]
+        keys: list[bytes] = []
+        extend_keys(keys, list(range(80)), 20, 4)
+        for group in groups:
+            for key in keys:
+                if rng.random() < 0.8 or group.window > 9:
+                    group.name(group.take(), key)
+        known = [
+            count
+            for count in range(1, 21)
+            if all(
+                group.find(key) is not None
+                for group in groups
+                for key in keys[first_seen(count * 4, group.window, 4) : count]
+            )
+        ]
+        found = find_prefix(groups, keys, 4)
+        assert (len(found[0]) if found else 0) == max(known, default=0)
+        lengths.add(max(known, default=0))
+    assert len(lengths) > 5
 
 
 def work_until(stop: threading.Event, case: Case) -> None:

@@ -1,8 +1,10 @@
 """What whoever asks may rely on: bounds, order, calling off, failures."""
 
+import math
+
 import pytest
 
-from nanochat_core.engine.requests import QueueFull, Request
+from nanochat_core.engine.requests import Draw, QueueFull, Request
 from nanochat_core.errors import DataError
 from tests.nanochat_core.engine.scheduler_case import CONTEXT, Asked, Case
 
@@ -222,6 +224,26 @@ def test_too_few_pages_make_the_newest_wait_and_change_no_answer():
     assert case.scheduler.stats().preemptions > 0
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"draw": Draw(temperature=value)} for value in (-1.0, math.nan, math.inf, 1e300)),
+        *({"draw": Draw(repetition_penalty=value)} for value in (0.0, -1.0, 1e-40, math.nan)),
+        *({"draw": Draw(top_p=value)} for value in (-0.1, 1.1, math.nan)),
+        *({"draw": Draw(min_p=value)} for value in (-0.1, 1.1, math.nan)),
+        *({"seed": value} for value in (2**63, -(2**63) - 1)),
+        *({"num_log_probs": value} for value in (-1, 21)),
+        *({"num_samples": value} for value in (-1, 200_000)),
+    ],
+)
+def test_numbers_that_no_runner_can_draw_with_are_refused_at_once(wrong):
+    case = Case()
+    with pytest.raises(DataError, match=r"is .*, expected .* to ") as refused:
+        case.ask([1, 2], **wrong)
+    assert refused.value.hint
+    case.check_empty()
+
+
 def test_a_failing_runner_fails_those_concerned_and_nobody_else():
     case = Case(num_slots=2, ends=0.0, calls=0.0, settings={"max_steps": 1})
     first, second = case.ask([1, 2]), case.ask([1, 3], num_samples=3)
@@ -229,7 +251,8 @@ def test_a_failing_runner_fails_those_concerned_and_nobody_else():
     case.runner.fail_next = RuntimeError("no more memory")
     case.scheduler.step()
     assert first.ends[0].reason == "failed"
-    assert first.ends[0].error == "RuntimeError: no more memory"
+    assert first.ends[0].error == "the engine failed"  # the rest is for the log
+    assert str(first.ends[0].cause) == "no more memory"
     case.work()
     third = case.ask([4, 5])
     case.work()

@@ -1,0 +1,109 @@
+"""An engine that fails says so to all whom it concerns; numbers at their limits do not fail it."""
+
+from queue import SimpleQueue
+
+import pytest
+import torch
+
+from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.requests import Draw, Request
+from tests.nanochat_core.engine.engine_case import RUNNERS, ask, engine_on
+from tests.nanochat_core.engine.scheduler_case import Asked
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_when_its_thread_has_failed_whoever_waits_or_asks_is_told(make_model, tokenizer):
+    engine = engine_on("torch", make_model(), tokenizer)
+    step, scheduler = engine.scheduler.step, engine.scheduler
+
+    def fail() -> bool:
+        raise ZeroDivisionError("a bug")
+
+    scheduler.step = fail
+    engine.start()
+    assert engine._thread is not None
+    engine._thread.join(20)
+    asked = Asked()
+    scheduler.submit(Request(prompt=[65], sink=asked.take))  # as one that was just too late
+    with pytest.raises(RuntimeError, match="thread has failed") as told:
+        engine._next(SimpleQueue())
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
+    with pytest.raises(RuntimeError, match="thread has failed"):
+        engine.generate_batch([65], max_tokens=3)
+    scheduler.step = step
+    engine.stop()
+    assert asked.ends[0].reason == "failed"
+    assert engine.generate_batch([65], max_tokens=3)
+
+
+def test_what_failed_once_is_not_raised_for_a_later_failure(make_model, tokenizer, monkeypatch):
+    engine = engine_on("torch", make_model(), tokenizer)
+    runner = engine.scheduler.runner
+
+    def fail(*_: object) -> None:
+        raise MemoryError("too little")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "prefill", fail)
+        with pytest.raises(MemoryError):
+            engine.generate_batch([65], max_tokens=3)
+    columns = engine.generate([65], max_tokens=30)
+    next(columns)
+    engine.scheduler.abandon("the engine was stopped")
+    with pytest.raises(RuntimeError, match="the engine was stopped"):
+        list(columns)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_tiny_temperature_takes_the_likeliest_whatever_else_is_asked(
+    runner, make_model, tokenizer
+):
+    engine = engine_on(runner, make_model(), tokenizer, num_slots=8)
+    draws = [
+        Draw(temperature=temperature, **settings)
+        for temperature in (0.0, 1e-300, 1e-42)
+        for settings in ({}, {"top_k": 5}, {"top_p": 0.9})
+    ]
+    asked = [ask(engine, [65, 66], max_tokens=8, draw=draw) for draw in draws]
+    while engine.scheduler.step():
+        pass
+    assert all(
+        [e.token for e in one.tokens()] == [e.token for e in asked[0].tokens()] for one in asked
+    )
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_slots_next_answer_is_not_penalised_for_the_last_ones_tokens(
+    runner, make_model, tokenizer
+):
+    draw = Draw(repetition_penalty=5.0)
+    settings = {"max_tokens": 20, "draw": draw, "seed": 4}
+
+    def answers(engine: Engine, *prompts: list[int]) -> list[int]:
+        """The last prompt's, one after the other in the same slot."""
+        for prompt in prompts:
+            asked = ask(engine, prompt, **settings)
+            while engine.scheduler.step():
+                pass
+        return [event.token for event in asked.tokens()]
+
+    model = make_model()
+    fresh = answers(engine_on(runner, model, tokenizer, num_slots=1), [70])
+    used = engine_on(runner, model, tokenizer, num_slots=1)
+    assert answers(used, list(range(60)), list(range(100, 160)), [70]) == fresh
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_model_of_no_numbers_gives_tokens_that_there_are(runner, make_model, tokenizer):
+    model = make_model()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    engine = engine_on(runner, model, tokenizer)
+    for draw in (Draw(), Draw(top_k=5), Draw(top_p=0.5), Draw(temperature=0.0)):
+        asked = ask(engine, [1, 2, 3], max_tokens=4, draw=draw)
+        while engine.scheduler.step():
+            pass
+        assert asked.ends[0].reason in ("length", "stop")
+        assert all(0 <= event.token < 265 for event in asked.tokens())
