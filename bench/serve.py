@@ -6,7 +6,8 @@ Both serve the same random weights on this machine's CPU, each by its own comman
 threads as it takes, and are asked in turns: so many clients at once, each the next of the same
 prompts, while somebody else asks /health without a break. Then a client leaves in the middle of an
 answer, and it is timed until the slot is free. Random weights never end an answer, so every answer
-has all its tokens. The last line is JSON. Exit 1: a ratio was below --at-least.
+has all its tokens. The last line is JSON. Exit 1: a limit that was given
+(--at-least, --at-least-first-token, --most-health-ms, --most-slot-free-ms) was not kept.
 """
 
 import argparse
@@ -91,7 +92,11 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", default="fp32", help="of our weights; the peer's are fp32")
-    parser.add_argument("--at-least", type=float, help="exit 1 when tokens/s are fewer times more")
+    add = parser.add_argument
+    add("--at-least", type=float, help="exit 1 when tokens/s are fewer times more")
+    add("--at-least-first-token", type=float, help="exit 1 when it comes fewer times sooner")
+    add("--most-health-ms", type=float, help="exit 1 when our /health under load takes longer")
+    add("--most-slot-free-ms", type=float, help="exit 1 when our slot is free later")
     return parser.parse_args()
 
 
@@ -318,9 +323,30 @@ def report(
         )
         result["ratio_first_token"] = round(b["first_token_ms"] / a["first_token_ms"], 1)
     print(json.dumps(result))
-    ratio = result.get("ratio_tokens_per_second")
-    if ratio is not None and options.at_least is not None and ratio < options.at_least:
-        sys.exit(1)
+    if broken := broken_limits(options, result):
+        sys.exit("\n".join(broken))  # status 1
+
+
+def broken_limits(options: argparse.Namespace, result: dict[str, Any]) -> list[str]:
+    """What is not as it was to be, a line for each; without a peer no ratio is judged."""
+    least = [
+        ("tokens/s", result.get("ratio_tokens_per_second"), options.at_least),
+        ("first token", result.get("ratio_first_token"), options.at_least_first_token),
+    ]
+    most = [
+        ("/health", result["ours"]["health_ms"], options.most_health_ms),
+        ("slot free", result["ours"]["slot_free_ms"], options.most_slot_free_ms),
+    ]
+    broken = [
+        f"{name}: {ratio} times, at least {limit:g} wanted"
+        for name, ratio, limit in least
+        if None not in (ratio, limit) and ratio < limit
+    ]
+    return broken + [
+        f"{name}: {found} ms, at most {limit:g} wanted"
+        for name, found, limit in most
+        if limit is not None and found > limit
+    ]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The bench of the chat server: both sides serve what it says they serve."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from bench.serve import broken_limits
 
 ROOT = Path(__file__).parents[2]
 SMALL = "--depth 1 --clients 2 --tokens 4 --rounds 1"
@@ -40,3 +43,18 @@ def test_the_peer_serves_the_same_weights() -> None:
     told = json.loads(run(dict(os.environ)).stdout.splitlines()[-1])
     assert told["ratio_tokens_per_second"] > 0
     assert told["peer"].keys() == told["ours"].keys()
+
+
+def test_each_limit_that_is_not_kept_is_named() -> None:
+    ours = {"health_ms": 21.0, "slot_free_ms": 49.0}
+    found = {"ours": ours, "ratio_tokens_per_second": 8.0, "ratio_first_token": 19.9}
+    limits = {"at_least": 8.0, "at_least_first_token": 20, "most_health_ms": 20}
+    options = argparse.Namespace(**limits, most_slot_free_ms=50)
+    assert broken_limits(options, found) == [
+        "first token: 19.9 times, at least 20 wanted",
+        "/health: 21.0 ms, at most 20 wanted",
+    ]
+    none = argparse.Namespace(**dict.fromkeys(vars(options)))
+    assert broken_limits(none, found) == []
+    del found["ratio_tokens_per_second"], found["ratio_first_token"]
+    assert broken_limits(options, found) == ["/health: 21.0 ms, at most 20 wanted"]
