@@ -3,8 +3,9 @@
     POST /chat/completions      nanochat's streaming protocol, see `chat_api`
     POST /v1/chat/completions   OpenAI's, see `openai_api`; also /v1/completions and /v1/models
     GET  /                      the page
-    GET  /health                {"status", "ready", "model", "running", "waiting"}
-    GET  /stats                 the model, limits, defaults, queue and rates
+    GET  /health                {"status", "ready", "model", "running", "waiting", "num_gpus",
+                                "available_workers"}
+    GET  /stats                 the model, limits, defaults, queue, rates and workers
     GET  /metrics               for Prometheus
     GET  /openapi.json          this, for programs
 
@@ -52,6 +53,7 @@ def make_app(service: Service) -> FastAPI:
         await service.stop()
 
     app = FastAPI(title="nanochat", version="1", docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.router.redirect_slashes = False  # a redirect would lose a key, or a body
     app.state.service = service
     _add_pages(app, service)
     for path, route, form in _POSTS:
@@ -66,7 +68,7 @@ def make_app(service: Service) -> FastAPI:
             CORSMiddleware,
             allow_origins=service.rules.origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],  # OpenAI's library for browsers sends a dozen of its own
         )
     return app
 
@@ -88,6 +90,8 @@ def _add_pages(app: FastAPI, service: Service) -> None:
             "model": service.name,
             "running": service.running,
             "waiting": service.waiting,
+            "num_gpus": len(pool.workers),  # this and the next as nanochat tells them
+            "available_workers": pool.available,
         }
 
     @app.get("/stats", responses=JSON | ERROR)
@@ -108,9 +112,13 @@ def _add_pages(app: FastAPI, service: Service) -> None:
                 "max_waiting": pool.max_waiting * len(pool.workers),
             },
             "tokens_per_second": round(service.metrics.tokens_per_second, 1),
+            "total_workers": len(pool.workers),
+            "available_workers": pool.available,
+            "busy_workers": len(pool.workers) - pool.available,
             "workers": [
                 {
                     "gpu": worker.index,
+                    "gpu_id": worker.index,
                     "device": worker.spec.device,
                     "ready": worker.facts is not None,
                     "busy": worker.busy,

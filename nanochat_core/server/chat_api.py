@@ -39,6 +39,7 @@ async def chat_completions(request: Request) -> Response:
             overflow=service.rules.overflow,
         )
 
+    pool.find_place(1)
     prompt = await prepared(pool, make_prompt, size=sum(len(content) for _, content in messages))
     ask = Ask(
         prompt=prompt,

@@ -28,6 +28,9 @@ async def read_body(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # also keeps out what a foreign page may send unasked
         raise RequestError(415, "the content-type must be application/json")
+    if "content-length" in request.headers and "transfer-encoding" in request.headers:
+        # A proxy in front may believe the other of the two, and see another request in the body.
+        raise RequestError(400, "content-length and transfer-encoding exclude each other")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > MAX_BODY_BYTES:
         raise too_big()

@@ -84,6 +84,7 @@ async def chat_completions(request: Request) -> Response:
             overflow=service.rules.overflow,
         )
 
+    pool.find_place(chat.n or 1)
     prompt = await prepared(pool, make_prompt, size=sum(len(content) for _, content in messages))
     wants_log_probs = chat.logprobs or chat.top_logprobs
     ask = _make_ask(chat, prompt, max_tokens, (chat.top_logprobs or 0) if wants_log_probs else None)
@@ -123,6 +124,7 @@ async def completions(request: Request) -> Response:
             for prompt in text.prompt
         ]
 
+    pool.find_place(n)
     prompts = await prepared(pool, make_prompts, size=sum(map(len, text.prompt)))
     asks = [_make_ask(text, prompt, max_tokens, text.logprobs) for prompt in prompts]
     return await _respond(request, pool, text, asks, TEXT)

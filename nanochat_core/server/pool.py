@@ -301,6 +301,11 @@ class Pool:
         return sum(min(w.busy, w.facts.num_slots) for w in ready if w.facts)
 
     @property
+    def available(self) -> int:
+        """Processes that can begin another answer at once."""
+        return sum(1 for w in self.workers if w.facts and w.busy < w.facts.num_slots)
+
+    @property
     def waiting(self) -> int:
         """Answers that wait for a slot."""
         return sum(worker.busy for worker in self.workers) - self.running
@@ -327,6 +332,11 @@ class Pool:
 
     def submit(self, ask: Ask) -> AnswerStream:
         """Begin a request where least is under way. Raises Busy or NoEngine."""
+        return self.find_place(ask.num_samples).ask(ask)
+
+    def find_place(self, num_samples: int) -> Worker:
+        """The process that has least under way. Raises Busy or NoEngine, so that a request that
+        cannot be taken need not be tokenised first."""
         ready = [worker for worker in self.workers if worker.facts]
         if not ready:
             raise NoEngine
@@ -334,9 +344,9 @@ class Pool:
         assert worker.facts is not None
         # One request may be as wide as it likes where nothing waits.
         most = worker.facts.num_slots + self.max_waiting
-        if worker.busy and worker.busy + ask.num_samples > most:
+        if worker.busy and worker.busy + num_samples > most:
             raise Busy
-        return worker.ask(ask)
+        return worker
 
     def fail_all(self, why: str) -> None:
         """End every stream with an error."""

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 MAX_BODY_BYTES = 2**20
+MAX_PARTS = 40_000  # commas and brackets: what a parser takes its time for
 MAX_MESSAGES = 500
 MAX_MESSAGE_CHARS = 8_000
 MAX_TOTAL_CHARS = 32_000
@@ -85,6 +86,8 @@ def parse(form: type[AnyForm], body: bytes) -> AnyForm:
     """The request in `body`, JSON in UTF-8. Raises RequestError."""
     if len(body) > MAX_BODY_BYTES:
         raise too_big()
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_PARTS:
+        raise RequestError(400, f"the body has more than {MAX_PARTS} commas and opening brackets")
     try:
         return form.model_validate_json(body)
     except ValidationError as error:

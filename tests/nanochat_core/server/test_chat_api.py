@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from nanochat_core.server import chat_api, openai_api
 from nanochat_core.server.service import Rules
 from tests.nanochat_core.server.live import body, events_of, serving, text_of, wait_until
 
@@ -200,6 +201,71 @@ def test_the_page_is_served_with_its_policy(live):
     assert "default-src 'none'" in policy
     assert "unsafe-inline" not in policy
     assert "script-src 'sha256-" in policy
+
+
+def test_workers_are_told_as_nanochat_does():
+    with serving(num_slots=1) as live, live.client() as http:
+        assert live.health().items() >= {"num_gpus": 1, "available_workers": 1}.items()
+        with http.stream("POST", "/chat/completions", json=body("long", max_tokens=2000)) as going:
+            lines = going.iter_lines()  # dropping it would close the connection
+            next(lines)
+            assert live.health()["available_workers"] == 0
+            stats = httpx.get(f"{live.url}/stats", timeout=30).json()
+        assert [stats[f"{kind}_workers"] for kind in ("total", "available", "busy")] == [1, 0, 1]
+        assert stats["workers"][0].items() >= {"gpu_id": 0, "device": "cpu"}.items()
+
+
+def test_a_request_that_finds_no_place_is_refused_before_it_is_tokenised(monkeypatch):
+    def fail(*_args: object, **_options: object) -> None:
+        raise AssertionError("it was tokenised")
+
+    long = body("long", max_tokens=4000)
+    with (
+        serving(Rules(log="none", max_waiting=0), num_slots=1) as live,
+        live.client() as http,
+        http.stream("POST", "/chat/completions", json=long) as going,
+    ):
+        lines = going.iter_lines()  # dropping it would close the connection
+        next(lines)
+        for module in (chat_api, openai_api):
+            monkeypatch.setattr(module, "make_chat_prompt", fail)
+        monkeypatch.setattr(openai_api, "make_text_prompt", fail)
+        assert http.post("/chat/completions", json=body()).status_code == 503
+        assert http.post("/v1/chat/completions", json=body()).status_code == 503
+        assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 503
+
+
+def test_openais_library_in_a_browser_may_send_its_headers():
+    with (
+        serving(Rules(log="none", origins=("https://app.example",))) as live,
+        live.client() as http,
+    ):
+        asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count"
+        headers = {
+            "Origin": "https://app.example",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": asked,
+        }
+        response = http.options("/v1/chat/completions", headers=headers)
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-headers"] == asked
+        response = http.options("/stats", headers={**headers, "Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in response.headers
+
+
+def test_a_slash_too_many_is_no_redirect(live):
+    assert httpx.post(f"{live.url}/chat/completions/", json=body()).status_code == 404
+
+
+def test_two_lengths_of_one_body_are_refused(live):
+    text = json.dumps(body()).encode()
+    with socket.create_connection(("127.0.0.1", live.port)) as connection:
+        connection.sendall(
+            b"POST /chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"%x\r\n%s\r\n0\r\n\r\n" % (len(text), text)
+        )
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
 
 
 def test_stats_tell_what_the_page_needs(live):

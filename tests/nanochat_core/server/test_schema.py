@@ -53,7 +53,7 @@ def test_the_limits_themselves_are_allowed(settings):
         b'{"messages": "\xff"}',
         b"null",
         b"[]",
-        b"[" * 100_000,
+        b"[" * 30_000,
         SURROGATE,
         {},
         {"messages": "hello"},
@@ -117,6 +117,12 @@ def test_a_conversation_of_32000_characters_is_read_and_one_more_is_not():
     turns[0]["content"] += "x"
     status, message = refused({"messages": turns})
     assert (status, "32001" in message) == (400, True)
+
+
+def test_a_body_of_very_many_parts_is_refused_before_it_is_parsed():
+    for body in (b"[" + b"[]," * 300_000 + b"1]", b'{"x":[' + b"1," * 40_000 + b"1]}"):
+        assert refused(body) == (400, "the body has more than 40000 commas and opening brackets")
+    assert len(chat({"messages": [{"role": "user", "content": "[{," * 2000}]}).messages) == 1
 
 
 def test_a_body_above_a_megabyte_is_a_413():
