@@ -380,8 +380,8 @@ class Model : public Engine {
   Pass pass_{};
   std::vector<Run> runs_;
   std::vector<uint8_t> seen_;
-  int num_runs_ = 0;
-  bool is_single_ = false;  // no two rows are of one slot
+  Word<int> num_runs_;
+  Word<bool> is_single_;  // no two rows are of one slot
   size_t qkv_width_, widest_;
   Buffer<float> x_memory_, first_memory_, middle_memory_, qkv_memory_, wide_memory_, scales_memory_;
   Buffer<int32_t> queries_memory_, shared_memory_, direct_memory_;

@@ -1,6 +1,7 @@
 // What native_runner.py hands over, and what an engine of any form of numbers keeps.
 #pragma once
 
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -48,15 +49,32 @@ struct Run {
   int first, count;
 };
 
+// What a latecomer may read while the caller writes the next pass: it gets one or the other, and
+// nothing comes of it, for its phase is over. What is read for a ticket is the pass's own.
+template <class T>
+class Word {
+ public:
+  Word(T value = T()) : value_(value) {}
+  Word(const Word& other) : Word(static_cast<T>(other)) {}
+  Word& operator=(const Word& other) {
+    value_.store(other, std::memory_order_relaxed);
+    return *this;
+  }
+  operator T() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<T> value_;
+};
+
 struct Pass {
-  int num_rows;
-  const int32_t *tokens, *befores, *positions, *slots;
-  int num_wanted;
-  const int32_t* wanted;
-  float* logits;
-  size_t logits_stride;
-  bool capped;
-  int32_t* drawn;  // of each wanted row, or null where nothing is drawn
+  Word<int> num_rows;
+  Word<const int32_t*> tokens, befores, positions, slots;
+  Word<int> num_wanted;
+  Word<const int32_t*> wanted;
+  Word<float*> logits;
+  Word<size_t> logits_stride;
+  Word<bool> capped;
+  Word<int32_t*> drawn;  // of each wanted row, or null where nothing is drawn
 };
 
 constexpr int FEW = 4;  // rows up to which every thread prepares all of them for itself
