@@ -9,17 +9,21 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows import lock
+from flows.artifacts import find_manifest
 from flows.commands.options import AsJson, Place, What, Where
 from flows.commands.terminal import print_json, print_warning, screen
 from flows.fingerprint import short
 from flows.given import open_given
+from flows.manifest import Manifest
 from flows.plan import STATES, Plan, StagePlan, make_plan
 from flows.profiles import PROFILES, open_profile
-from flows.references import open_run
+from flows.references import CHAT_MODELS, open_artifact, open_run
+from flows.revocation import find_revoked
 from flows.runs import Run, latest_runs
 from flows.stages import STAGES
 from flows.suites import judged_model
 from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, ConfigError
 from nanochat_core.runtime.progress import read_events
 
 _SHOWN = 10
@@ -63,7 +67,7 @@ def _list(runs: list[Run]) -> Iterator[str]:
 def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
     """The run, each stage it knows, and what is left by today's plan."""
     where = Where(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
-    what = What(depth=run.depth, overrides=run.overrides, uses=run.uses)
+    what = What(depth=run.depth, overrides=run.overrides, uses=tuple(_names(store, run)))
     is_known = run.profile in PROFILES  # else it was imported, or the profile is no more
     model = judged_model(run)  # of a run that trains nothing
     command = what.command(run.profile, place=where.words)
@@ -74,24 +78,83 @@ def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
     yield f"  started  {run.started}" + (f", ended {run.ended}" if run.ended else "")
     for text in run.weaknesses:
         yield f"  store    {text}"
-    yield ""
     if not is_known or model is not None:
-        for stage in (stage.name for stage in STAGES if stage.name in run.stages):
-            yield _done(stage, run.stages[stage])
+        yield from _all_done(run)
         return
-    profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
-    given = open_given(store, run.uses, warn=print_warning)
-    planned = make_plan(profile.run, store, place.work, given=given)
+    try:
+        given = _given(store, run)
+        for revoked in (find_revoked(store, manifest) for manifest in given.values()):
+            if revoked is not None:
+                yield f"  given    {revoked}"
+        profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
+        planned = make_plan(profile.run, store, place.work, given=given)
+    except (ArtifactError, ConfigError) as error:  # what was done is known all the same
+        yield from _all_done(run)
+        yield ""
+        yield f"what is left cannot be told: {error}"
+        return
+    yield from _progress(run, planned, place.work, command)
+
+
+def _all_done(run: Run) -> Iterator[str]:
+    yield ""
+    for stage in (stage.name for stage in STAGES if stage.name in run.stages):
+        yield _done(stage, run.stages[stage])
+
+
+def _progress(run: Run, planned: Plan, work: Path, command: str) -> Iterator[str]:
+    """Each stage, done or left, and who is at work on what is left."""
+    yield ""
     for item in planned.stages:
         fingerprint = run.stages.get(item.stage.name)
-        yield _done(item.stage.name, fingerprint) if fingerprint else _left(item, place.work)
+        yield _done(item.stage.name, fingerprint) if fingerprint else _left(item, work)
     if run.status != "finished":
         yield ""
-        builders = _builders(planned, place.work)
+        builders = _builders(planned, work)
         for (name, _), builder in sorted(builders.items()):
             yield f"{name} is being built by {builder}"
         if not builders:
             yield f"nothing of it is being built; go on with: {command}"
+
+
+def _uses(run: Run) -> Iterator[tuple[str, str, str]]:
+    """Name as given, stage and fingerprint of what the run was given, as far as it is recorded.
+
+    The record says what each name stood for at the time; it may stand for something else by now.
+    """
+    for name in run.uses:
+        stage = name.partition("@" if "@" in name else "/")[0]
+        if stage == name:  # a chat model; of several it has made the later ones from that
+            made = (known.name for known in STAGES if known.name in CHAT_MODELS)
+            stage = next((known for known in made if known in run.stages), "")
+        if stage in run.stages:
+            yield name, stage, run.stages[stage]
+
+
+def _names(store: Store, run: Run) -> list[str]:
+    """What was given to the run, as a command names it now: by fingerprint where a name has come to
+    stand for something else, or for nothing."""
+    names = dict.fromkeys(run.uses, "")
+    for name, stage, fingerprint in _uses(run):
+        try:
+            is_same = open_artifact(store, name).fingerprint == fingerprint
+        except (ArtifactError, ConfigError):
+            is_same = False
+        names[name] = name if is_same else f"{stage}/{short(fingerprint)}"
+    return [now or name for name, now in names.items()]
+
+
+def _given(store: Store, run: Run) -> dict[str, Manifest]:
+    """The artifacts that the run was given, by stage. Raises ArtifactError for one that is gone."""
+    known = {name: (stage, fingerprint) for name, stage, fingerprint in _uses(run)}
+    left = [name for name in run.uses if name not in known]  # it ended before it recorded them
+    given = open_given(store, left, warn=print_warning)
+    for stage, fingerprint in known.values():
+        manifest = find_manifest(store, stage, fingerprint)
+        if manifest is None:
+            raise ArtifactError(f"{stage}/{short(fingerprint)}, which was given to it, is gone")
+        given[stage] = manifest
+    return given
 
 
 def _builders(planned: Plan, work: Path) -> dict[tuple[str, str], str]:

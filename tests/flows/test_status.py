@@ -7,14 +7,17 @@ import pytest
 
 from flows import lock
 from flows.cli import main
-from flows.fingerprint import REPOSITORY, Code, identify
+from flows.fingerprint import REPOSITORY, Code, identify, short
 from flows.lease import Held, renew, try_acquire
+from flows.manifest import Manifest
 from flows.profiles import open_profile
+from flows.revocation import revoke
 from flows.runs import Run, find_run, write_run
 from flows.stages import SHARDS
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from tests.flows.claims import claim
+from tests.flows.shelf import make_manifest, put_artifact, put_run
 
 RUN = open_profile("tiny").run
 FINGERPRINT = identify(SHARDS, RUN, {}, code=Code(REPOSITORY)).fingerprint
@@ -131,3 +134,75 @@ def test_what_the_store_did_not_guarantee_is_part_of_the_run(
     assert run is not None
     write_run(store_of(home), replace(run, weaknesses=("the store ignores If-None-Match",)))
     assert "  store    the store ignores If-None-Match\n" in said(capsys)
+
+
+# Artifacts that were given.
+
+
+def given(home: Path, *uses: str) -> Manifest:
+    """A chat model of a run called `theirs`, which the run of `tiny` was given under such names."""
+    store = store_of(home)
+    model = put_artifact(store, make_manifest("sft", config={"seed": 1}))
+    put_run(store, "theirs-1", model, name="theirs")
+    run = find_run(store, "tiny-1")
+    assert run is not None
+    write_run(store, replace(run, uses=uses, stages={"sft": model.fingerprint}))
+    return model
+
+
+@pytest.mark.parametrize("name", ["sft@theirs", "theirs"])
+def test_what_was_given_is_what_it_was_at_the_time(
+    home: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    model = given(home, name)
+    told = said(capsys)
+    assert f"= sft                 done         {short(model.fingerprint)}\n" in told
+    assert "pretrain" not in told
+    assert told.endswith(f"go on with: nanochat run tiny --use {name}\n")
+    other = put_artifact(store_of(home), make_manifest("sft", config={"seed": 2}))
+    put_run(store_of(home), "theirs-2", other, name="theirs", started="2026-11-22T06:00:00Z")
+    told = said(capsys)
+    assert f"= sft                 done         {short(model.fingerprint)}\n" in told
+    assert told.endswith(f"go on with: nanochat run tiny --use sft/{short(model.fingerprint)}\n")
+
+
+def test_a_name_that_stands_for_nothing_any_more_is_no_error(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = given(home, "sft@theirs")
+    store_of(home).delete("runs/theirs-1.json")
+    told = said(capsys)
+    assert "? rl" in told or "+ rl" in told
+    assert told.endswith(f"--use sft/{short(model.fingerprint)}\n")
+
+
+def test_that_what_was_given_is_revoked_or_gone_is_told(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = given(home, "sft@theirs")
+    revoke(store_of(home), model, why="bad data", who="me@here", when="2026-11-22T06:00:00Z")
+    told = said(capsys)
+    assert f"  given    {model.name}, revoked 2026-11-22T06:00:00Z by me@here: bad data\n" in told
+    assert "+ rl" in told
+    store_of(home).delete(f"sft/{model.fingerprint}/manifest.json")
+    told = said(capsys)
+    assert "= sft" in told
+    assert told.endswith(
+        f"\n\nwhat is left cannot be told: {model.name}, which was given to it, is gone\n"
+    )
+    assert main(["status", "tiny", "--json"]) == 0
+    run = find_run(store_of(home), "tiny-1")
+    assert run is not None
+    write_run(store_of(home), replace(run, stages={}))  # it ended before it said what it was given
+    assert "what is left cannot be told: there is no sft@theirs" in said(capsys)
+
+
+def test_a_setting_that_is_no_more_is_no_error(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = find_run(store_of(home), "tiny-1")
+    assert run is not None
+    write_run(store_of(home), replace(run, overrides=("pretrain.gone=1",)))
+    told = said(capsys)
+    assert "what is left cannot be told: " in told
+    assert "gone" in told.splitlines()[-1]
