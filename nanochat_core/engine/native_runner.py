@@ -37,7 +37,7 @@ from nanochat_core.engine.native_weights import (
     padded_head,
 )
 from nanochat_core.engine.requests import Draw, LogProbs
-from nanochat_core.engine.runner import Chunk, Columns, PageGroup
+from nanochat_core.engine.runner import Chunk, Columns, Done, PageGroup
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
 
@@ -79,17 +79,6 @@ class EngineSpec(ctypes.Structure):
         ("rules", ctypes.c_void_p),
         ("parks", ctypes.c_void_p),
     )
-
-
-class Done:
-    """Work that was over when it was handed out."""
-
-    def __init__(self, columns: Columns) -> None:
-        self._columns = columns
-
-    def read(self) -> Columns:
-        """The columns."""
-        return self._columns
 
 
 def unable(model: GPT, *, cache: Path | None = None) -> str | None:

@@ -68,6 +68,17 @@ class Pending(Protocol):
         ...
 
 
+class Done:
+    """Work that was over when it was handed out."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+
+    def read(self) -> Columns:
+        """The columns."""
+        return self._columns
+
+
 class Runner(Protocol):
     """See the module's docstring. Not thread-safe: the scheduler's thread alone calls it."""
 

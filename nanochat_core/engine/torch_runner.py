@@ -19,7 +19,7 @@ from torch import Tensor
 from nanochat_core.engine.forward import read_tokens
 from nanochat_core.engine.page_pool import PagePool
 from nanochat_core.engine.requests import Draw, LogProbs
-from nanochat_core.engine.runner import Chunk, Columns, PageGroup, Pending
+from nanochat_core.engine.runner import Chunk, Columns, Done, PageGroup, Pending
 from nanochat_core.engine.sampling import cap, log_probs, row_keys, sample_each
 from nanochat_core.engine.weights import Weights
 from nanochat_core.model.attention_backends import band
@@ -39,17 +39,6 @@ class Slot:
     draw: Draw = field(default_factory=Draw)
     key: int = 0
     num_log_probs: int | None = None
-
-
-class Done:
-    """Work that was over when it was handed out."""
-
-    def __init__(self, columns: Columns) -> None:
-        self._columns = columns
-
-    def read(self) -> Columns:
-        """The columns."""
-        return self._columns
 
 
 class TorchRunner:
