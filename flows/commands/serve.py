@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Group, Parameter
 
@@ -14,6 +14,7 @@ from flows.commands.terminal import print_warning
 from flows.references import find_directory, open_model
 from infra.placement import count_gpus
 from nanochat_core.errors import ConfigError
+from nanochat_core.server.rules import Log, Overflow, Rules
 
 _RULES = Group("Who may ask for how much", sort_key=1)
 
@@ -40,16 +41,20 @@ class Limits:
             negative="", show_default=False, help="A web site whose pages may ask; may be repeated."
         ),
     ] = ()
-    max_waiting: Annotated[int, Parameter(help="Answers that may wait for each worker.")] = 64
-    max_seconds: Annotated[float, Parameter(help="For one answer, its wait included.")] = 600.0
+    max_waiting: Annotated[int, Parameter(help="Answers that may wait for each worker.")] = (
+        Rules.max_waiting
+    )
+    max_seconds: Annotated[float, Parameter(help="For one answer, its wait included.")] = (
+        Rules.max_seconds
+    )
     overflow: Annotated[
-        Literal["drop", "refuse"],
+        Overflow,
         Parameter(help="A conversation longer than the context loses its oldest turns, or is 400."),
-    ] = "drop"
+    ] = Rules.overflow
     log: Annotated[
-        Literal["none", "access", "contents"],
+        Log,
         Parameter(help="What is written to stderr of each request."),
-    ] = "access"
+    ] = Rules.log
 
 
 def serve(
@@ -89,7 +94,6 @@ def serve(
     from nanochat_core.server.__main__ import Newer
     from nanochat_core.server.__main__ import serve as serve_directory
     from nanochat_core.server.launch import Engines, read_key, trusted_hosts
-    from nanochat_core.server.service import Rules
 
     serve_directory(
         directory,

@@ -19,7 +19,8 @@ from nanochat_core.server.launch import Engines, allow_connections, make_pool, o
 from nanochat_core.server.metrics import Metrics
 from nanochat_core.server.options import engines_of, make_parser, rules_of
 from nanochat_core.server.pool import Pool
-from nanochat_core.server.service import Rules, Service
+from nanochat_core.server.rules import Rules
+from nanochat_core.server.service import Service
 
 MAX_HEADER_BYTES = 16 * 1024
 SECONDS_BEYOND_DRAIN = 2  # to tell the streams that are cut

@@ -2,9 +2,10 @@
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
-from nanochat_core.server.launch import Engines, read_key, trusted_hosts
-from nanochat_core.server.service import Rules
+from nanochat_core.server.launch import Device, Engines, read_key, trusted_hosts
+from nanochat_core.server.rules import Log, Overflow, Rules
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -13,24 +14,35 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m nanochat_core.server", description="Serve a chat model and its page."
     )
     add = parser.add_argument
+    rules = Rules()
     add("model", type=Path, metavar="MODEL_DIR", help="a model directory")
     add("--port", type=int, default=8000, help="0: any free port")
     add("--host", default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--device", choices=get_args(Device), default=Engines.device)
     add("--workers", type=int, help="engine processes; default one for each GPU")
     add(
         "--precision",
-        default="model",
+        default=Engines.precision,
         help="of the weights: fp32, bf16, int8; default the model's own",
     )
     add("--slots", type=int, help="answers that one engine process writes at the same time")
-    add("--max-waiting", type=int, default=64, help="answers that may wait for a slot")
-    add("--max-seconds", type=float, default=600.0, help="for one answer, its wait included")
-    add("--overflow", choices=("drop", "refuse"), default="drop", help="of the context")
+    add(
+        "--max-waiting",
+        type=int,
+        default=rules.max_waiting,
+        help="answers that may wait for a slot",
+    )
+    add(
+        "--max-seconds",
+        type=float,
+        default=rules.max_seconds,
+        help="for one answer, its wait included",
+    )
+    add("--overflow", choices=get_args(Overflow), default=rules.overflow, help="of the context")
     add("--key-file", type=Path, help="a file with the API key to ask for")
     add("--trusted-host", action="append", default=[], help="a name this server goes by")
     add("--allow-origin", action="append", default=[], help="a web site that may ask")
-    add("--log", choices=("none", "access", "contents"), default="access")
+    add("--log", choices=get_args(Log), default=rules.log)
     return parser
 
 

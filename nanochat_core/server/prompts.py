@@ -1,13 +1,12 @@
 """Conversations and texts as prompts that fit the model's context."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
+from nanochat_core.server.rules import Overflow
 from nanochat_core.server.schema import RequestError
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
 
-Overflow: TypeAlias = Literal["drop", "refuse"]
 ANSWER_SHARE = 4  # a quarter of the context is kept for the answer, if it may be that long
 
 

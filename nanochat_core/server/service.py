@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -10,38 +9,16 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
 from nanochat_core.engine.requests import EndEvent, Event, TokenEvent
-from nanochat_core.errors import ConfigError
 from nanochat_core.server.channel import Ask
 from nanochat_core.server.metrics import Metrics
 from nanochat_core.server.pool import AnswerStream, Pool
-from nanochat_core.server.prompts import Overflow
+from nanochat_core.server.rules import Rules
 from nanochat_core.server.text import AnswerText, Piece, StopStrings, TextToken
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 Finish: TypeAlias = Literal["stop", "length", "cancelled", "failed"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """How a server may be used."""
-
-    max_waiting: int = 64  # answers that wait at each engine process
-    max_seconds: float = 600.0  # of one request, its wait included
-    overflow: Overflow = "drop"  # what to do with a conversation longer than the context
-    key: str | None = None  # asked of every route but /health
-    hosts: tuple[str, ...] = ()  # names this server answers to; none: any
-    origins: tuple[str, ...] = ()  # web pages elsewhere that may ask from a browser
-    log: Literal["none", "access", "contents"] = "access"
-    ping_seconds: float = 15.0  # of silence, before a stream is told that it is alive
-    drain_seconds: float = 20.0  # for the answers under way when the server is asked to stop
-
-    def __post_init__(self) -> None:
-        if self.max_waiting < 0:
-            raise ConfigError(f"max-waiting is {self.max_waiting}", hint="0 or more answers")
-        if not 0 < self.max_seconds < math.inf:  # nor is it no number
-            raise ConfigError(f"max-seconds is {self.max_seconds:g}", hint="above 0, and finite")
 
 
 class Service:

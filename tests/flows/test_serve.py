@@ -13,10 +13,12 @@ import pytest
 
 from flows.cli import main
 from flows.commands.options import OnDevice
-from flows.commands.serve import newer_model
+from flows.commands.serve import Limits, newer_model
 from flows.manifest import File, Manifest, digest_of
 from flows.references import open_model
 from infra.storage.base import Store
+from nanochat_core.server.options import make_parser
+from nanochat_core.server.rules import Rules
 from tests.flows.chat_model import write_chat_model
 from tests.flows.shelf import make_manifest, put_artifact, put_run
 
@@ -112,3 +114,11 @@ def test_another_stage_of_the_name_is_not_what_was_asked_for(where: OnDevice, tm
 def test_a_directory_has_no_newer_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", str(tmp_path), "--reload-on", "main"]) != 0
     assert "is a directory, which nothing replaces" in capsys.readouterr().err
+
+
+def test_both_commands_have_the_defaults_of_the_rules() -> None:
+    options = make_parser().parse_args(["model"])
+    for name in ("max_waiting", "max_seconds", "overflow", "log"):
+        default = getattr(Rules(), name)
+        assert getattr(Limits(), name) == default
+        assert getattr(options, name) == default

@@ -5,7 +5,7 @@ import pytest
 
 from nanochat_core.errors import ConfigError
 from nanochat_core.server.launch import read_key, trusted_hosts
-from nanochat_core.server.service import Rules
+from nanochat_core.server.rules import Rules
 from tests.nanochat_core.server.live import Live, body, serving, wait_until
 
 KEY = "correct-horse"

@@ -10,7 +10,7 @@ import pytest
 
 from nanochat_core.errors import ConfigError
 from nanochat_core.server import chat_api
-from nanochat_core.server.service import Rules
+from nanochat_core.server.rules import Rules
 from tests.nanochat_core.server.live import Live, body, fake_pool, serving, text_of, wait_until
 
 
