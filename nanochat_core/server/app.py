@@ -10,8 +10,8 @@
     GET  /openapi.json          this, for programs
 
 A refusal has status 400 (over a limit), 401 (no key), 413 (too big), 415 (not JSON), 422 (not of
-the form) or 503 (too many requests wait; Retry-After says when to come back). An answer of OpenAI's
-routes that was begun and failed, and is not streamed, is a 500, or a 504 when it took too long. What
+the form) or 503 (too many requests wait; Retry-After says when to come back). Where
+OpenAI's routes do not stream, an answer that fails is a 500, and a 504 when it took too long. What
 people write is neither logged, unless that is asked for, nor repeated.
 """
 
