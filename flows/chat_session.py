@@ -5,6 +5,7 @@ When the context is full, the oldest turns are forgotten.
 """
 
 import codecs
+import logging
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from nanochat_core.errors import ConfigError
 if TYPE_CHECKING:
     from nanochat_core.engine.engine import Engine
     from nanochat_core.tokenizer.bpe import Tokenizer
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,12 @@ class ChatSession:
 
         tokenizer = Tokenizer.load(directory / "tokenizer")
         model = load_model(directory, torch.device(device))
-        engine = Engine(model, tokenizer, num_slots=1)
+        engine = Engine(
+            model,
+            tokenizer,
+            num_slots=1,
+            on_choice=lambda choice: _LOG.info("answers: %s", choice),
+        )
         return cls(engine, tokenizer, context=config.sequence_len, sampling=sampling)
 
     @property

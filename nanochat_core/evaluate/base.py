@@ -83,7 +83,11 @@ def run(job: Job) -> dict[str, Any]:
     for label, reason in failed.items():
         progress.message(f"{label} could not be judged, so there is no CORE: {reason}")
     if world.is_first:
-        engine = Engine(model, tokenizer)
+        engine = Engine(
+            model,
+            tokenizer,
+            on_choice=lambda choice: progress.message(f"answers: {choice}"),
+        )
         texts = continuations(engine, config.prompts, max_new_tokens=config.max_new_tokens)
         samples = [
             {"prompt": prompt, "text": text}

@@ -73,7 +73,9 @@ def run(job: Job) -> dict[str, Any]:
     device = open_device(job.resources, local_rank=world.local_rank)
     progress = Progress(job.events, active=world.is_first)
     engine = Engine(
-        load_model(job.model_input, device), Tokenizer.load(job.model_input / "tokenizer")
+        load_model(job.model_input, device),
+        Tokenizer.load(job.model_input / "tokenizer"),
+        on_choice=lambda choice: progress.message(f"answers: {choice}"),
     )
     found = judge_all(engine, job, config, world, progress)
     for name, reason in found.failed.items():

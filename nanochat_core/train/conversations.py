@@ -130,7 +130,15 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         keeper.close()
     whole = optimizer.gather()
     if world.is_first:
-        write_output(job, model, tokenizer, config, optimizer=whole, made_by=section)
+        write_output(
+            job,
+            model,
+            tokenizer,
+            config,
+            optimizer=whole,
+            made_by=section,
+            tell=progress.message,
+        )
     return {
         "val_loss_first": first_loss,
         "val_loss": last_loss,
@@ -273,8 +281,9 @@ def write_output(
     *,
     optimizer: Tensors,
     made_by: str,
+    tell: Callable[[str], None],
 ) -> None:
-    """The model, and some of its answers."""
+    """The model, and some of its answers; `tell` hears what writes them."""
     write_chat_facts(job.output, tokenizer)
     save_model(
         job.output,
@@ -283,12 +292,19 @@ def write_output(
         optimizer=optimizer,
         made_by=made_by,
     )
-    write_samples(job, model, tokenizer, config)
+    write_samples(job, model, tokenizer, config, tell=tell)
 
 
-def write_samples(job: Job, model: GPT, tokenizer: Tokenizer, config: ChatTrainConfig) -> None:
+def write_samples(
+    job: Job,
+    model: GPT,
+    tokenizer: Tokenizer,
+    config: ChatTrainConfig,
+    *,
+    tell: Callable[[str], None],
+) -> None:
     """A few held-out conversations and the model's answers, for people to read."""
-    engine = Engine(model.eval(), tokenizer)
+    engine = Engine(model.eval(), tokenizer, on_choice=lambda choice: tell(f"answers: {choice}"))
     directory = job.inputs["task_data"]
     lines: list[str] = []
     for entry in config.mixture:

@@ -85,7 +85,12 @@ def run(job: Job) -> dict[str, Any]:
     )
     take_over(optimizer, job.model_input, tell=progress.message)
     tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
-    engine = Engine(model, tokenizer, precision=config.rollout_precision)
+    engine = Engine(
+        model,
+        tokenizer,
+        precision=config.rollout_precision,
+        on_choice=lambda choice: progress.message(f"answers: {choice}"),
+    )
     reference = load_model(job.model_input, device) if config.kl_weight else None
     train = open_task(config.task, job.inputs["task_data"], "train")
     test = open_task(config.task, job.inputs["task_data"], "test").first(config.eval_examples)

@@ -231,6 +231,7 @@ def test_one_task_that_fails_leaves_the_others(make, many_tasks_dir, monkeypatch
     assert "chatcore" not in metrics
     told = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
     assert "humaneval could not be judged: no sandbox here" in told
+    assert sum(" in fp32 (" in text for text in told) == 1  # which runner answers, and why it
 
 
 def test_what_is_no_fault_of_a_task_ends_the_stage(make, many_tasks_dir, monkeypatch):

@@ -124,6 +124,7 @@ def test_every_k_is_told_at_each_evaluation_and_in_the_end(
     job, metrics = run_rl(make_job, run_stage, models, tmp_path, eval_samples=3, eval_examples=8)
     names = [f"pass_at_{k}" for k in (1, 2, 3)]
     evals = last_by_step(read_events(job.events), "eval")
+    assert any(e.get("text", "").startswith("answers: ") for e in read_events(job.events))
     assert sorted(evals) == [0, 3]
     for values in evals.values():
         assert sorted(values) == names
