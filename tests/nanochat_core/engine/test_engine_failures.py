@@ -16,17 +16,23 @@ pytestmark = pytest.mark.torch
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_when_its_thread_has_failed_whoever_waits_or_asks_is_told(make_model, tokenizer):
     engine = engine_on("torch", make_model(), tokenizer)
-    step, scheduler = engine.scheduler.step, engine.scheduler
+    scheduler, asked = engine.scheduler, Asked()
+    step, abandon = scheduler.step, scheduler.abandon
 
     def fail() -> bool:
         raise ZeroDivisionError("a bug")
 
-    scheduler.step = fail
+    def abandon_and_be_asked(*of: object) -> None:
+        """A request comes in when the others have been told, and before anybody knows more."""
+        abandon(*of)
+        scheduler.abandon = abandon
+        scheduler.submit(Request(prompt=[65], sink=asked.take))
+
+    scheduler.step, scheduler.abandon = fail, abandon_and_be_asked
     engine.start()
     assert engine._thread is not None
     engine._thread.join(20)
-    asked = Asked()
-    scheduler.submit(Request(prompt=[65], sink=asked.take))  # as one that was just too late
+    assert asked.ends[0].reason == "failed"
     with pytest.raises(RuntimeError, match="thread has failed") as told:
         engine._next(SimpleQueue())
     assert isinstance(told.value.__cause__, ZeroDivisionError)
@@ -34,7 +40,6 @@ def test_when_its_thread_has_failed_whoever_waits_or_asks_is_told(make_model, to
         engine.generate_batch([65], max_tokens=3)
     scheduler.step = step
     engine.stop()
-    assert asked.ends[0].reason == "failed"
     assert engine.generate_batch([65], max_tokens=3)
 
 

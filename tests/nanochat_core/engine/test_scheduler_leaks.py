@@ -101,7 +101,7 @@ class Counting(Pages):
 
 def test_a_beginning_is_looked_up_in_time_that_grows_with_its_length_only():
     """All pages of the group that sees the farthest are there, of a short window none or few."""
-    for kept in ((), (100, 399), range(0, 400, 7)):
+    for kept in ((), (100, 399), [i for i in range(400) if i % 15]):
         wide = Counting(PageGroup(window=10**6, layers=(0,), num_pages=402))
         short = Counting(PageGroup(window=64, layers=(1,), num_pages=402))
         keys: list[bytes] = []
