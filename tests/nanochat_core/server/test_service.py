@@ -10,13 +10,9 @@ import pytest
 
 from nanochat_core.errors import ConfigError
 from nanochat_core.server import chat_api
+from nanochat_core.server.pool import Pool
 from nanochat_core.server.rules import Rules
 from tests.nanochat_core.server.live import Live, body, fake_pool, serving, text_of, wait_until
-
-
-def swap_soon(live: Live, directory: str):
-    swapping = live.service.swap(lambda: fake_pool(directory))
-    return asyncio.run_coroutine_threadsafe(swapping, live.loop)
 
 
 def count_of(live: Live, name: str, **labels: str) -> float:
@@ -56,17 +52,25 @@ def test_a_request_that_is_being_prepared_when_the_model_changes_is_answered(mon
 
 def test_no_third_model_is_loaded_while_the_first_one_leaves():
     with serving() as live, ThreadPoolExecutor(1) as threads:
+        first = live.service.pool
         asked = threads.submit(live.ask, "long", max_tokens=1500)
         wait_until(lambda: live.health()["running"] == 1)
         live.run(live.service.swap(lambda: fake_pool("second")))
-        third = swap_soon(live, "third")
+        left: list[int] = []
+
+        def make_third() -> Pool:
+            left.append(first.running)
+            return fake_pool("third")
+
+        swapping = live.service.swap(make_third)
+        third = asyncio.run_coroutine_threadsafe(swapping, live.loop)
         assert live.health()["running"] == 1  # of the first model
         with live.client() as http:
             assert "nanochat_running 1.0" in http.get("/metrics").text
         assert live.service.pool.workers[0].spec.directory == "second"
-        assert not third.done()
         assert asked.result()[-2]["usage"]["completion_tokens"] == 1500
         third.result(20)
+        assert left == [0]
         assert live.service.pool.workers[0].spec.directory == "third"
         assert live.health()["running"] == 0
 
