@@ -155,7 +155,8 @@ def test_what_a_models_shape_is_worked_out_by_decides_every_stage_with_a_model(
     path.write_text(source.replace(rule, other))
     try:
         changed = changed_stages(before, copy)
-        assert changed == _stages_with("nanochat_core.model.gpt", before)
+        assert changed == _stages_with("nanochat_core.model.shape", before)
+        assert changed == _stages_with("nanochat_core.model.gpt", before) | {"report"}
         assert "pretrain" in changed
         assert "rows" not in changed
     finally:

@@ -170,9 +170,8 @@ def test_rewards_that_are_all_alike_are_warned_of_once(
     [warning] = warnings
     assert f"got reward {reward:g}" in warning
     assert word in warning
-    kinds = [e["kind"] for e in events]
-    before = kinds[: kinds.index("message")].count("step")
-    assert before == FIRST_STEPS
+    place = next(i for i, e in enumerate(events) if e.get("text") == warning)
+    assert [e["kind"] for e in events[:place]].count("step") == FIRST_STEPS
     assert len(last_by_step(iter(events), "step")) == steps
 
 
