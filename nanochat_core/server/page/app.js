@@ -27,7 +27,7 @@ function ask(question, parent) {
 /** Have the question answered, beside the answers that it has. */
 async function answer(conversation, question) {
   const message = addMessage(conversation, {id: newId(), parent: question.id, role: "assistant", parts: [], state: "writing", tokens: 0, seconds: 0});
-  const run = {message, conversation, controller: new AbortController(), started: performance.now(), tokens: 0, saved: 0, drawn: true};
+  const run = {message, conversation, controller: new AbortController(), started: performance.now(), tokens: 0, saved: -SAVE_EVERY, timer: null, drawn: true};
   const {messages, forgotten} = promptFor(conversation, question, limits);
   runs.set(conversation.id, run);
   keep(conversation);
@@ -69,10 +69,11 @@ function take(run, {token, tool_call: call, tool_result: result, usage}) {
     run.drawn = false;
     requestAnimationFrame(() => { run.drawn = true; drawRun(run); });
   }
-  if (performance.now() - run.saved > SAVE_EVERY) {
+  run.timer ??= setTimeout(() => {   // the last words too are kept, should nothing follow for long
+    run.timer = null;
     run.saved = performance.now();
-    keep(run.conversation);
-  }
+    if (runs.get(run.conversation.id) === run) keep(run.conversation);
+  }, Math.max(0, run.saved + SAVE_EVERY - performance.now()));
 }
 
 function drawRun(run) {
