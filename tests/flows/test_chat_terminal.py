@@ -87,7 +87,9 @@ def test_history_settings_and_control_keys(model: Path, tmp_path: Path) -> None:
         terminal.type(CTRL_C)
         terminal.wait_for(r" \[stopped\]\r\n> $")
 
-        terminal.type("half a li" + CTRL_C)
+        terminal.type("half a li")
+        terminal.wait_for("half a li$")  # so that the line is being read
+        terminal.type(CTRL_C)
         terminal.wait_for(r"Ctrl-C again leaves\.\r\n> $")
         terminal.type("/topk\r")  # between two of them: nobody leaves
         terminal.wait_for("top_k 50\r\n> $")
