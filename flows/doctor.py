@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from infra.placement import count_gpus, count_threads
 from infra.prefect_server import ServerError, check_answers, configured_api_url, find_server
 from infra.storage.open import open_store
 from infra.storage.probe import probe
 from nanochat_core.errors import NanochatError
+from nanochat_core.runtime.memory import memory_left
 from tasks.base import TaskError
 from tasks.sandbox import Protections, protections
 
@@ -85,7 +84,7 @@ def examine(*, home: Path, store: str) -> Iterator[Check]:
     yield from check_torch(torch)
     yield check_gpu(torch, devices=count_gpus())
     yield check_threads(count_threads())
-    yield check_memory(available_memory())
+    yield check_memory(memory_left())
     yield check_home(home)
     yield check_store(store)
     yield check_server(home, shared=configured_api_url())
@@ -185,17 +184,6 @@ def check_threads(threads: int) -> Check:
             remedy="tiny is sized for 2 cores: expect it to take twice as long",
         )
     return Check(name="cpu", state="ok", found=f"{threads} threads")
-
-
-def available_memory() -> int:
-    """Bytes that a process may still use: the machine's, or the container's when that is less."""
-    available = psutil.virtual_memory().available
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):  # no cgroup v2, or "max": no limit
-        return available
-    return min(available, limit - used)
 
 
 def check_memory(available: int) -> Check:

@@ -16,7 +16,7 @@ from flows.parallel import in_parallel
 from infra.storage.base import MAX_SEGMENT, Entry, Missing, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
-FORMAT = 3
+FORMAT = 4
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 _THREADS = 8  # small records read at the same time
@@ -84,7 +84,7 @@ def find_run(store: Store, run: str) -> Run | None:
         return None
     try:
         for name in ("overrides", "uses", "place", "weaknesses"):
-            tree[name] = tuple(tree.get(name, ()))
+            tree[name] = tuple(tree[name])
         found = Run(**tree)
     except (TypeError, KeyError) as error:
         raise ArtifactError(f"{store.url}/{key} is not a run's record: {error}") from error
