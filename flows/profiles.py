@@ -247,8 +247,17 @@ def _gpu(run: RunConfig, *, device_batch_size: int = 16) -> Profile:
     )
 
 
-def open_profile(name: str, *, depth: int | None = None, overrides: Sequence[str] = ()) -> Profile:
+def open_profile(
+    name: str,
+    *,
+    depth: int | None = None,
+    overrides: Sequence[str] = (),
+    snapshots: bool = True,
+) -> Profile:
     """The profile called `name`, at `depth` if given, with `section.name=value` overrides.
+
+    Without `snapshots` it is not looked at what text and datasets this machine has: for stages that
+    are made from artifacts alone.
 
     Raises ConfigError for an unknown profile, a depth below 1, an unknown setting or a wrong value.
     """
@@ -261,6 +270,8 @@ def open_profile(name: str, *, depth: int | None = None, overrides: Sequence[str
     for override in overrides:
         _apply(RunConfig, tree, override)
     run = RunConfig.from_tree(tree, where="the run")
+    if not snapshots:
+        return dataclasses.replace(profile, run=run)
     shards = dataclasses.replace(run.shards, snapshot=_snapshot(run.shards))
     run = dataclasses.replace(run, shards=shards, task_data=with_snapshots(run.task_data))
     return dataclasses.replace(profile, run=run)

@@ -41,8 +41,10 @@ class Placement:
 
     home: Path  # work directories, fetched artifacts, Prefect's database
     store: str  # URL of the artifact store: file:///path or s3://bucket/prefix
-    gpus: int  # processes of a GPU stage; 0: one process on the CPU
+    gpus: int  # processes of a GPU stage on each node; 0: one process on the CPU
     resources: Resources  # the part that a job sees
+    nodes: int = 1  # machines that a GPU stage takes
+    pool: str | None = None  # Prefect work pool whose workers run GPU stages; None: right here
 
     def __post_init__(self) -> None:
         assert self.resources.device == device_for(self.gpus)

@@ -1,0 +1,106 @@
+"""One stage that somebody else is to build: a worker of another pool, or a process on another host.
+
+An order is strings and numbers, so that it can be the parameters of a Prefect run or the words of a
+command. Whoever carries it out works the fingerprint out again, and refuses when it is not the one
+that was ordered: then the code or the machine over there differs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from flows.artifacts import find_manifest
+from flows.build import Built, Site, Watch, build
+from flows.fingerprint import Code, Identity, identify, short
+from flows.manifest import Manifest
+from flows.profiles import make_placement, open_profile
+from flows.references import check_stage
+from flows.stages import Stage, stage_named
+from infra.placement import default_home
+from infra.storage.open import open_store
+from nanochat_core.errors import ArtifactError, ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be built, for whom and where. Every field is plain JSON."""
+
+    stage: str
+    fingerprint: str  # 64 hex digits: what the one who orders it works out
+    inputs: tuple[str, ...]  # stage/fingerprint of each input, in the table's order
+    profile: str
+    depth: int | None = None
+    overrides: tuple[str, ...] = ()
+    run: str  # id of the run it is for
+    force: bool = False
+    store: str
+    gpus: int | None = None  # of each node
+    nodes: int = 1
+    place: tuple[str, ...] = ()
+    strict: bool = False
+
+    @property
+    def name(self) -> str:
+        """As people call it: stage/fingerprint."""
+        return f"{self.stage}/{short(self.fingerprint)}"
+
+
+def carry_out(order: Order, *, watch: Watch) -> Built:
+    """Build what is ordered on this machine, or find that it exists.
+
+    Raises ConfigError when this machine would build something else, ArtifactError when an input is
+    not in the store, and what `flows.build.build` raises.
+    """
+    stage, site, inputs = open_order(order, watch=watch)
+    check_same(order, stage, site, inputs)
+    return build(stage, site, inputs, force=order.force)
+
+
+def open_order(order: Order, *, watch: Watch) -> tuple[Stage, Site, dict[str, Manifest]]:
+    """The stage, this machine as its site, and the inputs' manifests by stage."""
+    stage = stage_named(check_stage(order.stage))
+    opened = open_profile(
+        order.profile, depth=order.depth, overrides=order.overrides, snapshots=False
+    )
+    home = default_home()
+    placement = make_placement(
+        opened.pace, home=home, store=order.store, gpus=order.gpus, settings=order.place
+    )
+    home.mkdir(parents=True, exist_ok=True)
+    site = Site(
+        run=opened.run,
+        run_id=order.run,
+        placement=replace(placement, nodes=order.nodes),
+        store=open_store(order.store),
+        watch=watch,
+        strict=order.strict,
+    )
+    found = [_input(site, name) for name in order.inputs]
+    return stage, site, {manifest.stage: manifest for manifest in found}
+
+
+def check_same(order: Order, stage: Stage, site: Site, inputs: Mapping[str, Manifest]) -> Identity:
+    """What this machine would build, which is what was ordered. Raises ConfigError when not."""
+    if missing := [source.name for source in stage.inputs if source.name not in inputs]:
+        raise ConfigError(f"the order of {order.name} lacks its input {missing[0]}")
+    digests = {source.name: inputs[source.name].digest for source in stage.inputs}
+    code = Code(site.root, cache=site.work / "code.json")
+    ours = identify(stage, site.run, digests, code=code)
+    if ours.fingerprint != order.fingerprint:
+        raise ConfigError(
+            f"{order.name} was ordered, but this machine would build "
+            f"{stage.name}/{short(ours.fingerprint)}",
+            hint="give worker and caller the same version of the code",
+        )
+    return ours
+
+
+def _input(site: Site, name: str) -> Manifest:
+    stage, _, fingerprint = name.partition("/")
+    manifest = find_manifest(site.store, stage, fingerprint)
+    if manifest is None:
+        raise ArtifactError(
+            f"{stage}/{short(fingerprint)} is not in {site.store.url}",
+            hint="the worker must use the same store as the run: a directory is seen by one "
+            "machine only",
+        )
+    return manifest
