@@ -42,7 +42,7 @@ from tasks import multiple_choice
 
 VOCAB = 32768
 SINGLE, PAIRS = 256, VOCAB - 256 - len(SPECIAL_TOKENS)
-POOL = 16  # examples of a task to draw shots from
+POOL = 16  # examples of a task at least: shots are drawn from them
 MC, SCHEMA, LM = "multiple_choice", "schema", "language_modeling"
 
 
@@ -101,7 +101,10 @@ def main() -> None:
     if checkout is None:
         print("NANOCHAT_DIR is not set: there is no peer to compare with", file=sys.stderr)
     tokenizer = make_tokenizer()
-    tasks = {name: make_task(name, shape) for name, shape in SHAPES.items()}
+    tasks = {
+        name: make_task(name, shape, count=max(POOL, options.core))
+        for name, shape in SHAPES.items()
+    }
     chats = make_chats(options)
     models = {p: make_model(options.depth, tokenizer, p) for p in options.precisions}
     runs = {
@@ -295,11 +298,11 @@ def make_model(depth: int, tokenizer: Tokenizer, precision: str) -> GPT:
     return model.eval()
 
 
-def make_task(name: str, shape: Shape) -> CoreTask:
-    """Examples of this shape, and as many as shots are drawn from."""
+def make_task(name: str, shape: Shape, *, count: int) -> CoreTask:
+    """So many examples of this shape; shots are drawn from them too."""
     rng = random.Random(name)
     items: list[dict[str, Any]] = []
-    for _ in range(POOL):
+    for _ in range(count):
         question, gold = say(rng, shape.question), rng.randrange(shape.options)
         options = [say(rng, shape.option) for _ in range(shape.options)]
         if shape.kind == MC:

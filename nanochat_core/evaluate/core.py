@@ -25,12 +25,11 @@ from nanochat_core.evaluate.core_questions import Question, make_question
 from nanochat_core.evaluate.core_tasks import OPTIONS, CoreSuite, CoreTask
 from nanochat_core.evaluate.intervals import Interval, centred, mean_of, share_of
 from nanochat_core.model.gpt import GPT
-from nanochat_core.model.trees import Pack, packs_of
+from nanochat_core.model.trees import Pack, packs_of, tokens_of_pack
 from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.tokenizer.bpe import Tokenizer
 
-PACK_TOKENS = 4096  # of a pass through the model
 BLOCK = 128  # examples that a rank takes at a time
 HEAD_ROWS = 1024  # logits of so many rows at a time
 
@@ -154,7 +153,7 @@ def answer(model: GPT, questions: Sequence[Question], *, greedy: bool) -> list[i
     judge = _judge_greedy if greedy else _judge_options
     answers: list[int] = []
     waiting: tuple[Sequence[Question], Tensor] | None = None
-    for part in packs_of((q.tree.num_tokens for q in questions), PACK_TOKENS):
+    for part in packs_of((q.tree.num_tokens for q in questions), tokens_of_pack(device)):
         HEART.beat("evaluating")
         some = questions[part.start : part.stop]
         pack = Pack([q.tree for q in some], device)

@@ -9,13 +9,11 @@ import torch
 
 from nanochat_core.errors import DataError
 from nanochat_core.model.gpt import GPT
-from nanochat_core.model.trees import Pack, Tree, packs_of
+from nanochat_core.model.trees import Pack, Tree, packs_of, tokens_of_pack
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
 from tasks.base import Conversation
-
-PACK_TOKENS = 4096  # of a pass through the model
 
 
 def has_letters(conversation: Conversation) -> bool:
@@ -40,7 +38,7 @@ def likeliest_letters(
     every = torch.tensor(wanted, device=device)
     # Read at the end: a GPU is not waited for.
     scores = [torch.zeros(0, len(wanted))]
-    for part in packs_of((tree.num_tokens for tree in trees), PACK_TOKENS):
+    for part in packs_of((tree.num_tokens for tree in trees), tokens_of_pack(device)):
         HEART.beat("evaluating")
         pack = Pack(trees[part.start : part.stop], device)
         scores.append(model.scores_of(pack.read(model), every).float())

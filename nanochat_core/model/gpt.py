@@ -265,7 +265,7 @@ class GPT(nn.Module):
 
         tokens, parents, positions (N,) int64: the token before token i is token parents[i], -1 at a
         root, and positions[i] counts its ancestors. `mix` says what each sees, see
-        model/tree_attention.py; of the last layer nothing but `rows` is computed.
+        model/trees.py; of the last layer nothing but `rows` is computed.
         """
         x = self._embed(tokens[None])
         if self.config.smear:

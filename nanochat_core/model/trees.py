@@ -26,6 +26,7 @@ from nanochat_core.model.attention_backends import mixed
 from nanochat_core.model.gpt import GPT, Attend
 
 TRUNK = -1  # the branch of tokens that all branches share
+_CPU_TOKENS, _GPU_TOKENS = 1024, 4096  # of a pass: what stays in a CPU's cache, what fills a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +139,11 @@ class Pack:
         mask = (distance >= 0) & (distance <= window)
         mask &= (branch == TRUNK) | (self._branch[asking][:, None] == branch)
         return _Block(queries=queries, keys=keys, mask=torch.from_numpy(mask).to(self._device))
+
+
+def tokens_of_pack(device: torch.device) -> int:
+    """How many tokens a pass through the model had best have."""
+    return _CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS
 
 
 def packs_of(sizes: Iterable[int], most: int) -> Iterator[range]:
