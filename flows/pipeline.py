@@ -31,6 +31,8 @@ from nanochat_core.errors import StoreError
 
 REPORT_PAGE = "report.html"
 _REPORT_TEXT = "report.md"
+# A spot machine is taken a few times a day; what is lost more often than this has another fault.
+RETRIES = 5
 _MOST_TEXT = 200_000  # bytes; larger artifacts make Prefect's pages slow
 
 
@@ -76,6 +78,9 @@ def nanochat(
     store: str | None = None,
     gpus: int | None = None,
     place: tuple[str, ...] = (),
+    nodes: int = 1,
+    pool: str | None = None,
+    retries: int = RETRIES,
     strict: bool = False,
 ) -> Outcome:
     """Train, evaluate and report a model; whatever is up to date is reused.
@@ -91,6 +96,9 @@ def nanochat(
         store: URL of the artifact store; by default the one this machine is set up for.
         gpus: GPUs to use, 0 for the CPU; by default all that the profile can fill.
         place: Changed settings of the placement, each as name=value.
+        nodes: Machines that each GPU stage takes; more than one needs a pool.
+        pool: Work pool whose workers run the GPU stages; by default this very process does.
+        retries: How often a stage that was lost is started again.
         strict: Whether code that a fingerprint does not see is an error.
     """
     caller = CALLER.get()
@@ -102,6 +110,7 @@ def nanochat(
         gpus=gpus,
         settings=place,
     )
+    placement = replace(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     site = Site(
         run=opened.run,
