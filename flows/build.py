@@ -108,23 +108,40 @@ def build(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bo
         raise
 
 
-def _reuse_or_build(
-    stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bool
-) -> Built:
+@dataclass(frozen=True, kw_only=True)
+class Sought:
+    """What a stage makes of its inputs, and its artifact if that need not be built."""
+
+    identity: Identity
+    redo: bool  # even if it is there
+    manifest: Manifest | None  # kept by the run's record
+
+
+def seek(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bool) -> Sought:
+    """Look whether the artifact of `stage` made from `inputs` is there, as `build` does first."""
     digests = {source.name: inputs[source.name].digest for source in stage.inputs}
     # The files are read now, not at the start of the run: they are what the job will import.
     code = Code(site.root, cache=site.work / "code.json")
     identity = identify(stage, site.run, digests, code=code)
     found = _find(site, identity)
     redo = force and (found is None or found.provenance.run != site.run_id)
-    if found is not None and not redo and (kept := _keep(site, identity)):
-        return _reuse(site, kept)
+    kept = _keep(site, identity) if found is not None and not redo else None
+    return Sought(identity=identity, redo=redo, manifest=kept)
+
+
+def _reuse_or_build(
+    stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bool
+) -> Built:
+    sought = seek(stage, site, inputs, force=force)
+    if sought.manifest is not None:
+        return reuse(site, sought.manifest)
+    identity, redo = sought.identity, sought.redo
     while True:
         with hold_turn(_turn(stage, site, identity, redo=redo)) as turn:
             found = find_manifest(site.store, identity.stage, identity.fingerprint)
             unwanted = redo or (found is not None and find_revoked(site.store, found) is not None)
             if found is not None and not unwanted and (kept := _keep(site, identity)):
-                return _reuse(site, kept)  # built by whoever had the lease before
+                return reuse(site, kept)  # built by whoever had the lease before
             if isinstance(turn, Manifest):  # collected while we waited for the collection's end
                 continue
             _put_aside(site, identity, found, redo=redo, fence=turn.check)
@@ -210,7 +227,8 @@ def leaked_modules(identity: Identity, imported: Iterable[str]) -> list[str]:
     return [n for n in names if n not in code and n not in CARRIERS and n not in packages]
 
 
-def _reuse(site: Site, manifest: Manifest) -> Built:
+def reuse(site: Site, manifest: Manifest) -> Built:
+    """An artifact that is there. Says so."""
     uri = uri_of(site.store, manifest)
     site.watch(manifest.stage, {"kind": "cached", "uri": uri})
     return Built(manifest=manifest, uri=uri, cached=True)

@@ -1,6 +1,7 @@
 """Starts one job's worker processes on this machine, watches them, and says how the job ended.
 
-One process runs directly; several run under torchrun. The workers write files and never to a pipe
+One process runs directly; several run under torchrun, also on several machines (meeting.py), each
+of which starts and watches its own. The workers write files and never to a pipe
 of ours, so they outlive us long enough to save. They are started by the thread that watches them:
 the kernel's "parent died" signal, which keeps orphans from training on, follows that thread.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
 from infra.launch.hang import Hang, HangWatch, find_place, pulses_of
+from infra.launch.meeting import Meeting
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.heartbeat import forget_pulses
@@ -40,9 +42,12 @@ class StageInterrupted(StageError):
 class JobFailed(StageError):
     """The job ended without a result, by a mistake of ours or of the machine."""
 
-    def __init__(self, message: str, *, hint: str | None, log_tail: str) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None, log_tail: str, cause: str | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.log_tail = log_tail  # the last lines the failing process wrote
+        self.cause = cause  # the exception's type; None when it was killed or stood still
 
 
 def run_job(
@@ -53,6 +58,7 @@ def run_job(
     stop: threading.Event | None = None,
     root: Path | None = None,
     steps: int | None = None,
+    meeting: Meeting | None = None,
 ) -> Result:
     """Run `job` in `processes` workers until it ends; each progress event is passed to `on_event`.
 
@@ -61,6 +67,9 @@ def run_job(
     raised here while the workers run (Ctrl-C, a cancelled flow run, an error of `on_event`) stops
     them first. With `root` the workers run the code of the repository that lies there; with `steps`
     they are interrupted after so many, their state saved, unless they come to their end before.
+    With a `meeting` they are this machine's part of a job of several machines, `processes` on each.
+    Only node 0 is left a result; elsewhere an empty one says that the ranks here ended well, and a
+    JobFailed that they did not, whatever the reason: node 0 knows it.
 
     Raises StageInterrupted when the job saved and stopped, JobFailed when it broke or stood still
     for the resources' `hang_seconds`, and StageError with the worker's own message and hint when
@@ -75,23 +84,29 @@ def run_job(
             (job.directory / name).unlink(missing_ok=True)
         forget_pulses(pulses_of(job))
         events = _Tail.after_last_attempt(job.events)
-    watch = HangWatch(job)
+    # On other machines node 0 watches: a rank that hangs there makes its own stand still. Theirs
+    # are silent for a reason while rank 0 waits for its disk or for their files.
+    watch = None if meeting is not None and meeting.node else HangWatch(job)
+    first_rank = meeting.first_rank(processes) if meeting else 0
 
     def look() -> None:
         events.pass_to(on_event)
-        if hang := watch.find():
+        if watch is not None and (hang := watch.find()):
             watch.dump_stacks()
             raise _hung(job, hang)
 
     with (job.directory / "worker.log").open("wb") as log:
         returncode = _supervise(
-            _command(path, processes),
-            _environment(job, processes, root=root, steps=steps),
+            _command(path, processes, meeting),
+            _environment(job, processes, root=root, steps=steps)
+            | (meeting.environment() if meeting else {}),
             log,
             look,
             stop,
         )
-    return _classify(job, returncode, asked_to_stop=stop.is_set())
+    if first_rank and not returncode:
+        return Result(status="finished", metrics={}, modules=())
+    return _classify(job, returncode, asked_to_stop=stop.is_set(), first_rank=first_rank)
 
 
 def replay_line(job: Job) -> str:
@@ -99,14 +114,14 @@ def replay_line(job: Job) -> str:
     return f"python -m nanochat_core.worker {shlex.quote(str(job.directory / 'job.json'))}"
 
 
-def _command(path: Path, processes: int) -> list[str]:
-    if processes == 1:
+def _command(path: Path, processes: int, meeting: Meeting | None) -> list[str]:
+    if processes == 1 and meeting is None:
         return [sys.executable, "-m", "nanochat_core.worker", str(path)]
     return [
         sys.executable,
         "-m",
         "infra.launch.agent",
-        "--standalone",
+        *(meeting.words() if meeting else ["--standalone"]),
         f"--nproc-per-node={processes}",
         "--redirects=3",
         f"--log-dir={path.parent / 'ranks'}",
@@ -235,7 +250,7 @@ class _Tail:
                     on_event(cast("dict[str, Any]", event))
 
 
-def _classify(job: Job, returncode: int, *, asked_to_stop: bool) -> Result:
+def _classify(job: Job, returncode: int, *, asked_to_stop: bool, first_rank: int) -> Result:
     """The files decide; exit codes are lost behind torchrun.
 
     When a rank fails, torchrun interrupts the others, and when all are asked to stop, a slow rank
@@ -251,29 +266,30 @@ def _classify(job: Job, returncode: int, *, asked_to_stop: bool) -> Result:
             f"{job.stage} was interrupted", hint="run the same command again: it goes on from there"
         )
     if error is not None:
-        raise _failure(job, error)
+        raise _failure(job, error, first_rank=first_rank)
     if result is not None:
         return result
     raise JobFailed(
         f"{job.stage} ended without a result: {_how_it_ended(returncode)}",
         hint=_hint_for_bug(job),
-        log_tail=_log_tail(job, rank=None),
+        log_tail=_log_tail(job, local_rank=None),
     )
 
 
-def _failure(job: Job, error: dict[str, Any]) -> StageError:
+def _failure(job: Job, error: dict[str, Any], *, first_rank: int) -> StageError:
     if error["expected"]:
         return StageError(f"{job.stage}: {error['message']}", hint=error["hint"])
     first_line = (error["message"].splitlines() or [""])[0]
     return JobFailed(
         f"{job.stage} failed on rank {error['rank']}: {error['type']}: {first_line}",
         hint=_hint_for_bug(job),
-        log_tail=_log_tail(job, rank=error["rank"]),
+        log_tail=_log_tail(job, local_rank=error["rank"] - first_rank),
+        cause=error["type"],
     )
 
 
 def _hung(job: Job, hang: Hang) -> JobFailed:
-    log = _log_tail(job, rank=hang.rank)
+    log = _log_tail(job, local_rank=hang.rank)  # of node 0, where both are the same
     place = find_place(log)
     where = f"{hang.doing}, after {hang.steps} steps" + (f", at {place}" if place else "")
     return JobFailed(
@@ -308,11 +324,11 @@ def _how_it_ended(returncode: int) -> str:
     return f"killed by {name}{reason}"
 
 
-def _log_tail(job: Job, *, rank: int | None) -> str:
+def _log_tail(job: Job, *, local_rank: int | None) -> str:
     """The last lines of the failing rank's own log where torchrun kept one, else of worker.log."""
     path = job.directory / "worker.log"
-    if rank is not None:
-        logs = job.directory.glob(f"ranks/*/attempt_*/{rank}/stderr.log")
+    if local_rank is not None:
+        logs = job.directory.glob(f"ranks/*/attempt_*/{local_rank}/stderr.log")
         path = max(logs, key=lambda log: log.stat().st_mtime, default=path)
     with path.open("rb") as file:
         file.seek(0, os.SEEK_END)
