@@ -7,16 +7,27 @@ late runs ends as Cached. Each run is in the store as eval-{name}; what they fou
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from pydantic import Field
 
 from flows.build import Built, Site
+from flows.forms import (
+    AgainstField,
+    DropField,
+    GpusField,
+    MetricField,
+    ModelField,
+    OverridesField,
+    PlaceField,
+    StoreField,
+    StrictField,
+    SuiteField,
+)
 from flows.manifest import Manifest
 from flows.pipeline import CALLER, Outcome, run_pipeline, tell_nobody, tell_weaknesses
 from flows.profiles import make_placement
@@ -25,7 +36,6 @@ from flows.runs import Run, new_run_id, timestamp
 from flows.stages import Stage
 from flows.suites import (
     DROP,
-    Against,
     Rule,
     check_metric,
     history_name,
@@ -63,16 +73,16 @@ def _name_flow_run() -> str:
 
 @flow(name="nanochat-eval", flow_run_name=_name_flow_run, retries=0, persist_result=False)
 def nanochat_eval(
-    model: str = "main",
-    profile: str | None = None,
-    overrides: tuple[str, ...] = (),
-    metric: str | None = None,
-    drop: Annotated[float, Field(ge=0)] = DROP,
-    against: Against = "previous",
-    store: str | None = None,
-    gpus: int | None = None,
-    place: tuple[str, ...] = (),
-    strict: bool = False,
+    model: ModelField = "main",
+    profile: SuiteField = None,
+    overrides: OverridesField = (),
+    metric: MetricField = None,
+    drop: DropField = DROP,
+    against: AgainstField = "previous",
+    store: StoreField = None,
+    gpus: GpusField = None,
+    place: PlaceField = (),
+    strict: StrictField = False,
 ) -> Evaluated:
     """Judge a model; one that did not change since costs nothing. Tells of it when it got worse.
 

@@ -17,6 +17,22 @@ from prefect.runtime import flow_run
 from flows.build import Built, Site, Watch
 from flows.cache import fetch
 from flows.fingerprint import short
+from flows.forms import (
+    DepthField,
+    ForceField,
+    FromStageField,
+    GpusField,
+    NodesField,
+    OverridesField,
+    PlaceField,
+    PoolField,
+    ProfileField,
+    RetriesField,
+    RunNameField,
+    StoreField,
+    StrictField,
+    UseField,
+)
 from flows.given import open_given, stages_with
 from flows.manifest import Manifest
 from flows.plan import STATES, Plan, make_plan
@@ -68,20 +84,20 @@ def _name_flow_run() -> str:
 
 @flow(name="nanochat", flow_run_name=_name_flow_run, retries=0, persist_result=False)
 def nanochat(
-    profile: str = "tiny",
-    depth: int | None = None,
-    overrides: tuple[str, ...] = (),
-    from_stage: str | None = None,
-    force: tuple[str, ...] = (),
-    use: tuple[str, ...] = (),
-    run_name: str | None = None,
-    store: str | None = None,
-    gpus: int | None = None,
-    place: tuple[str, ...] = (),
-    nodes: int = 1,
-    pool: str | None = None,
-    retries: int = RETRIES,
-    strict: bool = False,
+    profile: ProfileField = "tiny",
+    depth: DepthField = None,
+    overrides: OverridesField = (),
+    from_stage: FromStageField = None,
+    force: ForceField = (),
+    use: UseField = (),
+    run_name: RunNameField = None,
+    store: StoreField = None,
+    gpus: GpusField = None,
+    place: PlaceField = (),
+    nodes: NodesField = 1,
+    pool: PoolField = None,
+    retries: RetriesField = RETRIES,
+    strict: StrictField = False,
 ) -> Outcome:
     """Train, evaluate and report a model; whatever is up to date is reused.
 
