@@ -1,0 +1,231 @@
+"""All laws y = floor + scale * x^-exponent beside a few points, and which of them fit.
+
+For a given exponent the law is linear in floor and scale, so the best of all laws is found by a
+search along the exponent alone, with no starting point to guess. What is made small are relative
+residuals: (law - y) / y. A floor is never below 0.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+# The exponent times log(largest x / smallest x): from nearly flat to a fall of e^60.
+_LEAST_FALL, _MOST_FALL, _GRID = 1e-4, 60.0, 2001
+_ZOOMS, _ZOOM_GRID = 4, 201
+_BISECTIONS = 60
+# Student's t for 95 %, two-sided, from 1 degree of freedom on.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """What the points allow, at 95 %."""
+
+    low: float
+    high: float
+
+
+class Family:
+    """Laws with or without a floor. Of points at two places or more."""
+
+    def __init__(self, points: Sequence[tuple[float, float]], *, has_floor: bool) -> None:
+        x, y = (np.array(column) for column in zip(*points, strict=True))
+        self._logs: Array = np.log(x)
+        self._centre = float(self._logs.mean())
+        self.span = float(self._logs.max() - self._logs.min())
+        self._weights: Array = 1.0 / y
+        self._has_floor = has_floor
+        self.freedom = len(points) - (3 if has_floor else 2)
+        self._grid: Array = np.geomspace(_LEAST_FALL, _MOST_FALL, _GRID) / self.span
+        self.exponent = self._search()  # of the best law
+        best = self._solve(np.array([self.exponent]))
+        self.floor = float(best.floor[0])
+        self.scale = float(best.scale[0]) * math.exp(self.exponent * self._centre)
+        self._least = float(best.squares[0])
+
+    @property
+    def scatter(self) -> float:
+        """Relative standard deviation of the points about the best law, if they are free."""
+        return math.sqrt(self._least / self.freedom)
+
+    @property
+    def student(self) -> float:
+        """Student's t for the freedom that is left."""
+        return _T95[min(self.freedom, len(_T95)) - 1]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether exponents up to an end of what was searched fit."""
+        found = self.exponents()
+        return found.low <= self._grid[0] or found.high >= self._grid[-1]
+
+    def exponents(self) -> Range:
+        """The exponents of all laws that fit."""
+        alphas, _ = self._fitting()
+        return Range(low=float(alphas[0]), high=float(alphas[-1]))
+
+    def floors(self) -> Range:
+        """The floors of all laws that fit."""
+        alphas, limit = self._fitting()
+        free = self._solve(alphas).free
+        assert free is not None
+        reach = np.sqrt(np.maximum(limit - free.squares, 0.0) * free.floor_variance)
+        fits = (free.squares <= limit) & (free.floor + reach >= 0)
+        if not fits.any():
+            return Range(low=0.0, high=0.0)
+        low = np.maximum((free.floor - reach)[fits], 0.0)
+        return Range(low=float(low.min()), high=float((free.floor + reach)[fits].max()))
+
+    def values_at(self, x: float) -> Range:
+        """The y at `x` of all laws that fit."""
+        alphas, limit = self._fitting()
+        solved = self._solve(alphas)
+        phi = np.exp(-alphas * (math.log(x) - self._centre))
+        ends = _plain_ends(solved.plain, phi, limit)
+        if solved.free is not None:
+            ends = np.concatenate([ends, _free_ends(solved.free, phi, limit)])
+        return Range(low=float(ends.min()), high=float(ends.max()))
+
+    def _fitting(self) -> tuple[Array, float]:
+        """Exponents from the least to the largest that fits, and the largest sum of squares."""
+        limit = self._least * (1 + self.student**2 / self.freedom)
+        places = np.flatnonzero(self._solve(self._grid).squares <= limit)
+        above = int(np.searchsorted(self._grid, self.exponent))
+        first = min(int(places[0]) if len(places) else above, above)
+        last = max(int(places[-1]) if len(places) else above - 1, above - 1)
+        low = self._edge(limit, min(self.exponent, self._at(first)), first - 1)
+        high = self._edge(limit, max(self.exponent, self._at(last)), last + 1)
+        return np.linspace(low, high, _GRID), limit
+
+    def _at(self, place: int) -> float:
+        return float(self._grid[min(max(place, 0), _GRID - 1)])
+
+    def _edge(self, limit: float, fitting: float, place: int) -> float:
+        """Where laws cease to fit, between an exponent and the next one of the grid."""
+        if not 0 <= place < _GRID:
+            return fitting
+        good, bad = fitting, self._at(place)
+        for _ in range(_BISECTIONS):
+            middle = (good + bad) / 2
+            if self._solve(np.array([middle])).squares[0] <= limit:
+                good = middle
+            else:
+                bad = middle
+        return good
+
+    def _search(self) -> float:
+        """The exponent with the least sum of squares: of the grid, then between its neighbours."""
+        grid: Array = self._grid
+        for _ in range(_ZOOMS):
+            place = int(self._solve(grid).squares.argmin())
+            low, high = float(grid[max(place - 1, 0)]), float(grid[min(place + 1, len(grid) - 1)])
+            grid = np.linspace(low, high, _ZOOM_GRID, dtype=np.float64)
+        return float(grid[int(self._solve(grid).squares.argmin())])
+
+    def _solve(self, alphas: Array) -> "_Solved":
+        """The best law of each exponent."""
+        c1 = self._weights
+        c2: Array = c1 * np.exp(-alphas[:, None] * (self._logs - self._centre))
+        plain = _solve_plain(c2)
+        if not self._has_floor:
+            return _Solved(
+                floor=np.zeros_like(alphas), scale=plain.scale, squares=plain.squares, plain=plain
+            )
+        free = _solve_free(c1, c2)
+        is_law = (free.floor >= 0) & (free.scale > 0)
+        return _Solved(
+            floor=np.where(is_law, free.floor, 0.0),
+            scale=np.where(is_law, free.scale, plain.scale),
+            squares=np.where(is_law, free.squares, plain.squares),
+            plain=plain,
+            free=free,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plain:
+    """The best law without a floor, for each of several exponents."""
+
+    scale: Array  # of x over the points' geometric mean
+    squares: Array
+    variance: Array  # of scale, where the residuals' is 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Free:
+    """The best law with a floor of whatever sign, for each of several exponents."""
+
+    floor: Array
+    scale: Array
+    squares: Array
+    overlap: Array  # how much of a constant is in the power
+    constant_variance: float
+    scale_variance: Array
+
+    @property
+    def floor_variance(self) -> Array:
+        return self.constant_variance + self.overlap**2 * self.scale_variance
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Solved:
+    """The best law that is allowed, for each of several exponents."""
+
+    floor: Array
+    scale: Array
+    squares: Array
+    plain: _Plain
+    free: _Free | None = None
+
+
+def _solve_plain(c2: Array) -> _Plain:
+    variance = 1.0 / (c2**2).sum(1)
+    scale = c2.sum(1) * variance
+    return _Plain(
+        scale=scale, squares=((scale[:, None] * c2 - 1.0) ** 2).sum(1), variance=variance
+    )
+
+
+def _solve_free(c1: Array, c2: Array) -> _Free:
+    constant = float(c1 @ c1)
+    overlap = (c2 @ c1) / constant
+    rest = c2 - overlap[:, None] * c1  # what of the power is not a constant
+    variance = 1.0 / np.maximum((rest**2).sum(1), 1e-300)
+    scale = rest.sum(1) * variance
+    floor = float(c1.sum()) / constant - scale * overlap
+    residuals = floor[:, None] * c1 + scale[:, None] * c2 - 1.0
+    return _Free(
+        floor=floor,
+        scale=scale,
+        squares=(residuals**2).sum(1),
+        overlap=overlap,
+        constant_variance=1.0 / constant,
+        scale_variance=variance,
+    )
+
+
+def _plain_ends(plain: _Plain, phi: Array, limit: float) -> Array:
+    """The least and the largest y where x^-exponent is phi, of laws without a floor that fit."""
+    fits = plain.squares <= limit
+    reach = np.sqrt(np.maximum(limit - plain.squares, 0.0) * plain.variance)
+    return np.concatenate([(phi * (plain.scale + sign * reach))[fits] for sign in (-1, 1)])
+
+
+def _free_ends(free: _Free, phi: Array, limit: float) -> Array:
+    """The same of laws with a floor: the ends of an ellipse, one for each exponent. Where an end
+    has a floor below 0, the last law that is allowed has none."""
+    lean = phi - free.overlap
+    variance = free.constant_variance + lean**2 * free.scale_variance
+    reach = np.sqrt(np.maximum(limit - free.squares, 0.0) * variance)
+    shift = (free.constant_variance - free.overlap * lean * free.scale_variance) / variance
+    found: list[Array] = []
+    for way in (-reach, reach):
+        is_law = (free.squares <= limit) & (free.floor + way * shift >= 0)
+        found.append((free.floor + phi * free.scale + way)[is_law])
+    return np.concatenate(found)
