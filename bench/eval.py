@@ -86,6 +86,7 @@ WRITTEN = 30  # words of a question whose answer is to be written
 def main() -> None:
     """Measure, and print a table and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", nargs="+", choices=(*SHAPES, "categorical", "generative"))
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--core", type=int, default=3, help="questions of each shape")
     parser.add_argument("--categorical", type=int, default=32, help="questions")
@@ -111,6 +112,8 @@ def main() -> None:
         f"ours {precision}": our_cases(model, tokenizer, tasks, chats, options)
         for precision, model in models.items()
     }
+    for side, of_side in runs.items():
+        runs[side] = {n: run for n, run in of_side.items() if n in (options.cases or of_side)}
     with contextlib.ExitStack() as stack:
         if checkout is not None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -159,10 +162,11 @@ def summarise(found: dict[str, Any], *, compared: bool) -> dict[str, Any]:
             for side in names
             for unit in ("cpu", "wall")
         }
-    rates["core"] = {
-        key: len(SHAPES) / sum(1 / rates[case][key] for case in SHAPES)
-        for key in rates[next(iter(SHAPES))]
-    }
+    if set(SHAPES) <= set(rates):
+        rates["core"] = {
+            key: len(SHAPES) / sum(1 / rates[case][key] for case in SHAPES)
+            for key in rates[next(iter(SHAPES))]
+        }
     report: dict[str, Any] = {"rates": rates, "ratios": {}, "equal": {}}
     for case, of_case in rates.items():
         line = [f"{case:12}"]

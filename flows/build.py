@@ -44,10 +44,10 @@ from nanochat_core.section import Section
 #     cached    {"uri"}                    the artifact exists; nothing was done
 #     waiting   {"text"}                   for another process; said now and again
 #     fetching  {"inputs"}                 names of stages
-#     building  {"fingerprint", "processes"}   the job starts
+#     building  {"fingerprint", "processes", "directory"}   the job starts, in its directory
 #     warning   {"text"}
 #     finished  {"uri", "seconds", "metrics"}
-#     failed    {"error", "log_tail"}
+#     failed    {"error", "hint", "log_tail"}   hint: None when there is none
 #     interrupted {}
 Watch: TypeAlias = Callable[[str, dict[str, Any]], None]
 
@@ -104,7 +104,8 @@ def build(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bo
         raise
     except NanochatError as error:
         log_tail = error.log_tail if isinstance(error, JobFailed) else ""
-        site.watch(stage.name, {"kind": "failed", "error": str(error), "log_tail": log_tail})
+        event = {"error": str(error), "hint": error.hint, "log_tail": log_tail}
+        site.watch(stage.name, {"kind": "failed", **event})
         raise
 
 
@@ -248,7 +249,12 @@ def _build(
         job = _make_job(stage, site, identity, _fetch_inputs(stage, site, inputs, cache, lease))
         site.watch(
             stage.name,
-            {"kind": "building", "fingerprint": identity.fingerprint, "processes": processes},
+            {
+                "kind": "building",
+                "fingerprint": identity.fingerprint,
+                "processes": processes,
+                "directory": str(job.directory),
+            },
         )
         with _checkpoints_in_store(site, job, lease):
             append_segment(job, processes=processes)

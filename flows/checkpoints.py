@@ -2,18 +2,21 @@
 
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/...            the files, uploaded first
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/COMMIT.json    put last
+{stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/...        of other nodes: flows/parts.py
+{stage}/{fingerprint}/checkpoints/nodes/...                             flows/calls.py
 
 They are keyed by the fingerprint: another run, another node count or a colleague continues them.
 Each attempt to send one has a place of its own, so nothing that was committed is ever written to
 again. With the tensors go the job's events and segments, which the artifact will keep as its log.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -54,22 +57,28 @@ def send(
     owner: str,
     epoch: int,
     fence: Callable[[], None],
+    there: Collection[File] = (),
 ) -> int:
     """Store the checkpoint in `directory`, a copy of a directory of `job`'s; returns its step.
 
+    Files that are `there` already, by name and contents, are not sent again.
     `fence` raises when the job is not ours any more; it is asked before anything is sent, and again
     right before the commit. Raises StoreError, and ArtifactError when an upload is not all there.
     """
     fence()
     commit = json.loads((directory / _COMMIT).read_text(encoding="utf-8"))
-    attempt = f"{_place(job, commit['step'])}/{uuid.uuid4().hex[:12]}"
+    attempt = f"{place_of(job, commit['step'])}/{uuid.uuid4().hex[:12]}"
     committed: dict[str, Any] = commit["files"]
-    files = [
-        File(path=name, size=item["size"], sha256=item["sha256"], key=f"{attempt}/{name}")
-        for name, item in committed.items()
-    ]
-    for file in files:
-        store.upload(file.key, directory / file.path)
+    known = {(file.path, file.size, file.sha256): file for file in there}
+    files: list[File] = []
+    for name, item in committed.items():
+        file = known.get((name, item["size"], item["sha256"]))
+        if file is None:
+            file = File(
+                path=name, size=item["size"], sha256=item["sha256"], key=f"{attempt}/{name}"
+            )
+            store.upload(file.key, directory / name)
+        files.append(file)
     files += _send_records(store, job, attempt)
     for file in files:
         if (size := store.head(file.key).size) != file.size:
@@ -90,12 +99,15 @@ def send(
 def prune(store: Store, job: Job, *, sent: int) -> None:
     """Remove all but the newest steps up to the one just sent. Raises StoreError.
 
+    Earlier ones that were never committed, of which only parts arrived, go too.
     What is left goes next time. Later steps are what the job passed over when it began; they stay
     as they are, and do not crowd out what it can go on from.
     """
     steps = dict.fromkeys(step for step, _ in _committed(store, _root(job)) if step <= sent)
-    for step in list(steps)[KEEP:]:
-        _remove(store, _place(job, step))
+    kept = list(steps)[:KEEP]
+    for step in _steps(store, job):
+        if step < sent and step not in kept:
+            _remove(store, place_of(job, step))
 
 
 def restore(store: Store, job: Job, *, tell: Tell) -> None:
@@ -122,6 +134,73 @@ def restore(store: Store, job: Job, *, tell: Tell) -> None:
                 hint="check that NANOCHAT_HOME is a directory of yours on a disk with free space",
             ) from error
         return
+
+
+def restore_step(store: Store, job: Job, step: int, *, commit: str, tell: Tell) -> None:
+    """Have the checkpoint of `step` whose commit is `commit`, and no other that counts.
+
+    Later ones are set aside, earlier ones and what was never committed go. Step 0: have none.
+    Raises ArtifactError when the store has no such checkpoint whole, StoreError, StageError.
+    """
+    local = job.checkpoints / f"step-{step:07d}"
+    is_here = step > 0 and is_whole(local) and commit_of(local) == commit
+    for directory in list(job.checkpoints.glob("step-*")):
+        if directory == local and is_here:
+            continue
+        if directory > local and (directory / _COMMIT).exists():
+            _set_aside(directory)
+        else:
+            shutil.rmtree(directory)
+    if is_here or not step:
+        return
+    damage = f"checkpoint step {step} is not in {store.url}/{_root(job)}"
+    for found_step, place in _committed(store, _root(job)):
+        if found_step != step:
+            continue
+        try:
+            found = _open(store, place)
+            if _digest(found.commit) == commit:
+                tell(f"fetching checkpoint step {step}/{found.total} from the store")
+                _fetch(store, found, local, job)
+                return
+        except ArtifactError as error:
+            damage = str(error)
+    raise ArtifactError(damage, hint="node 0 sends it again when it is started again")
+
+
+def settle(job: Job) -> Path | None:
+    """The job's newest whole checkpoint on this machine, after which there is nothing.
+
+    What is no whole checkpoint is set aside, or removed if it was never committed.
+    """
+    for directory in sorted(job.checkpoints.glob("step-*"), reverse=True):
+        if not (directory / _COMMIT).exists():
+            shutil.rmtree(directory)
+        elif is_whole(directory):
+            return directory
+        else:
+            _set_aside(directory)
+    return None
+
+
+def is_stored(store: Store, job: Job, directory: Path) -> bool:
+    """Whether the store has this very checkpoint. Raises StoreError."""
+    commit, step = commit_of(directory), step_of(directory)
+    for found_step, place in _committed(store, _root(job)):
+        with contextlib.suppress(ArtifactError):
+            if found_step == step and _digest(_open(store, place).commit) == commit:
+                return True
+    return False
+
+
+def commit_of(directory: Path) -> str:
+    """What tells the commit of a whole local checkpoint from others of its step."""
+    return _digest(json.loads((directory / _COMMIT).read_text(encoding="utf-8")))
+
+
+def step_of(directory: Path) -> int:
+    """The step of a checkpoint's directory."""
+    return int(directory.name.removeprefix("step-"))
 
 
 def find_steps(store: Store, stage: str, fingerprint: str) -> tuple[int, int] | None:
@@ -156,7 +235,8 @@ def _root(job: Job) -> str:
     return f"{job.stage}/{job.fingerprint}/checkpoints"
 
 
-def _place(job: Job, step: int) -> str:
+def place_of(job: Job, step: int) -> str:
+    """Where the store has what belongs to a job's checkpoint of `step`."""
     return f"{_root(job)}/step-{step:07d}"
 
 
@@ -169,6 +249,27 @@ def _send_records(store: Store, job: Job, attempt: str) -> Iterator[File]:
             store.put(key, data)
             sha256 = hashlib.sha256(data).hexdigest()
             yield File(path=name, size=len(data), sha256=sha256, key=key)
+
+
+def _set_aside(directory: Path) -> None:
+    """Give a checkpoint a name that nothing counts."""
+    aside = directory.with_name(f"aside-{directory.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    directory.rename(aside)
+    sync_directory(directory.parent)
+
+
+def _digest(commit: Mapping[str, Any]) -> str:
+    """Of the files that a commit names, and the step."""
+    text = json.dumps([commit["step"], commit["files"]], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _steps(store: Store, job: Job) -> list[int]:
+    """Every step of which the store has anything."""
+    root = f"{_root(job)}/step-"
+    names = (entry.key.removeprefix(root).partition("/")[0] for entry in store.list(root))
+    return [int(name) for name in dict.fromkeys(names)]
 
 
 def _committed(store: Store, root: str) -> list[tuple[int, str]]:
@@ -209,7 +310,7 @@ def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None
     fresh.mkdir(parents=True)
     try:
         for file in found.files:
-            _fetch_file(store, file, fresh / file.path)
+            fetch_file(store, file, fresh / file.path)
         write_json(fresh / _COMMIT, found.commit)
         for name in _RECORDS:
             if (fresh / name).exists():
@@ -221,7 +322,8 @@ def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _fetch_file(store: Store, file: File, path: Path) -> None:
+def fetch_file(store: Store, file: File, path: Path) -> None:
+    """Bring one file, durable and as it was committed, or raise ArtifactError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     what = ""
     for _ in range(_FETCHES):

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from infra.placement import count_gpus, count_threads
-from infra.prefect_server import ServerError, check_answers, configured_api_url, find_server
+from infra.prefect_access import ServerError, check_answers, configured_api_url
+from infra.prefect_server import find_server
 from infra.storage.open import open_store
 from infra.storage.probe import probe
 from nanochat_core.errors import NanochatError

@@ -14,6 +14,7 @@ from flows.fingerprint import Code, Identity, identify, short
 from flows.manifest import Manifest
 from flows.profiles import make_placement, open_profile
 from flows.references import check_stage
+from flows.runs import Run
 from flows.stages import Stage, stage_named
 from infra.placement import default_home
 from infra.storage.open import open_store
@@ -44,6 +45,33 @@ class Order:
         return f"{self.stage}/{short(self.fingerprint)}"
 
 
+def make_order(
+    stage: Stage,
+    site: Site,
+    run: Run,
+    inputs: Mapping[str, Manifest],
+    *,
+    fingerprint: str,
+    force: bool,
+) -> Order:
+    """What somebody else must know to build this stage for this run."""
+    return Order(
+        stage=stage.name,
+        fingerprint=fingerprint,
+        inputs=tuple(f"{source.name}/{inputs[source.name].fingerprint}" for source in stage.inputs),
+        profile=run.profile,
+        depth=run.depth,
+        overrides=run.overrides,
+        run=run.run,
+        force=force,
+        store=site.store.url,
+        gpus=run.gpus,
+        nodes=site.placement.nodes,
+        place=run.place,
+        strict=site.strict,
+    )
+
+
 def carry_out(order: Order, *, watch: Watch) -> Built:
     """Build what is ordered on this machine, or find that it exists.
 
@@ -55,9 +83,14 @@ def carry_out(order: Order, *, watch: Watch) -> Built:
     return build(stage, site, inputs, force=order.force)
 
 
+def stage_of(order: Order) -> Stage:
+    """The stage that is ordered. Raises ConfigError when there is none called so."""
+    return stage_named(check_stage(order.stage))
+
+
 def open_order(order: Order, *, watch: Watch) -> tuple[Stage, Site, dict[str, Manifest]]:
     """The stage, this machine as its site, and the inputs' manifests by stage."""
-    stage = stage_named(check_stage(order.stage))
+    stage = stage_of(order)
     opened = open_profile(
         order.profile, depth=order.depth, overrides=order.overrides, snapshots=False
     )

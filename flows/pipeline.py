@@ -16,6 +16,7 @@ from prefect.runtime import flow_run
 
 from flows.build import Built, Site, Watch
 from flows.cache import fetch
+from flows.dispatch import NOT_ANSWERING, cancel_orders, check_pool, is_cancelled
 from flows.fingerprint import short
 from flows.forms import (
     DepthField,
@@ -39,16 +40,18 @@ from flows.plan import STATES, Plan, make_plan
 from flows.profiles import make_placement, open_profile
 from flows.run_record import RunRecord
 from flows.runs import Run, new_run_id, timestamp
-from flows.stage_task import submit
+from flows.stage_task import failing_in_a_line, submit
 from flows.stages import REPORT, Stage, stages_to_redo
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
+from infra.placement import Placement
 from infra.storage.open import open_store
-from nanochat_core.errors import StoreError
+from nanochat_core.errors import ConfigError, StageError, StoreError
 
 REPORT_PAGE = "report.html"
 _REPORT_TEXT = "report.md"
 # A spot machine is taken a few times a day; what is lost more often than this has another fault.
 RETRIES = 5
+MOST_STARTS = 10  # of one flow run: crashed ones are started again by themselves
 _MOST_TEXT = 200_000  # bytes; larger artifacts make Prefect's pages slow
 
 
@@ -83,6 +86,7 @@ def _name_flow_run() -> str:
 
 
 @flow(name="nanochat", flow_run_name=_name_flow_run, retries=0, persist_result=False)
+@failing_in_a_line
 def nanochat(
     profile: ProfileField = "tiny",
     depth: DepthField = None,
@@ -126,7 +130,7 @@ def nanochat(
         gpus=gpus,
         settings=place,
     )
-    placement = replace(placement, nodes=nodes, pool=pool)
+    placement = with_pool(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     site = Site(
         run=opened.run,
@@ -165,7 +169,22 @@ def nanochat(
     )
     stages = stages_with(given)
     redo = stages_to_redo(stages, force=force, from_stage=from_stage)
-    return run_pipeline(stages, site, run, redo=redo, given=given)
+    return run_pipeline(stages, site, run, redo=redo, given=given, retries=retries)
+
+
+def with_pool(placement: Placement, *, nodes: int, pool: str | None) -> Placement:
+    """The placement of a run whose GPU stages the pool's workers build; None: this very process.
+
+    Raises ConfigError when nothing can be ordered there.
+    """
+    if pool is not None:
+        check_pool(pool)
+    elif nodes != 1:
+        raise ConfigError(
+            f"nodes is {nodes}, but one process cannot be on several machines",
+            hint="name the work pool whose workers run there, such as gpu",
+        )
+    return replace(placement, nodes=nodes, pool=pool)
 
 
 def tell_weaknesses(site: Site) -> tuple[str, ...]:
@@ -184,15 +203,18 @@ def run_pipeline(
     *,
     redo: frozenset[str] = frozenset(),
     given: Mapping[str, Manifest] | None = None,
+    retries: int = RETRIES,
 ) -> Outcome:
     """Build every stage, independent ones at the same time, and record the run. Inside a flow only.
 
-    A stage whose artifact is `given` is not built.
+    A stage whose artifact is `given` is not built; one that was lost is started again up to
+    `retries` times.
 
     Raises the error of the first stage in the table that failed, after those that do not depend on
-    it have ended.
+    it have ended; and StageError when the flow run was started too often.
     """
     record = RunRecord(site.store, run)
+    _check_budget(record, run)
     site = replace(site, record=record.add)
     record.write()
     there = {name: _given(site, manifest) for name, manifest in (given or {}).items()}
@@ -203,13 +225,17 @@ def run_pipeline(
                 source.name: there.get(source.name) or futures[source.name]
                 for source in stage.inputs
             }
-            futures[stage.name] = submit(stage, site, inputs, force=stage.name in redo)
+            futures[stage.name] = submit(
+                stage, site, run, inputs, force=stage.name in redo, retries=retries
+            )
         wait(list(futures.values()))
         built = there | _results(futures)
         report = _show_report(site, built.get(REPORT.name))
     except BaseException as error:
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
         site.stop.set()
+        if site.placement.pool is not None and _is_last_word(error):
+            _cancel_orders(run)
         wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
         with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
             record.end("interrupted" if is_interrupted else "failed")
@@ -220,6 +246,32 @@ def run_pipeline(
         report=report,
         ui_url=flow_run.get_flow_run_ui_url(),
     )
+
+
+def _check_budget(record: RunRecord, run: Run) -> None:
+    """What is resumed by itself ends at last, and as Failed: only Crashed runs are resumed."""
+    count = flow_run.get_run_count()
+    if count > MOST_STARTS:
+        record.end("failed")
+        raise StageError(
+            f"{run.run} was started {count} times and never came to its end",
+            hint="see in its logs what ended it; a new run goes on from what is stored",
+        )
+
+
+def _is_last_word(error: BaseException) -> bool:
+    """Whether the run is over: not when its process was only told to end, by a signal.
+
+    Then whoever goes on with the run finds its stages trained further.
+    """
+    return isinstance(error, Exception | KeyboardInterrupt) or is_cancelled(flow_run.get_id())
+
+
+def _cancel_orders(run: Run) -> None:
+    try:
+        cancel_orders(run.run)
+    except NOT_ANSWERING as error:
+        get_run_logger().warning(f"what was ordered of the pool may go on: {error}")
 
 
 def _given(site: Site, manifest: Manifest) -> Built:

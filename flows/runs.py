@@ -114,7 +114,7 @@ def runs_called(store: Store, name: str) -> Iterator[Run]:
 def newest_runs(store: Store, name: str) -> Iterator[Run]:
     """Every run called `name`, newest first; read as needed, several at a time after the first."""
     entries = reversed(list(store.list(f"runs/{name}-")))
-    ids = [run for run in map(_id_of, entries) if _name_in(run) in (name, None)]
+    ids = [run for run in map(_id_of, entries) if name_in(run) in (name, None)]
     for start, end in _batches(len(ids)):
         for run in _read_lazily(lambda run: find_run(store, run), ids[start:end]):
             if run is not None and run.name == name:
@@ -134,7 +134,7 @@ def latest_runs(store: Store, count: int) -> list[Run]:
 def known_names(store: Store) -> list[str]:
     """Every tag and every name of a run; read are only runs whose id does not tell, and few."""
     runs = [_id_of(entry) for entry in store.list("runs/")]
-    names = {run: _name_in(run) for run in runs}
+    names = {run: name_in(run) for run in runs}
     odd = [run for run, name in names.items() if name is None][-_THREADS:]
     found = read_all(lambda run: _find_whole(store, run), odd)
     return sorted({*tag_names(store), *filter(None, names.values()), *(r.name for r in found if r)})
@@ -232,7 +232,7 @@ def _id_of(entry: Entry) -> str:
     return entry.key.removeprefix("runs/").removesuffix(".json")
 
 
-def _name_in(run: str) -> str | None:
+def name_in(run: str) -> str | None:
     """The name in a run's id, None when the id was given by hand."""
     match = _ID.fullmatch(run)
     return match[1] if match else None

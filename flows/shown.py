@@ -1,91 +1,268 @@
-"""What Prefect's pages show of a stage while it is built: log lines, a progress bar, metrics."""
+"""What Prefect's pages show of a stage while it is built, and the state that it ends in.
+
+It works in a task run and in a flow run that has no tasks. Whatever is written goes through a
+`Courier`: a server that does not answer costs the picture and never the stage.
+"""
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import httpx
-from prefect.artifacts import (
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
-from prefect.exceptions import PrefectException
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
+from prefect.states import Completed
+from prefect.utilities.context import get_task_and_flow_run_ids
 
+from flows.build import Built
 from flows.display import describe
+from flows.loss_curve import Curves, can_draw, mermaid, png_url
+from flows.manifest import Manifest
+from flows.runs import name_in
+from flows.shown_text import failure_text, metric_rows, progress_text
 from flows.stages import Stage
+from flows.suites import key_of
+from nanochat_core.runtime.progress import read_events
 
-SECONDS_BETWEEN_UPDATES = 5.0
+SECONDS_BETWEEN_UPDATES = 5.0  # of the progress bar; the pages look every half minute
+SECONDS_BETWEEN_LINES = 30.0  # of progress in the log
+# At least, and a twentieth of the time so far: each picture is also an event in Prefect's database.
+SECONDS_BETWEEN_PICTURES = 60.0
+_SECONDS_OF_SILENCE = 30.0  # after the server did not answer, which took as long to find out
+_SECONDS_TO_CLOSE = 45.0
 _LEVELS = {"failed": "error", "warning": "warning"}
-_NOT_ANSWERING = (httpx.HTTPError, PrefectException, OSError)
+
+
+def final_state(built: Built) -> State[Built]:
+    """How a stage's run ends: its name says what was done, its message where the artifact is.
+
+    Cached when nothing was, Resumed when the job went on from a checkpoint, else Completed.
+    """
+    if built.cached:
+        return Completed(name="Cached", message=built.uri, data=built)
+    resumed = resumed_text(built.manifest)
+    if resumed is None:
+        return Completed(message=built.uri, data=built)
+    return Completed(name="Resumed", message=f"{resumed}; {built.uri}", data=built)
+
+
+def resumed_text(manifest: Manifest) -> str | None:
+    """From where the job's last execution went on; None when it did all by itself."""
+    segments = manifest.provenance.segments
+    if not segments or not segments[-1]["first_step"]:
+        return None
+    return f"resumed at step {segments[-1]['first_step']} of {segments[-1]['last_step']}"
+
+
+def name_of(run: str) -> str:
+    """What the run with this id is called; an id given by hand is a name."""
+    return name_in(run) or run
+
+
+class Courier:
+    """Writes the artifacts of the run that it is made in, one after the other, in a thread.
+
+    An artifact's key begins with the run's name: so the pages tell the runs of one name as versions
+    of one artifact, and keep those of other names apart.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._prefix = key_of(name)
+        self._logger = get_run_logger()
+        self._context = copy_context()  # in which Prefect looks up its settings and its client
+        self._task_run, self._flow_run = get_task_and_flow_run_ids()
+        self._thread = ThreadPoolExecutor(1)
+        self._sending: Future[None] | None = None
+        self._written: dict[str, UUID] = {}
+        self._silent_until = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is still on its way."""
+        return self._sending is not None and not self._sending.done()
+
+    def send(self, work: Callable[[], None]) -> None:
+        """Do `work`, which may call `write`, when everything sent before is done or given up."""
+        self._sending = self._thread.submit(self._context.run, self._try, work)
+
+    def write(self, what: str, kind: str, data: Any, *, description: str = "") -> None:
+        """Create this run's artifact of that key, or change the one that was created before.
+
+        `kind`: markdown, table, progress or image. Only from within `send`.
+        """
+        if what in self._written:
+            change = ArtifactUpdate(data=data, description=description)
+            self.client.update_artifact(self._written[what], change)
+            return
+        made = self.client.create_artifact(
+            ArtifactCreate(
+                key=f"{self._prefix}-{key_of(what)}",
+                type=kind,
+                data=data,
+                description=description,
+                task_run_id=self._task_run,
+                flow_run_id=self._flow_run,
+            )
+        )
+        self._written[what] = made.id
+
+    @property
+    def client(self) -> SyncPrefectClient:
+        """Prefect's client. Only from within `send`."""
+        return get_client(sync_client=True)
+
+    def close(self) -> None:
+        """Wait until everything is sent, or given up."""
+        if self._sending is not None:
+            wait([self._sending], timeout=_SECONDS_TO_CLOSE)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        if time.monotonic() < self._silent_until:
+            return
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - what is shown of a stage is less than the stage
+            self._silent_until = time.monotonic() + _SECONDS_OF_SILENCE
+            self._logger.warning(f"not shown on Prefect's pages: {type(error).__name__}: {error}")
+
+
+@dataclass(kw_only=True)
+class _Loop:
+    """The loop that the stage is in."""
+
+    unit: str
+    first: int  # step at which this execution began
+    began: float
+    text: str  # how far it is
+
+    def left(self, step: int, total: int) -> float | None:
+        """Seconds, or None before anything is known."""
+        done = step - self.first
+        return (total - step) * (time.monotonic() - self.began) / done if done > 0 else None
 
 
 class Reporter:
-    """Events as Prefect shows them: log lines, a progress bar, a table of final metrics.
+    """A stage's events as Prefect shows them.
 
-    The bar is moved by a thread of its own: a server that does not answer is tried again for half a
-    minute, in which the stage's supervisor must not stand still.
+    Log lines; a progress bar that says how far the stage is; at the end a table of its metrics and
+    a picture of its loss; when it fails, a page that says why and what to do.
     """
 
-    def __init__(self, stage: Stage) -> None:
-        self._key = stage.name.replace("_", "-")
+    def __init__(self, stage: Stage, *, run: str) -> None:
+        """`run`: the id of the run that the stage is built for."""
+        self._stage = stage.name
         self._logger = get_run_logger()
-        self._context = copy_context()  # Prefect looks up in it which task run speaks
-        self._courier = ThreadPoolExecutor(1)
-        self._sending: Future[None] | None = None
-        self._bar: UUID | None = None
+        self._courier = Courier(f"{name_of(run)}-{stage.name}")
+        self._curves = Curves(stage.name)
+        self._job: Path | None = None  # its directory
+        self._resumed = ""
+        self._loop: _Loop | None = None
         self._next_update = 0.0
+        self._percent = 0.0
+        self._began = time.monotonic()
+        self._next_line = self._began + SECONDS_BETWEEN_LINES
+        self._next_picture = self._began + SECONDS_BETWEEN_PICTURES
 
     def report(self, event: Mapping[str, Any]) -> None:
         """Pass on one event."""
         text = describe(event)
         if text is not None:
             getattr(self._logger, _LEVELS.get(event["kind"], "info"))(text)
-        if event["kind"] == "failed" and event["log_tail"]:
-            self._logger.error(event["log_tail"])
-        if event["kind"] == "step":
-            self._move_bar(100.0 * event["step"] / max(event["total"], 1))
-        elif event["kind"] == "finished":
-            self._send(self._finish, event["metrics"])
+        self._curves.add(event)
+        match event["kind"]:
+            case "building":
+                self._job = Path(event["directory"])
+            case "start":
+                self._start(event)
+            case "step":
+                self._step(event)
+            case "finished":
+                self._finish(event)
+            case "failed":
+                self._fail(event)
+            case "interrupted" if self._loop is not None:
+                self._show_progress(f"interrupted at {self._loop.text}")
+            case _:
+                pass
 
     def close(self) -> None:
         """Wait until everything is sent, or given up."""
-        self._courier.shutdown()
+        self._courier.close()
 
-    def _move_bar(self, percent: float) -> None:
-        now = time.monotonic()
-        is_busy = self._sending is not None and not self._sending.done()
-        if now >= self._next_update and not is_busy:
+    def _start(self, event: Mapping[str, Any]) -> None:
+        step, total, unit = event["step"], event["total"], event["unit"]
+        text = f"{unit} {step:,} of {total:,}"
+        self._loop = _Loop(unit=unit, first=step, began=time.monotonic(), text=text)
+        if event["resumed"]:
+            self._resumed = f"resumed at {text}; "
+            self._courier.send(self._read_earlier)
+        self._percent = _percent(event)
+        self._show_progress(self._resumed + text)
+
+    def _read_earlier(self) -> None:
+        if self._job is not None and (events := self._job / "events.jsonl").exists():
+            self._curves.add_earlier(read_events(events))
+
+    def _step(self, event: Mapping[str, Any]) -> None:
+        loop, now = self._loop, time.monotonic()
+        if loop is None:
+            return
+        step, total = event["step"], event["total"]
+        self._percent = _percent(event)
+        loop.text = progress_text(
+            event["values"], unit=loop.unit, step=step, total=total, left=loop.left(step, total)
+        )
+        if now >= self._next_line:
+            self._next_line = now + SECONDS_BETWEEN_LINES
+            self._logger.info(loop.text)
+        if now >= self._next_update and not self._courier.is_busy:
             self._next_update = now + SECONDS_BETWEEN_UPDATES
-            self._send(self._update, percent)
+            self._show_progress(self._resumed + loop.text)
+            if now >= self._next_picture:
+                self._next_picture = now + max(SECONDS_BETWEEN_PICTURES, (now - self._began) / 20)
+                self._courier.send(self._draw)
 
-    def _send(self, message: Callable[[Any], None], value: Any) -> None:
-        self._sending = self._courier.submit(self._context.run, self._try, message, value)
+    def _show_progress(self, text: str) -> None:
+        description, percent = f"{self._stage}: {text}", self._percent
+        self._courier.send(
+            lambda: self._courier.write("progress", "progress", percent, description=description)
+        )
 
-    def _try(self, message: Callable[[Any], None], value: Any) -> None:
-        try:
-            message(value)
-        except _NOT_ANSWERING as error:  # costs the bar and nothing else
-            self._logger.warning(f"progress is not shown: {error}")
+    def _finish(self, event: Mapping[str, Any]) -> None:
+        if self._loop is not None:
+            self._percent = 100.0
+            self._show_progress(f"{self._resumed}finished at {self._loop.text}")
+        if rows := metric_rows(event["metrics"]):
+            self._courier.send(
+                lambda: self._courier.write("metrics", "table", rows, description=event["uri"])
+            )
+        self._courier.send(self._draw)
 
-    def _update(self, percent: float) -> None:
-        if self._bar is None:
-            self._bar = _id(create_progress_artifact(percent, key=f"progress-{self._key}"))
-        else:
-            update_progress_artifact(self._bar, percent)
+    def _fail(self, event: Mapping[str, Any]) -> None:
+        for part in (event["log_tail"], event.get("hint")):
+            if part:
+                self._logger.error(part)
+        last_seen = self._loop.text if self._loop is not None else None
+        text = failure_text(self._stage, event, last_seen=last_seen)
+        self._courier.send(
+            lambda: self._courier.write("failure", "markdown", text, description=event["error"])
+        )
 
-    def _finish(self, metrics: Mapping[str, Any]) -> None:
-        if self._bar is not None:
-            update_progress_artifact(self._bar, 100.0)
-        if metrics:
-            rows = [{"metric": name, "value": value} for name, value in metrics.items()]
-            create_table_artifact(rows, key=f"metrics-{self._key}")
+    def _draw(self) -> None:
+        shown = self._curves.shown()
+        if not shown:
+            return
+        kind, data = ("image", png_url(shown)) if can_draw() else ("markdown", mermaid(shown))
+        titles = ", ".join(quantity.title for quantity, _ in shown)
+        self._courier.write("curve", kind, data, description=f"{self._stage}: {titles}")
 
 
-def _id(artifact: Any) -> UUID:
-    """Prefect types what it returns as a coroutine too."""
-    return artifact
+def _percent(event: Mapping[str, Any]) -> float:
+    return 100.0 * event["step"] / max(event["total"], 1)

@@ -1,44 +1,113 @@
-"""The body of every Prefect task: `flows.build`, told to Prefect.
+"""The body of every Prefect task: `flows.build` or `flows.dispatch`, told to Prefect.
 
 Prefect's own result cache is off: whether a stage is up to date is decided by its artifact alone. A
-reused stage ends in a state named Cached with the artifact's address as its message.
+reused stage ends in a state named Cached with the artifact's address as its message; one that fails
+ends in a state with the error's line and hint, and no traceback, unless the error is ours.
 """
 
 import contextlib
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.states import Completed
+from prefect.runtime import task_run
+from prefect.states import Failed
 from prefect.utilities.annotations import quote
 
 from flows.build import Built, Site, build
-from flows.shown import Reporter
+from flows.dispatch import HINT, dispatch
+from flows.lost import is_lost, pause_before
+from flows.runs import Run
+from flows.shown import Reporter, final_state
 from flows.stages import Stage
+from infra.launch.torchrun import StageInterrupted
+from nanochat_core.errors import NanochatError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def message_of(error: NanochatError) -> str:
+    """What Prefect shows of an error: its line, and the hint below."""
+    return f"{error}{HINT}{error.hint}" if error.hint else str(error)
+
+
+def failed(error: NanochatError) -> State[Any]:
+    """The state of what failed for this reason; whoever asks for its result gets the error."""
+    return Failed(message=message_of(error), data=error)
+
+
+def failing_in_a_line(function: Callable[P, R]) -> Callable[P, R]:
+    """The body of a flow that fails with the line and the hint of a NanochatError."""
+
+    @functools.wraps(function)
+    def body(*arguments: P.args, **parameters: P.kwargs) -> R:
+        try:
+            return function(*arguments, **parameters)
+        except NanochatError as error:
+            state: Any = failed(error)  # Prefect takes it for the run's own and raises the error
+            return state
+
+    return body
 
 
 @task(name="stage", cache_policy=NO_CACHE, persist_result=False, retries=0)
-def stage_task(stage: Stage, site: Site, inputs: dict[str, Built], *, force: bool) -> State[Built]:
-    """Build `stage`, or find that it exists. Raises what `flows.build.build` raises."""
-    reporter = Reporter(stage)
+def stage_task(
+    stage: Stage, site: Site, run: Run, inputs: dict[str, Built], *, force: bool
+) -> State[Any]:
+    """Build `stage`, order it, or find that it exists; ends in the state that says so."""
+    reporter = Reporter(stage, run=site.run_id)
     manifests = {name: built.manifest for name, built in inputs.items()}
 
     def watch(name: str, event: dict[str, Any]) -> None:
         site.watch(name, event)
         reporter.report(event)
 
+    site = replace(site, watch=watch)
     with contextlib.closing(reporter):
-        built = build(stage, replace(site, watch=watch), manifests, force=force)
-    name = "Cached" if built.cached else "Completed"
-    return Completed(name=name, message=built.uri, data=built)
+        try:
+            _pause(stage, site)
+            if stage.compute == "gpu" and site.placement.pool is not None:
+                built = dispatch(stage, site, run, manifests, force=force)
+            else:
+                built = build(stage, site, manifests, force=force)
+        except NanochatError as error:
+            return failed(error)
+    return final_state(built)
 
 
-def submit(stage: Stage, site: Site, inputs: Mapping[str, Any], *, force: bool) -> Any:
-    """Start `stage` once the futures in `inputs` are there; returns its own future."""
+def _pause(stage: Stage, site: Site) -> None:
+    """Wait before a new attempt, holding nothing; a run that is stopped does not wait."""
+    attempt = task_run.get_run_count() or 1
+    seconds = pause_before(attempt)
+    if seconds:
+        text = f"attempt {attempt} begins in {seconds:.0f} s"
+        site.watch(stage.name, {"kind": "waiting", "text": text})
+    if site.stop.wait(seconds):
+        raise StageInterrupted(f"{stage.name} was not started: the run is being stopped")
+
+
+def submit(
+    stage: Stage, site: Site, run: Run, inputs: Mapping[str, Any], *, force: bool, retries: int
+) -> Any:
+    """Start `stage` once the futures in `inputs` are there; returns its own future.
+
+    It is started again up to `retries` times when it was lost.
+    """
+
+    def worth_another(task: Any, task_run: Any, state: State[Any]) -> bool:
+        return not site.stop.is_set() and is_lost(state.data)
+
     # No tags: for each one Prefect asks the server for a slot, and may wait two seconds to hear
     # that there is no limit. It types `submit` as taking values, not futures or quoted ones.
-    named: Any = stage_task.with_options(name=stage.name, task_run_name=stage.name)
-    return named.submit(quote(stage), quote(site), dict(inputs), force=force)
+    named: Any = stage_task.with_options(
+        name=stage.name,
+        task_run_name=stage.name,
+        retries=retries,
+        retry_condition_fn=worth_another,
+    )
+    return named.submit(quote(stage), quote(site), quote(run), dict(inputs), force=force)

@@ -1,8 +1,9 @@
 """The local Prefect server of one home directory: found, started, waited for, stopped.
 
 Prefect is a program here, never an import: the server is a process of its own that survives the
-command that started it, keeps its database in HOME/prefect, and is configured by environment only.
-HOME/prefect/server.json says which process it is and on which port.
+command that started it, keeps its history in HOME/prefect or in a database that the environment
+names, and is configured by environment only. HOME/prefect/server.json says which process it is, on
+which port.
 """
 
 import contextlib
@@ -13,14 +14,24 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 from filelock import FileLock
 
-from nanochat_core.errors import NanochatError
+from infra.prefect_access import (
+    AUTH,
+    DATABASE,
+    SQLITE,
+    ServerError,
+    answers,
+    auth,
+    check_admitted,
+    database,
+    shown_database,
+)
 from nanochat_core.job import write_json
 
 HOST = "127.0.0.1"
@@ -28,13 +39,16 @@ FIRST_PORT = 4200
 PORTS = 100
 SECONDS_TO_START = 90.0  # a fresh database takes 10 s on a fast disk
 SECONDS_TO_STOP = 10.0
-FORMAT = 1
-_ANSWER_SECONDS = 2.0
+FORMAT = 2
+# A person's own Prefect must not reach ours: its address would show in our server's pages.
+FOREIGN = (
+    "PREFECT_API_AUTH_STRING",
+    "PREFECT_API_KEY",
+    "PREFECT_API_URL",
+    "PREFECT_PROFILE",
+    "PREFECT_PROFILES_PATH",
+)
 _SAME_PROCESS_SECONDS = 1.0  # two readings of one process's start differ by rounding
-
-
-class ServerError(NanochatError):
-    """The Prefect server cannot be started or reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +58,7 @@ class Server:
     port: int
     pid: int
     created: float  # unix seconds; tells the process from a later one with its number
+    database: str = SQLITE  # where it keeps its history; a URL without its password
 
     @property
     def ui_url(self) -> str:
@@ -113,20 +128,6 @@ def stop_server(home: Path) -> bool:
     return process is not None
 
 
-def configured_api_url() -> str | None:
-    """The shared Prefect server a person works with (PREFECT_API_URL), or None for a local one."""
-    return os.environ.get("PREFECT_API_URL") or None
-
-
-def check_answers(api_url: str) -> None:
-    """Raises ServerError unless a Prefect server answers at `api_url`."""
-    if not _answers(api_url):
-        raise ServerError(
-            f"no Prefect server answers at {api_url}",
-            hint="unset PREFECT_API_URL to use a local one, which is started by itself",
-        )
-
-
 def use_server(home: Path, api_url: str, *, console_logs: bool) -> None:
     """Point this process's Prefect at a server. Must come before Prefect is first imported.
 
@@ -139,7 +140,11 @@ def client_environment(home: Path, api_url: str, *, console_logs: bool) -> dict[
     """Environment variables that `use_server` sets."""
     environment = {
         **_settings(home),
+        **_password("PREFECT_API_AUTH_STRING"),
         "PREFECT_API_URL": api_url,
+        # How often a request is repeated while nobody answers, the waits doubling from 2 seconds:
+        # a server may be away for eight minutes, and the end of a run is still reported.
+        "PREFECT_CLIENT_MAX_RETRIES": "8",
         "PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED": "false",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
@@ -159,13 +164,25 @@ def _settings(home: Path) -> dict[str, str]:
     }
 
 
+def _password(name: str) -> dict[str, str]:
+    """The variable by which Prefect learns the password; none when there is none."""
+    given = auth()
+    return {} if given is None else {name: given}
+
+
+def own_environment(*, but: Iterable[str] = FOREIGN) -> dict[str, str]:
+    """This process's environment without what our server and its workers must not see."""
+    hidden = {AUTH, DATABASE, *but}
+    return {name: value for name, value in os.environ.items() if name not in hidden}
+
+
 def _server_environment(home: Path, port: int) -> dict[str, str]:
-    # A person's own Prefect must not reach ours: its address would show in our server's pages.
-    foreign = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH")
-    inherited = {name: value for name, value in os.environ.items() if name not in foreign}
+    url = database()
     return {
-        **inherited,
+        **own_environment(),
         **_settings(home),
+        **_password("PREFECT_SERVER_API_AUTH_STRING"),
+        **({} if url is None else {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url}),
         "PREFECT_UI_API_URL": f"http://{HOST}:{port}/api",
         # Kept in memory, leases would be lost by a restart, and their holders terminated.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
@@ -219,7 +236,9 @@ def _spawn(home: Path, port: int) -> Server:
         )
     process.returncode = 0  # it outlives this command; Popen would warn of that
     created = psutil.Process(process.pid).create_time()
-    server = Server(port=port, pid=process.pid, created=created)
+    server = Server(
+        port=port, pid=process.pid, created=created, database=shown_database(database())
+    )
     write_json(_record_path(home), {"format": FORMAT, **asdict(server)})
     return server
 
@@ -250,22 +269,13 @@ def _process(server: Server) -> psutil.Process | None:
 def _is_healthy(server: Server) -> bool:
     """Whether a Prefect server answers, and it is this process that does."""
     process = _process(server)
-    if process is None or not _answers(server.api_url):
+    if process is None or not answers(server.api_url):
         return False
     try:
         sockets = process.net_connections(kind="tcp")
     except psutil.Error:
         return False
     return any(s.status == psutil.CONN_LISTEN and s.laddr.port == server.port for s in sockets)
-
-
-def _answers(api_url: str) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"{api_url}/health", timeout=_ANSWER_SECONDS) as response:
-            return json.load(response) is True
-    except (OSError, ValueError):
-        return False
 
 
 def _free_port(first: int, *, but: set[int]) -> int:

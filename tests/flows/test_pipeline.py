@@ -125,8 +125,8 @@ def test_the_flow_runs_the_table_and_a_second_run_computes_nothing(
     assert record.status == "finished"
     assert record.ended is not None
     assert record.stages == {n: b.manifest.fingerprint for n, b in second.stages.items()}
-    assert artifacts("metrics-end")
-    assert artifacts("progress-end")
+    assert artifacts("toy-first-end-metrics")
+    assert artifacts("toy-first-end-progress")
 
 
 def test_a_failed_stage_leaves_a_job_to_replay_and_only_the_rest_runs_after_the_fix(

@@ -15,9 +15,8 @@ import psutil
 import pytest
 
 from infra import prefect_server
+from infra.prefect_access import ServerError, check_answers
 from infra.prefect_server import (
-    ServerError,
-    check_answers,
     client_environment,
     ensure_server,
     find_server,
@@ -53,7 +52,7 @@ def foreign_port() -> Iterator[int]:
 def write_record(home: Path, *, port: int, pid: int, created: float) -> None:
     """What a running server leaves."""
     (home / "prefect").mkdir(parents=True)
-    record = {"format": 1, "port": port, "pid": pid, "created": created}
+    record = {"format": 2, "port": port, "pid": pid, "created": created}
     (home / "prefect" / "server.json").write_text(json.dumps(record))
 
 
