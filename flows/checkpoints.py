@@ -2,7 +2,7 @@
 
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/...            the files, uploaded first
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/COMMIT.json    put last
-{stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/...        of other nodes: flows/parts.py
+{stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/...        flows/parts.py
 {stage}/{fingerprint}/checkpoints/nodes/...                             flows/calls.py
 
 They are keyed by the fingerprint: another run, another node count or a colleague continues them.

@@ -39,6 +39,7 @@ class Terms:
     look: float = 1.0  # between the first looks of one who waits: each asks the store
     longest_look: float = 5.0
     say: float = 30.0  # between two lines about the same owner
+    meet: float = 600.0  # that the nodes of a stage wait for each other at first
 
 
 class Lease:

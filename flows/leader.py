@@ -1,0 +1,254 @@
+"""Node 0 of a stage on several nodes: calls the others together, and brings their files home.
+
+It builds as one machine does (flows/build.py); this is what it does besides. What the others do is
+in flows/nodes.py.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from flows import checkpoints
+from flows.calls import Answer, Call, Place, announce, find_answer
+from flows.heartbeat import Lease, Terms
+from flows.manifest import File
+from flows.parts import SECONDS_BETWEEN_LOOKS, gather_parts, telling_of
+from infra.launch.meeting import Meeting, own_endpoint, store_host
+from infra.launch.torchrun import SECONDS_TO_STOP, JobFailed, StageInterrupted
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
+from nanochat_core.job import Job
+
+_SECONDS_FOR_A_REASON = 5.0  # in which the node that failed first says so
+_SECONDS_BETWEEN_QUESTIONS = 2.0
+_AGAIN = "run the same command again: it goes on from the last checkpoint once all nodes are there"
+_UNREACHABLE = (StoreError, ArtifactError)
+
+
+class NodeLost(JobFailed):
+    """A node is gone, was stopped, or never came; begun again, the job goes on where it saved."""
+
+
+class Leader:
+    """The other nodes, as node 0 sees them."""
+
+    def __init__(
+        self,
+        job: Job,
+        place: Place,
+        call: Call,
+        lease: Lease,
+        *,
+        terms: Terms,
+        tell: Callable[[str], None],
+        warn: Callable[[NanochatError], None],
+    ) -> None:
+        self.ending = threading.Event()  # the lease is lost, the run is stopped, or a node is lost
+        self.parts: list[File] = []  # of the checkpoint that is being written, in the store
+        self._job = job
+        self._place = place
+        self._call = call
+        self._lease = lease
+        self._terms = terms
+        self._tell = tell
+        self._warn = warn
+        self._lost: NodeLost | None = None
+        self._step = 0  # of the parts
+
+    @property
+    def meeting(self) -> Meeting:
+        """Node 0's part in it."""
+        return meeting_of(self._call, self._place, node=0)
+
+    def assemble(self) -> None:
+        """Call all nodes, and wait until each is ready. Raises NodeLost when one does not come."""
+        self._announce()
+        deadline = time.monotonic() + self._terms.meet
+        say = time.monotonic()
+        while missing := [node for node in self._others() if self._find(node) is None]:
+            if self._lease.ending.wait(self._terms.look):
+                self._lease.raise_if_lost()
+                raise StageInterrupted(f"{self._job.stage} was not started: it is being stopped")
+            names = ", ".join(map(str, missing))
+            if time.monotonic() > deadline:
+                raise NodeLost(
+                    f"{self._job.stage} needs {self._call.nodes} nodes: node {names} did not come "
+                    f"within {self._terms.meet:g} s",
+                    hint=f"start it there: nanochat stage {self._job.stage} ... --node {missing[0]}"
+                    f" --nodes {self._call.nodes}, with the same store",
+                    log_tail="",
+                )
+            if time.monotonic() >= say:
+                say = time.monotonic() + self._terms.say
+                self._tell(f"waiting: for node {names} of {self._call.nodes}")
+        endpoint = own_endpoint(toward=store_host(self._place.store.url))
+        self._call = replace(self._call, endpoint=endpoint)
+        self._announce()
+
+    @contextlib.contextmanager
+    def watching(self) -> Generator[None]:
+        """While the block runs, bring the others' files here and see whether they are there."""
+        over = threading.Event()
+        threads = [
+            threading.Thread(target=work, args=(over,), name=name, daemon=True)
+            for name, work in (("parts", self._gather), ("nodes", self._watch))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+    def explain(self, error: StageError) -> StageError:
+        """What ended the attempt, when it was another node; else the error itself."""
+        if self._lost is not None:
+            return self._lost
+        deadline = time.monotonic() + _SECONDS_FOR_A_REASON
+        while True:
+            with contextlib.suppress(*_UNREACHABLE):
+                answers = list(self._answers())
+                if reason := self._reason(answers):
+                    return reason
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(min(self._terms.look, _SECONDS_BETWEEN_QUESTIONS))
+        if isinstance(error, StageInterrupted):  # nobody here asked for it
+            return NodeLost(
+                f"{self._job.stage} was stopped by another node", hint=_AGAIN, log_tail=""
+            )
+        if isinstance(error, JobFailed) and (silent := self._longest_silent()):
+            return NodeLost(f"{error}; {silent}", hint=_AGAIN, log_tail=error.log_tail)
+        return error
+
+    def _announce(self) -> None:
+        announce(self._place, self._call, fence=self._lease.check)
+
+    def _others(self) -> range:
+        return range(1, self._call.nodes)
+
+    def _find(self, node: int) -> tuple[Answer, float] | None:
+        return find_answer(self._place, node, epoch=self._call.epoch)
+
+    def _answers(self) -> Iterator[tuple[Answer, float]]:
+        for node in self._others():
+            if found := self._find(node):
+                yield found
+
+    def _reason(self, answers: list[tuple[Answer, float]]) -> StageError | None:
+        """What another node says of itself that would end the attempt."""
+        for said, _ in answers:
+            who = f"node {said.node}, {said.host},"
+            if said.state == "leaving":
+                return NodeLost(
+                    f"{self._job.stage}: {who} was told to stop", hint=_AGAIN, log_tail=""
+                )
+            if said.text:
+                return NodeLost(f"on {who} {said.text}", hint=_AGAIN, log_tail="")
+        return None
+
+    def _longest_silent(self) -> str | None:
+        """The other node that was heard of longest ago."""
+        answers: list[tuple[Answer, float]] = []
+        with contextlib.suppress(*_UNREACHABLE):
+            answers = list(self._answers())
+        if not answers:
+            return None
+        said, age = max(answers, key=lambda item: item[1])
+        return f"node {said.node}, {said.host}, was last heard of {age:.0f} s ago"
+
+    def _gather(self, over: threading.Event) -> None:
+        ranks = range(self._call.processes, self._call.nodes * self._call.processes)
+        while not over.wait(SECONDS_BETWEEN_LOOKS):
+            if self._lease.ending.is_set():
+                self.ending.set()
+            with telling_of(self._job.checkpoints, self._warn):
+                for part in gather_parts(
+                    self._place.store, self._job, ranks, epoch=self._call.epoch
+                ):
+                    if part.step != self._step:
+                        self._step, self.parts = part.step, []
+                    self.parts = [*self.parts, part.file]
+
+    def _watch(self, over: threading.Event) -> None:
+        """End the attempt when a node is silent for half a lease, or gone and nobody noticed."""
+        gone_since: float | None = None
+        while not over.wait(min(self._terms.beat, _SECONDS_BETWEEN_QUESTIONS)):
+            try:
+                answers = list(self._answers())
+            except _UNREACHABLE:
+                continue
+            for said, age in answers:
+                if age > self._terms.ttl / 2:
+                    self._lose(f"node {said.node}, {said.host}, is silent for {age:.0f} s")
+            if any(said.state != "ready" for said, _ in answers):
+                gone_since = gone_since or time.monotonic()
+                if time.monotonic() - gone_since > SECONDS_TO_STOP:  # no rank noticed
+                    reason = self._reason(answers)
+                    self._lose(str(reason) if reason else "the ranks of another node have ended")
+
+    def _lose(self, what: str) -> None:
+        if self._lost is None:
+            self._lost = NodeLost(f"{self._job.stage}: {what}", hint=_AGAIN, log_tail="")
+            self.ending.set()
+
+
+def meeting_of(call: Call, place: Place, *, node: int) -> Meeting:
+    """The part of a node in what was called."""
+    assert call.endpoint is not None
+    return Meeting(
+        nodes=call.nodes,
+        node=node,
+        endpoint=call.endpoint,
+        id=f"{place.fingerprint[:12]}-{call.epoch}",
+    )
+
+
+@contextlib.contextmanager
+def lead(
+    store: Store,
+    job: Job,
+    lease: Lease,
+    *,
+    nodes: int,
+    processes: int,
+    terms: Terms,
+    tell: Callable[[str], None],
+    warn: Callable[[NanochatError], None],
+) -> Generator[Leader]:
+    """All nodes are ready to go on from this job's newest checkpoint, which the store has too.
+
+    Raises NodeLost when they do not come, LeaseLost, StoreError.
+    """
+    newest = checkpoints.settle(job)
+    if newest is not None:
+        _store(store, job, newest, lease)
+    call = Call(
+        epoch=lease.epoch,
+        owner=lease.owner,
+        host=socket.gethostname(),
+        nodes=nodes,
+        processes=processes,
+        step=checkpoints.step_of(newest) if newest else 0,
+        commit=checkpoints.commit_of(newest) if newest else "",
+        endpoint=None,
+    )
+    place = Place(store=store, stage=job.stage, fingerprint=job.fingerprint)
+    leader = Leader(job, place, call, lease, terms=terms, tell=tell, warn=warn)
+    leader.assemble()
+    with leader.watching():
+        yield leader
+
+
+def _store(store: Store, job: Job, directory: Path, lease: Lease) -> None:
+    """The others can begin only with what the store has."""
+    if not checkpoints.is_stored(store, job, directory):
+        checkpoints.send(
+            store, job, directory, owner=lease.owner, epoch=lease.epoch, fence=lease.check
+        )
