@@ -67,14 +67,14 @@ def stage_task(
         site.watch(name, event)
         reporter.report(event)
 
-    site = replace(site, watch=watch)
+    here = replace(site, watch=watch)
     with contextlib.closing(reporter):
         try:
-            _pause(stage, site)
-            if stage.compute == "gpu" and site.placement.pool is not None:
-                built = dispatch(stage, site, run, manifests, force=force)
+            _pause(stage, here)
+            if stage.compute == "gpu" and here.placement.pool is not None:
+                built = dispatch(stage, here, run, manifests, force=force)
             else:
-                built = build(stage, site, manifests, force=force)
+                built = build(stage, here, manifests, force=force)
         except NanochatError as error:
             return failed(error)
     return final_state(built)
