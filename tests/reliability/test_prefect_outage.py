@@ -1,0 +1,223 @@
+"""Prefect is away for minutes in mid-stage: training goes on, once, and is told of afterwards.
+
+The server is stopped where it stands (its connections hang), and is killed with nobody to start it
+again (they are refused). `make slow` runs both; the figures are in docs/reliability.md. By hand:
+
+    python -m tests.reliability.test_prefect_outage --way killed --seconds 150 --steps 4000
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pytest
+
+from tests.end_to_end.prefect_api import wait_until
+from tests.end_to_end.small import form_values
+from tests.end_to_end.stack import Stack, kill
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.torch,
+    pytest.mark.prefect,
+    pytest.mark.timeout(3600),
+]
+
+Way = Literal["stopped", "killed"]
+STAGE = "pretrain"
+SECONDS_AWAY = 150.0
+STEPS = 8000  # of pretraining: more than the outage lasts
+_SAMPLE = 5.0  # seconds between two looks at the steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outage:
+    """What a run did while Prefect was away, and afterwards."""
+
+    way: Way
+    seconds: float
+    steps: tuple[int, ...]  # when the outage began, then every few seconds until it ended
+    standstill: float  # the longest time in it without a step
+    in_mid_stage: bool  # whether the stage still ran when Prefect was back
+    back: float  # seconds until the server answered
+    told: float | None  # until Prefect heard from the stage again, which ended or moved its bar
+    state: str  # of the run in the end
+    run_count: int
+    orders: int  # runs of one-stage that were made for the stage
+    executions: int  # of the stage's job
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    stack = Stack(home=tmp_path / "home", port=4720)
+    stack.up()
+    yield stack
+    stack.end()
+
+
+@pytest.mark.parametrize("way", get_args(Way))
+def test_training_goes_on_while_prefect_is_away(way: Way, stack: Stack) -> None:
+    found = outage(stack, way)
+    assert found.in_mid_stage
+    assert found.steps[-1] > found.steps[0]
+    assert found.standstill < 3 * _SAMPLE
+    assert found.state == "Completed"
+    assert found.told is not None
+    assert (found.orders, found.executions) == (1, 1)
+
+
+def outage(stack: Stack, way: Way, *, seconds: float = SECONDS_AWAY, steps: int = STEPS) -> Outage:
+    """A run from the form to its end, with Prefect away while it pretrains."""
+    api, store = stack.api, stack.home / "stores" / way
+    values = form_values(run_name=way, store=store.as_uri(), pretrain__num_steps=steps)
+    run = api.trigger(api.deployment("nanochat/nanochat"), values)
+    wait_until(lambda: last_step(stack) > 20, seconds=300, what="some steps")
+    with away(stack, way):
+        seen = watch_steps(stack, seconds)
+        in_mid_stage = bool(stack.processes("job"))
+    began = time.time()
+    wait_until(api.answers, seconds=300, what="the server to answer")
+    back = time.time() - began
+    told = _seconds_until_told(stack, began)
+    state = _end_of(stack, run)
+    return Outage(
+        way=way,
+        seconds=seconds,
+        steps=tuple(step for _, step in seen),
+        standstill=round(_standstill(seen), 1),
+        in_mid_stage=in_mid_stage,
+        back=round(back, 1),
+        told=told,
+        state=state["state_name"],
+        run_count=state["run_count"],
+        orders=len(_orders(stack)),
+        executions=_executions(store),
+    )
+
+
+@contextlib.contextmanager
+def away(stack: Stack, way: Way) -> Iterator[None]:
+    """Inside, no server answers. The keeper is held still, for it would start another."""
+    keepers, servers = stack.processes("keeper"), stack.processes("server")
+    assert servers
+    assert keepers
+    for process in (*keepers, *servers):
+        kill(process, signal.SIGSTOP)
+    if way == "killed":
+        for process in servers:
+            kill(process)
+    try:
+        yield
+    finally:
+        for process in (*servers, *keepers):
+            kill(process, signal.SIGCONT)
+
+
+def watch_steps(stack: Stack, seconds: float) -> list[tuple[float, int]]:
+    """When, and the last step then."""
+    seen: list[tuple[float, int]] = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        seen.append((time.monotonic(), last_step(stack)))
+        time.sleep(_SAMPLE)
+    return [*seen, (time.monotonic(), last_step(stack))]
+
+
+def last_step(stack: Stack) -> int:
+    """Of the unfinished job; once it has ended, no number is larger."""
+    logs = sorted((stack.home / "work" / STAGE).glob("*/events.jsonl"))
+    with contextlib.suppress(OSError):
+        for log in logs:
+            lines = log.read_text(encoding="utf-8").splitlines()
+            events = (json.loads(line) for line in lines if line.endswith("}"))
+            steps = [event["step"] for event in events if event["kind"] == "step"]
+            return steps[-1] if steps else 0
+    return 0
+
+
+def _standstill(seen: list[tuple[float, int]]) -> float:
+    moved = [seen[0][0]]
+    for (_, before), (moment, after) in itertools.pairwise(seen):
+        if after > before:
+            moved.append(moment)
+    moved.append(seen[-1][0])
+    return max(later - earlier for earlier, later in itertools.pairwise(moved))
+
+
+def _seconds_until_told(stack: Stack, since: float) -> float | None:
+    """Until something of the stage's progress, or its end, is newer than the outage."""
+
+    def is_told() -> bool:
+        body = {"artifacts": {"type": {"any_": ["progress"]}}, "limit": 50}
+        bars = stack.api.post("artifacts/filter", body)
+        moments = [bar["updated"] for bar in bars]
+        moments += [r["end_time"] for r in _orders(stack) if r["end_time"]]
+        return any(_unix(moment) > since for moment in moments)
+
+    with contextlib.suppress(AssertionError):
+        wait_until(is_told, seconds=180, what="news of the stage")
+        return round(time.time() - since, 1)
+    return None
+
+
+def _unix(moment: str) -> float:
+    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+
+
+def _orders(stack: Stack) -> list[dict[str, Any]]:
+    """Runs of one-stage that are for the stage, whatever became of them."""
+    runs = stack.api.runs_of(stack.api.deployment("one-stage/gpu"))
+    return [run for run in runs if run["parameters"]["stage"] == STAGE]
+
+
+def _end_of(stack: Stack, run: str) -> dict[str, Any]:
+    """The run when it is over; one that crashed is waited for, since it is to be resumed."""
+    wait_until(
+        lambda: stack.api.run(run)["state_type"] in ("COMPLETED", "FAILED", "CANCELLED"),
+        seconds=1500,
+        what="the run to end",
+    )
+    return stack.api.run(run)
+
+
+def _executions(store: Path) -> int:
+    """How often the job of the stage was started, as its artifact tells."""
+    (manifest,) = (store / STAGE).glob("*/manifest.json")
+    return len(json.loads(manifest.read_text(encoding="utf-8"))["provenance"]["segments"])
+
+
+def main() -> None:
+    """One outage by hand."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.reliability.test_prefect_outage", description=__doc__
+    )
+    parser.add_argument("--way", choices=get_args(Way), default="killed")
+    parser.add_argument("--seconds", type=float, default=SECONDS_AWAY)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--port", type=int, default=4720)
+    parser.add_argument("--directory", type=Path, help="a new one; default a passing one")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as passing:
+        directory = given.directory or Path(passing)
+        directory.mkdir(parents=True, exist_ok=True)
+        stack = Stack(home=directory / "home", port=given.port)
+        try:
+            stack.up()
+            found = outage(stack, given.way, seconds=given.seconds, steps=given.steps)
+            sys.stdout.write(f"{json.dumps(asdict(found))}\n")
+        finally:
+            stack.end()
+
+
+if __name__ == "__main__":
+    main()
