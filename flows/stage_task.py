@@ -92,11 +92,19 @@ def _pause(stage: Stage, site: Site) -> None:
 
 
 def submit(
-    stage: Stage, site: Site, run: Run, inputs: Mapping[str, Any], *, force: bool, retries: int
+    stage: Stage,
+    site: Site,
+    run: Run,
+    inputs: Mapping[str, Any],
+    *,
+    force: bool,
+    retries: int,
+    label: str | None = None,
 ) -> Any:
     """Start `stage` once the futures in `inputs` are there; returns its own future.
 
-    It is started again up to `retries` times when it was lost.
+    It is started again up to `retries` times when it was lost. Its task run is called `label`, as
+    the stage unless told.
     """
 
     def worth_another(task: Any, task_run: Any, state: State[Any]) -> bool:
@@ -106,7 +114,7 @@ def submit(
     # that there is no limit. It types `submit` as taking values, not futures or quoted ones.
     named: Any = stage_task.with_options(
         name=stage.name,
-        task_run_name=stage.name,
+        task_run_name=label or stage.name,
         retries=retries,
         retry_condition_fn=worth_another,
     )
