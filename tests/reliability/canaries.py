@@ -1,0 +1,77 @@
+"""Looks for secrets where none may be: in files, in a database, on command lines."""
+
+import base64
+import contextlib
+import stat
+import threading
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+_CHUNK = 1 << 20
+
+
+def forms_of(secret: str) -> tuple[bytes, ...]:
+    """A secret as it is, as part of a URL, and in base64 wherever it begins there."""
+    found = {secret.encode(), urllib.parse.quote(secret, safe="").encode()}
+    for shift in range(3):  # base64 of the same bytes looks different after one or two others
+        coded = base64.b64encode(b"\0" * shift + secret.encode())
+        found.add(coded[(0, 2, 3)[shift] : -4])  # without what its neighbours share
+    return tuple(found)
+
+
+def find_in_files(directory: Path, secrets: Mapping[str, str]) -> Iterator[str]:
+    """A line for each file that has a secret: which one, where, and who may read it."""
+    for path in sorted(p for p in directory.rglob("*") if p.is_file() and not p.is_symlink()):
+        for name in find_in_file(path, secrets):
+            yield f"{name} in {path.relative_to(directory)} ({stat.filemode(path.stat().st_mode)})"
+
+
+def find_in_file(path: Path, secrets: Mapping[str, str]) -> list[str]:
+    """Names of the secrets that a file has."""
+    overlap = max(len(form) for secret in secrets.values() for form in forms_of(secret))
+    found: dict[str, None] = {}
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        rest = b""
+        while block := file.read(_CHUNK):
+            text = rest + block
+            found |= dict.fromkeys(find_in_text(text, secrets))
+            rest = text[-overlap:]
+    return list(found)
+
+
+def find_in_text(text: bytes, secrets: Mapping[str, str]) -> list[str]:
+    """Names of the secrets in it."""
+    return [n for n, secret in secrets.items() if any(form in text for form in forms_of(secret))]
+
+
+class CommandLines(threading.Thread):
+    """Looks at every process's command line again and again, while the block runs."""
+
+    def __init__(self, secrets: Mapping[str, str], *, every: float = 0.2) -> None:
+        super().__init__(daemon=True)
+        self.found: set[str] = set()
+        self.looks = 0
+        self._secrets = secrets
+        self._every = every
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(self._every):
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    words = process.cmdline()
+                    line = "\0".join(words).encode(errors="replace")
+                    for name in find_in_text(line, self._secrets):
+                        self.found.add(f"{name} on the command line of {words[:4]}")
+            self.looks += 1
+
+    def __enter__(self) -> "CommandLines":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join()
