@@ -3,89 +3,47 @@
 This is the whole of what a Prefect task of ours does, and it knows nothing of Prefect.
 """
 
-import contextlib
 import os
 import shutil
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeAlias
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from flows import checkpoints, lock
 from flows.artifacts import Published, find_manifest, publish, supersede
-from flows.cache import Cache, fetch
-from flows.fingerprint import CARRIERS, REPOSITORY, Code, Identity, identify
-from flows.heartbeat import Lease, Terms
+from flows.fingerprint import CARRIERS, Code, Identity, identify
+from flows.heartbeat import Lease
 from flows.lease import Claim
 from flows.manifest import Manifest, Provenance
 from flows.reservations import reserve
 from flows.revocation import find_revoked
+from flows.running import fetch_inputs, make_job, run_stage, work_of
 from flows.runs import timestamp
-from flows.segments import append_segment, find_commit, read_segments
+from flows.segments import find_commit, read_segments
+from flows.site import Built, Site, Watch
 from flows.stages import Stage
 from flows.turn import Turn, hold_turn
-from infra.launch.mirror import mirror
-from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
-from infra.placement import Placement, default_cache_limit
+from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import Store
-from nanochat_core.config import RunConfig
-from nanochat_core.errors import NanochatError, StageError, StoreError
+from nanochat_core.errors import NanochatError, StageError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.metrics import FILE as METRICS_FILE
-from nanochat_core.section import Section
 
-# Called with a stage's name and an event, from the thread that builds the stage. Kinds of event
-# beside those of runtime.progress:
-#
-#     cached    {"uri"}                    the artifact exists; nothing was done
-#     waiting   {"text"}                   for another process; said now and again
-#     fetching  {"inputs"}                 names of stages
-#     building  {"fingerprint", "processes", "directory"}   the job starts, in its directory
-#     warning   {"text"}
-#     finished  {"uri", "seconds", "metrics"}
-#     failed    {"error", "hint", "log_tail"}   hint: None when there is none
-#     interrupted {}
-Watch: TypeAlias = Callable[[str, dict[str, Any]], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """What all stages of one run share: what is built, where, and who is told."""
-
-    run: RunConfig
-    run_id: str  # recorded as who built it
-    placement: Placement
-    store: Store
-    watch: Watch
-    strict: bool  # whether code that the fingerprint did not see is an error
-    root: Path = REPOSITORY  # where the packages lie
-    terms: Terms = Terms()  # noqa: RUF009 - frozen
-    # Says in the store that the run uses an artifact: stage and fingerprint.
-    record: Callable[[str, str], None] = lambda stage, fingerprint: None
-    stop: threading.Event = field(default_factory=threading.Event)
-    device: threading.Semaphore = field(default_factory=threading.Semaphore)  # one GPU stage a time
-
-    @property
-    def work(self) -> Path:
-        """Work directories of unfinished jobs, by stage and fingerprint."""
-        return self.placement.home / "work"
-
-    def open_cache(self) -> Cache:
-        """Fetched artifacts. What it hands out is in use until it is closed."""
-        return Cache(self.placement.home / "artifacts", default_cache_limit())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Built:
-    """A stage's artifact, and whether anything was done for it."""
-
-    manifest: Manifest
-    uri: str  # of the manifest in the store
-    cached: bool
+__all__ = [
+    "Built",
+    "Site",
+    "Sought",
+    "Watch",
+    "build",
+    "leaked_modules",
+    "reuse",
+    "seek",
+    "telling_its_end",
+    "uri_of",
+]
 
 
 def build(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bool) -> Built:
@@ -97,8 +55,15 @@ def build(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bo
     work directory stays, and the next attempt goes on there. Raises StoreError when the store
     cannot be reached.
     """
-    try:
+    with telling_its_end(stage, site):
         return _reuse_or_build(stage, site, inputs, force=force)
+
+
+@contextmanager
+def telling_its_end(stage: Stage, site: Site) -> Generator[None]:
+    """Tell when the block ends with an error."""
+    try:
+        yield
     except StageInterrupted:
         site.watch(stage.name, {"kind": "interrupted"})
         raise
@@ -210,7 +175,7 @@ def _put_aside(
     if unwanted is not None:
         supersede(site.store, unwanted, fence=fence)
     if redo or unwanted is not None:
-        shutil.rmtree(_work_directory(site, identity), ignore_errors=True)
+        shutil.rmtree(work_of(site, identity), ignore_errors=True)
         checkpoints.forget(site.store, stage, fingerprint)
 
 
@@ -244,21 +209,10 @@ def _build(
     lease: Lease,
 ) -> Built:
     started = time.time()
-    processes = max(site.placement.gpus, 1) if stage.compute == "gpu" else 1
     with site.open_cache() as cache:
-        job = _make_job(stage, site, identity, _fetch_inputs(stage, site, inputs, cache, lease))
-        site.watch(
-            stage.name,
-            {
-                "kind": "building",
-                "fingerprint": identity.fingerprint,
-                "processes": processes,
-                "directory": str(job.directory),
-            },
-        )
-        with _checkpoints_in_store(site, job, lease):
-            append_segment(job, processes=processes)
-            result = _run(stage, site, job, processes, lease)
+        files = fetch_inputs(stage, site, inputs, cache, check=lease.raise_if_lost)
+        job = make_job(stage, site, identity, files)
+        result = run_stage(stage, site, job, lease)
     _check_modules(stage, site, identity, result)
     published = _publish(site, identity, job, inputs, result, lease)
     site.record(stage.name, identity.fingerprint)
@@ -276,81 +230,6 @@ def _build(
         },
     )
     return Built(manifest=published.manifest, uri=uri, cached=False)
-
-
-def _run(stage: Stage, site: Site, job: Job, processes: int, lease: Lease) -> Result:
-    """Run the job under its lease. Raises LeaseLost when that ended it, and not the run's stop."""
-
-    def on_event(event: dict[str, Any]) -> None:
-        if event["kind"] in ("start", "step"):
-            lease.note(step=event["step"], total=event["total"])
-        site.watch(stage.name, event)
-
-    try:
-        return run_job(job, processes=processes, on_event=on_event, stop=lease.ending)
-    except StageInterrupted:
-        if not site.stop.is_set():
-            lease.raise_if_lost()
-        raise
-
-
-@contextlib.contextmanager
-def _checkpoints_in_store(site: Site, job: Job, lease: Lease) -> Generator[None]:
-    """Go on from the store's checkpoint if it is the newest; send every new one there."""
-    if not site.placement.mirrors_checkpoints:
-        yield
-        return
-
-    def tell(text: str) -> None:
-        site.watch(job.stage, {"kind": "message", "text": text})
-
-    def send(directory: Path) -> None:
-        sent = checkpoints.send(
-            site.store, job, directory, owner=lease.owner, epoch=lease.epoch, fence=lease.check
-        )
-        with contextlib.suppress(StoreError):  # the next one prunes for this one
-            checkpoints.prune(site.store, job, sent=sent)
-
-    def warn(error: NanochatError) -> None:
-        site.watch(job.stage, {"kind": "warning", "text": f"checkpoint not stored: {error}"})
-
-    checkpoints.restore(site.store, job, tell=tell)
-    with mirror(job.checkpoints, send, on_error=warn):
-        yield
-
-
-def _work_directory(site: Site, identity: Identity) -> Path:
-    return lock.work_directory(site.work, identity.stage, identity.fingerprint)
-
-
-def _fetch_inputs(
-    stage: Stage, site: Site, inputs: Mapping[str, Manifest], cache: Cache, lease: Lease
-) -> dict[str, Path]:
-    def check_not_stopped(count: int) -> None:
-        if site.stop.is_set():
-            raise StageInterrupted(f"{stage.name} was not started: the run is being stopped")
-        lease.raise_if_lost()
-
-    names = [source.name for source in stage.inputs]
-    if names:
-        site.watch(stage.name, {"kind": "fetching", "inputs": names})
-    return {
-        name: fetch(site.store, inputs[name], cache, on_bytes=check_not_stopped) / "files"
-        for name in names
-    }
-
-
-def _make_job(stage: Stage, site: Site, identity: Identity, inputs: dict[str, Path]) -> Job:
-    sections = {name: getattr(site.run, name) for name in stage.config}
-    return Job(
-        directory=_work_directory(site, identity),
-        stage=stage.name,
-        entry=stage.entry,
-        fingerprint=identity.fingerprint,
-        config={n: s.tree() if isinstance(s, Section) else s for n, s in sections.items()},
-        inputs=inputs,
-        resources=site.placement.resources,
-    )
 
 
 def _check_modules(stage: Stage, site: Site, identity: Identity, result: Result) -> None:

@@ -24,6 +24,7 @@ _TRIES = 4
 # ready: it has its inputs and the checkpoint, or runs. ended: its ranks are gone. leaving: it was
 # told to stop.
 State: TypeAlias = Literal["ready", "ended", "leaving"]
+MISTAKE = "mistake"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,7 @@ class Answer:
     host: str
     state: State
     text: str  # why it ended; else empty
+    cause: str  # the exception's type; MISTAKE for what a person must mend; empty: the machine's
     beat: int  # no two records have the same bytes
 
 

@@ -8,13 +8,14 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from flows import checkpoints
-from flows.calls import Answer, Call, Place, announce, find_answer
+from flows.calls import MISTAKE, Answer, Call, Place, announce, find_answer
 from flows.heartbeat import Lease, Terms
+from flows.lost import is_lost
 from flows.manifest import File
 from flows.parts import SECONDS_BETWEEN_LOOKS, gather_parts, telling_of
 from infra.launch.meeting import Meeting, own_endpoint, store_host
@@ -110,22 +111,22 @@ class Leader:
         """What ended the attempt, when it was another node; else the error itself."""
         if self._lost is not None:
             return self._lost
+        if not is_lost(error):
+            return error
         deadline = time.monotonic() + _SECONDS_FOR_A_REASON
-        while True:
+        answers: list[tuple[Answer, float]] = []
+        while time.monotonic() < deadline:
             with contextlib.suppress(*_UNREACHABLE):
                 answers = list(self._answers())
                 if reason := self._reason(answers):
                     return reason
-            if time.monotonic() >= deadline:
-                break
             time.sleep(min(self._terms.look, _SECONDS_BETWEEN_QUESTIONS))
-        if isinstance(error, StageInterrupted):  # nobody here asked for it
-            return NodeLost(
-                f"{self._job.stage} was stopped by another node", hint=_AGAIN, log_tail=""
-            )
-        if isinstance(error, JobFailed) and (silent := self._longest_silent()):
-            return NodeLost(f"{error}; {silent}", hint=_AGAIN, log_tail=error.log_tail)
-        return error
+        silent = ""
+        if answers:
+            said, age = max(answers, key=lambda item: item[1])
+            silent = f"; node {said.node}, {said.host}, was last heard of {age:.0f} s ago"
+        log_tail = error.log_tail if isinstance(error, JobFailed) else ""
+        return NodeLost(f"{error}{silent}", hint=_AGAIN, log_tail=log_tail)
 
     def _announce(self) -> None:
         announce(self._place, self._call, fence=self._lease.check)
@@ -141,27 +142,25 @@ class Leader:
             if found := self._find(node):
                 yield found
 
-    def _reason(self, answers: list[tuple[Answer, float]]) -> StageError | None:
-        """What another node says of itself that would end the attempt."""
-        for said, _ in answers:
-            who = f"node {said.node}, {said.host},"
-            if said.state == "leaving":
-                return NodeLost(
-                    f"{self._job.stage}: {who} was told to stop", hint=_AGAIN, log_tail=""
-                )
-            if said.text:
-                return NodeLost(f"on {who} {said.text}", hint=_AGAIN, log_tail="")
-        return None
+    def _reason(self, answers: Iterable[tuple[Answer, float]]) -> StageError | None:
+        """What another node says of itself that would end the attempt.
 
-    def _longest_silent(self) -> str | None:
-        """The other node that was heard of longest ago."""
-        answers: list[tuple[Answer, float]] = []
-        with contextlib.suppress(*_UNREACHABLE):
-            answers = list(self._answers())
-        if not answers:
+        An error of the code, or a person's, comes before what only followed from it.
+        """
+        reasons = [reason for said, _ in answers if (reason := self._reason_of(said))]
+        return min(reasons, key=is_lost, default=None)
+
+    def _reason_of(self, said: Answer) -> StageError | None:
+        who = f"node {said.node}, {said.host}"
+        if said.state == "leaving":
+            text = f"{self._job.stage}: {who}, was told to stop"
+            return NodeLost(text, hint=_AGAIN, log_tail="")
+        if not said.text:
             return None
-        said, age = max(answers, key=lambda item: item[1])
-        return f"node {said.node}, {said.host}, was last heard of {age:.0f} s ago"
+        text = f"{said.text} (on {who})"
+        if said.cause == MISTAKE:
+            return StageError(text)
+        return NodeLost(text, hint=_AGAIN, log_tail="", cause=said.cause or None)
 
     def _gather(self, over: threading.Event) -> None:
         ranks = range(self._call.processes, self._call.nodes * self._call.processes)

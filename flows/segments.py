@@ -12,13 +12,17 @@ from nanochat_core.job import Job
 from nanochat_core.runtime.progress import read_events
 
 
-def append_segment(job: Job, *, processes: int) -> None:
-    """Note that an execution starts, so that one which is killed still counts."""
+def append_segment(job: Job, *, processes: int, nodes: int = 1) -> None:
+    """Note that an execution starts, so that one which is killed still counts.
+
+    `processes` are those of all `nodes` together.
+    """
     segment = {
         "started": round(time.time(), 3),
         "host": socket.gethostname(),
         "device": job.resources.device,
         "processes": processes,
+        "nodes": nodes,
         "threads": job.resources.threads,
         "device_batch_size": job.resources.device_batch_size,
         "torch": importlib.metadata.version("torch"),

@@ -1,0 +1,188 @@
+"""Runs a stage's job under its lease: its inputs here, its checkpoints in the store, its processes.
+
+On several nodes this is node 0's side (flows/leader.py); flows/nodes.py has the others'.
+"""
+
+import contextlib
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flows import checkpoints, lock
+from flows.cache import Cache, fetch
+from flows.fingerprint import Identity
+from flows.heartbeat import Lease
+from flows.leader import Leader, lead
+from flows.manifest import File, Manifest
+from flows.segments import append_segment
+from flows.site import Site
+from flows.stages import Stage
+from infra.launch.mirror import mirror
+from infra.launch.torchrun import StageInterrupted, run_job
+from nanochat_core.errors import ConfigError, NanochatError, StageError, StoreError
+from nanochat_core.job import Job, Result
+from nanochat_core.section import Section
+
+
+def nodes_of(stage: Stage, site: Site) -> int:
+    """Machines that build a stage together."""
+    return site.placement.nodes if stage.compute == "gpu" else 1
+
+
+def processes_of(stage: Stage, site: Site) -> int:
+    """Processes of a stage on each of them."""
+    return max(site.placement.gpus, 1) if stage.compute == "gpu" else 1
+
+
+def work_of(site: Site, identity: Identity) -> Path:
+    """Where the job of a fingerprint runs on this machine."""
+    return lock.work_directory(site.work, identity.stage, identity.fingerprint)
+
+
+def fetch_inputs(
+    stage: Stage,
+    site: Site,
+    inputs: Mapping[str, Manifest],
+    cache: Cache,
+    *,
+    check: Callable[[], None],
+) -> dict[str, Path]:
+    """Directories with the inputs' files; `check` is asked now and again and may raise."""
+
+    def check_not_stopped(count: int) -> None:
+        if site.stop.is_set():
+            raise StageInterrupted(f"{stage.name} was not started: the run is being stopped")
+        check()
+
+    names = [source.name for source in stage.inputs]
+    if names:
+        site.watch(stage.name, {"kind": "fetching", "inputs": names})
+    return {
+        name: fetch(site.store, inputs[name], cache, on_bytes=check_not_stopped) / "files"
+        for name in names
+    }
+
+
+def make_job(stage: Stage, site: Site, identity: Identity, inputs: dict[str, Path]) -> Job:
+    """The job that makes the stage's artifact on this machine."""
+    sections = {name: getattr(site.run, name) for name in stage.config}
+    return Job(
+        directory=work_of(site, identity),
+        stage=stage.name,
+        entry=stage.entry,
+        fingerprint=identity.fingerprint,
+        config={n: s.tree() if isinstance(s, Section) else s for n, s in sections.items()},
+        inputs=inputs,
+        resources=site.placement.resources,
+    )
+
+
+def tell_building(stage: Stage, site: Site, job: Job) -> None:
+    """Say that the job is about to run here."""
+    event = {
+        "kind": "building",
+        "fingerprint": job.fingerprint,
+        "processes": nodes_of(stage, site) * processes_of(stage, site),
+        "directory": str(job.directory),
+    }
+    site.watch(stage.name, event)
+
+
+def run_stage(stage: Stage, site: Site, job: Job, lease: Lease) -> Result:
+    """Run the job to its end. With several nodes it begins when all of them are ready.
+
+    Raises LeaseLost when that ended it, and not the run's stop; NodeLost when another node did.
+    """
+    nodes, processes = nodes_of(stage, site), processes_of(stage, site)
+    if site.placement.mirrors_checkpoints:
+
+        def tell(text: str) -> None:
+            site.watch(job.stage, {"kind": "message", "text": text})
+
+        checkpoints.restore(site.store, job, tell=tell)
+    elif nodes > 1:
+        raise ConfigError(
+            f"{stage.name} on {nodes} nodes needs a store that all of them reach, "
+            f"{site.store.url} lies in the home of one",
+            hint="give one with --store or NANOCHAT_STORE",
+        )
+    tell_building(stage, site, job)
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["kind"] in ("start", "step"):
+            lease.note(step=event["step"], total=event["total"])
+        site.watch(stage.name, event)
+
+    with contextlib.ExitStack() as stack:
+        leader = stack.enter_context(_lead(stage, site, job, lease)) if nodes > 1 else None
+        if site.placement.mirrors_checkpoints:
+            stack.enter_context(_mirror(site, job, lease, leader))
+        append_segment(job, processes=nodes * processes, nodes=nodes)
+        try:
+            return run_job(
+                job,
+                processes=processes,
+                on_event=on_event,
+                stop=leader.ending if leader else lease.ending,
+                meeting=leader.meeting if leader else None,
+            )
+        except StageError as error:
+            if (cause := _cause(error, site, lease, leader)) is error:
+                raise
+            raise cause from error
+
+
+def _cause(error: StageError, site: Site, lease: Lease, leader: Leader | None) -> StageError:
+    """What ended the job. Raises LeaseLost when that was it."""
+    if site.stop.is_set():
+        return error
+    if isinstance(error, StageInterrupted):
+        lease.raise_if_lost()
+    return error if leader is None else leader.explain(error)
+
+
+def _lead(
+    stage: Stage, site: Site, job: Job, lease: Lease
+) -> contextlib.AbstractContextManager[Leader]:
+    def warn(error: NanochatError) -> None:
+        _warn(site, job, f"another node's part of a checkpoint did not come yet: {error}")
+
+    return lead(
+        site.store,
+        job,
+        lease,
+        nodes=nodes_of(stage, site),
+        processes=processes_of(stage, site),
+        terms=site.terms,
+        tell=lambda text: site.watch(job.stage, {"kind": "waiting", "text": text}),
+        warn=warn,
+    )
+
+
+@contextlib.contextmanager
+def _mirror(site: Site, job: Job, lease: Lease, leader: Leader | None) -> Generator[None]:
+    """Send every new checkpoint to the store; parts of other nodes are there."""
+
+    def send(directory: Path) -> None:
+        there: list[File] = leader.parts if leader else []
+        sent = checkpoints.send(
+            site.store,
+            job,
+            directory,
+            owner=lease.owner,
+            epoch=lease.epoch,
+            fence=lease.check,
+            there=there,
+        )
+        with contextlib.suppress(StoreError):  # the next one prunes for this one
+            checkpoints.prune(site.store, job, sent=sent)
+
+    def warn(error: NanochatError) -> None:
+        _warn(site, job, f"checkpoint not stored: {error}")
+
+    with mirror(job.checkpoints, send, on_error=warn):
+        yield
+
+
+def _warn(site: Site, job: Job, text: str) -> None:
+    site.watch(job.stage, {"kind": "warning", "text": text})
