@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeAlias
 
 from flows.profiles import PROFILES
 from flows.references import MODELS
+from flows.series import LEAST_DEPTHS, MOST_DEPTHS
 from flows.stages import REPORT, STAGES
 from flows.suites import Against
 from infra.placement import SETTINGS
@@ -56,6 +57,18 @@ SuiteField: TypeAlias = Annotated[
 ]
 DepthField: TypeAlias = Annotated[
     int | None, FormField("Depth", {"minimum": 1, "maximum": 100, "examples": [12]})
+]
+DepthsField: TypeAlias = Annotated[
+    tuple[int, ...],
+    FormField(
+        "Depths",
+        {
+            "items": {"type": "integer", "minimum": 1, "maximum": 100},
+            "minItems": LEAST_DEPTHS,
+            "maxItems": MOST_DEPTHS,
+            "uniqueItems": True,
+        },
+    ),
 ]
 OverridesField: TypeAlias = Annotated[
     tuple[str, ...],

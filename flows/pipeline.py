@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
@@ -17,7 +16,6 @@ from prefect.runtime import flow_run
 from flows.build import Built, Site, Watch
 from flows.cache import fetch
 from flows.dispatch import NOT_ANSWERING, cancel_orders, check_pool, is_cancelled
-from flows.fingerprint import short
 from flows.forms import (
     DepthField,
     ForceField,
@@ -36,8 +34,9 @@ from flows.forms import (
 )
 from flows.given import open_given, stages_with
 from flows.manifest import Manifest
-from flows.plan import STATES, Plan, make_plan
+from flows.plan import Plan, make_plan
 from flows.profiles import make_placement, open_profile
+from flows.run_pages import RunPages
 from flows.run_record import RunRecord
 from flows.runs import Run, new_run_id, timestamp
 from flows.stage_task import failing_in_a_line, submit
@@ -52,7 +51,6 @@ _REPORT_TEXT = "report.md"
 # A spot machine is taken a few times a day; what is lost more often than this has another fault.
 RETRIES = 5
 MOST_STARTS = 10  # of one flow run: crashed ones are started again by themselves
-_MOST_TEXT = 200_000  # bytes; larger artifacts make Prefect's pages slow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +148,6 @@ def nanochat(
         given=given,
         placement=placement,
     )
-    _show_plan(plan)
     weaknesses = tell_weaknesses(site) if plan.exit_code else ()
     run = Run(
         run=site.run_id,
@@ -169,7 +166,7 @@ def nanochat(
     )
     stages = stages_with(given)
     redo = stages_to_redo(stages, force=force, from_stage=from_stage)
-    return run_pipeline(stages, site, run, redo=redo, given=given, retries=retries)
+    return run_pipeline(stages, site, run, plan=plan, redo=redo, given=given, retries=retries)
 
 
 def with_pool(placement: Placement, *, nodes: int, pool: str | None) -> Placement:
@@ -201,6 +198,7 @@ def run_pipeline(
     site: Site,
     run: Run,
     *,
+    plan: Plan | None = None,
     redo: frozenset[str] = frozenset(),
     given: Mapping[str, Manifest] | None = None,
     retries: int = RETRIES,
@@ -208,16 +206,19 @@ def run_pipeline(
     """Build every stage, independent ones at the same time, and record the run. Inside a flow only.
 
     A stage whose artifact is `given` is not built; one that was lost is started again up to
-    `retries` times.
+    `retries` times. The `plan` is only shown.
 
     Raises the error of the first stage in the table that failed, after those that do not depend on
     it have ended; and StageError when the flow run was started too often.
     """
     record = RunRecord(site.store, run)
-    _check_budget(record, run)
+    check_budget(record, run)
     site = replace(site, record=record.add)
     record.write()
     there = {name: _given(site, manifest) for name, manifest in (given or {}).items()}
+    pages = RunPages(run, site.store)
+    if plan is not None:
+        pages.show_plan(plan)
     futures: dict[str, PrefectFuture[Built]] = {}
     try:
         for stage in (stage for stage in stages if stage.name not in there):
@@ -230,16 +231,21 @@ def run_pipeline(
             )
         wait(list(futures.values()))
         built = there | _results(futures)
-        report = _show_report(site, built.get(REPORT.name))
+        pages.show_artifacts(built)
+        report = _show_report(site, built.get(REPORT.name), pages)
     except BaseException as error:
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
         site.stop.set()
-        if site.placement.pool is not None and _is_last_word(error):
-            _cancel_orders(run)
+        if site.placement.pool is not None and is_last_word(error):
+            cancel_orders_of(run)
         wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
         with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
             record.end("interrupted" if is_interrupted else "failed")
+        if not is_interrupted:
+            pages.show_artifacts(there | _finished(futures))
         raise
+    finally:
+        pages.close()
     return Outcome(
         run=record.end("finished", {name: b.manifest.fingerprint for name, b in built.items()}),
         stages=built,
@@ -248,7 +254,7 @@ def run_pipeline(
     )
 
 
-def _check_budget(record: RunRecord, run: Run) -> None:
+def check_budget(record: RunRecord, run: Run) -> None:
     """What is resumed by itself ends at last, and as Failed: only Crashed runs are resumed."""
     count = flow_run.get_run_count()
     if count > MOST_STARTS:
@@ -259,7 +265,7 @@ def _check_budget(record: RunRecord, run: Run) -> None:
         )
 
 
-def _is_last_word(error: BaseException) -> bool:
+def is_last_word(error: BaseException) -> bool:
     """Whether the run is over: not when its process was only told to end, by a signal.
 
     Then whoever goes on with the run finds its stages trained further.
@@ -267,7 +273,8 @@ def _is_last_word(error: BaseException) -> bool:
     return isinstance(error, Exception | KeyboardInterrupt) or is_cancelled(flow_run.get_id())
 
 
-def _cancel_orders(run: Run) -> None:
+def cancel_orders_of(run: Run) -> None:
+    """Cancel what the run has ordered of a pool, as far as Prefect answers."""
     try:
         cancel_orders(run.run)
     except NOT_ANSWERING as error:
@@ -295,32 +302,20 @@ def _results(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]:
     return {name: future.result() for name, future in futures.items()}
 
 
-def _show_plan(plan: Plan) -> None:
-    """The plan as a table in Prefect."""
-    rows: list[dict[str, Any]] = [
-        {
-            "stage": item.stage.name,
-            "state": f"{item.state} {STATES[item.state]}",
-            "fingerprint": short(item.fingerprint) if item.fingerprint else "",
-            "reason": item.reason,
-            "estimated seconds": round(item.estimate.seconds) if item.estimate else None,
-        }
-        for item in plan.stages
-    ]
-    create_table_artifact(rows, key="plan", description=f"What this run does. Store: {plan.store}")
+def _finished(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]:
+    """The artifacts of the stages that came to their end."""
+    return {name: f.result() for name, f in futures.items() if f.state.is_completed()}
 
 
-def _show_report(site: Site, built: Built | None) -> Path | None:
+def _show_report(site: Site, built: Built | None, pages: RunPages) -> Path | None:
     """The report card in Prefect; returns the path of its page."""
     if built is None:
         return None
     with site.open_cache() as cache:
         files = fetch(site.store, built.manifest, cache) / "files"
         text = files / _REPORT_TEXT
-        if text.exists() and text.stat().st_size <= _MOST_TEXT:
-            create_markdown_artifact(
-                text.read_text(encoding="utf-8"), key="report-card", description=built.uri
-            )
+        if text.exists():
+            pages.show_report(text.read_text(encoding="utf-8"), built.uri)
         page = files / REPORT_PAGE
         get_run_logger().info(f"report card: {page}")
         return page if page.exists() else None
