@@ -23,9 +23,8 @@ from prefect.utilities.context import get_task_and_flow_run_ids
 from flows.build import Built
 from flows.display import describe
 from flows.loss_curve import Curves, can_draw, mermaid, png_url
-from flows.manifest import Manifest
 from flows.runs import name_in
-from flows.shown_text import failure_text, metric_rows, progress_text
+from flows.shown_text import failure_text, metric_rows, progress_text, resumed_text
 from flows.stages import Stage
 from flows.suites import key_of
 from nanochat_core.runtime.progress import read_events
@@ -52,14 +51,6 @@ def final_state(built: Built) -> State[Built]:
     return Completed(name="Resumed", message=f"{resumed}; {built.uri}", data=built)
 
 
-def resumed_text(manifest: Manifest) -> str | None:
-    """From where the job's last execution went on; None when it did all by itself."""
-    segments = manifest.provenance.segments
-    if not segments or not segments[-1]["first_step"]:
-        return None
-    return f"resumed at step {segments[-1]['first_step']} of {segments[-1]['last_step']}"
-
-
 def name_of(run: str) -> str:
     """What the run with this id is called; an id given by hand is a name."""
     return name_in(run) or run
@@ -76,7 +67,7 @@ class Courier:
         self._prefix = key_of(name)
         self._logger = get_run_logger()
         self._context = copy_context()  # in which Prefect looks up its settings and its client
-        self._task_run, self._flow_run = get_task_and_flow_run_ids()
+        self._task_run, self.flow_run_id = get_task_and_flow_run_ids()
         self._thread = ThreadPoolExecutor(1)
         self._sending: Future[None] | None = None
         self._written: dict[str, UUID] = {}
@@ -107,7 +98,7 @@ class Courier:
                 data=data,
                 description=description,
                 task_run_id=self._task_run,
-                flow_run_id=self._flow_run,
+                flow_run_id=self.flow_run_id,
             )
         )
         self._written[what] = made.id

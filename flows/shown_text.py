@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.display import duration, number
+from flows.manifest import Manifest
 from flows.report_text import escaped, percent
 
 _MOST_LOG = 20_000  # characters of a log's end
@@ -73,6 +74,14 @@ def failure_text(stage: str, event: Mapping[str, Any], *, last_seen: str | None)
         "same run started again, goes on from there."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def resumed_text(manifest: Manifest) -> str | None:
+    """From where the job's last execution went on; None when it did all by itself."""
+    segments = manifest.provenance.segments
+    if not segments or not segments[-1]["first_step"]:
+        return None
+    return f"resumed at step {segments[-1]['first_step']} of {segments[-1]['last_step']}"
 
 
 def fenced(text: str) -> str:

@@ -1,0 +1,139 @@
+"""The words and tables that Prefect's page of a run shows, made from what is in the store."""
+
+import contextlib
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flows.build import Built
+from flows.fingerprint import short
+from flows.loss_curve import Curves, mermaid
+from flows.manifest import File
+from flows.parallel import in_parallel
+from flows.plan import STATES, Plan
+from flows.report_charts import LEARNING
+from flows.report_scores import CHAT_MODELS, Measured, Score, measured
+from flows.report_text import percent, size
+from flows.runs import Run
+from flows.shown_text import resumed_text, table
+from infra.storage.base import Store
+
+_MOST_LOG = 20_000_000  # bytes of a job's events that are read for a curve
+_THREADS = 4  # small files read at the same time
+_MODELS = {"base_eval": "base", **{f"chat_eval_{s}": name for s, name in CHAT_MODELS.items()}}
+_CHAT_STAGES = ("rl", "sft", "midtrain")  # the first that was built is what people talk to
+
+
+def plan_rows(plan: Plan) -> list[dict[str, Any]]:
+    """A row for each stage: what becomes of it, and why."""
+    return [
+        {
+            "stage": item.stage.name,
+            "state": f"{item.state} {STATES[item.state]}",
+            "fingerprint": short(item.fingerprint) if item.fingerprint else "",
+            "reason": item.reason,
+            "estimated seconds": round(item.estimate.seconds) if item.estimate else None,
+        }
+        for item in plan.stages
+    ]
+
+
+def read_scores(store: Store, built: Mapping[str, Built]) -> dict[str, dict[str, Any]]:
+    """scores.json of each model that was judged, by the model's name."""
+    found = [(name, built[stage].manifest) for stage, name in _MODELS.items() if stage in built]
+    files = [(name, _file(m.files, "scores.json")) for name, m in found]
+    there = [(name, file.key) for name, file in files if file is not None]
+    read = in_parallel(lambda item: json.loads(store.get(item[1])), there, threads=_THREADS)
+    return {name: tree for (name, _), tree in zip(there, read, strict=True)}
+
+
+def score_rows(scores: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+    """What every model scored, side by side: a row a number, a column a model."""
+    overall = {"val_bpb": "bits per byte", "core": "CORE", "chatcore": "ChatCORE"}
+    rows = [
+        {"score": title, **{m: _measured(measured(tree, name)) for m, tree in scores.items()}}
+        for name, title in overall.items()
+    ]
+    tasks = dict.fromkeys(task for tree in scores.values() for task in _tasks(tree))
+    rows += [
+        {"score": task, **{m: _score(_tasks(tree), task) for m, tree in scores.items()}}
+        for task in tasks
+    ]
+    return [row for row in rows if any(row[model] for model in scores)]
+
+
+def _tasks(tree: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
+    return tree.get("tasks") or {}
+
+
+def _measured(score: Measured | None) -> str:
+    return score.text(4) if score else ""
+
+
+def _score(tasks: Mapping[str, dict[str, Any]], task: str) -> str:
+    found = tasks.get(task)
+    if found is None:
+        return ""
+    names = ("accuracy", "low", "high", "correct", "total")
+    score = Score(**{name: found[name] for name in names})
+    return f"{percent(score.accuracy)} ({score.interval}; {score.correct} of {score.total})"
+
+
+def read_curves(store: Store, built: Mapping[str, Built]) -> list[Curves]:
+    """How the training stages among these went, from the logs beside their artifacts."""
+    stages = [s for s in dict.fromkeys(q.stage for q in LEARNING) if s in built]
+    files = [(stage, _file(built[stage].manifest.logs, "events.jsonl")) for stage in stages]
+    there = [(stage, f.key) for stage, f in files if f is not None and f.size <= _MOST_LOG]
+    texts = in_parallel(lambda item: store.get(item[1]), there, threads=_THREADS)
+    found: list[Curves] = []
+    for (stage, _), text in zip(there, texts, strict=True):
+        curves = Curves(stage)
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError):  # the half line of a killed job
+                curves.add(json.loads(line))
+        found.append(curves)
+    return found
+
+
+def _file(files: Iterable[File], path: str) -> File | None:
+    return next((file for file in files if file.path == path), None)
+
+
+def curves_text(curves: Iterable[Curves]) -> str:
+    """All curves that can be drawn, as markdown; empty when there are none."""
+    return "\n\n".join(filter(None, (mermaid(of_stage.shown()) for of_stage in curves)))
+
+
+def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:
+    """What the run made or found, where it is, and the commands that bring it here."""
+    place = f" --store {shlex.quote(store)}"
+    rows = [_artifact_row(item, place) for item in built.values()]
+    parts = [
+        f"# {run.run}",
+        f"Artifacts in `{store}`:",
+        table(["stage", "this run", "artifact", "size", "to have its files"], rows),
+    ]
+    if chat := next((built[stage] for stage in _CHAT_STAGES if stage in built), None):
+        name = chat.manifest.name
+        parts += [
+            "To talk to the model, on the terminal and in a browser:",
+            _commands(f"nanochat chat {name}{place}", f"nanochat serve {name}{place}"),
+        ]
+    parts += ["To look at the run:", _commands(f"nanochat status {run.run}{place}")]
+    return "\n\n".join(parts) + "\n"
+
+
+def _artifact_row(item: Built, place: str) -> list[str]:
+    manifest = item.manifest
+    return [
+        manifest.stage,
+        "Cached" if item.cached else resumed_text(manifest) or "built",
+        f"`{item.uri}`",
+        size(sum(file.size for file in manifest.files)),
+        f"`nanochat fetch {manifest.name}{place}`",
+    ]
+
+
+def _commands(*lines: str) -> str:
+    return "\n".join(["```console", *(f"$ {line}" for line in lines), "```"])
