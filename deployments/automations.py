@@ -11,11 +11,11 @@ from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import StateType
-from prefect.events.actions import ChangeFlowRunState
+from prefect.events.actions import ActionTypes, ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 
-from deployments.pools import HEARTBEAT_SECONDS, POOLS, PROCESS
+from deployments.pools import HEARTBEAT_SECONDS, PROCESS
 
 AUTO_RESUME = "auto-resume"  # tag of runs that go on by themselves after a crash
 FLOWS = ("nanochat", "nanochat-eval", "miniseries", "one-stage")
@@ -92,12 +92,8 @@ def crash_zombies() -> AutomationCore:
         description=f"A run that has not said for {ZOMBIE_SECONDS} s that it lives is crashed: "
         "its machine is gone.",
         tags=[TAG],
-        trigger=_silence(after=f"{RUN}heartbeat", seconds=ZOMBIE_SECONDS, related=_OURS),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.CRASHED, message=f"no heartbeat for {ZOMBIE_SECONDS} s"
-            )
-        ],
+        trigger=_silence(after=["heartbeat"], seconds=ZOMBIE_SECONDS, related=_OURS),
+        actions=_turn(StateType.CRASHED, f"no heartbeat for {ZOMBIE_SECONDS} s"),
     )
 
 
@@ -114,53 +110,45 @@ def crash_stuck(waiting: Waiting) -> list[AutomationCore]:
             "its worker is gone.",
             tags=[TAG],
             trigger=_silence(
-                after=f"{RUN}Pending",
+                after=["Pending", "Submitting", "InfrastructurePending"],
                 seconds=60 * minutes,
                 related=[
                     *_OURS,
                     {"prefect.resource.role": "work-pool", "prefect.work-pool.type": type_},
                 ],
             ),
-            actions=[
-                ChangeFlowRunState(
-                    state=StateType.CRASHED, message=f"did not start within {minutes} min"
-                )
-            ],
+            actions=_turn(StateType.CRASHED, f"did not start within {minutes} min"),
         )
         for name, where, type_, minutes in pools
     ]
 
 
 def resume_crashed() -> AutomationCore:
-    """Crashed runs go on by themselves. How often is the flow's to judge: it counts its attempts."""
+    """Crashed runs go on by themselves. How often, the flow judges: it counts its attempts."""
     return AutomationCore(
         name="nanochat-auto-resume",
         description=f"A crashed run with the tag {AUTO_RESUME} goes on {SETTLED_SECONDS} s later "
         "where it was.",
         tags=[TAG],
         trigger=_silence(
-            after=f"{RUN}Crashed",
+            after=["Crashed"],
             seconds=SETTLED_SECONDS,
             related=[
                 {ID: f"prefect.tag.{AUTO_RESUME}", "prefect.resource.role": "tag"},
                 *_OURS,
             ],
         ),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.SCHEDULED,
-                name="AwaitingRetry",
-                message="resumed by itself after a crash",
-            )
-        ],
+        actions=_turn(StateType.SCHEDULED, "resumed by itself after a crash", name="AwaitingRetry"),
     )
 
 
-def _silence(*, after: str, seconds: int, related: Sequence[dict[str, Any]]) -> EventTrigger:
-    """Fires for each flow run of which nothing more is heard for so long after an event."""
+def _silence(
+    *, after: Collection[str], seconds: int, related: Sequence[dict[str, Any]]
+) -> EventTrigger:
+    """Fires for each flow run of which nothing more is heard for so long after such an event."""
     return EventTrigger(
         posture=Posture.Proactive,
-        after={after},
+        after={f"{RUN}{name}" for name in after},
         expect={f"{RUN}*"},
         match=ResourceSpecification({ID: f"{RUN}*"}),
         match_related=[ResourceSpecification(labels) for labels in related],
@@ -168,3 +156,8 @@ def _silence(*, after: str, seconds: int, related: Sequence[dict[str, Any]]) -> 
         threshold=1,
         within=timedelta(seconds=seconds),
     )
+
+
+def _turn(state: StateType, message: str, *, name: str | None = None) -> list[ActionTypes]:
+    """Puts the run into this state, unless its end is known."""
+    return [ChangeFlowRunState(state=state, name=name, message=message, force=False)]

@@ -7,25 +7,20 @@ paused, set going and started by hand in Prefect's pages. A worker of the pool `
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.exceptions import ObjectNotFound
-from prefect.schedules import Cron
-from prefect.types.entrypoint import EntrypointType
-from prefect.workers.process import ProcessWorker
 
+from deployments.automations import AUTO_RESUME
+from deployments.pools import CPU, ENVIRONMENT, POOLS, ensure_pool
+from deployments.registry import Wanted, find, register
 from flows.evals import nanochat_eval
 from flows.suites import NIGHTLY, key_of
 from nanochat_core.errors import ConfigError
 
-POOL = "cpu"  # of processes on the workers' own machines
 TAG = "nanochat-eval"
-_SLUG = "recurring"  # the one schedule of each deployment; applied again, it is the same one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,26 +40,32 @@ class Recurring:
         return key_of(self.model)
 
 
-def apply(recurring: Recurring) -> UUID:
-    """Make the deployment, or make it so; gives its id. The pool is made when it is missing.
+def apply(recurring: Recurring) -> None:
+    """Make the deployment, or make it so. The pool is made when it is missing.
 
     Raises ConfigError for a schedule or a time zone that is none.
     """
-    schedule = Cron(recurring.cron, timezone=_checked(recurring), slug=_SLUG)
-    ensure_pool(POOL)
-    # The module's path: a worker imports what is installed, and needs no copy of the code.
-    deployment: Any = nanochat_eval.to_deployment(
-        recurring.name,
-        entrypoint_type=EntrypointType.MODULE_PATH,
-        work_pool_name=POOL,
-        job_variables={"env": dict(recurring.environment)},
-        schedules=[schedule],
-        paused=recurring.paused,
-        parameters={"model": recurring.model, **recurring.parameters},
+    wanted = deployment_of(recurring)
+    with get_client(sync_client=True) as client:
+        for pool in POOLS:
+            if pool.name == wanted.pool:
+                ensure_pool(client, pool, ENVIRONMENT)
+        register(client, wanted, by_hand=True)
+
+
+def deployment_of(recurring: Recurring) -> Wanted:
+    """The deployment of an evaluation that recurs. Raises ConfigError like `apply`."""
+    return Wanted(
+        flow=nanochat_eval,
+        name=recurring.name,
+        pool=CPU,
         description=f"Judges {recurring.model} again. Costs nothing while it does not change.",
-        tags=[TAG],
+        tags=[TAG, AUTO_RESUME],
+        parameters={"model": recurring.model, **recurring.parameters},
+        environment=recurring.environment,
+        schedule=_schedule(recurring),
+        paused=recurring.paused,
     )
-    return deployment.apply()
 
 
 def remove(model: str) -> bool:
@@ -73,12 +74,10 @@ def remove(model: str) -> bool:
     What it found so far stays in the store.
     """
     with get_client(sync_client=True) as client:
-        try:
-            found = client.read_deployment_by_name(f"{nanochat_eval.name}/{key_of(model)}")
-        except ObjectNotFound:
-            return False
-        client.delete_deployment(found.id)
-    return True
+        found = find(client, f"{nanochat_eval.name}/{key_of(model)}")
+        if found is not None:
+            client.delete_deployment(found.id)
+    return found is not None
 
 
 def read_recurring() -> list[Recurring]:
@@ -87,27 +86,6 @@ def read_recurring() -> list[Recurring]:
         named = FlowFilter(name=FlowFilterName(any_=[nanochat_eval.name]))
         found = client.read_deployments(flow_filter=named)
     return sorted(filter(None, map(_recurring, found)), key=lambda item: item.model)
-
-
-def ensure_pool(name: str) -> None:
-    """Make a pool of processes called `name` unless there is a pool called so."""
-    with get_client(sync_client=True) as client:
-        if not _has_pool(client, name):
-            client.create_work_pool(
-                WorkPoolCreate(
-                    name=name,
-                    type="process",
-                    base_job_template=ProcessWorker.get_default_base_job_template(),
-                )
-            )
-
-
-def _has_pool(client: SyncPrefectClient, name: str) -> bool:
-    try:
-        client.read_work_pool(name)
-    except ObjectNotFound:
-        return False
-    return True
 
 
 def _recurring(deployment: DeploymentResponse) -> Recurring | None:
@@ -125,9 +103,7 @@ def _recurring(deployment: DeploymentResponse) -> Recurring | None:
     return None
 
 
-def _checked(recurring: Recurring) -> str:
-    """The time zone, once Prefect takes it and the schedule."""
-    zone = recurring.timezone
+def _schedule(recurring: Recurring) -> CronSchedule:
     try:
         CronSchedule(cron=recurring.cron, timezone=None)
     except ValueError:
@@ -136,9 +112,9 @@ def _checked(recurring: Recurring) -> str:
             hint='minute, hour, day, month, weekday: "0 3 * * *" is every night at three',
         ) from None
     try:
-        CronSchedule(cron=recurring.cron, timezone=zone)
+        return CronSchedule(cron=recurring.cron, timezone=recurring.timezone)
     except ValueError:
         raise ConfigError(
-            f"there is no time zone '{zone}'", hint="for example UTC or Europe/Berlin"
+            f"there is no time zone '{recurring.timezone}'",
+            hint="for example UTC or Europe/Berlin",
         ) from None
-    return zone

@@ -126,7 +126,7 @@ def schedule(
         return _remove(model, where)
     suite = judging.check(where, model)
     api_url = _connect(where)
-    from deployments.automations import ensure_regressions_are_posted
+    from deployments.alerts import ensure_regressions_are_posted
     from deployments.evals import Recurring, apply
 
     recurring = Recurring(

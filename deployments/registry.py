@@ -1,0 +1,158 @@
+"""Making deployments, and making those that exist what they should be.
+
+What the code decides (entry point, form, description) is always brought up to date. What a person
+may have changed in Prefect's pages since (schedules, pauses, parameters, pools) is left alone,
+unless the one who registers is that person.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
+    DeploymentScheduleUpdate,
+    DeploymentUpdate,
+)
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectNotFound
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import is_valid
+
+from flows.forms import LABEL
+
+_SLUG = "recurring"  # the one schedule of a deployment; registered again, it is the same one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A deployment as it should be."""
+
+    flow: Flow[..., Any]
+    name: str
+    pool: str
+    queue: str | None = None
+    description: str
+    tags: Sequence[str] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])  # of its process
+    schedule: CronSchedule | None = None
+    paused: bool = False
+    version: str | None = None
+
+    @property
+    def full_name(self) -> str:
+        """As Prefect calls it: flow/deployment."""
+        return f"{self.flow.name}/{self.name}"
+
+    @property
+    def entrypoint(self) -> str:
+        """The module's path: a worker imports what is installed, and needs no copy of the code."""
+        return f"{self.flow.fn.__module__}.{self.flow.fn.__name__}"
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """The schema of the flow's parameters, as the form and the server read it."""
+        schema = parameter_schema(self.flow.fn).model_dump(mode="json", exclude_unset=True)
+        for name, rules in schema["properties"].items():
+            rules["title"] = rules.pop(LABEL, name)
+            # A field that may be left empty: with a default of null it would only take null.
+            if "default" in rules and rules["default"] is None:
+                del rules["default"]
+        return {**schema, "additionalProperties": False}
+
+
+def register(client: SyncPrefectClient, wanted: Wanted, *, by_hand: bool = False) -> bool:
+    """Make the deployment, or make it so; whether anything changed.
+
+    `by_hand` a person decides at this moment, and everything is made as it is `wanted`.
+    """
+    found = find(client, wanted.full_name)
+    if found is None:
+        _create(client, wanted)
+        return True
+    changes = _of_the_code(wanted, found) | (_of_a_person(wanted) if by_hand else {})
+    if not changes:
+        return False
+    client.update_deployment(found.id, DeploymentUpdate(**changes))
+    return True
+
+
+def find(client: SyncPrefectClient, full_name: str) -> DeploymentResponse | None:
+    """The deployment called so, if there is one."""
+    try:
+        return client.read_deployment_by_name(full_name)
+    except ObjectNotFound:
+        return None
+
+
+def _create(client: SyncPrefectClient, wanted: Wanted) -> UUID:
+    schedules: list[DeploymentScheduleCreate] = []
+    if wanted.schedule is not None:
+        schedules = [DeploymentScheduleCreate(schedule=wanted.schedule, active=True, slug=_SLUG)]
+    form = wanted.form
+    return client.create_deployment(
+        flow_id=client.create_flow_from_name(wanted.flow.name),
+        name=wanted.name,
+        version=wanted.version,
+        entrypoint=wanted.entrypoint,
+        pull_steps=[],
+        work_pool_name=wanted.pool,
+        work_queue_name=wanted.queue,
+        job_variables=_job_variables(wanted),
+        description=wanted.description,
+        tags=list(wanted.tags),
+        parameters=_allowed(wanted.parameters, form),
+        parameter_openapi_schema=form,
+        enforce_parameter_schema=True,
+        schedules=schedules,
+        paused=wanted.paused,
+    )
+
+
+def _of_the_code(wanted: Wanted, found: DeploymentResponse) -> dict[str, Any]:
+    """What of a deployment is out of date."""
+    form = wanted.form
+    fresh: dict[str, Any] = {
+        "entrypoint": wanted.entrypoint,
+        "description": wanted.description,
+        "enforce_parameter_schema": True,
+        "parameter_openapi_schema": form,
+        # Defaults that came since, and without those that are no parameter or value any more.
+        "parameters": _allowed({**wanted.parameters, **(found.parameters or {})}, form),
+        "tags": [*found.tags, *(tag for tag in wanted.tags if tag not in found.tags)],
+    }
+    if wanted.version is not None:
+        fresh["version"] = wanted.version
+    return {name: value for name, value in fresh.items() if value != getattr(found, name)}
+
+
+def _of_a_person(wanted: Wanted) -> dict[str, Any]:
+    """What else a person decides who registers a deployment by hand."""
+    changes: dict[str, Any] = {
+        "parameters": _allowed(wanted.parameters, wanted.form),
+        "job_variables": _job_variables(wanted),
+        "paused": wanted.paused,
+    }
+    if wanted.schedule:
+        schedule = DeploymentScheduleUpdate(schedule=wanted.schedule, active=True, slug=_SLUG)
+        changes["schedules"] = [schedule]
+    return changes
+
+
+def _job_variables(wanted: Wanted) -> dict[str, Any]:
+    return {"env": dict(wanted.environment)} if wanted.environment else {}
+
+
+def _allowed(parameters: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, Any]:
+    """Those parameters that the form takes."""
+    rules = form["properties"]
+    return {
+        name: value
+        for name, value in parameters.items()
+        if name in rules and is_valid({name: value}, {"properties": {name: rules[name]}})
+    }
