@@ -18,7 +18,7 @@ LEAST_DEPTHS, MOST_DEPTHS = 2, 12
 STAGES_OF_SERIES: tuple[Stage, ...] = tuple(
     stage for stage in STAGES if stage.name in {BASE_EVAL.name, *stages_before(BASE_EVAL)}
 )
-_SHARDS = "shards.num_shards"
+ADDED = "shards.num_shards="  # a setting that a series itself may add
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def open_series(
     extra: tuple[str, ...] = ()
     most = max(each.run.shards.num_shards for each in opened.values())
     if any(each.run.shards.num_shards != most for each in opened.values()):
-        extra = (f"{_SHARDS}={most}",)
+        extra = (f"{ADDED}{most}",)
         opened = {d: _with_shards(each, most) for d, each in opened.items()}
     return Series(
         name=name or profile,

@@ -66,9 +66,9 @@ def find_out(
     *,
     name: str,
     profile: str,
-    overrides: Sequence[str],
 ) -> Findings:
     """Read the points of `runs`, by depth, and fit the laws. The same store gives the same."""
+    overrides = next((run.overrides for run in runs.values() if isinstance(run, Run)), ())
     read = [
         run if isinstance(run, Missing) else read_point(store, run, depth)
         for depth, run in sorted(runs.items())
@@ -78,7 +78,7 @@ def find_out(
     return Findings(
         name=name,
         profile=profile,
-        overrides=tuple(overrides),
+        overrides=overrides,
         store=store.url,
         points=points,
         missing=tuple(item for item in read if isinstance(item, Missing)),

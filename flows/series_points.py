@@ -8,6 +8,7 @@ from typing import Any, cast
 from flows.artifacts import find_manifest
 from flows.manifest import Manifest
 from flows.runs import Run, known_names, newest_runs
+from flows.series import ADDED
 from flows.stages import BASE_EVAL, PRETRAIN
 from infra.storage.base import Store
 from nanochat_core.config import ModelConfig, NumericsConfig, PretrainConfig
@@ -89,18 +90,20 @@ def runs_of(
 ) -> dict[int, Run | Missing]:
     """For each depth the newest run that was judged.
 
-    All have the same settings, in whatever order they were given: these `overrides`, else those of
-    whichever was judged last.
+    All have the same settings, in whatever order they were given: these `overrides`, to which a
+    series may have added how much text is taken, else those of whichever was judged last.
     """
+    added = ADDED
     judged = {depth: _judged(store, f"{name}-d{depth}") for depth in depths}
     if overrides is None:
         newest = max(
             (runs[0] for runs in judged.values() if runs), key=lambda r: r.started, default=None
         )
         overrides = newest.overrides if newest else ()
+        added = ""
     found: dict[int, Run | Missing] = {}
     for depth, runs in judged.items():
-        alike = [run for run in runs if sorted(run.overrides) == sorted(overrides)]
+        alike = [run for run in runs if _has(run, overrides, added)]
         why = f"it was trained with other settings only: {_settings(runs[0])}" if runs else ""
         found[depth] = alike[0] if alike else Missing(depth=depth, why=why or "it was not judged")
     return found
@@ -110,6 +113,14 @@ def _judged(store: Store, name: str) -> list[Run]:
     """Runs called so that came to scores, the newest first."""
     wanted = {PRETRAIN.name, BASE_EVAL.name}
     return [run for run in newest_runs(store, name) if wanted <= run.stages.keys()]
+
+
+def _has(run: Run, overrides: Sequence[str], added: str) -> bool:
+    """Whether the run has these settings, and besides at most one that begins with `added`."""
+    more = [text for text in run.overrides if text not in overrides]
+    return set(overrides) <= set(run.overrides) and all(
+        added and text.startswith(added) for text in more
+    )
 
 
 def _settings(run: Run) -> str:

@@ -59,7 +59,7 @@ def run(
         placement=placement,
     )
     if planned.exit_code:
-        _check_room(where.home_path)
+        check_room(where.home_path)
     from rich.console import Console
 
     from flows.display import Display, duration
@@ -91,7 +91,7 @@ def run(
     return 0
 
 
-def _check_room(home: Path) -> None:
+def check_room(home: Path) -> None:
     """Raises ConfigError when the disk is too full for any run: said before hours are spent."""
     from flows.doctor import check_home
 

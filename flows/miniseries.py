@@ -1,0 +1,302 @@
+"""The Prefect flow of a miniseries: one profile at several depths, and the law of their losses.
+
+All depths are submitted at once, and what they share is built once. Each depth is a run of its own
+in the store. One that fails takes nothing from the others: the flow ends as failed and names it,
+and run again it builds what is missing.
+"""
+
+import base64
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import (
+    create_image_artifact,
+    create_markdown_artifact,
+    create_table_artifact,
+)
+from prefect.futures import PrefectFuture, wait
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from flows.build import Built, Site
+from flows.forms import (
+    DepthsField,
+    GpusField,
+    NodesField,
+    OverridesField,
+    PlaceField,
+    PoolField,
+    ProfileField,
+    RetriesField,
+    RunNameField,
+    StoreField,
+    StrictField,
+)
+from flows.pipeline import (
+    CALLER,
+    RETRIES,
+    cancel_orders_of,
+    check_budget,
+    is_last_word,
+    tell_nobody,
+    tell_weaknesses,
+    with_pool,
+)
+from flows.profiles import make_placement
+from flows.run_record import RunRecord
+from flows.runs import Run, Status, new_run_id, timestamp
+from flows.series import Series, Unit, open_series, units_of
+from flows.series_files import Files, write_files
+from flows.series_findings import HEADER, Findings, find_out, rows, sentences
+from flows.series_picture import check_drawing
+from flows.series_plan import lines_of, plan_series
+from flows.stage_task import failing_in_a_line, submit
+from flows.suites import key_of
+from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
+from infra.placement import default_home
+from infra.storage.open import open_store
+from nanochat_core.errors import NanochatError, StageError, StoreError
+
+DEPTHS = (2, 3, 4, 6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """What a series that ended well made."""
+
+    findings: Findings
+    files: Files
+    built: int  # stages
+    cached: int
+    ui_url: str | None  # Prefect's page of the flow run
+
+
+def _name_flow_run() -> str:
+    """By the series' name and the time; a retry keeps its name."""
+    if flow_run.get_run_count() > 1:
+        return flow_run.get_name() or ""
+    parameters = flow_run.get_parameters()
+    name = parameters["run_name"] or parameters["profile"]
+    return new_run_id(f"miniseries-{name}", timestamp(time.time()))
+
+
+@flow(name="miniseries", flow_run_name=_name_flow_run, retries=0, persist_result=False)
+@failing_in_a_line
+def miniseries(
+    profile: ProfileField = "tiny",
+    depths: DepthsField = DEPTHS,
+    overrides: OverridesField = (),
+    run_name: RunNameField = None,
+    store: StoreField = None,
+    gpus: GpusField = None,
+    place: PlaceField = (),
+    nodes: NodesField = 1,
+    pool: PoolField = None,
+    retries: RetriesField = RETRIES,
+    strict: StrictField = False,
+) -> Swept:
+    """Train and judge a profile's base model at several depths, and fit how its loss falls.
+
+    Args:
+        profile: What to train: `nanochat profiles` lists the names.
+        depths: Two to twelve different numbers of transformer layers.
+        overrides: Changed settings, the same at every depth, each as section.name=value.
+        run_name: What to call the series, whose runs are NAME-d4 and so on; by default the profile.
+        store: URL of the artifact store; by default the one this machine is set up for.
+        gpus: GPUs of each machine, 0 for the CPU; by default all that the profile can fill.
+        place: Changed settings of the placement, each as name=value.
+        nodes: Machines that each GPU stage takes; more than one needs a pool.
+        pool: Work pool whose workers run the GPU stages; by default this very process does.
+        retries: How often a stage that was lost is started again.
+        strict: Whether code that a fingerprint does not see is an error.
+    """
+    check_drawing()
+    caller = CALLER.get()
+    series = open_series(profile, depths, overrides=overrides, name=run_name)
+    largest = series.members[-1].profile
+    home = caller.home if caller else default_home()
+    placement = with_pool(
+        make_placement(largest.pace, home=home, store=store, gpus=gpus, settings=place),
+        nodes=nodes,
+        pool=pool,
+    )
+    placement.home.mkdir(parents=True, exist_ok=True)
+    site = Site(
+        run=largest.run,
+        run_id=flow_run.get_name() or series.name,
+        placement=placement,
+        store=open_store(placement.store),
+        watch=caller.watch if caller else tell_nobody,
+        strict=strict,
+    )
+    planned = plan_series(series, site.store, site.work, placement)
+    key = key_of(f"miniseries {series.name}")
+    create_markdown_artifact(
+        "\n".join(["```text", *lines_of(planned), "```"]),
+        key=f"{key}-plan",
+        description=f"What this series does. Store: {site.store.url}",
+    )
+    weaknesses = () if planned.is_done else tell_weaknesses(site)
+    runs = {
+        member.depth: Run(
+            run=site.run_id.replace(f"miniseries-{series.name}-", f"{member.name}-", 1),
+            name=member.name,
+            profile=profile,
+            depth=member.depth,
+            overrides=member.overrides,
+            gpus=gpus,
+            place=tuple(place),
+            status="running",
+            started=timestamp(time.time()),
+            ended=None,
+            stages={},
+            weaknesses=weaknesses,
+        )
+        for member in series.members
+    }
+    return sweep(series, units_of(series), site, runs, retries=retries)
+
+
+def sweep(
+    series: Series,
+    units: Sequence[Unit],
+    site: Site,
+    runs: Mapping[int, Run],
+    *,
+    retries: int = RETRIES,
+) -> Swept:
+    """Build all units, those that do not wait for each other at the same time. In a flow only.
+
+    `runs` are the records by depth. When all have ended, what was measured is shown and written,
+    whatever failed. Raises StageError that names the depths that failed, StageInterrupted when the
+    series was stopped, and errors of ours as they are.
+    """
+    records = {depth: RunRecord(site.store, run) for depth, run in runs.items()}
+    futures: dict[str, PrefectFuture[Built]] = {}
+    try:
+        for depth, record in records.items():
+            check_budget(record, runs[depth])
+            record.write()
+        for unit in units:
+            futures[unit.label] = submit(
+                unit.stage,
+                _site_of(unit, site, runs, records),
+                runs[unit.members[0].depth],
+                {source.stage.name: futures[source.label] for source in unit.inputs},
+                force=False,
+                retries=retries,
+                label=unit.label,
+            )
+        wait(list(futures.values()))
+        failures = _failures(futures)
+        ended = {
+            depth: record.end(_status(units, depth, futures)) for depth, record in records.items()
+        }
+    except BaseException as error:
+        site.stop.set()
+        if site.placement.pool is not None and is_last_word(error):
+            for run in runs.values():
+                cancel_orders_of(run)
+        wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
+        is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
+        with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
+            for record in records.values():
+                record.end("interrupted" if is_interrupted else "failed")
+        raise
+    findings = find_out(
+        site.store,
+        ended,
+        name=series.name,
+        profile=series.profile,
+    )
+    files = write_files(site.placement.home, findings)
+    _show(findings, files)
+    if failures:
+        raise _failed(series, units, failures)
+    cached = sum(future.result().cached for future in futures.values())
+    return Swept(
+        findings=findings,
+        files=files,
+        built=len(futures) - cached,
+        cached=cached,
+        ui_url=flow_run.get_flow_run_ui_url(),
+    )
+
+
+def _site_of(
+    unit: Unit, site: Site, runs: Mapping[int, Run], records: Mapping[int, RunRecord]
+) -> Site:
+    """Where the unit is built: its events bear its label, all its runs record what it makes."""
+
+    def watch(_: str, event: dict[str, Any]) -> None:
+        site.watch(unit.label, event)
+
+    def record(stage: str, fingerprint: str) -> None:
+        for member in unit.members:
+            records[member.depth].add(stage, fingerprint)
+
+    first = unit.members[0]
+    return replace(
+        site, run=first.profile.run, run_id=runs[first.depth].run, watch=watch, record=record
+    )
+
+
+def _failures(futures: Mapping[str, PrefectFuture[Built]]) -> dict[str, NanochatError]:
+    """What failed, by label; not what was never started for it. Raises when it was interrupted."""
+    found: dict[str, NanochatError] = {}
+    for label, future in futures.items():
+        state = future.state
+        if state.is_failed() or state.is_crashed() or state.is_cancelled():
+            try:
+                state.result()
+            except StageInterrupted:
+                raise
+            except NanochatError as error:
+                found[label] = error
+    return found
+
+
+def _status(
+    units: Sequence[Unit], depth: int, futures: Mapping[str, PrefectFuture[Built]]
+) -> Status:
+    mine = [unit for unit in units if depth in {member.depth for member in unit.members}]
+    is_done = all(futures[unit.label].state.is_completed() for unit in mine)
+    return "finished" if is_done else "failed"
+
+
+def _failed(
+    series: Series, units: Sequence[Unit], failures: Mapping[str, NanochatError]
+) -> StageError:
+    """One error for all that failed, with the first one's hint."""
+    depths = {m.depth for unit in units if unit.label in failures for m in unit.members}
+    labels = ", ".join(f"d{depth}" for depth in sorted(depths))
+    said = "; ".join(f"{label}: {error}" for label, error in failures.items())
+    first = next(iter(failures.values()))
+    return StageError(
+        f"{len(depths)} of {len(series.members)} depths failed, {labels} ({said})",
+        hint=first.hint or "run the same again: what is there is not built again",
+    )
+
+
+def _show(findings: Findings, files: Files) -> None:
+    """Table, sentences and picture in Prefect."""
+    key = key_of(f"miniseries {findings.name}")
+    create_table_artifact(
+        [dict(zip(HEADER, row, strict=True)) for row in rows(findings)],
+        key=f"{key}-models",
+        description=f"Models of series {findings.name}. Store: {findings.store}",
+    )
+    said = "\n".join(f"- {sentence}" for sentence in sentences(findings))
+    create_markdown_artifact(
+        f"{said}\n\nPage: {files.page}\n", key=f"{key}-law", description="What the numbers say"
+    )
+    if files.picture is not None:
+        data = base64.b64encode(files.picture.read_bytes()).decode()
+        create_image_artifact(
+            f"data:image/png;base64,{data}", key=f"{key}-plot", description="Loss by FLOPs"
+        )
+    get_run_logger().info(f"miniseries: {files.page}")
