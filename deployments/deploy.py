@@ -4,13 +4,11 @@ Telling it again changes what is out of date and nothing else: no doubles, and w
 set in Prefect's pages stays. What an older version of ours registered and is no more is removed.
 """
 
-import argparse
 import importlib
 import importlib.metadata
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from prefect import Flow
@@ -25,7 +23,7 @@ from deployments.automations import (
     remove_automations,
 )
 from deployments.evals import Recurring, deployment_of
-from deployments.pools import CPU, ENVIRONMENT, GPU, POOLS, TRAIN, ensure_pool
+from deployments.pools import CPU, GPU, POOLS, TRAIN, ensure_pool
 from deployments.registry import Wanted, register
 from infra.webhook import configured_webhook
 from nanochat_core.errors import NanochatError
@@ -92,26 +90,22 @@ class Deployed:
     removed: tuple[str, ...]
 
 
-def deploy_all(
-    *, home: Path | None = None, webhook: str | None = None, waiting: Waiting | None = None
-) -> Deployed:
+def deploy_all(*, webhook: str | None = None, waiting: Waiting | None = None) -> Deployed:
     """Tell the Prefect server of this process's settings all of it. Safe to repeat.
 
     Args:
-        home: The home directory of the pools' processes, when their workers run on this machine.
         webhook: Address to which alerts are posted. Without one, those there are stay.
         waiting: How long a run may be about to start.
 
     Raises ConfigError when the webhook is no address.
     """
-    environment = {**ENVIRONMENT, **({} if home is None else {"NANOCHAT_HOME": str(home)})}
     automations = recovery(waiting or Waiting())
     if webhook is not None:
         automations += alerts(webhook)
     wanted = list(_wanted())
     with get_client(sync_client=True) as client:
         changed = [
-            *(pool.name for pool in POOLS if ensure_pool(client, pool, environment)),
+            *(pool.name for pool in POOLS if ensure_pool(client, pool)),
             *(item.full_name for item in wanted if register(client, item)),
             *(item.name for item in automations if ensure_automation(client, item)),
         ]
@@ -180,13 +174,10 @@ def _read_deployments(client: SyncPrefectClient) -> Iterator[Any]:
         offset += len(page)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m deployments.deploy [--home HOME]`: for a server that PREFECT_API_URL names."""
-    parser = argparse.ArgumentParser(prog="python -m deployments.deploy", description=__doc__)
-    parser.add_argument("--home", type=Path, help="home directory of workers on this machine")
-    given = parser.parse_args(arguments)
+def main() -> int:
+    """`python -m deployments.deploy`: for the server that PREFECT_API_URL names."""
     try:
-        deployed = deploy_all(home=given.home, webhook=configured_webhook())
+        deployed = deploy_all(webhook=configured_webhook())
     except NanochatError as error:
         sys.stderr.write(f"error: {error}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
         return 1

@@ -14,7 +14,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 
 from deployments.automations import AUTO_RESUME
-from deployments.pools import CPU, ENVIRONMENT, POOLS, ensure_pool
+from deployments.pools import CPU, POOLS, ensure_pool
 from deployments.registry import Wanted, find, register
 from flows.evals import nanochat_eval
 from flows.suites import NIGHTLY, key_of
@@ -49,7 +49,7 @@ def apply(recurring: Recurring) -> None:
     with get_client(sync_client=True) as client:
         for pool in POOLS:
             if pool.name == wanted.pool:
-                ensure_pool(client, pool, ENVIRONMENT)
+                ensure_pool(client, pool)
         register(client, wanted, by_hand=True)
 
 

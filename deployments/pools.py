@@ -49,15 +49,15 @@ POOLS = (
 )
 
 
-def ensure_pool(client: SyncPrefectClient, pool: Pool, environment: Mapping[str, str]) -> bool:
+def ensure_pool(client: SyncPrefectClient, pool: Pool) -> bool:
     """Make the pool, or complete the one there is; whether anything changed.
 
-    Its runs get the `environment`, unless their deployment says otherwise. A pool without a
-    variable `env` in its template cannot be told: there its maker has to set it.
+    Its runs get our ENVIRONMENT, unless their deployment says otherwise. A pool without a variable
+    `env` in its template cannot be told: there its maker has to set it.
     """
     changed = _make(client, pool)
     found = client.read_work_pool(pool.name)
-    template = with_environment(found.base_job_template, environment)
+    template = with_environment(found.base_job_template, ENVIRONMENT)
     if template != found.base_job_template:
         client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=template))
         changed = True
