@@ -1,4 +1,4 @@
-"""A real S3 server for every test that asks for one, and Ctrl-C as a terminal gives it."""
+"""Real servers for every test that asks for one, S3 and Prefect, and Ctrl-C as a terminal gives it."""
 
 import signal
 import uuid
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from infra.prefect_server import Server, client_environment, ensure_server, stop_server
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from tests.infra.storage.s3_server import S3Server, start_s3
@@ -35,3 +36,28 @@ def s3_store(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Store:
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     return open_store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One Prefect server for all tests, and this process's Prefect pointed at it."""
+    home = tmp_path_factory.mktemp("server")
+    server = ensure_server(home)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in client_environment(home, server.api_url, console_logs=False).items():
+            patch.setenv(name, value)
+        from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+        with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_HOME: str(home)}):
+            yield server
+            _send_what_is_queued()
+    stop_server(home)
+
+
+def _send_what_is_queued() -> None:
+    """Prefect would try for minutes to reach a server that is gone."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    APILogWorker.drain_all()
+    EventsWorker.drain_all()

@@ -1,7 +1,7 @@
 """A pipeline of toy stages in a temporary repository: real jobs, no torch."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from flows.build import Site
 from flows.profiles import open_profile
 from flows.stages import Stage
 from infra.placement import Placement
-from infra.prefect_server import Server, client_environment, ensure_server, stop_server
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.job import Resources
@@ -157,28 +156,3 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 def terminal(store: Store, capsys: pytest.CaptureFixture[str]) -> Terminal:
     """The command line in that home."""
     return Terminal(capsys)
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One Prefect server for all tests, and this process's Prefect pointed at it."""
-    home = tmp_path_factory.mktemp("server")
-    server = ensure_server(home)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in client_environment(home, server.api_url, console_logs=False).items():
-            patch.setenv(name, value)
-        from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
-
-        with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_HOME: str(home)}):
-            yield server
-            _send_what_is_queued()
-    stop_server(home)
-
-
-def _send_what_is_queued() -> None:
-    """Prefect would try for minutes to reach a server that is gone."""
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
-
-    APILogWorker.drain_all()
-    EventsWorker.drain_all()
