@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from flows.display import Display
 from infra import prefect_server
+from infra.prefect_access import check_admitted, check_answers, configured_api_url
+from infra.stack.control import wait_for_kept_server
 
 if TYPE_CHECKING:
     from flows.evals import Evaluated
+    from flows.miniseries import Swept
     from flows.pipeline import Outcome
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -77,22 +80,39 @@ def run_evaluation(model: str, *, home: Path, display: Display, **parameters: An
         return evaluated
 
 
+def run_miniseries(
+    profile: str, depths: Sequence[int], *, home: Path, display: Display, **parameters: Any
+) -> "Swept":
+    """Train `profile` at these depths here and now, with parameters of the flow; otherwise like
+    `run_flow`."""
+    with stoppable(display):
+        connect(home, display.say)
+        from flows.miniseries import miniseries
+        from flows.pipeline import CALLER, Caller
+
+        CALLER.set(Caller(home=home, watch=display.watch))
+        swept: Any = miniseries(profile=profile, depths=tuple(depths), **parameters)
+        return swept
+
+
 def connect(home: Path, say: Callable[[str], None]) -> str:
     """Point this process's Prefect at its server, started if need be, and import it meanwhile.
 
     Gives the address of the server's API. Raises ServerError when no server answers.
     """
-    configured = prefect_server.configured_api_url()
+    configured = configured_api_url()
     if configured is not None:
-        prefect_server.check_answers(configured)
+        check_answers(configured)
         prefect_server.use_server(home, configured, console_logs=False)
         return configured
     if prefect_server.find_server(home) is None:
         say("starting the Prefect server; in a new home it takes some ten seconds")
+    wait_for_kept_server(home)
     server = prefect_server.start_server(home)
     prefect_server.use_server(home, server.api_url, console_logs=False)
     importlib.import_module("flows.pipeline")  # takes a second, in which the server comes up
     prefect_server.wait_for_server(home, server)
+    check_admitted(server.api_url)
     return server.api_url
 
 

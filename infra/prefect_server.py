@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 from filelock import FileLock
 
+from infra.log_file import keep_short, last_line
 from infra.prefect_access import (
     AUTH,
     DATABASE,
@@ -28,7 +29,6 @@ from infra.prefect_access import (
     ServerError,
     answers,
     auth,
-    check_admitted,
     database,
     shown_database,
 )
@@ -59,6 +59,7 @@ class Server:
     pid: int
     created: float  # unix seconds; tells the process from a later one with its number
     database: str = SQLITE  # where it keeps its history; a URL without its password
+    is_guarded: bool = False  # asks for a password
 
     @property
     def ui_url(self) -> str:
@@ -73,8 +74,8 @@ class Server:
 
 def find_server(home: Path) -> Server | None:
     """The running, answering server of `home`, or None."""
-    server = _recorded(home)
-    return server if server is not None and _is_healthy(server) else None
+    server = find_process(home)
+    return server if server is not None and is_healthy(server) else None
 
 
 def ensure_server(home: Path, *, port: int = FIRST_PORT) -> Server:
@@ -93,29 +94,32 @@ def start_server(home: Path, *, port: int = FIRST_PORT) -> Server:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with FileLock(directory / "start.lock"):
-            server = _recorded(home)
-            return server if server is not None else _spawn_on_free_port(home, port)
+            server = find_process(home)
+            if server is None:
+                return _spawn_on_free_port(home, port)
     except OSError as error:
         raise ServerError(
             f"{directory} cannot be written: {(error.strerror or str(error)).lower()}",
             hint="point NANOCHAT_HOME at a directory of yours with some free space",
         ) from error
+    _check_wanted(server)
+    return server
 
 
 def wait_for_server(home: Path, server: Server, *, seconds: float = SECONDS_TO_START) -> None:
     """Wait until `server` answers. Raises ServerError when it dies or takes longer."""
     deadline = time.monotonic() + seconds
-    while not _is_healthy(server):
+    while not is_healthy(server):
         if _process(server) is None:
-            raise _did_not_start(home, "ended while starting")
+            raise did_not_start(home, "ended while starting")
         if time.monotonic() > deadline:
-            raise _did_not_start(home, f"does not answer on port {server.port} after {seconds:g} s")
+            raise did_not_start(home, f"does not answer on port {server.port} after {seconds:g} s")
         time.sleep(0.05)
 
 
 def stop_server(home: Path) -> bool:
     """Stop the server of `home`; whether there was one. Runs in progress lose it."""
-    server = _recorded(home)
+    server = find_process(home)
     process = _process(server) if server is not None else None
     if process is not None:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -221,7 +225,8 @@ def _read_notes(path: Path) -> dict[int, Server]:
 
 def _spawn(home: Path, port: int) -> Server:
     directory = _directory(home)
-    with _log_path(home).open("wb") as log:
+    keep_short(log_path(home))
+    with log_path(home).open("ab") as log:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "prefect", "server", "start"),
@@ -237,14 +242,18 @@ def _spawn(home: Path, port: int) -> Server:
     process.returncode = 0  # it outlives this command; Popen would warn of that
     created = psutil.Process(process.pid).create_time()
     server = Server(
-        port=port, pid=process.pid, created=created, database=shown_database(database())
+        port=port,
+        pid=process.pid,
+        created=created,
+        database=shown_database(database()),
+        is_guarded=auth() is not None,
     )
     write_json(_record_path(home), {"format": FORMAT, **asdict(server)})
     return server
 
 
-def _recorded(home: Path) -> Server | None:
-    """The server of the record, if its process lives."""
+def find_process(home: Path) -> Server | None:
+    """The server of the record if its process lives, whether it answers or not; else None."""
     try:
         tree = json.loads(_record_path(home).read_text(encoding="utf-8"))
         if tree.pop("format") != FORMAT:
@@ -266,7 +275,7 @@ def _process(server: Server) -> psutil.Process | None:
     return process if is_same and not is_dead else None
 
 
-def _is_healthy(server: Server) -> bool:
+def is_healthy(server: Server) -> bool:
     """Whether a Prefect server answers, and it is this process that does."""
     process = _process(server)
     if process is None or not answers(server.api_url):
@@ -293,12 +302,27 @@ def _free_port(first: int, *, but: set[int]) -> int:
     )
 
 
-def _did_not_start(home: Path, what: str) -> ServerError:
-    path = _log_path(home)
-    with contextlib.suppress(OSError):
-        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-        if lines:
-            what = f"{what}: {lines[-1].strip()}"
+def _check_wanted(server: Server) -> None:
+    """Raises ServerError when the running server is not of the kind that the environment names."""
+    hint = "`nanochat down` stops it; then give the same command again"
+    if auth() and not server.is_guarded:
+        raise ServerError(
+            f"{AUTH} is set, but the server at {server.ui_url} runs without a password", hint=hint
+        )
+    wanted = database()
+    if wanted is not None and shown_database(wanted) != server.database:
+        raise ServerError(
+            f"the server at {server.ui_url} keeps its history in {server.database}, not in "
+            f"{shown_database(wanted)}",
+            hint=hint,
+        )
+
+
+def did_not_start(home: Path, what: str) -> ServerError:
+    """What to raise when it did not: with its last words."""
+    path = log_path(home)
+    if words := last_line(path):
+        what = f"{what}: {words}"
     return ServerError(f"the Prefect server {what}", hint=f"its log is {path}")
 
 
@@ -310,5 +334,6 @@ def _record_path(home: Path) -> Path:
     return _directory(home) / "server.json"
 
 
-def _log_path(home: Path) -> Path:
+def log_path(home: Path) -> Path:
+    """Where the server's log lies."""
     return _directory(home) / "server.log"

@@ -1,0 +1,167 @@
+"""`nanochat up`: the Prefect server, its workers and all deployments, with one command."""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from flows.commands.options import Place
+from flows.commands.terminal import print_warning, screen
+from nanochat_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infra.stack.record import Stack
+
+POOLS = ("cpu", "gpu")
+# A program of its own: the keeper lives for months, and need not carry Prefect about.
+REGISTER = (sys.executable, "-m", "deployments.deploy")
+
+
+def up(
+    *,
+    port: Annotated[
+        int | None,
+        Parameter(help="Port of the server, or else the next free one; default 4200."),
+    ] = None,
+    postgres: Annotated[
+        str | None,
+        Parameter(
+            help="URL of a Postgres database for the server's history; default "
+            "NANOCHAT_PREFECT_DATABASE, else a file in the home."
+        ),
+    ] = None,
+    pool: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Work only for this pool of runs; may be repeated. Default cpu and gpu.",
+        ),
+    ] = (),
+    foreground: Annotated[
+        bool,
+        Parameter(negative="", help="Stay, and end with Ctrl-C or SIGTERM: for systemd and such."),
+    ] = False,
+    place: Place = Place(),  # noqa: B008 - frozen
+) -> int:
+    """Start the Prefect server, a worker for each pool, and register all deployments.
+
+    They run in the background until `nanochat down`. With PREFECT_API_URL set, only the workers,
+    for the server there.
+    """
+    _take_database(postgres)
+    if port is not None and not 0 < port < 1 << 16:
+        raise ConfigError(f"--port is {port}", hint="from 1 to 65535")
+    pools = pool or POOLS
+    place.open_home()
+    if foreground:
+        return _keep(place, port, pools)
+    from infra.stack.control import check_same, start_keeper, wait_until_ready
+    from infra.stack.record import find_stack
+
+    stack = find_stack(place.home_path)
+    keeper = None
+    if stack is not None and stack.state != "stopping":
+        check_same(stack, port=port)
+        screen().print("it is up already")
+    else:
+        _check()
+        keeper = start_keeper(place.home_path, _command(place, port, pools))
+    stack = wait_until_ready(place.home_path, keeper, say=screen().print)
+    for line in _lines(stack, place):
+        screen().print(line)
+    if stack.problem:
+        print_warning(f"{stack.problem}; {stack.hint}")
+    return 1 if stack.problem else 0
+
+
+def _take_database(given: str | None) -> None:
+    """Hand the database on by the environment, and take a password off the command line."""
+    from infra.prefect_access import DATABASE, has_password
+
+    if given is None:
+        return
+    os.environ[DATABASE] = given
+    if has_password(given):
+        # Everybody may read the words of a command. The same process goes on without this one.
+        words = list(sys.argv[1:])
+        at = next(i for i, word in enumerate(words) if word.startswith("--postgres"))
+        del words[at : at + (1 if "=" in words[at] else 2)]
+        os.execv(sys.executable, [sys.executable, "-m", "flows.cli", *words])
+
+
+def _check() -> None:
+    """Raises ServerError for what a person can mend before anything is started."""
+    from infra.prefect_access import (
+        auth,
+        check_answers,
+        check_database,
+        configured_api_url,
+        database,
+    )
+
+    auth()
+    if (shared := configured_api_url()) is not None:
+        check_answers(shared)
+    elif (url := database()) is not None:
+        check_database(url)
+
+
+def _command(place: Place, port: int | None, pools: tuple[str, ...]) -> list[str]:
+    """The keeper's command."""
+    words = [sys.executable, "-m", "flows.cli", "up", "--foreground"]
+    words += ["--home", str(place.home_path)]
+    words += [] if port is None else ["--port", str(port)]
+    return [*words, *(word for pool in pools for word in ("--pool", pool))]
+
+
+def _keep(place: Place, port: int | None, pools: tuple[str, ...]) -> int:
+    """Be the keeper until a signal comes."""
+    from infra.prefect_server import FIRST_PORT
+    from infra.stack.control import check_database_kept
+    from infra.stack.keeper import Keeper, Wanted
+    from infra.stack.workers import pool_called
+
+    if place.store is not None:
+        os.environ["NANOCHAT_STORE"] = place.store
+    check_database_kept(place.home_path)
+    wanted = Wanted(
+        home=place.home_path,
+        port=FIRST_PORT if port is None else port,
+        pools=tuple(pool_called(name) for name in pools),
+        register=REGISTER,
+    )
+    Keeper(wanted, say=_say).run()
+    return 0
+
+
+def _say(text: str) -> None:
+    """A line of the keeper's log."""
+    sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+    sys.stdout.flush()
+
+
+def _lines(stack: "Stack", place: Place) -> Iterator[str]:
+    """What a person wants to know of a stack that is up."""
+    from infra.stack.workers import pool_called
+
+    home = place.home_path
+    pools = [pool_called(name) for name in stack.workers]
+    workers = ", ".join(f"{pool.name} (runs at once: {pool.limit})" for pool in pools)
+    yield f"Prefect      {stack.ui_url}"
+    if os.environ.get("NANOCHAT_PREFECT_AUTH"):
+        yield "             it asks for the user:password of NANOCHAT_PREFECT_AUTH"
+    yield f"workers      {workers}"
+    if stack.database is not None:
+        kept = home / "prefect" if stack.database == "sqlite" else stack.database
+        yield f"history      {kept}"
+    yield f"logs         {home / 'prefect'}"
+    words = shlex.join(place.words)
+    ending = f" {words}" if words else ""
+    yield "next         start the deployment nanochat in Prefect's pages, or from here:"
+    yield f"             nanochat run tiny{ending}"
+    yield f"             nanochat down{ending}   (stops all of it)"

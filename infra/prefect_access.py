@@ -1,0 +1,188 @@
+"""Where the Prefect server is, who may speak to it, and where it keeps its history.
+
+Two values are secret: NANOCHAT_PREFECT_AUTH, "user:password" for whoever speaks to the server, and
+NANOCHAT_PREFECT_DATABASE, the URL of its Postgres database. They come from the environment and go
+to the environment of processes that need them; no command line, record or log has them.
+"""
+
+import asyncio
+import base64
+import json
+import os
+import urllib.error
+import urllib.request
+from typing import Any, Literal, TypeAlias
+
+from nanochat_core.errors import NanochatError
+
+AUTH = "NANOCHAT_PREFECT_AUTH"
+DATABASE = "NANOCHAT_PREFECT_DATABASE"
+SQLITE = "sqlite"  # a file in the home: what there is when no database is named
+_DRIVER = "postgresql+asyncpg"
+_ANSWER_SECONDS = 2.0
+_CONNECT_SECONDS = 10.0
+
+# What came of asking: it lets us in, it wants another password, or nobody answers.
+Admission: TypeAlias = Literal["open", "refused", "silent"]
+
+
+class ServerError(NanochatError):
+    """The Prefect server cannot be started or reached."""
+
+
+def configured_api_url() -> str | None:
+    """The shared Prefect server a person works with (PREFECT_API_URL), or None for a local one."""
+    return os.environ.get("PREFECT_API_URL") or None
+
+
+def auth() -> str | None:
+    """`user:password` of the server, or None when it asks for none. Raises ServerError."""
+    given = os.environ.get(AUTH) or None
+    if given is not None and not all(given.partition(":")):
+        raise ServerError(f"{AUTH} is not user:password", hint="for example nanochat:a-long-secret")
+    return given
+
+
+def database() -> str | None:
+    """The URL of the server's Postgres database as Prefect wants it, or None for SQLite.
+
+    Raises ServerError for a URL that is none.
+    """
+    given = os.environ.get(DATABASE) or None
+    return None if given is None else _normal(given)
+
+
+def shown_database(url: str | None) -> str:
+    """A database's URL for people: without its password."""
+    from sqlalchemy.engine import make_url
+
+    if url is None:
+        return SQLITE
+    shown = make_url(url).set(drivername="postgresql", query={})
+    return shown.set(password=None).render_as_string()
+
+
+def has_password(url: str) -> bool:
+    """Whether a database's URL, as a person gave it, carries a password."""
+    from sqlalchemy.engine import make_url
+
+    return make_url(_normal(url)).password is not None
+
+
+def check_database(url: str) -> None:
+    """Raises ServerError unless the database lets us in."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        asyncio.run(_connect(url))
+    except (OSError, SQLAlchemyError, ValueError, TypeError) as error:
+        raise _unreachable(url, error) from error
+    except Exception as error:
+        if not type(error).__module__.startswith("asyncpg"):
+            raise
+        raise _unreachable(url, error) from error
+
+
+def ask(api_url: str, path: str, *, body: Any = None, seconds: float = _ANSWER_SECONDS) -> Any:
+    """The API's answer to a GET of `path`, or to a POST of `body`, as JSON, within `seconds`.
+
+    Raises OSError when there is none: HTTPError when the server refuses.
+    """
+    request = urllib.request.Request(f"{api_url}{path}", headers=_headers())
+    if body is not None:
+        request.data = json.dumps(body).encode()
+        request.add_header("Content-Type", "application/json")
+    # A proxy is for the world outside, and would be asked for this machine too.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=seconds) as response:
+        return json.load(response)
+
+
+def answers(api_url: str) -> bool:
+    """Whether a Prefect server answers there, to whoever asks."""
+    try:
+        return ask(api_url, "/health") is True
+    except (OSError, ValueError):
+        return False
+
+
+def admission(api_url: str) -> Admission:
+    """What a Prefect server says to our password, or to our having none."""
+    if not answers(api_url):
+        return "silent"
+    try:
+        ask(api_url, "/admin/version")
+    except urllib.error.HTTPError as error:
+        return "refused" if error.code in (401, 403) else "open"
+    except (OSError, ValueError):
+        return "silent"
+    return "open"
+
+
+def check_admitted(api_url: str) -> None:
+    """Raises ServerError when the server that answers at `api_url` wants another password."""
+    if admission(api_url) == "refused":
+        raise ServerError(
+            f"the Prefect server at {api_url} refuses {AUTH}"
+            if auth()
+            else f"the Prefect server at {api_url} asks for a password",
+            hint=f"set {AUTH} to the user:password that it was started with",
+        )
+
+
+def check_answers(api_url: str) -> None:
+    """Raises ServerError unless a Prefect server answers at `api_url`, and lets us in."""
+    if not answers(api_url):
+        raise ServerError(
+            f"no Prefect server answers at {api_url}",
+            hint="unset PREFECT_API_URL to use a local one, which is started by itself",
+        )
+    check_admitted(api_url)
+
+
+def _headers() -> dict[str, str]:
+    if given := auth() or os.environ.get("PREFECT_API_AUTH_STRING"):
+        return {"Authorization": f"Basic {base64.b64encode(given.encode()).decode()}"}
+    if key := os.environ.get("PREFECT_API_KEY"):
+        return {"Authorization": f"Bearer {key}"}
+    return {}
+
+
+def _normal(given: str) -> str:
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        url = make_url(given)
+    except (ArgumentError, ValueError):
+        url = None
+    if url is None or url.drivername not in ("postgresql", "postgres", _DRIVER):
+        raise ServerError(
+            "the database is not given as the URL of a Postgres database",
+            hint="for example postgresql://prefect@db.example.org:5432/prefect; without one the "
+            "history is kept in the home",
+        )
+    query = dict(url.query)
+    if "sslmode" in query:  # Postgres's own name for it, which the driver does not know
+        query["ssl"] = query.pop("sslmode")
+    url = url.set(drivername=_DRIVER, query=query)
+    return url.render_as_string(hide_password=False)
+
+
+async def _connect(url: str) -> None:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(url)
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS), engine.connect():
+            pass
+    finally:
+        await engine.dispose()
+
+
+def _unreachable(url: str, error: Exception) -> ServerError:
+    what = (str(error).splitlines() or [""])[0] or type(error).__name__
+    return ServerError(
+        f"the database {shown_database(url)} cannot be used: {what}",
+        hint=f"look at host, port, user, password and name in {DATABASE} or --postgres",
+    )

@@ -1,0 +1,247 @@
+"""The keeper of a home: one process that runs the Prefect server and a worker for each pool.
+
+It starts whichever dies again, says at once what became of the runs of a worker that is gone, and
+ends everything when it is asked to: first the runs, which save, then the workers, then the server.
+When the keeper itself is killed, the kernel ends the workers; the server stays, for whoever uses
+it, and is found by the next keeper.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from infra.prefect_access import AUTH, ServerError, auth, configured_api_url
+from infra.prefect_server import client_environment, own_environment, stop_server
+from infra.stack.child import Child
+from infra.stack.processes import SECONDS_TO_SAVE, Adopted, become_subreaper, end_leftovers
+from infra.stack.record import Stack, my_stack, read_stack
+from infra.stack.runs import report_lost
+from infra.stack.serving import OwnServer, SharedServer
+from infra.stack.workers import Pool
+from infra.stack.working import Worker
+
+SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_TO_STOP = 10.0  # a worker without runs
+SECONDS_TO_REPORT = 15.0  # what became of the runs, when all stops
+REGISTRATIONS = 3  # tries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a keeper is to keep."""
+
+    home: Path
+    port: int  # of the server, or the next free one
+    pools: tuple[Pool, ...]
+    register: tuple[str, ...] = ()  # the command that tells the server what there is to run
+
+
+class Keeper:
+    """See the module. What it keeps is started, mended and ended from one thread, the main one."""
+
+    def __init__(self, wanted: Wanted, *, say: Callable[[str], None]) -> None:
+        self._home = wanted.home
+        self._say = say
+        self._stop = threading.Event()
+        self._hurry = threading.Event()  # asked to stop a second time
+        self._record = my_stack()
+        self._api_url: str | None = None  # while the server is up
+        shared = configured_api_url()
+        self._is_own = shared is None
+        self._serving = (
+            OwnServer(wanted.home, wanted.port, say=say)
+            if shared is None
+            else SharedServer(shared, say=say)
+        )
+        log = wanted.home / "prefect" / "register.log"
+        self._registration = Child("registration", list(wanted.register), log=log)
+        self._registrations_left = REGISTRATIONS if wanted.register else 0
+        self._workers = [Worker(pool, wanted.home, say=say) for pool in wanted.pools]
+        self._adopted = Adopted()
+        self._lost: list[str] = []  # flow runs whose end Prefect does not know yet
+
+    def run(self) -> None:
+        """Keep everything until SIGTERM or Ctrl-C; returns when all of it has ended.
+
+        Raises ServerError when the server cannot be started at all, or the home has a keeper.
+        """
+        with _only_keeper(self._home), self._until_signalled():
+            become_subreaper()
+            before = read_stack(self._home)
+            self._lost = list(before.runs) if before else []
+            self._record.write(self._home)
+            try:
+                end_leftovers(self._home)
+                while not self._stop.wait(SECONDS_BETWEEN_LOOKS):
+                    self._look()
+            except ServerError as error:
+                self._note(state="failed", problem=str(error), hint=error.hint)
+                raise
+            finally:
+                self._end()
+
+    def _look(self) -> None:
+        """Mend whatever is not as it should be. Nothing is waited for."""
+        self._look_at_server()
+        if self._api_url is not None:
+            is_registered = self._is_registered(self._api_url)
+            for worker in self._workers:  # meanwhile: both need seconds only to load Prefect
+                self._lost += worker.look(self._api_url)
+            self._report(self._api_url, "its worker ended", resume=False)
+            if is_registered and self._record.state != "ready":
+                self._look_whether_ready(self._api_url)
+        self._adopted.look(but=self._mine())
+        self._note(
+            workers={w.pool.name: w.child.pid for w in self._workers if w.child.pid is not None},
+            runs=(*self._lost, *(a.flow_run for w in self._workers for a in w.attempts)),
+        )
+
+    def _look_at_server(self) -> None:
+        before, self._api_url = self._record.api_url, self._serving.look()
+        if (server := self._serving.server) is not None:
+            self._note(server=server.pid, ui_url=server.ui_url, database=server.database)
+        if self._api_url is not None and self._api_url != before:
+            self._note(
+                api_url=self._api_url,
+                ui_url=self._record.ui_url or self._api_url.removesuffix("/api"),
+            )
+            if before is not None:  # it came up elsewhere
+                for worker in self._workers:
+                    worker.stop()
+
+    def _is_registered(self, api_url: str) -> bool:
+        """Whether the flows are known to the server, or all tries to tell it are used up."""
+        child = self._registration
+        if not self._registrations_left or child.pid is not None:
+            return not self._registrations_left
+        if (code := child.ended()) is not None:
+            self._registrations_left = 0 if code == 0 else self._registrations_left - 1
+            if code == 0:
+                self._say("the deployments are registered")
+                return True
+            what = f"the deployments could not be registered: {child.last_words()}"
+            self._say(f"{what}; tries left: {self._registrations_left}")
+            child.pause.ended()
+            if not self._registrations_left:
+                self._note(problem=what, hint=f"its log is {child.log}")
+        elif child.pause.is_over:
+            self._note(state="registering")
+            child.start(self._registration_environment(api_url))
+        return not self._registrations_left
+
+    def _registration_environment(self, api_url: str) -> dict[str, str]:
+        given = auth()
+        return {
+            **(own_environment() if self._is_own else os.environ),
+            **client_environment(self._home, api_url, console_logs=False),
+            **({} if given is None else {AUTH: given}),
+            "NANOCHAT_HOME": str(self._home),
+        }
+
+    def _look_whether_ready(self, api_url: str) -> None:
+        if all(worker.is_ready(api_url) for worker in self._workers):
+            self._say("ready")
+            self._note(state="ready")
+
+    def _report(self, api_url: str, why: str, *, resume: bool) -> None:
+        """Tell Prefect of runs whose process is gone; those that it does not take in stay."""
+        lost = [r for r in self._lost if not report_lost(api_url, r, why, resume=resume)]
+        for flow_run in set(self._lost) - set(lost):
+            self._say(f"run {flow_run}: {why}")
+        self._lost = lost
+
+    def _end(self) -> None:
+        """End the runs, the workers, what these left, and the server."""
+        self._say("stopping")
+        if self._record.state != "failed":
+            self._note(state="stopping")
+        self._registration.kill()
+        self._end_runs()
+        for worker in self._workers:
+            worker.stop()
+        self._wait(lambda: all(w.child.pid is None for w in self._workers), SECONDS_TO_STOP)
+        for worker in self._workers:
+            worker.child.kill()
+        if self._lost and (api_url := self._serving.look()) is not None:
+            self._wait(lambda: self._all_reported(api_url), SECONDS_TO_REPORT)
+        self._wait(lambda: not self._adopted.look(but=self._mine()), SECONDS_TO_SAVE)
+        end_leftovers(self._home, seconds=0)
+        if self._is_own:
+            stop_server(self._home)
+        self._note(server=None, workers={}, runs=tuple(self._lost))
+        self._say("stopped")
+
+    def _end_runs(self) -> None:
+        """Have every run save and end, while its worker is held: it can take no other meanwhile."""
+        for worker in self._workers:
+            worker.hold()
+        attempts = [attempt for worker in self._workers for attempt in worker.attempts]
+
+        def are_over() -> bool:
+            for attempt in attempts:
+                attempt.end(0 if self._hurry.is_set() else SECONDS_TO_SAVE)
+            return all(attempt.is_over for attempt in attempts)
+
+        if attempts:
+            self._say(f"runs that save and end: {len(attempts)}")
+            self._wait(are_over, SECONDS_TO_SAVE + SECONDS_TO_STOP, hurries=False)
+        self._lost += [attempt.flow_run for attempt in attempts]
+
+    def _all_reported(self, api_url: str) -> bool:
+        self._report(api_url, "the stack was stopped; goes on when a worker is there", resume=True)
+        return not self._lost
+
+    def _mine(self) -> set[int | None]:
+        """Processes that are no orphans."""
+        children = [self._registration, *(worker.child for worker in self._workers)]
+        return {self._record.server, *(child.pid for child in children)}
+
+    def _note(self, **changes: Any) -> None:
+        changed: Stack = replace(self._record, **changes)
+        if changed != self._record:
+            self._record = changed
+            changed.write(self._home)
+
+    def _wait(self, is_done: Callable[[], bool], seconds: float, *, hurries: bool = True) -> None:
+        """Wait until it is done, for so long at most; not at all when asked to stop again."""
+        deadline = time.monotonic() + seconds
+        while not is_done() and time.monotonic() < deadline:
+            if hurries and self._hurry.is_set():
+                return
+            time.sleep(0.1)
+
+    @contextmanager
+    def _until_signalled(self) -> Generator[None]:
+        """SIGTERM, Ctrl-C and a closed terminal end it; a second one hurries."""
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            (self._hurry if self._stop.is_set() else self._stop).set()
+
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        before = {number: signal.signal(number, on_signal) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _only_keeper(home: Path) -> Generator[None]:
+    (home / "prefect").mkdir(parents=True, exist_ok=True)
+    lock = FileLock(home / "prefect" / "keeper.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ServerError(f"{home} has a keeper already", hint="`nanochat down` stops it") from None
+    with lock:
+        yield
