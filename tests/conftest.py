@@ -1,4 +1,4 @@
-"""Real servers for every test that asks for one, S3 and Prefect, and Ctrl-C as a terminal gives it."""
+"""Real servers, S3 and Prefect, for whatever test asks for one, and Ctrl-C as a terminal gives it."""
 
 import signal
 import uuid
