@@ -38,6 +38,7 @@ __all__ = [
     "Sought",
     "Watch",
     "build",
+    "find_usable",
     "leaked_modules",
     "reuse",
     "seek",
@@ -89,7 +90,7 @@ def seek(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: boo
     # The files are read now, not at the start of the run: they are what the job will import.
     code = Code(site.root, cache=site.work / "code.json")
     identity = identify(stage, site.run, digests, code=code)
-    found = _find(site, identity)
+    found = find_usable(site, identity)
     redo = force and (found is None or found.provenance.run != site.run_id)
     kept = _keep(site, identity) if found is not None and not redo else None
     return Sought(identity=identity, redo=redo, manifest=kept)
@@ -114,7 +115,7 @@ def _reuse_or_build(
             return _build(stage, site, identity, inputs, lease=turn)
 
 
-def _find(site: Site, identity: Identity) -> Manifest | None:
+def find_usable(site: Site, identity: Identity) -> Manifest | None:
     """The artifact; one that was revoked counts as not there."""
     manifest = find_manifest(site.store, identity.stage, identity.fingerprint)
     if manifest is None or find_revoked(site.store, manifest) is not None:
@@ -136,7 +137,7 @@ def _keep(site: Site, identity: Identity) -> Manifest | None:
         tell=lambda text: site.watch(stage, {"kind": "waiting", "text": text}),
         pause=pause,
     )
-    return _find(site, identity)
+    return find_usable(site, identity)
 
 
 def _turn(stage: Stage, site: Site, identity: Identity, *, redo: bool) -> Turn:
@@ -157,7 +158,7 @@ def _turn(stage: Stage, site: Site, identity: Identity, *, redo: bool) -> Turn:
         ),
         terms=site.terms,
         stop=site.stop,
-        find=lambda: None if redo else _find(site, identity),
+        find=lambda: None if redo else find_usable(site, identity),
         tell=lambda text: site.watch(stage.name, {"kind": "waiting", "text": text}),
     )
 

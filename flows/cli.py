@@ -19,6 +19,7 @@ from flows.commands.bench import make_bench_app
 from flows.commands.chat import chat
 from flows.commands.compare import compare
 from flows.commands.data import make_data_app
+from flows.commands.deploy import deploy
 from flows.commands.diff import diff
 from flows.commands.doctor import doctor
 from flows.commands.down import down
@@ -29,6 +30,7 @@ from flows.commands.fetch import fetch
 from flows.commands.gc import gc
 from flows.commands.import_model import import_model
 from flows.commands.ls import ls
+from flows.commands.miniseries import miniseries
 from flows.commands.plan import plan
 from flows.commands.profiles import profiles
 from flows.commands.push import push
@@ -37,9 +39,11 @@ from flows.commands.revoke import revoke
 from flows.commands.run import run
 from flows.commands.serve import serve
 from flows.commands.sql import sql
+from flows.commands.stage import stage
 from flows.commands.status import status
 from flows.commands.tag import tag
 from flows.commands.terminal import print_error, print_mistake
+from flows.commands.up import up
 from nanochat_core.errors import NanochatError
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -52,6 +56,8 @@ _MACHINE = Group("This machine", sort_key=4)
 _COMMANDS = (
     (plan, _TRAIN),
     (run, _TRAIN),
+    (stage, _TRAIN),
+    (miniseries, _TRAIN),
     (status, _TRAIN),
     (explain, _TRAIN),
     (accept, _TRAIN),
@@ -71,7 +77,7 @@ _COMMANDS = (
     (revoke, _ARTIFACTS),
     (gc, _ARTIFACTS),
 )
-_MACHINE_COMMANDS = ((doctor, _MACHINE), (down, _MACHINE))
+_MACHINE_COMMANDS = ((doctor, _MACHINE), (up, _MACHINE), (deploy, _MACHINE), (down, _MACHINE))
 _CALLED: dict[Callable[..., int], str] = {
     import_model: "import"
 }  # whose function cannot be called so

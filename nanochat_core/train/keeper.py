@@ -142,7 +142,7 @@ class Keeper:
     def _save(self, done: int, total: int, state: dict[str, Any]) -> None:
         self._wait()
         HEART.beat("saving")
-        if self._world.is_first:
+        if self._world.local_rank == 0:  # on each machine: they may have disks of their own
             clear(self._root, done)
         self._world.barrier()
         facts = Facts(

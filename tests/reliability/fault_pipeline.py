@@ -21,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 import flows.build
+import flows.running
 from flows.heartbeat import Terms
 from flows.manifest import Manifest
 from flows.stages import Stage
@@ -227,7 +228,7 @@ def open_pipeline(directory: Path, server: S3Server) -> Generator[Pipeline]:
     with contextlib.ExitStack() as stack:
         for where in (parts, s3_store, uploads):
             stack.enter_context(mock.patch.object(where, "PART", _PART))
-        stack.enter_context(mock.patch.object(flows.build, "run_job", toy_job))
+        stack.enter_context(mock.patch.object(flows.running, "run_job", toy_job))
         upstream = ("127.0.0.1", server.port)
         proxy = stack.enter_context(FaultProxy(upstream, slow=_READ_SECONDS / 3))
         clients = {

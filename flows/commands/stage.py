@@ -1,0 +1,168 @@
+"""`nanochat stage`: build one stage on this machine, alone or as one of several nodes."""
+
+import contextlib
+import shlex
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from flows.build import Built, Site
+from flows.commands.options import ProfileName, What, Where, profile_of
+from flows.commands.run import saying_how_to_go_on
+from flows.commands.terminal import print_warning
+from flows.given import open_given, stages_before
+from flows.heartbeat import Terms
+from flows.manifest import Manifest
+from flows.nodes import build_share
+from flows.plan import Plan, make_plan
+from flows.references import check_stage
+from flows.run_record import RunRecord
+from flows.runs import Run, check_name, new_run_id, timestamp
+from flows.stages import Stage, stage_named
+from infra.launch.torchrun import StageInterrupted
+from nanochat_core.errors import ConfigError, StoreError
+
+_NODES = Group("Several machines", sort_key=3)
+_TERMS = Terms()
+
+
+def stage(
+    stage: Annotated[str, Parameter(help="Name of the stage, such as pretrain.")],
+    profile: ProfileName,
+    /,
+    *,
+    node: Annotated[
+        int, Parameter(group=_NODES, help="Which of the machines this one is; 0 is the first.")
+    ] = 0,
+    nodes: Annotated[
+        int, Parameter(group=_NODES, help="Machines that build the stage together.")
+    ] = 1,
+    wait: Annotated[
+        float,
+        Parameter(group=_NODES, help="Seconds that the machines wait for each other at first."),
+    ] = _TERMS.meet,
+    run_name: Annotated[
+        str | None, Parameter(help="What to call the run; by default as its profile.")
+    ] = None,
+    force: Annotated[
+        bool, Parameter(negative="", help="Build it again although it is there.")
+    ] = False,
+    strict: Annotated[
+        bool,
+        Parameter(negative="", help="Whether code that a fingerprint does not see is an error."),
+    ] = False,
+    what: What = What(),  # noqa: B008 - frozen
+    where: Where = Where(),  # noqa: B008 - frozen
+) -> int:
+    """Build one stage here, without Prefect: what Slurm scripts and pods of a cluster run.
+
+    Its inputs must be in the store. Stopped, killed or on another machine, the same command goes on
+    where it was.
+    """
+    where.check_gpus()
+    built_stage = stage_named(check_stage(stage))
+    _check_nodes(built_stage, node=node, nodes=nodes)
+    check_name(run_name or profile)
+    chosen = profile_of(profile, what)
+    placement = replace(where.placement(chosen), nodes=nodes)
+    store = where.open_store()
+    given = open_given(store, what.uses, warn=print_warning)
+    plan = make_plan(chosen.run, store, where.work, given=given)
+    words = shlex.join(shlex.split(what.command(profile, place=where.words))[2:])
+    inputs = _find_inputs(plan, built_stage, words)
+    run = Run(
+        run=new_run_id(run_name or profile, timestamp(time.time())),
+        name=run_name or profile,
+        profile=profile,
+        depth=what.depth,
+        overrides=what.overrides,
+        uses=what.uses,
+        gpus=where.gpus,
+        place=where.settings,
+        status="running",
+        started=timestamp(time.time()),
+        ended=None,
+        stages=_up_to_date(plan),
+    )
+    from rich.console import Console
+
+    from flows.display import Display
+    from flows.start import stoppable
+
+    again = f"nanochat stage {stage} {words}"
+    if nodes > 1:
+        again += f" --node {node} --nodes {nodes}"
+    with (
+        saying_how_to_go_on(again),
+        Display(Console(), stages=[stage]) as display,
+        stoppable(display),
+    ):
+        site = Site(
+            run=chosen.run,
+            run_id=run.run,
+            placement=placement,
+            store=store,
+            watch=display.watch,
+            strict=strict,
+            terms=replace(_TERMS, meet=wait),
+        )
+        with _recorded(run, site) if node == 0 else contextlib.nullcontext(site) as site:
+            built: Built = build_share(built_stage, site, inputs, node=node, force=force)
+        display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
+    return 0
+
+
+@contextlib.contextmanager
+def _recorded(run: Run, site: Site) -> Generator[Site]:
+    """The site of a run whose record the store has, from now to the end of the block.
+
+    It names what is up to date of all stages, so that the last of several commands names them all.
+    """
+    record = RunRecord(site.store, run)
+    record.write()
+    try:
+        yield replace(site, record=record.add)
+    except BaseException as error:
+        is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
+        with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
+            record.end("interrupted" if is_interrupted else "failed")
+        raise
+    record.end("finished")
+
+
+def _up_to_date(plan: Plan) -> dict[str, str]:
+    """Fingerprints of the artifacts that are there, by stage."""
+    items = [item for item in plan.stages if item.state == "=" and item.fingerprint]
+    return {item.stage.name: item.fingerprint or "" for item in items}
+
+
+def _check_nodes(stage: Stage, *, node: int, nodes: int) -> None:
+    if nodes < 1:
+        raise ConfigError(f"--nodes is {nodes}", hint="at least 1")
+    if not 0 <= node < nodes:
+        raise ConfigError(
+            f"--node is {node}, --nodes is {nodes}", hint=f"numbers are 0 to {nodes - 1}"
+        )
+    if nodes > 1 and stage.compute == "cpu":
+        raise ConfigError(
+            f"{stage.name} is built by one machine, --nodes is {nodes}",
+            hint="leave --nodes out, and start it once",
+        )
+
+
+def _find_inputs(plan: Plan, stage: Stage, words: str) -> Mapping[str, Manifest]:
+    """The artifacts that the stage is made from. Raises ConfigError when one is not there."""
+    before = stages_before(stage)
+    missing = [item.stage.name for item in plan.stages if item.state != "="]
+    items = [plan.of(source.name) for source in stage.inputs]
+    for item in items:
+        if item.stage.name in missing:
+            first = next(name for name in missing if name in before)
+            raise ConfigError(
+                f"{stage.name} needs {item.stage.name}, which is not in {plan.store}",
+                hint=f"make it with: nanochat stage {first} {words}",
+            )
+    return {item.stage.name: item.manifest for item in items if item.manifest}

@@ -1,0 +1,168 @@
+"""One attempt of a node other than 0: it follows one call of node 0 until either ends it."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Generator
+from typing import Any
+
+from flows import checkpoints
+from flows.calls import MISTAKE, Answer, Call, Place, State, answer, find_call
+from flows.leader import meeting_of
+from flows.lost import is_lost
+from flows.parts import sending_parts
+from flows.segments import append_segment
+from flows.site import Site
+from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
+from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
+from nanochat_core.job import Job
+
+_SECONDS_BETWEEN_QUESTIONS = 2.0
+_TRIES = 3
+_UNREACHABLE = (StoreError, ArtifactError)
+
+
+class Attempt:
+    """This node's part in what was called."""
+
+    def __init__(self, site: Site, place: Place, call: Call, *, node: int) -> None:
+        self.ending = threading.Event()  # the call counts no more, or the run is stopped
+        self._site = site
+        self._place = place
+        self._call = call
+        self._node = node
+        self._beats = 0
+        self._has_ended = False
+        self._lock = threading.Lock()  # of what is said
+
+    def run(self, job: Job) -> None:
+        """Run the ranks of this node, if node 0 still wants them.
+
+        Raises StageInterrupted when this node was stopped, and the job's own error when it would
+        only come again.
+        """
+        call = self._call
+        checkpoints.restore_step(
+            self._site.store,
+            job,
+            call.step,
+            commit=call.commit,
+            tell=lambda text: self._tell("message", text),
+        )
+        with self._being_there():
+            endpoint = self._wait_for_endpoint()
+            if endpoint is None:
+                return
+            try:
+                self._run(job, endpoint)
+            except StageInterrupted:
+                if self._site.stop.is_set():
+                    self._say("leaving")
+                    raise
+                self._say("ended")
+            except StageError as error:
+                self._say("ended", text=str(error), cause=_cause_of(error))
+                if not is_lost(error):
+                    raise
+                self._tell("message", f"this attempt is over: {error}")
+            except BaseException:  # Ctrl-C, a cancelled flow run
+                self._say("leaving")
+                raise
+            else:
+                self._say("ended")
+
+    def _run(self, job: Job, endpoint: Call) -> None:
+        processes = endpoint.processes
+        meeting = meeting_of(endpoint, self._place, node=self._node)
+        first = meeting.first_rank(processes)
+        ranks = range(first, first + processes)
+
+        def warn(error: NanochatError) -> None:
+            self._tell("warning", f"part of a checkpoint not stored: {error}")
+
+        append_segment(job, processes=processes * endpoint.nodes, nodes=endpoint.nodes)
+        with sending_parts(self._place.store, job, ranks, epoch=endpoint.epoch, on_error=warn):
+            run_job(
+                job,
+                processes=processes,
+                on_event=self._tell_event,
+                stop=self.ending,
+                meeting=meeting,
+            )
+
+    def _wait_for_endpoint(self) -> Call | None:
+        """The call again, with the place to meet at; None: it counts no more."""
+        while not self.ending.is_set():
+            with contextlib.suppress(*_UNREACHABLE):
+                call, _ = find_call(self._place, ttl=self._site.terms.ttl)
+                if call is not None and call.epoch != self._call.epoch:
+                    return None
+                if call is not None and call.endpoint is not None:
+                    return call
+            self.ending.wait(self._site.terms.look)
+        if self._site.stop.is_set():
+            raise StageInterrupted(f"{self._place.name}: the run is being stopped")
+        return None
+
+    @contextlib.contextmanager
+    def _being_there(self) -> Generator[None]:
+        """While the block runs, say so, and look whether the call still counts."""
+        over = threading.Event()
+        threads = [
+            threading.Thread(target=work, args=(over,), name=name, daemon=True)
+            for name, work in (("answer", self._beat), ("call", self._watch))
+        ]
+        self._say("ready")
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+    def _beat(self, over: threading.Event) -> None:
+        while not over.wait(self._site.terms.beat):
+            self._say("ready")
+
+    def _watch(self, over: threading.Event) -> None:
+        pause = min(self._site.terms.beat, _SECONDS_BETWEEN_QUESTIONS)
+        while not over.wait(pause):
+            if self._site.stop.is_set():
+                self.ending.set()
+            with contextlib.suppress(*_UNREACHABLE):  # node 0 has the same store
+                call, _ = find_call(self._place, ttl=self._site.terms.ttl)
+                if call is None or call.epoch != self._call.epoch:
+                    self.ending.set()
+
+    def _say(self, state: State, *, text: str = "", cause: str = "") -> None:
+        """Tell node 0; it notices by itself when that is not possible."""
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = state != "ready"
+            self._beats += 1
+            said = Answer(
+                epoch=self._call.epoch,
+                node=self._node,
+                host=socket.gethostname(),
+                state=state,
+                text=text,
+                cause=cause,
+                beat=self._beats,
+            )
+            for _ in range(_TRIES):
+                with contextlib.suppress(StoreError):
+                    answer(self._place, said)
+                    return
+
+    def _tell_event(self, event: dict[str, Any]) -> None:
+        self._site.watch(self._place.stage, event)
+
+    def _tell(self, kind: str, text: str) -> None:
+        self._site.watch(self._place.stage, {"kind": kind, "text": text})
+
+
+def _cause_of(error: StageError) -> str:
+    return (error.cause or "") if isinstance(error, JobFailed) else MISTAKE
