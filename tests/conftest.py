@@ -1,4 +1,4 @@
-"""Real servers, S3 and Prefect, for whatever test asks for one, and Ctrl-C as a terminal gives it."""
+"""Real servers, S3 and Prefect, for tests that ask for one, and Ctrl-C as a terminal gives it."""
 
 import signal
 import uuid
