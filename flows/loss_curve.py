@@ -6,6 +6,7 @@ it, a chart in Mermaid's words, which the pages draw by themselves.
 
 import base64
 import importlib.util
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,21 @@ _STYLE = {
         "gridColor": "#e5e7eb",
         "domainColor": "#9ca3af",
         "tickColor": "#9ca3af",
+    },
+}
+# Without it the line is of a cream that nobody sees on the pages' paper.
+_MERMAID_STYLE = {
+    "xyChart": {"width": 640, "height": 260},
+    "themeVariables": {
+        "xyChart": {
+            "backgroundColor": "#ffffff",
+            "plotColorPalette": "#2563eb",
+            **dict.fromkeys(
+                [f"{axis}Axis{part}Color" for axis in "xy" for part in ("Label", "Tick", "Line")],
+                "#4b5563",
+            ),
+            **dict.fromkeys(["xAxisTitleColor", "yAxisTitleColor"], "#4b5563"),
+        }
     },
 }
 
@@ -133,6 +149,7 @@ def _mermaid_chart(quantity: Quantity, points: Points) -> str:
             f"{last[1]:.4g} at step {last[0]}",
             "",
             "```mermaid",
+            f"%%{{init: {json.dumps(_MERMAID_STYLE)}}}%%",
             "xychart-beta",
             f'    x-axis "step" {few[0][0]} --> {few[-1][0]}',
             f"    y-axis {low - room:.6g} --> {high + room:.6g}",

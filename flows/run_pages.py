@@ -69,7 +69,9 @@ class RunPages:
 
     def _write_scores(self, built: Mapping[str, Built]) -> None:
         if rows := score_rows(read_scores(self._store, built)):
-            about = "Scores with 95 % intervals; of tasks, how many questions were answered right."
+            about = (
+                "In brackets the 95 % interval; of tasks, the share of questions answered right."
+            )
             self._courier.write("scores", "table", rows, description=about)
 
     def _write_curves(self, built: Mapping[str, Built]) -> None:

@@ -13,7 +13,7 @@ from flows.manifest import File
 from flows.parallel import in_parallel
 from flows.plan import STATES, Plan
 from flows.report_charts import LEARNING
-from flows.report_scores import CHAT_MODELS, Measured, Score, measured
+from flows.report_scores import CHAT_MODELS, Measured, measured
 from flows.report_text import percent, size
 from flows.runs import Run
 from flows.shown_text import resumed_text, table
@@ -22,6 +22,7 @@ from infra.storage.base import Store
 _MOST_LOG = 20_000_000  # bytes of a job's events that are read for a curve
 _THREADS = 4  # small files read at the same time
 _MODELS = {"base_eval": "base", **{f"chat_eval_{s}": name for s, name in CHAT_MODELS.items()}}
+_OVERALL = {"val_bpb": "bits per byte", "core": "CORE", "chatcore": "ChatCORE"}
 _CHAT_STAGES = ("rl", "sft", "midtrain")  # the first that was built is what people talk to
 
 
@@ -49,18 +50,21 @@ def read_scores(store: Store, built: Mapping[str, Built]) -> dict[str, dict[str,
 
 
 def score_rows(scores: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What every model scored, side by side: a row a number, a column a model."""
-    overall = {"val_bpb": "bits per byte", "core": "CORE", "chatcore": "ChatCORE"}
+    """What every model scored, side by side: a row a number, a column a model.
+
+    `questions`: how many a task has; each model was asked the same.
+    """
     rows = [
-        {"score": title, **{m: _measured(measured(tree, name)) for m, tree in scores.items()}}
-        for name, title in overall.items()
+        {"score": title, **{m: _measured(measured(tree, n)) for m, tree in scores.items()}}
+        for n, title in _OVERALL.items()
     ]
-    tasks = dict.fromkeys(task for tree in scores.values() for task in _tasks(tree))
-    rows += [
-        {"score": task, **{m: _score(_tasks(tree), task) for m, tree in scores.items()}}
-        for task in tasks
-    ]
-    return [row for row in rows if any(row[model] for model in scores)]
+    for task in dict.fromkeys(task for tree in scores.values() for task in _tasks(tree)):
+        found = {model: _tasks(tree).get(task) for model, tree in scores.items()}
+        row = {model: _share(of_task) if of_task else "" for model, of_task in found.items()}
+        asked = sorted({str(of_task["total"]) for of_task in found.values() if of_task})
+        rows.append({"score": task, **row, "questions": ", ".join(asked)})
+    shown = [row for row in rows if any(row[model] for model in scores)]
+    return [{**row, "questions": row.get("questions", "")} for row in shown]
 
 
 def _tasks(tree: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
@@ -68,16 +72,13 @@ def _tasks(tree: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
 
 
 def _measured(score: Measured | None) -> str:
-    return score.text(4) if score else ""
+    return score.text(3) if score else ""
 
 
-def _score(tasks: Mapping[str, dict[str, Any]], task: str) -> str:
-    found = tasks.get(task)
-    if found is None:
-        return ""
-    names = ("accuracy", "low", "high", "correct", "total")
-    score = Score(**{name: found[name] for name in names})
-    return f"{percent(score.accuracy)} ({score.interval}; {score.correct} of {score.total})"
+def _share(task: Mapping[str, Any]) -> str:
+    """Narrow, so that all models fit beside each other: "86.0 % (80.5-90.1)"."""
+    low, high = 100 * task["low"], 100 * task["high"]
+    return f"{percent(task['accuracy'])} ({low:.1f}-{high:.1f})"
 
 
 def read_curves(store: Store, built: Mapping[str, Built]) -> list[Curves]:
@@ -108,12 +109,15 @@ def curves_text(curves: Iterable[Curves]) -> str:
 def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:
     """What the run made or found, where it is, and the commands that bring it here."""
     place = f" --store {shlex.quote(store)}"
-    rows = [_artifact_row(item, place) for item in built.values()]
-    parts = [
-        f"# {run.run}",
-        f"Artifacts in `{store}`:",
-        table(["stage", "this run", "artifact", "size", "to have its files"], rows),
-    ]
+    rows = [_artifact_row(item) for item in built.values()]
+    parts = [f"# {run.run}", f"Store: `{store}`"]
+    if built:
+        newest = list(built.values())[-1].manifest.name
+        parts += [
+            table(["stage", "in this run", "artifact", "size"], rows),
+            "To have an artifact's files:",
+            _commands(f"nanochat fetch {newest}{place}"),
+        ]
     if chat := next((built[stage] for stage in _CHAT_STAGES if stage in built), None):
         name = chat.manifest.name
         parts += [
@@ -121,17 +125,18 @@ def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:
             _commands(f"nanochat chat {name}{place}", f"nanochat serve {name}{place}"),
         ]
     parts += ["To look at the run:", _commands(f"nanochat status {run.run}{place}")]
+    # Not in the table, which the pages let grow beyond its place.
+    parts += ["Addresses:", "\n".join(["```text", *(item.uri for item in built.values()), "```"])]
     return "\n\n".join(parts) + "\n"
 
 
-def _artifact_row(item: Built, place: str) -> list[str]:
+def _artifact_row(item: Built) -> list[str]:
     manifest = item.manifest
     return [
         manifest.stage,
         "Cached" if item.cached else resumed_text(manifest) or "built",
-        f"`{item.uri}`",
+        f"`{manifest.name}`",
         size(sum(file.size for file in manifest.files)),
-        f"`nanochat fetch {manifest.name}{place}`",
     ]
 
 

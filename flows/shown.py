@@ -4,6 +4,7 @@ It works in a task run and in a flow run that has no tasks. Whatever is written 
 `Courier`: a server that does not answer costs the picture and never the stage.
 """
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -87,6 +88,8 @@ class Courier:
 
         `kind`: markdown, table, progress or image. Only from within `send`.
         """
+        if kind == "table":
+            data = json.dumps(data)  # the pages read a table's rows from text
         if what in self._written:
             change = ArtifactUpdate(data=data, description=description)
             self.client.update_artifact(self._written[what], change)
