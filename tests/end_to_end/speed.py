@@ -26,6 +26,7 @@ TARGETS = {"first job": 2.0, "all cached": 5.0}
 def measure_first_job(stack: Stack, number: int) -> float:
     """Seconds from RUNNING to the first job of a run whose store is empty; it is then cancelled."""
     api, store = stack.api, stack.home / "stores" / f"speed-{number}"
+    store.mkdir(parents=True)
     values = form_values(run_name=f"speed-{number}", store=store.as_uri())
     run = api.trigger(api.deployment("nanochat/nanochat"), values)
     began = _unix(
@@ -62,6 +63,7 @@ def measure_all_cached(stack: Stack) -> float:
 
 def _all(stack: Stack) -> dict[str, object]:
     store = stack.home / "stores" / "speed"
+    store.mkdir(parents=True, exist_ok=True)
     return form_values(run_name="speed", store=store.as_uri())
 
 
