@@ -5,6 +5,7 @@ It works in a task run and in a flow run that has no tasks. Whatever is written 
 """
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -17,12 +18,14 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.objects import State
+from prefect.context import TaskRunContext
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 from prefect.utilities.context import get_task_and_flow_run_ids
 
 from flows.build import Built
 from flows.display import describe
+from flows.fingerprint import short
 from flows.loss_curve import Curves, can_draw, mermaid, png_url
 from flows.runs import name_in
 from flows.shown_text import failure_text, metric_rows, progress_text, resumed_text
@@ -32,11 +35,10 @@ from nanochat_core.runtime.progress import read_events
 
 SECONDS_BETWEEN_UPDATES = 5.0  # of the progress bar; the pages look every half minute
 SECONDS_BETWEEN_LINES = 30.0  # of progress in the log
-# At least, and a twentieth of the time so far: each picture is also an event in Prefect's database.
 SECONDS_BETWEEN_PICTURES = 60.0
 _SECONDS_OF_SILENCE = 30.0  # after the server did not answer, which took as long to find out
 _SECONDS_TO_CLOSE = 45.0
-_LEVELS = {"failed": "error", "warning": "warning"}
+_LEVELS = {"failed": logging.ERROR, "warning": logging.WARNING}
 
 
 def final_state(built: Built) -> State[Built]:
@@ -44,6 +46,7 @@ def final_state(built: Built) -> State[Built]:
 
     Cached when nothing was, Resumed when the job went on from a checkpoint, else Completed.
     """
+    _tag_task_run(f"stage:{built.manifest.name}")
     if built.cached:
         return Completed(name="Cached", message=built.uri, data=built)
     resumed = resumed_text(built.manifest)
@@ -55,6 +58,17 @@ def final_state(built: Built) -> State[Built]:
 def name_of(run: str) -> str:
     """What the run with this id is called; an id given by hand is a name."""
     return name_in(run) or run
+
+
+def _tag_task_run(tag: str) -> None:
+    """Tag the task run, if we are in one; the server learns of it with the run's next state.
+
+    A tag that is there when a task run starts costs up to three seconds: Prefect asks the server
+    for a slot of it, and waits for the answer that there is no limit.
+    """
+    context = TaskRunContext.get()
+    if context is not None and tag not in context.task_run.tags:
+        context.task_run.tags.append(tag)
 
 
 class Courier:
@@ -91,8 +105,14 @@ class Courier:
         if kind == "table":
             data = json.dumps(data)  # the pages read a table's rows from text
         if what in self._written:
+            # Not `update_artifact`, which sends all of it once more, as an event that is kept.
             change = ArtifactUpdate(data=data, description=description)
-            self.client.update_artifact(self._written[what], change)
+            self.client.request(
+                "PATCH",
+                "/artifacts/{id}",
+                json=change.model_dump(mode="json", exclude_unset=True),
+                path_params={"id": self._written[what]},
+            )
             return
         made = self.client.create_artifact(
             ArtifactCreate(
@@ -159,20 +179,21 @@ class Reporter:
         self._resumed = ""
         self._loop: _Loop | None = None
         self._next_update = 0.0
+        _tag_task_run(f"run:{run}")
         self._percent = 0.0
-        self._began = time.monotonic()
-        self._next_line = self._began + SECONDS_BETWEEN_LINES
-        self._next_picture = self._began + SECONDS_BETWEEN_PICTURES
+        self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+        self._next_picture = time.monotonic() + SECONDS_BETWEEN_PICTURES
 
     def report(self, event: Mapping[str, Any]) -> None:
         """Pass on one event."""
         text = describe(event)
         if text is not None:
-            getattr(self._logger, _LEVELS.get(event["kind"], "info"))(text)
+            self._log(text, _LEVELS.get(event["kind"], logging.INFO))
         self._curves.add(event)
         match event["kind"]:
             case "building":
                 self._job = Path(event["directory"])
+                _tag_task_run(f"stage:{self._stage}/{short(event['fingerprint'])}")
             case "start":
                 self._start(event)
             case "step":
@@ -189,6 +210,10 @@ class Reporter:
     def close(self) -> None:
         """Wait until everything is sent, or given up."""
         self._courier.close()
+
+    def _log(self, text: str, level: int = logging.INFO) -> None:
+        """With the stage's name: the page of a run shows the lines of all its stages together."""
+        self._logger.log(level, f"{self._stage}: {text}")
 
     def _start(self, event: Mapping[str, Any]) -> None:
         step, total, unit = event["step"], event["total"], event["unit"]
@@ -215,12 +240,12 @@ class Reporter:
         )
         if now >= self._next_line:
             self._next_line = now + SECONDS_BETWEEN_LINES
-            self._logger.info(loop.text)
+            self._log(loop.text)
         if now >= self._next_update and not self._courier.is_busy:
             self._next_update = now + SECONDS_BETWEEN_UPDATES
             self._show_progress(self._resumed + loop.text)
             if now >= self._next_picture:
-                self._next_picture = now + max(SECONDS_BETWEEN_PICTURES, (now - self._began) / 20)
+                self._next_picture = now + SECONDS_BETWEEN_PICTURES
                 self._courier.send(self._draw)
 
     def _show_progress(self, text: str) -> None:
@@ -242,7 +267,7 @@ class Reporter:
     def _fail(self, event: Mapping[str, Any]) -> None:
         for part in (event["log_tail"], event.get("hint")):
             if part:
-                self._logger.error(part)
+                self._log(part, logging.ERROR)
         last_seen = self._loop.text if self._loop is not None else None
         text = failure_text(self._stage, event, last_seen=last_seen)
         self._courier.send(
