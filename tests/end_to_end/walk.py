@@ -36,7 +36,7 @@ WRONG = (  # what a person may mistype, each refused by the API
     {"nodes": 0},
     {"overrides": "pretrain.num_steps=1"},
 )
-SECONDS_FOR_A_FLOW = 900.0  # 90 s on an idle machine
+SECONDS_FOR_A_FLOW = 1800.0  # two minutes on an idle machine
 
 
 def walk(stack: Stack, diary: Diary) -> None:
