@@ -4,6 +4,7 @@ It works in a task run and in a flow run that has no tasks. Whatever is written 
 `Courier`: a server that does not answer costs the picture and never the stage.
 """
 
+import contextlib
 import json
 import logging
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.objects import State
@@ -143,7 +145,8 @@ class Courier:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - what is shown of a stage is less than the stage
-            self._silent_until = time.monotonic() + _SECONDS_OF_SILENCE
+            if isinstance(error, httpx.TransportError | OSError):
+                self._silent_until = time.monotonic() + _SECONDS_OF_SILENCE
             self._logger.warning(f"not shown on Prefect's pages: {type(error).__name__}: {error}")
 
 
@@ -221,13 +224,14 @@ class Reporter:
         self._loop = _Loop(unit=unit, first=step, began=time.monotonic(), text=text)
         if event["resumed"]:
             self._resumed = f"resumed at {text}; "
-            self._courier.send(self._read_earlier)
+            self._read_earlier()
         self._percent = _percent(event)
         self._show_progress(self._resumed + text)
 
     def _read_earlier(self) -> None:
-        if self._job is not None and (events := self._job / "events.jsonl").exists():
-            self._curves.add_earlier(read_events(events))
+        if self._job is not None:
+            with contextlib.suppress(OSError):
+                self._curves.add_earlier(read_events(self._job / "events.jsonl"))
 
     def _step(self, event: Mapping[str, Any]) -> None:
         loop, now = self._loop, time.monotonic()
@@ -246,7 +250,7 @@ class Reporter:
             self._show_progress(self._resumed + loop.text)
             if now >= self._next_picture:
                 self._next_picture = now + SECONDS_BETWEEN_PICTURES
-                self._courier.send(self._draw)
+                self._show_curve()
 
     def _show_progress(self, text: str) -> None:
         description, percent = f"{self._stage}: {text}", self._percent
@@ -262,7 +266,7 @@ class Reporter:
             self._courier.send(
                 lambda: self._courier.write("metrics", "table", rows, description=event["uri"])
             )
-        self._courier.send(self._draw)
+        self._show_curve()
 
     def _fail(self, event: Mapping[str, Any]) -> None:
         for part in (event["log_tail"], event.get("hint")):
@@ -274,13 +278,16 @@ class Reporter:
             lambda: self._courier.write("failure", "markdown", text, description=event["error"])
         )
 
-    def _draw(self) -> None:
+    def _show_curve(self) -> None:
         shown = self._curves.shown()
-        if not shown:
-            return
-        kind, data = ("image", png_url(shown)) if can_draw() else ("markdown", mermaid(shown))
         titles = ", ".join(quantity.title for quantity, _ in shown)
-        self._courier.write("curve", kind, data, description=f"{self._stage}: {titles}")
+
+        def draw() -> None:
+            kind, data = ("image", png_url(shown)) if can_draw() else ("markdown", mermaid(shown))
+            self._courier.write("curve", kind, data, description=f"{self._stage}: {titles}")
+
+        if shown:
+            self._courier.send(draw)
 
 
 def _percent(event: Mapping[str, Any]) -> float:

@@ -1,0 +1,78 @@
+"""What is said of one stage: how far it is, what it measured, why it failed."""
+
+from typing import Any
+
+from flows.shown_text import failure_text, fenced, metric_rows, progress_text, table
+
+
+def test_progress_names_step_loss_speed_and_time_left() -> None:
+    values = {"loss": 3.2101234, "tokens_per_second": 4887.33, "mfu": 0.412}
+    said = progress_text(values, unit="step", step=1200, total=32000, left=83.0)
+    expected = "step 1,200 of 32,000, loss 3.21, 4,887 tokens/s, 41.2 % MFU, 83 s left"
+    assert said == expected
+
+
+def test_progress_of_rl_says_how_long_a_step_takes() -> None:
+    values = {"reward": 0.25, "answer_tokens": 17.4, "useful_share": 0.875, "seconds": 5.66}
+    said = progress_text(values, unit="step", step=30, total=30, left=0.0)
+    expected = "reward 0.25, answer tokens 17.4, useful share 0.875, 5.7 s a step"
+    assert said == f"step 30 of 30, {expected}"
+
+
+def test_metrics_have_their_interval_in_their_own_row() -> None:
+    metrics = {"core": 0.76254321, "core_low": 0.71957, "core_high": 0.7992, "steps": 24}
+    assert metric_rows(metrics) == [
+        {"metric": "core", "value": 0.762543, "95 % interval": "0.7196 to 0.7992"},
+        {"metric": "steps", "value": 24, "95 % interval": ""},
+    ]
+
+
+def test_metrics_without_intervals_have_no_column_of_them() -> None:
+    metrics = {"length": 4, "device": "cpu", "compile": False}
+    assert metric_rows(metrics) == [
+        {"metric": "length", "value": 4},
+        {"metric": "device", "value": "cpu"},
+        {"metric": "compile", "value": False},
+    ]
+    assert metric_rows({}) == []
+
+
+def failed(**more: Any) -> dict[str, Any]:
+    return {"kind": "failed", "error": "sft failed on rank 1: ValueError: no", "hint": None} | more
+
+
+def test_a_failure_shows_the_error_what_to_do_and_the_end_of_the_log() -> None:
+    event = failed(
+        hint="replay it with: python -m worker job.json", log_tail="Traceback\nValueError"
+    )
+    text = failure_text("sft", event, last_seen="step 5 of 24, loss 2.1")
+    for part in (event["error"], event["hint"], event["log_tail"], "step 5 of 24, loss 2.1"):
+        assert part in text
+
+
+def test_what_a_log_holds_is_never_markdown_nor_moves_a_terminal() -> None:
+    event = failed(log_tail="```\n# not a heading\n````\n\x1b[31m\u202egnp.exe")
+    text = failure_text("sft", event, last_seen=None)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    lines = text.splitlines()
+    opening = next(i for i, line in enumerate(lines) if line == "`````text")
+    closing = lines.index("`````")
+    assert opening < lines.index("# not a heading") < closing
+    assert "What to do" not in text
+
+
+def test_a_log_of_megabytes_shows_its_end() -> None:
+    text = failure_text("sft", failed(log_tail="x" * 10**6 + "the end"), last_seen=None)
+    assert len(text) < 30_000
+    assert "the end" in text
+
+
+def test_a_block_is_longer_than_any_fence_inside() -> None:
+    assert fenced("a ``` b").startswith("````text\n")
+
+
+def test_cells_cannot_break_a_table() -> None:
+    assert (
+        table(["a", "b"], [["x|y", "one\ntwo"]]) == "| a | b |\n| --- | --- |\n| x\\|y | one two |"
+    )
