@@ -82,7 +82,7 @@ def pictures(findings: Findings) -> tuple[Picture, Picture]:
         title=f"Miniseries {findings.name}",
         caption=f"bits per byte of held-out text{_line(findings.by_flops, 'C')}",
         axis="C, FLOPs of training",
-        form="~g",
+        form="~e",
         dots=[Dot(label=f"d{p.depth}", x=p.size.flops, score=p.val_bpb) for p in findings.points],
         fit=findings.by_flops,
         ahead=after
