@@ -1,0 +1,107 @@
+"""What a real worker runs in the tests of orders: the flow `one-stage` with toys for stages.
+
+The environment variable TOYS names the test's directory: the toys' repository and the caller's home
+are in it, and the worker's own home, so that caller and worker share the store and nothing else.
+"""
+
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+import flows.lost
+import flows.one_stage
+import flows.order
+from flows.build import Site, Watch
+from flows.manifest import Manifest
+from flows.one_stage import one_stage
+from flows.order import Order
+from flows.pipeline import run_pipeline
+from flows.runs import Run
+from flows.stage_task import failing_in_a_line
+from flows.stages import Stage
+from tests.flows.conftest import Toys
+
+__all__ = ["one_stage", "toy_flow"]
+
+DIRECTORY = "TOYS"
+TABLE = "table.pickle"  # the stages of a test, in its directory
+
+
+def toys_of(directory: Path, *, home: str = "home") -> Toys:
+    """The toys of a test, and a home in its directory."""
+    (directory / home).mkdir(exist_ok=True)
+    return Toys(root=directory / "root", home=directory / home)
+
+
+def read_table(directory: Path) -> list[Stage]:
+    """The stages of the test."""
+    return pickle.loads((directory / TABLE).read_bytes())
+
+
+def write_table(directory: Path, stages: list[Stage]) -> None:
+    """Tell workers of the stages."""
+    (directory / TABLE).write_bytes(pickle.dumps(stages))
+
+
+def make_run(run_id: str) -> Run:
+    """The record of a run that starts."""
+    return Run(
+        run=run_id,
+        name="toy",
+        profile="tiny",
+        depth=None,
+        overrides=(),
+        status="running",
+        started="2026-11-21T00:00:00Z",
+        ended=None,
+        stages={},
+    )
+
+
+def site_of(directory: Path, run_id: str, *, home: str, gpus: int = 0) -> Site:
+    """Where toys are built: in a home of the test's directory, from its one store."""
+    site = toys_of(directory, home=home).site(run_id)
+    placement = replace(
+        site.placement,
+        store=(directory / "home" / "store").as_uri(),
+        gpus=gpus,
+        resources=replace(site.placement.resources, device="cuda" if gpus else "cpu"),
+    )
+    return replace(site, placement=placement, store=toys_of(directory).site().store)
+
+
+def _open_order(order: Order, *, watch: Watch) -> tuple[Stage, Site, Mapping[str, Manifest]]:
+    directory = Path(os.environ[DIRECTORY])
+    site = site_of(directory, order.run, home="far", gpus=order.gpus or 0)
+    found = [flows.order._input(site, name) for name in order.inputs]
+    return _stage_of(order), replace(site, watch=watch), {m.stage: m for m in found}
+
+
+def _stage_of(order: Order) -> Stage:
+    table = read_table(Path(os.environ[DIRECTORY]))
+    return {stage.name: stage for stage in table}[order.stage]
+
+
+if DIRECTORY in os.environ:  # in a worker; the test itself imports this module too
+    patched: Any = flows.order
+    patched.open_order = _open_order
+    patched.stage_of = _stage_of
+    flows.one_stage.stage_of = _stage_of
+    flows.lost.FIRST_PAUSE = 0.5
+
+
+@flow(name="toys", flow_run_name=lambda: flow_run.get_parameters()["run_id"], retries=0)
+@failing_in_a_line
+def toy_flow(run_id: str, pool: str | None = None, retries: int = 3, gpus: int = 0) -> Any:
+    """Run the test's table of stages, those for GPUs on a pool."""
+    directory = Path(os.environ[DIRECTORY])
+    site = site_of(directory, run_id, home="home", gpus=gpus)
+    site = replace(site, placement=replace(site.placement, pool=pool))
+    run = replace(make_run(run_id), gpus=gpus)
+    run_pipeline(read_table(directory), site, run, retries=retries)
