@@ -14,7 +14,8 @@ from prefect.states import Crashed
 
 from flows.fingerprint import short
 from flows.lost import is_lost
-from flows.order import Order, carry_out, stage_of
+from flows.nodes import build_on_node
+from flows.order import Order, stage_of
 from flows.shown import Reporter, final_state
 from flows.stage_task import failed, message_of
 from nanochat_core.errors import NanochatError
@@ -86,4 +87,5 @@ def one_stage(
 def _build(order: Order, *, node: int) -> State[Any]:
     # In the flow's own thread, not in a task's: a signal that ends the flow ends the job here.
     with contextlib.closing(Reporter(stage_of(order), run=order.run)) as reporter:
-        return final_state(carry_out(order, watch=lambda _, event: reporter.report(event)))
+        built = build_on_node(order, node=node, watch=lambda _, event: reporter.report(event))
+        return final_state(built)
