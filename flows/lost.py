@@ -11,6 +11,9 @@ from flows.lease import LeaseLost
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from nanochat_core.errors import StageError, StoreError
 
+# A spot machine is taken a few times a day; what is lost more often than this has another fault.
+# With the pauses it is also how long a store may be away: some three minutes.
+RETRIES = 5
 FIRST_PAUSE = 5.0  # seconds before the first new attempt
 LONGEST_PAUSE = 60.0
 _GROWTH = 3.0

@@ -33,6 +33,7 @@ from flows.forms import (
     UseField,
 )
 from flows.given import open_given, stages_with
+from flows.lost import RETRIES
 from flows.manifest import Manifest
 from flows.plan import Plan, make_plan
 from flows.profiles import make_placement, open_profile
@@ -48,8 +49,6 @@ from nanochat_core.errors import ConfigError, StageError, StoreError
 
 REPORT_PAGE = "report.html"
 _REPORT_TEXT = "report.md"
-# A spot machine is taken a few times a day; what is lost more often than this has another fault.
-RETRIES = 5
 MOST_STARTS = 10  # of one flow run: crashed ones are started again by themselves
 
 

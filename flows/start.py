@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from flows.display import Display
+from flows.lost import RETRIES
 from infra import prefect_server
 from infra.prefect_access import check_admitted, check_answers, configured_api_url
 from infra.stack.control import wait_for_kept_server
@@ -39,6 +40,9 @@ def run_flow(
     store: str | None = None,
     gpus: int | None = None,
     place: Sequence[str] = (),
+    nodes: int = 1,
+    pool: str | None = None,
+    retries: int = RETRIES,
     strict: bool = False,
 ) -> "Outcome":
     """Run the flow with these parameters, showing its stages on `display`, which is open.
@@ -63,6 +67,9 @@ def run_flow(
             store=store,
             gpus=gpus,
             place=tuple(place),
+            nodes=nodes,
+            pool=pool,
+            retries=retries,
             strict=strict,
         )
         return outcome

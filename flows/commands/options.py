@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias
 from cyclopts import Group, Parameter
 
 from flows.cache import Cache
+from flows.lost import RETRIES
 from flows.profiles import Profile, make_placement, open_profile
 from infra.placement import (
     SETTINGS,
@@ -164,10 +165,10 @@ class OnDevice(Place):
         self.check_gpus()
         return device_for(count_gpus() if self.gpus is None else self.gpus)
 
-    def check_gpus(self) -> None:
-        """Raises ConfigError when there are not so many GPUs."""
+    def check_gpus(self, *, elsewhere: bool = False) -> None:
+        """Raises ConfigError when there are not so many GPUs; `elsewhere` nobody knows here."""
         self._check_sign()
-        if self.gpus is not None and self.gpus > count_gpus():
+        if not elsewhere and self.gpus is not None and self.gpus > count_gpus():
             raise ConfigError(
                 f"--gpus is {self.gpus}, this machine has {count_gpus()}",
                 hint="run `nanochat doctor`, or give --gpus 0",
@@ -230,6 +231,49 @@ class Where(OnDevice):
             gpus=self.gpus,
             settings=self.settings,
         )
+
+
+@Parameter(name="*", group=_WHERE)
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """Who builds the GPU stages of a run, and how often it is tried."""
+
+    pool: Annotated[
+        str | None,
+        Parameter(
+            help="Work pool whose workers run the GPU stages, such as gpu; default this command."
+        ),
+    ] = None
+    nodes: Annotated[
+        int, Parameter(help="Machines that each GPU stage takes; more than one needs --pool.")
+    ] = 1
+    retries: Annotated[
+        int,
+        Parameter(
+            help="How often a stage is started again that was lost: its process killed, its "
+            "machine taken, the store away. A mistake is never tried again."
+        ),
+    ] = RETRIES
+
+    @property
+    def words(self) -> list[str]:
+        """The options that were given, for a command that a person may copy."""
+        pool = ["--pool", self.pool] if self.pool else []
+        nodes = ["--nodes", str(self.nodes)] if self.nodes != 1 else []
+        retries = ["--retries", str(self.retries)] if self.retries != RETRIES else []
+        return [*pool, *nodes, *retries]
+
+    def check(self) -> None:
+        """Raises ConfigError for numbers that cannot be."""
+        if self.nodes < 1:
+            raise ConfigError(f"--nodes is {self.nodes}", hint="at least 1")
+        if self.nodes > 1 and self.pool is None:
+            raise ConfigError(
+                f"--nodes is {self.nodes}, but this command is on one machine",
+                hint="name the work pool whose workers run on the others, such as --pool gpu",
+            )
+        if self.retries < 0:
+            raise ConfigError(f"--retries is {self.retries}", hint="0 tries each stage once")
 
 
 def profile_of(name: str, what: What) -> Profile:

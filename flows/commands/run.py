@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows.commands.options import Place, ProfileName, What, Where, profile_of
+from flows.commands.options import Place, ProfileName, What, Where, Workers, profile_of
 from flows.commands.terminal import print_error, print_warning, screen
 from flows.given import open_given
 from flows.plan import make_plan
@@ -39,12 +39,14 @@ def run(
     ] = None,
     what: What = What(),  # noqa: B008 - frozen
     where: Where = Where(),  # noqa: B008 - frozen
+    workers: Workers = Workers(),  # noqa: B008 - frozen
 ) -> int:
     """Run every stage that is not up to date, and keep what each one makes.
 
     Stopped by Ctrl-C, a crash or a lost machine, the same command goes on where it was.
     """
-    where.check_gpus()
+    workers.check()
+    where.check_gpus(elsewhere=workers.pool is not None)
     chosen = profile_of(profile, what)
     placement = where.placement(chosen)
     # Here too, before anything is started: it refuses wrong stages and stores that are not there.
@@ -67,7 +69,7 @@ def run(
 
     began = time.monotonic()
     with (
-        saying_how_to_go_on(what.command(profile, place=where.words)),
+        saying_how_to_go_on(what.command(profile, place=[*where.words, *workers.words])),
         Display(Console(), stages=[item.stage.name for item in planned.stages]) as display,
     ):
         display.say(render(planned)[-1])
@@ -83,6 +85,9 @@ def run(
             store=where.store_url,
             gpus=where.gpus,
             place=where.settings,
+            nodes=workers.nodes,
+            pool=workers.pool,
+            retries=workers.retries,
         )
     took = duration(time.monotonic() - began)
     place = Place(home=where.home, store=where.store).words
