@@ -1,13 +1,15 @@
-"""The datasets of a run when it is planned: they exist, and files of one's own are looked at.
+"""The text and the datasets of a run when it is planned: they exist, and files of one's own are looked at.
 
 A machine that lacks such a file can plan, and run what comes after, when its snapshot is given.
 """
 
 import dataclasses
+import hashlib
 from pathlib import Path
 
 from flows.verify import sha256_of
-from nanochat_core.config import DatasetConfig, TaskDataConfig
+from nanochat_core.config import DatasetConfig, ShardsConfig, TaskDataConfig
+from nanochat_core.data.pydocs import installed_snapshot
 from nanochat_core.errors import ConfigError
 from tasks.registry import TASKS
 from tasks.sources import HubTask
@@ -19,6 +21,17 @@ def with_snapshots(config: TaskDataConfig) -> TaskDataConfig:
     Raises ConfigError for a dataset that is neither a task nor a file that can be read.
     """
     return dataclasses.replace(config, datasets=tuple(map(_look_at, config.datasets)))
+
+
+def text_snapshot(shards: ShardsConfig) -> tuple[str, ...]:
+    """What the text of a source on this machine depends on; nothing for one that has revisions."""
+    match shards.source:
+        case "local":
+            return _folder_snapshot(shards.path)
+        case "pydocs":
+            return shards.snapshot or installed_snapshot()
+        case _:
+            return ()
 
 
 def _look_at(dataset: DatasetConfig) -> DatasetConfig:
@@ -80,3 +93,21 @@ def _digest(path: Path, dataset: DatasetConfig) -> str:
             f"the dataset '{dataset.name}' cannot be read: {path}: {why}",
             hint="its path is that of a file with a conversation a line",
         ) from error
+
+
+def _folder_snapshot(path: str | None) -> tuple[str, ...]:
+    """What a folder of text depends on: names, sizes and times of its files.
+
+    Raises ConfigError when there is no such folder.
+    """
+    if path is None:
+        raise ConfigError(
+            "the text source 'local' needs a folder", hint="add --set shards.path=FOLDER"
+        )
+    if not Path(path).is_dir():
+        raise ConfigError(
+            f"shards.path {path} is not a folder", hint="give a folder of .parquet, .jsonl or .txt"
+        )
+    files = sorted(p for p in Path(path).rglob("*") if p.is_file())
+    facts = [f"{p.relative_to(path)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files]
+    return (f"{len(files)} files {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}",)

@@ -5,7 +5,6 @@ profile's name; what a person may change from outside is the depth and single va
 """
 
 import dataclasses
-import hashlib
 import json
 import types
 import typing
@@ -15,7 +14,7 @@ from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import Any
 
-from flows.datasets import with_snapshots
+from flows.datasets import text_snapshot, with_snapshots
 from infra.placement import (
     Placement,
     count_gpus,
@@ -272,20 +271,9 @@ def open_profile(
     run = RunConfig.from_tree(tree, where="the run")
     if not snapshots:
         return dataclasses.replace(profile, run=run)
-    shards = dataclasses.replace(run.shards, snapshot=_snapshot(run.shards))
+    shards = dataclasses.replace(run.shards, snapshot=text_snapshot(run.shards))
     run = dataclasses.replace(run, shards=shards, task_data=with_snapshots(run.task_data))
     return dataclasses.replace(profile, run=run)
-
-
-def _snapshot(shards: ShardsConfig) -> tuple[str, ...]:
-    """What the text of a source on this machine depends on; nothing for one that has revisions."""
-    match shards.source:
-        case "local":
-            return folder_snapshot(shards.path)
-        case "pydocs":
-            return shards.snapshot or installed_snapshot()
-        case _:
-            return ()
 
 
 def make_placement(
@@ -317,24 +305,6 @@ def make_placement(
         gpus=gpus,
         resources=with_settings(resources, settings),
     )
-
-
-def folder_snapshot(path: str | None) -> tuple[str, ...]:
-    """What a folder of text depends on: names, sizes and times of its files.
-
-    Raises ConfigError when there is no such folder.
-    """
-    if path is None:
-        raise ConfigError(
-            "the text source 'local' needs a folder", hint="add --set shards.path=FOLDER"
-        )
-    if not Path(path).is_dir():
-        raise ConfigError(
-            f"shards.path {path} is not a folder", hint="give a folder of .parquet, .jsonl or .txt"
-        )
-    files = sorted(p for p in Path(path).rglob("*") if p.is_file())
-    facts = [f"{p.relative_to(path)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files]
-    return (f"{len(files)} files {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}",)
 
 
 def _apply(section: type[Section], tree: dict[str, Any], override: str) -> None:
