@@ -1,4 +1,4 @@
-"""The text and the datasets of a run when it is planned: they exist, and files of one's own are looked at.
+"""A run's text and datasets when it is planned: they exist, and files of one's own are looked at.
 
 A machine that lacks such a file can plan, and run what comes after, when its snapshot is given.
 """
