@@ -124,7 +124,7 @@ def kind_of(process: psutil.Process) -> Kind:
         ("flow", "prefect.engine"),
         ("worker", "worker start"),
         ("server", "server start"),
-        ("keeper", "infra.stack"),
+        ("keeper", " up --foreground"),
     )
     for kind, mark in kinds:
         if mark in line and not (kind == "job" and "infra.launch.agent" in line):
