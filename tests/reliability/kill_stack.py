@@ -34,11 +34,14 @@ WEIGHTS: dict[Victim, int] = {
 KILLS_A_FLOW = 8
 KEPT = ("shards", "task_data", "tokenizer", "tokens", "rows")  # of the undisturbed flow
 SHOWS_CLOCKS = ("report",)
+COMPARED = 13  # stages: all but that one
 SECONDS_BETWEEN = (1.0, 6.0)  # from the run's moving again to the next kill
 SECONDS_TO_MOVE = 400.0
 SECONDS_FOR_A_FLOW = 1800.0
 SECONDS_CRASHED = 180.0  # a crashed run that was not resumed after so long stays so
-SURVIVED = 5.0  # a job that lives so long after a kill was not stopped by it
+# A job that tells of progress so long after a kill, or lives for so long, was not stopped by it.
+SECONDS_TO_TELL = 5.0
+SECONDS_SURVIVED = 20.0
 SETTINGS = {
     "pretrain__num_steps": 300,
     "midtrain__total_batch_size": 512,
@@ -84,21 +87,22 @@ class Campaign:
     flows: list[Flow] = field(default_factory=list)
 
     def run(self, kills: int) -> None:
-        """An undisturbed flow, then others, until so many kills were made."""
-        self.flow(0, kills=0)
-        assert self.flows[0].state == "Completed", self.flows[0]
+        """An undisturbed flow unless there is one, then others, until so many kills were made."""
+        if len(digests(self.store(0))) < COMPARED:
+            undisturbed = self.flow(0, kills=0)
+            assert undisturbed.state == "Completed", undisturbed
         self.expected = digests(self.store(0))
-        while len(self.kills) < kills:
-            number = len(self.flows)
+        while (left := kills - len(self.kills)) > 0:
+            number = len(list(self.store(0).parent.iterdir()))
             for stage in KEPT:
                 shutil.copytree(self.store(0) / stage, self.store(number) / stage)
-            self.flow(number, kills=min(KILLS_A_FLOW, kills - len(self.kills)))
+            self.flow(number, kills=min(KILLS_A_FLOW, left))
 
     def store(self, number: int) -> Path:
         """Where a flow's artifacts go."""
         return self.stack.home / "stores" / str(number)
 
-    def flow(self, number: int, *, kills: int) -> None:
+    def flow(self, number: int, *, kills: int) -> Flow:
         """One flow to its end, disturbed so often."""
         began = time.monotonic()
         run = self.start(number)
@@ -124,6 +128,7 @@ class Campaign:
             )
         )
         self._note(self.flows[-1])
+        return self.flows[-1]
 
     def start(self, number: int) -> str:
         """A flow started with the form; gives its run's id."""
@@ -194,10 +199,9 @@ class Campaign:
             for manifest in self.store(number).glob("*/*/manifest.json"):
                 if manifest.stem and (made := manifest.stat().st_mtime) > moment:
                     return made - moment
-            is_later = time.time() - moment > SURVIVED
-            if is_later and any(_is_alive(job) for job in survivors):
+            if any(_went_on(job, moment) for job in survivors):
                 return 0.0
-            if is_later and self._is_over(run):
+            if time.time() - moment > SECONDS_TO_TELL and self._is_over(run):
                 return time.time() - moment
             time.sleep(0.1)
         return None
@@ -247,9 +251,13 @@ def digests(store: Path) -> dict[str, str]:
     return {stage: digest for stage, digest in found.items() if stage not in SHOWS_CLOCKS}
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+def _went_on(job: psutil.Process, moment: float) -> bool:
+    """Whether the job was not stopped by what happened at that moment."""
+    with contextlib.suppress(psutil.Error, OSError, IndexError):
+        if not job.is_running() or job.status() == psutil.STATUS_ZOMBIE:
+            return False
+        told = Path(job.cmdline()[-1]).with_name("events.jsonl").stat().st_mtime
+        return told > moment + SECONDS_TO_TELL or time.time() > moment + SECONDS_SURVIVED
     return False
 
 
