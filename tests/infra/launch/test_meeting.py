@@ -1,0 +1,130 @@
+"""A job of several machines: which ranks run where, and by which address they meet."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from infra.launch.meeting import (
+    Meeting,
+    find_interface,
+    own_address,
+    own_endpoint,
+    store_host,
+)
+from infra.launch.torchrun import JobFailed, run_job
+from nanochat_core.job import Job, Resources
+
+ENTRY = """
+import json
+import os
+
+
+def run(job):
+    rank = int(os.environ["RANK"])
+    if rank == 3 and os.environ["TORCHELASTIC_RUN_ID"] == "broken":
+        print("I am rank three")
+        raise ValueError("no good")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
+    text = json.dumps([os.environ.get(name) for name in names])
+    (job.directory / f"rank-{rank}").write_text(text)
+    return {"size": int(os.environ["WORLD_SIZE"])}
+"""
+
+
+def make_job(directory: Path) -> Job:
+    return Job(
+        directory=directory,
+        stage="toy",
+        entry="toy_entry",
+        fingerprint="f" * 64,
+        config={},
+        inputs={},
+        resources=Resources(
+            device="cpu",
+            threads=1,
+            device_batch_size=1,
+            save_every_seconds=1.0,
+            eval_every_steps=0,
+        ),
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NANOCHAT_ADDRESS", "NANOCHAT_INTERFACE", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.torch
+def test_two_machines_of_two_ranks_are_one_world_and_node_0_has_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy_entry.py").write_text(ENTRY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("NANOCHAT_ADDRESS", "127.0.0.1")
+    jobs = [make_job(tmp_path / name) for name in ("a", "b")]
+
+    def run(node: int, endpoint: str, name: str) -> object:
+        meeting = Meeting(nodes=2, node=node, endpoint=endpoint, id=name)
+        try:
+            return run_job(
+                jobs[node],
+                processes=2,
+                on_event=lambda event: None,
+                meeting=meeting,
+                stop=stops[node],
+            )
+        except JobFailed as error:
+            stops[1 - node].set()  # as the nodes do for each other
+            return error
+
+    for name in ("good", "broken"):
+        stops = [threading.Event() for _ in jobs]
+        endpoint = own_endpoint()
+        with ThreadPoolExecutor(2) as pool:
+            results = list(pool.map(lambda node: run(node, endpoint, name), (0, 1)))  # noqa: B023
+        if name == "good":
+            first, second = results
+            assert first.metrics == {"size": 4}  # pyright: ignore[reportAttributeAccessIssue]
+            assert second.metrics == {}  # pyright: ignore[reportAttributeAccessIssue]
+    for node, rank, local in ((0, 0, 0), (0, 1, 1), (1, 2, 0), (1, 3, 1)):
+        text = (jobs[node].directory / f"rank-{rank}").read_text()
+        assert text == f'["{rank}", "{local}", "4", "127.0.0.1", "lo"]'
+    failed = results[1]
+    assert isinstance(failed, JobFailed)
+    assert str(failed) == "toy failed on rank 3: ValueError: no good"
+    assert "ValueError: no good" in failed.log_tail  # of that rank's own log
+
+
+def test_a_given_address_and_interface_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOCHAT_INTERFACE", "lo")
+    assert own_address() == "127.0.0.1"
+    meeting = Meeting(nodes=2, node=1, endpoint="127.0.0.1:1234", id="x")
+    assert meeting.environment() == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    monkeypatch.setenv("NANOCHAT_ADDRESS", "gpu-7.cluster")
+    assert own_endpoint().startswith("gpu-7.cluster:")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    assert meeting.environment() == {"NCCL_SOCKET_IFNAME": "lo"}  # a person's own setting stays
+
+
+def test_the_interface_is_the_one_that_has_the_address() -> None:
+    assert find_interface("127.0.0.1") == "lo"
+    assert find_interface("192.0.2.77") is None
+    assert find_interface("no such host") is None
+
+
+def test_an_address_of_this_machine_is_found_without_a_way_out() -> None:
+    assert own_address(toward="127.0.0.1")
+    assert not own_address(toward="no such host").startswith("no")
+
+
+def test_the_store_of_ones_own_shows_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://10.1.2.3:9000")
+    assert store_host("s3://bucket/prefix") == "10.1.2.3"
+    assert store_host("file:///shared") is None
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    if "AWS_ENDPOINT_URL" not in os.environ:
+        assert store_host("s3://bucket/prefix") is None
