@@ -125,7 +125,12 @@ def _spec(
         "autosize": {"type": "none"},
         "background": colours["card"] if title else "transparent",
         "layer": list(_layers(picture, colours, x, y)),
-        "config": {"aria": False, "view": {"stroke": None}, "axis": _axis(colours)},
+        "config": {
+            "aria": False,
+            "font": "sans-serif" if title else "inherit",
+            "view": {"stroke": None},
+            "axis": _axis(colours),
+        },
     }
     if title:
         spec["title"] = {
@@ -175,7 +180,12 @@ def _layers(
         ):
             yield {
                 "data": {"values": _curve(picture.fit, low, high, y_range)},
-                "mark": _mark("line", stroke=colours["accent"], strokeWidth=2, strokeDash=dash),
+                "mark": {
+                    "type": "line",
+                    "stroke": colours["accent"],
+                    "strokeWidth": 2,
+                    "strokeDash": dash,
+                },
                 "encoding": {"x": x, "y": y},
             }
     bars = [
@@ -185,7 +195,7 @@ def _layers(
     ]
     yield {
         "data": {"values": bars},
-        "mark": _mark("rule", stroke=colours["ink"], strokeWidth=1.5),
+        "mark": {**_line_of(colours["ink"], 1.5, [1, 0]), "type": "rule"},
         "encoding": span,
     }
     if picture.ahead is not None:
@@ -193,7 +203,7 @@ def _layers(
     dots = [{"x": dot.x, "y": dot.score.value, "label": dot.label} for dot in picture.dots]
     yield {
         "data": {"values": dots},
-        "mark": _mark("circle", size=70, fill=colours["ink"], opacity=1),
+        "mark": {"type": "circle", "size": 70, "fill": colours["ink"], "opacity": 1},
         "encoding": {"x": x, "y": y},
     }
     yield _labels(dots, colours["ink"], x, y)
@@ -212,15 +222,25 @@ def _ahead(
         ends = [min(max(end, y_range[0]), y_range[1]) for end in (known.low, known.high)]
         yield {
             "data": {"values": [{"x": ahead.x, "low": ends[0], "high": ends[1]}]},
-            "mark": _mark("rule", stroke=colours["mark"], strokeWidth=1.5, strokeDash=[2, 3]),
+            "mark": {
+                "type": "rule",
+                "stroke": colours["mark"],
+                "strokeWidth": 1.5,
+                "strokeDash": [2, 3],
+            },
             "encoding": span,
         }
     place = [{"x": ahead.x, "y": ahead.prediction.value, "label": ahead.label}]
     yield {
         "data": {"values": place},
-        "mark": _mark(
-            "point", size=70, stroke=colours["mark"], fill=colours["card"], strokeWidth=2, opacity=1
-        ),
+        "mark": {
+            "type": "point",
+            "size": 70,
+            "stroke": colours["mark"],
+            "fill": colours["card"],
+            "strokeWidth": 2,
+            "opacity": 1,
+        },
         "encoding": {"x": x, "y": y},
     }
     yield _labels(place, colours["mark"], x, y)
@@ -231,13 +251,20 @@ def _labels(
 ) -> dict[str, Any]:
     return {
         "data": {"values": list(places)},
-        "mark": _mark("text", fill=colour, dx=9, dy=-9, align="left", fontSize=13),
+        "mark": {
+            "type": "text",
+            "fill": colour,
+            "dx": 9,
+            "dy": -9,
+            "align": "left",
+            "fontSize": 13,
+        },
         "encoding": {"x": x, "y": y, "text": {"field": "label", "type": "nominal"}},
     }
 
 
-def _mark(kind: str, **looks: Any) -> dict[str, Any]:
-    return {"type": kind, "clip": kind == "line", **looks}
+def _line_of(colour: str, width: float, dash: Sequence[int]) -> dict[str, Any]:
+    return {"stroke": colour, "strokeWidth": width, "strokeDash": list(dash)}
 
 
 def _curve(
