@@ -1,0 +1,132 @@
+"""`nanochat miniseries`: its plan, what it refuses, and pictures of what the store has."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from infra.storage.base import Store
+from tests.flows.measured_series import put_judged
+from tests.flows.terminal import Terminal
+
+pytest.importorskip("vl_convert")
+
+
+@pytest.fixture
+def judged(store: Store) -> Store:
+    """Three depths of tiny."""
+    for depth, bpb in ((1, 3.0), (2, 2.6), (4, 2.3)):
+        put_judged(store, depth, bpb)
+    return store
+
+
+def test_the_plan_counts_what_is_shared_once_and_the_rest_for_each_depth(
+    terminal: Terminal,
+) -> None:
+    code, lines = terminal.run("miniseries", "tiny", "--depths", "3,1,2", "--plan", "--gpus", "0")
+
+    assert code == 2
+    assert [line.split()[1] for line in lines[:5]] == [
+        *("shards", "task_data", "tokenizer", "tokens", "rows")
+    ]
+    assert [line.split()[0] for line in lines if line.startswith("d")] == [
+        "depth",
+        "d1",
+        "d2",
+        "d3",
+    ]
+    assert lines[-1].startswith("11 of 11 stages to build; about ")
+
+
+def test_the_plan_for_programs_has_every_stage(terminal: Terminal) -> None:
+    tree = terminal.read("miniseries", "tiny", "--depths", "1,2", "--plan", "--gpus", "0")
+
+    assert [(s["stage"], s["depths"]) for s in tree["stages"]][4:7] == [
+        ("rows", [1, 2]),
+        ("pretrain", [1]),
+        ("pretrain", [2]),
+    ]
+    assert tree["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (["tiny"], "no depths are given", "--depths 2,3,4,6"),
+        (["tiny", "--depths", "2,two"], "--depths is '2,two'", "--depths 2,3,4,6"),
+        (["tiny", "--depths", "2,2"], "depth 2 is given twice", "once"),
+        (["tiny", "--depths", "2"], "1 depth, expected 2 to 12", "--depths"),
+        (["tinny", "--depths", "1,2"], "there is no profile 'tinny'", "did you mean 'tiny'?"),
+        (["tiny", "--depths", "1,2", "--set", "foo=1"], "there is no setting 'foo'", "nearest"),
+        (["tiny", "--plot-only"], "has no runs called tiny-d1", "nanochat miniseries tiny"),
+    ],
+)
+@pytest.mark.usefixtures("store")
+def test_a_mistake_is_answered_in_two_lines(
+    terminal: Terminal, words: list[str], error: str, hint: str
+) -> None:
+    said, remedy = terminal.fails("miniseries", *words)
+
+    assert error in said
+    assert hint in remedy
+
+
+@pytest.mark.usefixtures("judged")
+def test_a_picture_is_made_again_of_what_the_store_has(terminal: Terminal, tmp_path: Path) -> None:
+    lines = terminal.said("miniseries", "tiny", "--plot-only")
+
+    assert [line.split()[0] for line in lines[:4]] == ["depth", "d1", "d2", "d4"]
+    assert any(line.startswith("d6 would be") for line in lines)
+    directory = tmp_path / "home" / "miniseries" / "tiny"
+    assert lines[-3:] == [
+        f"page     {directory / 'series.html'}",
+        f"picture  {directory / 'series.png'}",
+        f"numbers  {directory / 'series.json'}",
+    ]
+    assert (directory / "series.png").exists()
+
+
+@pytest.mark.usefixtures("judged")
+def test_only_the_depths_that_are_asked_for_are_points(terminal: Terminal) -> None:
+    tree = terminal.read("miniseries", "tiny", "--plot-only", "--depths", "1,4,5")
+
+    assert [point["depth"] for point in tree["points"]] == [1, 4]
+    assert [missing["depth"] for missing in tree["missing"]] == [5]
+
+
+@pytest.mark.usefixtures("judged")
+def test_another_name_is_another_series(terminal: Terminal, judged: Store) -> None:
+    put_judged(judged, 3, 2.5, name="mine")
+
+    tree = terminal.read("miniseries", "tiny", "--plot-only", "--name", "mine")
+    assert [point["depth"] for point in tree["points"]] == [3]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.prefect
+@pytest.mark.timeout(3000)
+def test_two_depths_of_tiny_are_trained_and_a_second_command_builds_nothing(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "flows.cli", "miniseries", "tiny", "--depths", "1,2"]
+    words += ["--gpus", "0", "--home", str(tmp_path)]
+    for text in ("pretrain.num_steps=4", "pretrain.eval_tokens=4096", "base_eval.eval_tokens=4096"):
+        words += ["--set", text]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        said = [
+            subprocess.run(
+                words, capture_output=True, text=True, check=True, env=environment
+            ).stdout
+            for _ in range(2)
+        ]
+    finally:
+        main(["down", "--home", str(tmp_path)])
+
+    assert "9 stages built, 0 cached" in said[0]
+    assert "0 stages built, 9 cached" in said[1]
+    assert (tmp_path / "miniseries" / "tiny" / "series.png").exists()
+    table = [[line for line in text.splitlines() if line.startswith("d1 ")][-1] for text in said]
+    assert table[0] == table[1]
