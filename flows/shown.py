@@ -26,7 +26,7 @@ from prefect.states import Completed
 from prefect.utilities.context import get_task_and_flow_run_ids
 
 from flows.build import Built
-from flows.display import describe
+from flows.display import describe, duration
 from flows.fingerprint import short
 from flows.loss_curve import Curves, can_draw, mermaid, png_url
 from flows.runs import name_in
@@ -157,7 +157,7 @@ class _Loop:
     unit: str
     first: int  # step at which this execution began
     began: float
-    text: str  # how far it is
+    text: str  # how far it is, and how it goes
 
     def left(self, step: int, total: int) -> float | None:
         """Seconds, or None before anything is known."""
@@ -239,15 +239,15 @@ class Reporter:
             return
         step, total = event["step"], event["total"]
         self._percent = _percent(event)
-        loop.text = progress_text(
-            event["values"], unit=loop.unit, step=step, total=total, left=loop.left(step, total)
-        )
+        loop.text = progress_text(event["values"], unit=loop.unit, step=step, total=total)
+        left = loop.left(step, total)
+        text = f"{loop.text}, {duration(left)} left" if left else loop.text
         if now >= self._next_line:
             self._next_line = now + SECONDS_BETWEEN_LINES
-            self._log(loop.text)
+            self._log(text)
         if now >= self._next_update and not self._courier.is_busy:
             self._next_update = now + SECONDS_BETWEEN_UPDATES
-            self._show_progress(self._resumed + loop.text)
+            self._show_progress(self._resumed + text)
             if now >= self._next_picture:
                 self._next_picture = now + SECONDS_BETWEEN_PICTURES
                 self._show_curve()

@@ -13,15 +13,11 @@ _MOST_VALUES = 4  # of a step
 _INTERVAL = "95 % interval"
 
 
-def progress_text(
-    values: Mapping[str, Any], *, unit: str, step: int, total: int, left: float | None
-) -> str:
-    """Where a loop is: "step 120 of 320, loss 3.21, 4,887 tokens/s, 41 s left"."""
+def progress_text(values: Mapping[str, Any], *, unit: str, step: int, total: int) -> str:
+    """Where a loop is: "step 120 of 320, loss 3.21, 4,887 tokens/s"."""
     numbers = [(name, value) for name, value in values.items() if type(value) in (int, float)]
-    parts = [f"{unit} {step:,} of {total:,}", *(_value(n, v) for n, v in numbers[:_MOST_VALUES])]
-    if left is not None and step < total:
-        parts.append(f"{duration(left)} left")
-    return ", ".join(parts)
+    shown = [_value(name, value) for name, value in numbers[:_MOST_VALUES]]
+    return ", ".join([f"{unit} {step:,} of {total:,}", *shown])
 
 
 def _value(name: str, value: float) -> str:
@@ -66,7 +62,7 @@ def failure_text(stage: str, event: Mapping[str, Any], *, last_seen: str | None)
     if last_seen is not None:
         parts.append(f"It was last seen at {last_seen}.")
     if hint := event.get("hint"):
-        parts += ["**What to do**", fenced(hint)]
+        parts += ["**What to do**", fenced(hint.replace("; ", "\n"))]  # lines are not folded
     if event["log_tail"]:
         parts += ["**The end of the failing rank's log**", fenced(event["log_tail"][-_MOST_LOG:])]
     parts.append(

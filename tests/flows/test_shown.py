@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.runs import Run
+from flows.runs import Run, new_run_id
 from infra.prefect_server import Server
 
 pytestmark = pytest.mark.prefect
@@ -133,12 +133,12 @@ def test_a_run_that_fails_and_goes_on_is_shown_from_its_curve_to_its_cause(
     data = toys.stage("data")
     training = toys.stage("training", data, source=TRAINING)
     toys.set_broken("training")
+    first, second = (new_run_id("toy", "20261121t000000z") for _ in range(2))
     with pytest.raises(JobFailed):
-        run_toys(toys, [data, training], "toy-20261121t000000z-0001")
-    check_failed(pages, "toy-20261121t000000z-0001")
+        run_toys(toys, [data, training], first)
+    check_failed(pages, first)
 
     toys.set_broken("training", False)
-    second = "toy-20261121t000000z-0002"
     outcome = run_toys(toys, [data, training], second)
     check_went_on(pages, second, outcome.stages["training"])
 
@@ -206,23 +206,25 @@ def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(
 
     training = toys.stage("training", source=TRAINING)
 
-    @flow(name="one-toy", flow_run_name="training/alone")
+    run_id = new_run_id("toy", "20261121t000000z")
+
+    @flow(name="one-toy", flow_run_name=run_id)
     def one_toy() -> Any:
-        reporter = Reporter(training, run="toy-20261121t000000z-0003")
-        site = toys.site("toy-20261121t000000z-0003")
+        reporter = Reporter(training, run=run_id)
+        site = toys.site(run_id)
         object.__setattr__(site, "watch", lambda stage, event: reporter.report(event))
         built = build(training, site, {}, force=False)
         reporter.close()
         return final_state(built)
 
     one_toy()
-    run = pages.flow_run("training/alone")
+    run = pages.flow_run(run_id)
     assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Completed")
-    shown = pages.artifacts("training/alone")
+    shown = pages.artifacts(run_id)
     assert {"toy-training-progress", "toy-training-metrics", "toy-training-curve"} <= set(shown)
     assert shown["toy-training-curve"]["task_run_id"] is None
     one_toy()
-    assert "Cached" in {run["state_name"] for run in pages.flow_runs("training/alone")}
+    assert "Cached" in {run["state_name"] for run in pages.flow_runs(run_id)}
 
 
 def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alone(
@@ -240,7 +242,7 @@ def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alo
     def broken() -> None:
         raise KeyError("of the picture")
 
-    @flow(name="couriers", flow_run_name="couriers")
+    @flow(name="couriers")
     def couriers() -> None:
         one, other = Courier("one"), Courier("other")
         one.send(broken)
@@ -252,9 +254,10 @@ def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alo
         one.close()
         other.close()
 
-    couriers()
+    name = new_run_id("couriers", "20261121t000000z")
+    couriers.with_options(flow_run_name=name)()
     assert done == ["after a mistake"]
-    shown = pages.artifacts("couriers")
+    shown = pages.artifacts(name)
     assert [(key, item["data"]) for key, item in shown.items()] == [("one-page", "other text")]
-    lines = [line["message"] for line in pages.logs("couriers", "ConnectError: nobody is there")]
+    lines = [line["message"] for line in pages.logs(name, "ConnectError: nobody is there")]
     assert "not shown on Prefect's pages: KeyError: 'of the picture'" in lines

@@ -5,16 +5,16 @@ from typing import Any
 from flows.shown_text import failure_text, fenced, metric_rows, progress_text, table
 
 
-def test_progress_names_step_loss_speed_and_time_left() -> None:
+def test_progress_names_step_loss_and_speed() -> None:
     values = {"loss": 3.2101234, "tokens_per_second": 4887.33, "mfu": 0.412}
-    said = progress_text(values, unit="step", step=1200, total=32000, left=83.0)
-    expected = "step 1,200 of 32,000, loss 3.21, 4,887 tokens/s, 41.2 % MFU, 83 s left"
+    said = progress_text(values, unit="step", step=1200, total=32000)
+    expected = "step 1,200 of 32,000, loss 3.21, 4,887 tokens/s, 41.2 % MFU"
     assert said == expected
 
 
 def test_progress_of_rl_says_how_long_a_step_takes() -> None:
     values = {"reward": 0.25, "answer_tokens": 17.4, "useful_share": 0.875, "seconds": 5.66}
-    said = progress_text(values, unit="step", step=30, total=30, left=0.0)
+    said = progress_text(values, unit="step", step=30, total=30)
     expected = "reward 0.25, answer tokens 17.4, useful share 0.875, 5.7 s a step"
     assert said == f"step 30 of 30, {expected}"
 
@@ -43,10 +43,15 @@ def failed(**more: Any) -> dict[str, Any]:
 
 def test_a_failure_shows_the_error_what_to_do_and_the_end_of_the_log() -> None:
     event = failed(
-        hint="replay it with: python -m worker job.json", log_tail="Traceback\nValueError"
+        hint="its log is a.log; replay it with: worker job.json", log_tail="Traceback\nValueError"
     )
     text = failure_text("sft", event, last_seen="step 5 of 24, loss 2.1")
-    for part in (event["error"], event["hint"], event["log_tail"], "step 5 of 24, loss 2.1"):
+    for part in (
+        event["error"],
+        "\nreplay it with: worker job.json\n",
+        event["log_tail"],
+        "step 5 of 24, loss 2.1",
+    ):
         assert part in text
 
 
