@@ -39,7 +39,7 @@ from flows.plan import Plan, make_plan
 from flows.profiles import make_placement, open_profile
 from flows.run_pages import RunPages
 from flows.run_record import RunRecord
-from flows.runs import Run, new_run_id, timestamp
+from flows.runs import Run, check_name, new_run_id, timestamp
 from flows.stage_task import failing_in_a_line, submit
 from flows.stages import REPORT, Stage, stages_to_redo
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
@@ -119,6 +119,8 @@ def nanochat(
         strict: Whether code that a fingerprint does not see is an error.
     """
     caller = CALLER.get()
+    if run_name is not None:
+        check_name(run_name)
     opened = open_profile(profile, depth=depth, overrides=overrides)
     placement = make_placement(
         opened.pace,
