@@ -126,11 +126,8 @@ def deploy_all(*, webhook: str | None = None, waiting: Waiting | None = None) ->
 def _wanted() -> Iterator[Wanted]:
     version = f"{_OURS} {importlib.metadata.version('nanochat-flows')}"
     for row in ROWS:
-        flow = _find_flow(row.flow)
-        if flow is None:
-            continue
         yield Wanted(
-            flow=flow,
+            flow=_open_flow(row.flow),
             name=row.name,
             pool=row.pool,
             queue=row.queue,
@@ -142,12 +139,9 @@ def _wanted() -> Iterator[Wanted]:
     yield replace(deployment_of(Recurring(model=JUDGED)), version=version)
 
 
-def _find_flow(path: str) -> Flow[..., Any] | None:
+def _open_flow(path: str) -> Flow[..., Any]:
     module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ImportError:
-        return None
+    return getattr(importlib.import_module(module), name)
 
 
 def _remove_deployments(client: SyncPrefectClient, *, but: set[str]) -> list[str]:
