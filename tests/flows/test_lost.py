@@ -1,0 +1,60 @@
+"""Which errors are worth another attempt, and after how long."""
+
+import pytest
+
+from flows.lease import LeaseLost
+from flows.lost import LONGEST_PAUSE, RETRIES, StageLost, is_lost, pause_before
+from infra.launch.torchrun import JobFailed, StageInterrupted
+from nanochat_core.errors import ArtifactError, ConfigError, DataError, StageError, StoreError
+
+
+def failed(message: str, cause: str | None) -> JobFailed:
+    return JobFailed(message, hint=None, log_tail="", cause=cause)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        failed("pretrain ended without a result: killed by SIGKILL", None),
+        failed("pretrain hangs", None),
+        failed("rank 1: DistBackendError: NCCL error", "DistBackendError"),
+        failed(
+            "rank 1: RuntimeError: [gloo/tcp/pair.cc] Connection closed by peer", "RuntimeError"
+        ),
+        failed("rank 1: RuntimeError: CUDA error: unspecified launch failure", "RuntimeError"),
+        StageInterrupted("pretrain was interrupted"),
+        LeaseLost("pretrain/1 lost its lease"),
+        StoreError("s3://b cannot be reached"),
+        StageLost("pretrain/1 was lost"),
+    ],
+    ids=str,
+)
+def test_what_the_machine_did_is_lost(error: Exception) -> None:
+    assert is_lost(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        failed("rank 0: ValueError: broken", "ValueError"),
+        failed("rank 0: RuntimeError: size mismatch, got 3 and 4", "RuntimeError"),
+        failed("rank 0: OutOfMemoryError: CUDA out of memory", "OutOfMemoryError"),
+        ConfigError("width 3"),
+        DataError("no text"),
+        StageError("pretrain: the disk is full"),
+        ArtifactError("pretrain/1 is damaged"),
+        ValueError("ours"),
+        None,
+    ],
+    ids=str,
+)
+def test_what_a_person_must_mend_is_not(error: Exception | None) -> None:
+    assert not is_lost(error)
+
+
+def test_pauses_grow_and_end() -> None:
+    pauses = [pause_before(attempt) for attempt in range(1, RETRIES + 2)]
+    assert pauses[0] == 0
+    assert pauses == sorted(pauses)
+    assert pauses[1] < pauses[2] < pauses[-1] == LONGEST_PAUSE
+    assert 120 < sum(pauses) < 300  # a store may be away for some minutes
