@@ -5,7 +5,6 @@ in the store. One that fails takes nothing from the others: the flow ends as fai
 and run again it builds what is missing.
 """
 
-import base64
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
@@ -13,11 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import (
-    create_image_artifact,
-    create_markdown_artifact,
-    create_table_artifact,
-)
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
@@ -36,9 +30,9 @@ from flows.forms import (
     StoreField,
     StrictField,
 )
+from flows.lost import RETRIES
 from flows.pipeline import (
     CALLER,
-    RETRIES,
     cancel_orders_of,
     check_budget,
     is_last_word,
@@ -51,11 +45,11 @@ from flows.run_record import RunRecord
 from flows.runs import Run, Status, new_run_id, timestamp
 from flows.series import Series, Unit, open_series, units_of
 from flows.series_files import Files, write_files
-from flows.series_findings import HEADER, Findings, find_out, rows, sentences
+from flows.series_findings import Findings, find_out
+from flows.series_pages import SeriesPages
 from flows.series_picture import check_drawing
-from flows.series_plan import lines_of, plan_series
+from flows.series_plan import SeriesPlan, plan_series
 from flows.stage_task import failing_in_a_line, submit
-from flows.suites import key_of
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
 from infra.placement import default_home
 from infra.storage.open import open_store
@@ -134,12 +128,6 @@ def miniseries(
         strict=strict,
     )
     planned = plan_series(series, site.store, site.work, placement)
-    key = key_of(f"miniseries {series.name}")
-    create_markdown_artifact(
-        "\n".join(["```text", *lines_of(planned), "```"]),
-        key=f"{key}-plan",
-        description=f"What this series does. Store: {site.store.url}",
-    )
     weaknesses = () if planned.is_done else tell_weaknesses(site)
     runs = {
         member.depth: Run(
@@ -158,7 +146,7 @@ def miniseries(
         )
         for member in series.members
     }
-    return sweep(series, units_of(series), site, runs, retries=retries)
+    return sweep(series, units_of(series), site, runs, planned=planned, retries=retries)
 
 
 def sweep(
@@ -167,15 +155,19 @@ def sweep(
     site: Site,
     runs: Mapping[int, Run],
     *,
+    planned: SeriesPlan | None = None,
     retries: int = RETRIES,
 ) -> Swept:
     """Build all units, those that do not wait for each other at the same time. In a flow only.
 
-    `runs` are the records by depth. When all have ended, what was measured is shown and written,
-    whatever failed. Raises StageError that names the depths that failed, StageInterrupted when the
-    series was stopped, and errors of ours as they are.
+    `runs` are the records by depth; the plan is only shown. When all have ended, what was measured
+    is shown and written, whatever failed. Raises StageError that names the depths that failed,
+    StageInterrupted when the series was stopped, and errors of ours as they are.
     """
     records = {depth: RunRecord(site.store, run) for depth, run in runs.items()}
+    pages = SeriesPages(series.name, [run.run for run in runs.values()])
+    if planned is not None:
+        pages.show_plan(planned)
     futures: dict[str, PrefectFuture[Built]] = {}
     try:
         for depth, record in records.items():
@@ -206,15 +198,13 @@ def sweep(
         with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
             for record in records.values():
                 record.end("interrupted" if is_interrupted else "failed")
+        pages.close()
         raise
-    findings = find_out(
-        site.store,
-        ended,
-        name=series.name,
-        profile=series.profile,
-    )
+    findings = find_out(site.store, ended, name=series.name, profile=series.profile)
     files = write_files(site.placement.home, findings)
-    _show(findings, files)
+    get_run_logger().info(f"miniseries: {files.page}")
+    pages.show_findings(findings, files)
+    pages.close()
     if failures:
         raise _failed(series, units, failures)
     cached = sum(future.result().cached for future in futures.values())
@@ -280,23 +270,3 @@ def _failed(
         f"{len(depths)} of {len(series.members)} depths failed, {labels} ({said})",
         hint=first.hint or "run the same again: what is there is not built again",
     )
-
-
-def _show(findings: Findings, files: Files) -> None:
-    """Table, sentences and picture in Prefect."""
-    key = key_of(f"miniseries {findings.name}")
-    create_table_artifact(
-        [dict(zip(HEADER, row, strict=True)) for row in rows(findings)],
-        key=f"{key}-models",
-        description=f"Models of series {findings.name}. Store: {findings.store}",
-    )
-    said = "\n".join(f"- {sentence}" for sentence in sentences(findings))
-    create_markdown_artifact(
-        f"{said}\n\nPage: {files.page}\n", key=f"{key}-law", description="What the numbers say"
-    )
-    if files.picture is not None:
-        data = base64.b64encode(files.picture.read_bytes()).decode()
-        create_image_artifact(
-            f"data:image/png;base64,{data}", key=f"{key}-plot", description="Loss by FLOPs"
-        )
-    get_run_logger().info(f"miniseries: {files.page}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows.commands.options import AsJson, ProfileName, Where
+from flows.commands.options import AsJson, ProfileName, Where, Workers
 from flows.commands.run import check_room, saying_how_to_go_on
 from flows.commands.terminal import print_json, print_lines
 from nanochat_core.errors import ConfigError
@@ -53,6 +53,7 @@ def miniseries(
         Parameter(negative="", help="Run nothing: table and picture of what the store has."),
     ] = False,
     where: Where = Where(),  # noqa: B008 - frozen
+    workers: Workers = Workers(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Train a base model at several depths and draw how its loss falls with compute.
@@ -68,7 +69,8 @@ def miniseries(
         return _plot(profile, chosen, overrides, name, where, as_json=as_json)
     if chosen is None:
         raise ConfigError("no depths are given", hint=f"for example {_EXAMPLE}")
-    where.check_gpus()
+    workers.check()
+    where.check_gpus(elsewhere=workers.pool is not None)
     from flows.series import open_series
     from flows.series_picture import check_drawing
     from flows.series_plan import lines_of, plan_series, plan_to_json
@@ -90,6 +92,7 @@ def miniseries(
         series,
         overrides,
         where,
+        workers,
         [p.unit.label for p in planned.units],
         lines_of(planned),
         as_json=as_json,
@@ -100,6 +103,7 @@ def _run(
     series: "Series",
     overrides: Sequence[str],
     where: Where,
+    workers: Workers,
     labels: Sequence[str],
     planned: Sequence[str],
     *,
@@ -114,7 +118,7 @@ def _run(
     began = time.monotonic()
     depths = [member.depth for member in series.members]
     with (
-        saying_how_to_go_on(_command(series, overrides, where)),
+        saying_how_to_go_on(_command(series, overrides, [*where.words, *workers.words])),
         Display(Console(stderr=as_json), stages=labels) as display,
     ):
         for line in planned:
@@ -130,6 +134,9 @@ def _run(
             store=where.store_url,
             gpus=where.gpus,
             place=where.settings,
+            nodes=workers.nodes,
+            pool=workers.pool,
+            retries=workers.retries,
         )
     if as_json:
         print_json(to_tree(swept.findings))
@@ -190,13 +197,13 @@ def _lines(findings: "Findings", files: "Files") -> Iterator[str]:
     yield f"numbers  {files.numbers}"
 
 
-def _command(series: "Series", overrides: Sequence[str], where: Where) -> str:
+def _command(series: "Series", overrides: Sequence[str], place: Sequence[str]) -> str:
     """The command that goes on with the series."""
     words = ["nanochat", "miniseries", series.profile]
     words += ["--depths", ",".join(str(member.depth) for member in series.members)]
     words += [word for override in overrides for word in ("--set", override)]
     words += [] if series.name == series.profile else ["--name", series.name]
-    return shlex.join([*words, *where.words])
+    return shlex.join([*words, *place])
 
 
 def _parse(text: str) -> list[int]:

@@ -115,13 +115,12 @@ def test_two_depths_of_tiny_are_trained_and_a_second_command_builds_nothing(tmp_
     for text in ("pretrain.num_steps=4", "pretrain.eval_tokens=4096", "base_eval.eval_tokens=4096"):
         words += ["--set", text]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    said: list[str] = []
     try:
-        said = [
-            subprocess.run(
-                words, capture_output=True, text=True, check=True, env=environment
-            ).stdout
-            for _ in range(2)
-        ]
+        for _ in range(2):
+            done = subprocess.run(words, capture_output=True, text=True, env=environment)
+            assert done.returncode == 0, done.stdout + done.stderr
+            said.append(done.stdout)
     finally:
         main(["down", "--home", str(tmp_path)])
 
