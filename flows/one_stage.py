@@ -10,14 +10,13 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Crashed
 
 from flows.fingerprint import short
 from flows.lost import is_lost
 from flows.nodes import build_on_node
 from flows.order import Order, stage_of
 from flows.shown import Reporter, final_state
-from flows.stage_task import failed, message_of
+from flows.stage_task import failed
 from nanochat_core.errors import NanochatError
 
 
@@ -81,7 +80,7 @@ def one_stage(
     try:
         return _build(order, node=node)
     except NanochatError as error:
-        return Crashed(message=message_of(error)) if is_lost(error) else failed(error)
+        return failed(error, is_crash=is_lost(error))
 
 
 def _build(order: Order, *, node: int) -> State[Any]:

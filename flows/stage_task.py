@@ -7,6 +7,7 @@ ends in a state with the error's line and hint, and no traceback, unless the err
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
@@ -15,7 +16,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
-from prefect.states import Failed
+from prefect.states import Crashed, Failed
 from prefect.utilities.annotations import quote
 
 from flows.build import Built, Site, build
@@ -36,9 +37,19 @@ def message_of(error: NanochatError) -> str:
     return f"{error}{HINT}{error.hint}" if error.hint else str(error)
 
 
-def failed(error: NanochatError) -> State[Any]:
+def failed(error: NanochatError, *, is_crash: bool = False) -> State[Any]:
     """The state of what failed for this reason; whoever asks for its result gets the error."""
-    return Failed(message=message_of(error), data=error)
+    logging.getLogger("prefect.flow_runs").addFilter(_without_traceback)
+    made = Crashed if is_crash else Failed
+    return made(message=message_of(error), data=error)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """A worker's engine logs whatever a flow raises, with its traceback: here the line is all."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, NanochatError):
+        record.msg, record.args, record.exc_info = message_of(error), (), None
+    return True
 
 
 def failing_in_a_line(function: Callable[P, R]) -> Callable[P, R]:
