@@ -35,6 +35,7 @@ class Diary:
             entry.state = "ok"
         finally:
             entry.seconds = time.monotonic() - began
+            entry.found = " ".join(entry.found.split())  # a line of a table
             sys.stderr.write(f"{_line(entry)}\n")
             sys.stderr.flush()
 
