@@ -54,8 +54,13 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Of the live process; None when there is none."""
-        return self._process.pid if self._process and self._process.poll() is None else None
+        """Of the process, until `ended` tells of its end; None when there is none."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no live process."""
+        return self._process is None or self._process.poll() is not None
 
     def start(self, environment: dict[str, str]) -> int:
         """Start the command in a session of its own: Ctrl-C at a terminal is the keeper's."""
@@ -83,14 +88,14 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal, if it lives."""
-        if self.pid is not None and self._process is not None:
+        if self._process is not None:
             self._process.send_signal(number)
 
     def kill(self) -> None:
         """End it at once, and what it started in its group."""
-        if (pid := self.pid) is not None and self._process is not None:
+        if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def last_words(self) -> str:

@@ -92,12 +92,12 @@ class Keeper:
     def _look(self) -> None:
         """Mend whatever is not as it should be. Nothing is waited for."""
         self._look_at_server()
-        if self._api_url is not None:
-            is_registered = self._is_registered(self._api_url)
-            for worker in self._workers:  # meanwhile: both need seconds only to load Prefect
+        # First the one, then the others: SQLite has whoever writes at the same time fail.
+        if self._api_url is not None and self._is_registered(self._api_url):
+            for worker in self._workers:
                 self._lost += worker.look(self._api_url)
             self._report(self._api_url, "its worker ended", resume=False)
-            if is_registered and self._record.state != "ready":
+            if self._record.state != "ready":
                 self._look_whether_ready(self._api_url)
         self._adopted.look(but=self._mine())
         self._note(
@@ -121,7 +121,7 @@ class Keeper:
     def _is_registered(self, api_url: str) -> bool:
         """Whether the flows are known to the server, or all tries to tell it are used up."""
         child = self._registration
-        if not self._registrations_left or child.pid is not None:
+        if not self._registrations_left or not child.is_over:
             return not self._registrations_left
         if (code := child.ended()) is not None:
             self._registrations_left = 0 if code == 0 else self._registrations_left - 1
@@ -168,7 +168,7 @@ class Keeper:
         self._end_runs()
         for worker in self._workers:
             worker.stop()
-        self._wait(lambda: all(w.child.pid is None for w in self._workers), SECONDS_TO_STOP)
+        self._wait(lambda: all(w.child.is_over for w in self._workers), SECONDS_TO_STOP)
         for worker in self._workers:
             worker.child.kill()
         if self._lost and (api_url := self._serving.look()) is not None:

@@ -50,7 +50,7 @@ class Worker:
 
     def is_ready(self, api_url: str) -> bool:
         """Whether it looks for runs."""
-        return self.child.pid is not None and is_polling(
+        return not self.child.is_over and is_polling(
             api_url, self.pool.name, self.pool.worker, since=self.child.since
         )
 
