@@ -1,0 +1,64 @@
+"""`nanochat stage` builds one stage, and says which command makes what it lacks."""
+
+import json
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+
+from flows.runs import find_run
+from infra.storage.base import Store
+from tests.flows.terminal import Terminal
+
+SMALL = ("--gpus", "0", "--set", "tokenizer.vocab_size=300", "--set", "model.vocab_size=300")
+
+
+def words_of(folder: Path) -> tuple[str, ...]:
+    folder.mkdir()
+    lines = [json.dumps({"text": text}) for text in topics.values()]
+    (folder / "topics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    given = ("shards.source=local", f"shards.path={folder}", "shards.num_shards=1")
+    return (*SMALL, *(word for setting in given for word in ("--set", setting)))
+
+
+def test_stages_are_built_one_by_one_and_the_last_record_names_them_all(
+    terminal: Terminal, store: Store, tmp_path: Path
+) -> None:
+    words = words_of(tmp_path / "a b")
+    assert "built  file://" in terminal.said("stage", "shards", "tiny", *words)[-1]
+    terminal.said("stage", "tokenizer", "tiny", *words, "--run-name", "mine")
+    again = terminal.said("stage", "shards", "tiny", *words, "--run-name", "mine")
+    assert "cached  file://" in again[-1]
+    runs = [entry.key for entry in store.list("runs/mine-")]
+    assert len(runs) == 2
+    found = find_run(store, max(runs).removeprefix("runs/").removesuffix(".json"))
+    assert found is not None
+    assert found.status == "finished"
+    assert set(found.stages) == {"shards", "tokenizer"}
+
+
+def test_a_missing_input_is_named_with_the_command_that_makes_it(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    words = words_of(tmp_path / "a b")
+    error, hint = terminal.fails("stage", "rows", "tiny", *words)
+    assert "rows needs tokens, which is not in file://" in error
+    assert "nanochat stage shards tiny" in hint
+    assert f"'shards.path={tmp_path}/a b'" in hint
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("stage", "pretrian", "tiny"), "there is no stage 'pretrian'"),
+        (("stage", "rows", "tiny", "--nodes", "2"), "rows is built by one machine, --nodes is 2"),
+        (("stage", "pretrain", "tiny", "--node", "1"), "--node is 1, --nodes is 1"),
+        (("stage", "pretrain", "tiny", "--nodes", "0"), "--nodes is 0"),
+        (("stage", "rows", "tiny", "--run-name", "a/b"), "a/b"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    terminal: Terminal, words: tuple[str, ...], said: str
+) -> None:
+    error, hint = terminal.fails(*words, "--gpus", "0")
+    assert said in error + hint
