@@ -40,6 +40,7 @@ from flows.pipeline import (
     tell_weaknesses,
     with_pool,
 )
+from flows.precedence import Place, Queue
 from flows.profiles import make_placement
 from flows.run_record import RunRecord
 from flows.runs import Run, Status, new_run_id, timestamp
@@ -168,6 +169,7 @@ def sweep(
     pages = SeriesPages(series.name, [run.run for run in runs.values()])
     if planned is not None:
         pages.show_plan(planned)
+    queue = Queue()
     futures: dict[str, PrefectFuture[Built]] = {}
     try:
         for depth, record in records.items():
@@ -176,7 +178,7 @@ def sweep(
         for unit in units:
             futures[unit.label] = submit(
                 unit.stage,
-                _site_of(unit, site, runs, records),
+                _site_of(unit, site, runs, records, queue),
                 runs[unit.members[0].depth],
                 {source.stage.name: futures[source.label] for source in unit.inputs},
                 force=False,
@@ -218,9 +220,14 @@ def sweep(
 
 
 def _site_of(
-    unit: Unit, site: Site, runs: Mapping[int, Run], records: Mapping[int, RunRecord]
+    unit: Unit,
+    site: Site,
+    runs: Mapping[int, Run],
+    records: Mapping[int, RunRecord],
+    queue: Queue,
 ) -> Site:
-    """Where the unit is built: its events bear its label, all its runs record what it makes."""
+    """Where the unit is built: its events bear its label, all its runs record what it makes, and
+    the smallest model has the device first."""
 
     def watch(_: str, event: dict[str, Any]) -> None:
         site.watch(unit.label, event)
@@ -231,7 +238,12 @@ def _site_of(
 
     first = unit.members[0]
     return replace(
-        site, run=first.profile.run, run_id=runs[first.depth].run, watch=watch, record=record
+        site,
+        run=first.profile.run,
+        run_id=runs[first.depth].run,
+        watch=watch,
+        record=record,
+        device=Place(queue=queue, rank=(first.depth,)),
     )
 
 

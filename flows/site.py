@@ -10,6 +10,7 @@ from flows.cache import Cache
 from flows.fingerprint import REPOSITORY
 from flows.heartbeat import Terms
 from flows.manifest import Manifest
+from flows.precedence import Device
 from infra.placement import Placement, default_cache_limit
 from infra.storage.base import Store
 from nanochat_core.config import RunConfig
@@ -43,7 +44,7 @@ class Site:
     # Says in the store that the run uses an artifact: stage and fingerprint.
     record: Callable[[str, str], None] = lambda stage, fingerprint: None
     stop: threading.Event = field(default_factory=threading.Event)
-    device: threading.Semaphore = field(default_factory=threading.Semaphore)  # one GPU stage a time
+    device: Device = field(default_factory=threading.Semaphore)  # one GPU stage a time
 
     @property
     def work(self) -> Path:

@@ -16,6 +16,7 @@ from flows import lock
 from flows.heartbeat import Lease, Terms, hold_lease
 from flows.lease import Claim, Holder, find_holder
 from flows.manifest import Manifest
+from flows.precedence import Device
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
 from nanochat_core.errors import StoreError
@@ -34,7 +35,7 @@ class Turn:
     fingerprint: str
     store: Store
     lock_path: Path
-    device: threading.Semaphore | None  # None: the stage needs none
+    device: Device | None  # None: the stage needs none
     claim: Claim
     terms: Terms
     stop: threading.Event  # ends the waiting, and later the job

@@ -1,0 +1,64 @@
+"""One device: the least rank of those who wait is the next, and nobody waits for who has gone."""
+
+import threading
+import time
+
+import pytest
+
+from flows import precedence
+from flows.precedence import Place, Queue
+
+
+def seconds_of(place: Place, *, timeout: float) -> tuple[bool, float]:
+    began = time.monotonic()
+    return place.acquire(timeout=timeout), time.monotonic() - began
+
+
+def test_it_is_had_by_one_at_a_time() -> None:
+    queue = Queue()
+    one, other = Place(queue=queue, rank=(1,)), Place(queue=queue, rank=(2,))
+
+    assert one.acquire(timeout=0)
+    assert not other.acquire(timeout=0.05)
+    one.release()
+    assert other.acquire(timeout=5)
+
+
+def test_of_those_who_wait_the_least_rank_is_next() -> None:
+    queue, had, ready = Queue(), list[int](), threading.Barrier(4)
+    first = Place(queue=queue, rank=(0,))
+    assert first.acquire(timeout=0)
+
+    def wait_for_it(rank: int) -> None:
+        place = Place(queue=queue, rank=(rank,))
+        place.acquire(timeout=0)  # it has asked once
+        ready.wait()
+        while not place.acquire(timeout=0.05):  # as a stage does, again and again
+            pass
+        had.append(rank)
+        place.release()
+
+    threads = [threading.Thread(target=wait_for_it, args=(rank,)) for rank in (3, 1, 2)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    first.release()
+    for thread in threads:
+        thread.join(30)
+    assert had == [1, 2, 3]
+
+
+def test_nobody_waits_for_one_who_asks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precedence, "_SECONDS_TO_ASK_AGAIN", 0.2)
+    queue = Queue()
+    holder = Place(queue=queue, rank=(0,))
+    assert holder.acquire(timeout=0)
+    assert not Place(queue=queue, rank=(1,)).acquire(timeout=0)  # it asked once, and went
+    holder.release()
+
+    taken, seconds = seconds_of(Place(queue=queue, rank=(2,)), timeout=0)
+    assert not taken
+    time.sleep(0.25)
+    taken, seconds = seconds_of(Place(queue=queue, rank=(2,)), timeout=0)
+    assert taken
+    assert seconds < 5
