@@ -69,6 +69,7 @@ class Answer:
     state: State
     text: str  # why it ended; else empty
     cause: str  # the exception's type; MISTAKE for what a person must mend; empty: the machine's
+    who: str  # a process of this number, in one attempt: there should be one
     beat: int  # no two records have the same bytes
 
 

@@ -3,11 +3,13 @@
 import contextlib
 import socket
 import threading
+import time
+import uuid
 from collections.abc import Generator
 from typing import Any
 
 from flows import checkpoints
-from flows.calls import MISTAKE, Answer, Call, Place, State, answer, find_call
+from flows.calls import MISTAKE, Answer, Call, Place, State, answer, find_answer, find_call
 from flows.leader import meeting_of
 from flows.lost import is_lost
 from flows.parts import sending_parts
@@ -33,6 +35,7 @@ class Attempt:
         self._node = node
         self._beats = 0
         self._has_ended = False
+        self._who = uuid.uuid4().hex
         self._lock = threading.Lock()  # of what is said
 
     def run(self, job: Job) -> None:
@@ -50,11 +53,10 @@ class Attempt:
             tell=lambda text: self._tell("message", text),
         )
         with self._being_there():
-            endpoint = self._wait_for_endpoint()
-            if endpoint is None:
-                return
             try:
-                self._run(job, endpoint)
+                endpoint = self._wait_for_endpoint()
+                if endpoint is not None:
+                    self._run(job, endpoint)
             except StageInterrupted:
                 if self._site.stop.is_set():
                     self._say("leaving")
@@ -98,11 +100,21 @@ class Attempt:
                 if call is not None and call.epoch != self._call.epoch:
                     return None
                 if call is not None and call.endpoint is not None:
+                    self._check_alone()
                     return call
             self.ending.wait(self._site.terms.look)
         if self._site.stop.is_set():
             raise StageInterrupted(f"{self._place.name}: the run is being stopped")
         return None
+
+    def _check_alone(self) -> None:
+        """Raises StageError when another machine has the same number: the last to answer stays."""
+        found = find_answer(self._place, self._node, epoch=self._call.epoch)
+        if found is not None and found[0].who != self._who:
+            raise StageError(
+                f"node {self._node} is on host {found[0].host} too",
+                hint="give each machine a number of its own, from 0 on",
+            )
 
     @contextlib.contextmanager
     def _being_there(self) -> Generator[None]:
@@ -128,13 +140,19 @@ class Attempt:
 
     def _watch(self, over: threading.Event) -> None:
         pause = min(self._site.terms.beat, _SECONDS_BETWEEN_QUESTIONS)
+        heard = time.monotonic()
         while not over.wait(pause):
             if self._site.stop.is_set():
                 self.ending.set()
-            with contextlib.suppress(*_UNREACHABLE):  # node 0 has the same store
+            try:
                 call, _ = find_call(self._place, ttl=self._site.terms.ttl)
-                if call is None or call.epoch != self._call.epoch:
+                heard = time.monotonic()
+            except _UNREACHABLE:  # by now node 0 takes us for lost: its ranks are gone
+                if time.monotonic() - heard > self._site.terms.ttl / 2:
                     self.ending.set()
+                continue
+            if call is None or call.epoch != self._call.epoch:
+                self.ending.set()
 
     def _say(self, state: State, *, text: str = "", cause: str = "") -> None:
         """Tell node 0; it notices by itself when that is not possible."""
@@ -150,6 +168,7 @@ class Attempt:
                 state=state,
                 text=text,
                 cause=cause,
+                who=self._who,
                 beat=self._beats,
             )
             for _ in range(_TRIES):

@@ -85,7 +85,7 @@ def test_a_call_that_arrives_between_reading_and_writing_is_not_overwritten(plac
 
 
 def test_an_answer_is_to_one_call(place: Place) -> None:
-    said = Answer(epoch=3, node=1, host="b", state="ready", text="", cause="", beat=1)
+    said = Answer(epoch=3, node=1, host="b", state="ready", text="", cause="", who="x", beat=1)
     assert find_answer(place, 1, epoch=3) is None
     answer(place, said)
     found = find_answer(place, 1, epoch=3)
@@ -110,7 +110,7 @@ def test_a_record_that_is_none_is_named(place: Place) -> None:
 def test_what_nodes_write_is_collected_with_the_checkpoints(place: Place) -> None:
     held = acquire(place, "one")
     announce(place, call_of(held), fence=lambda: None)
-    said = Answer(epoch=1, node=1, host="b", state="ready", text="", cause="", beat=1)
+    said = Answer(epoch=1, node=1, host="b", state="ready", text="", cause="", who="x", beat=1)
     answer(place, said)
     pieces = take_inventory(place.store.list("")).pieces.values()
     assert {(piece.kind, piece.objects) for piece in pieces} == {("lease", 1), ("checkpoints", 2)}

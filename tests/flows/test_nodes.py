@@ -14,7 +14,7 @@ from flows import leader, nodes
 from flows.artifacts import find_manifest
 from flows.build import Built, Site, build
 from flows.cache import Cache, fetch
-from flows.calls import Place, find_call
+from flows.calls import Answer, Place, answer, find_answer, find_call
 from flows.heartbeat import Terms
 from flows.leader import NodeLost
 from flows.lost import StageLost, is_lost
@@ -194,6 +194,31 @@ def test_two_nodes_in_one_home_are_told_apart(
     sites[0].stop.set()
     with pytest.raises(StageInterrupted):
         first.result()
+
+
+def test_of_two_machines_with_one_number_one_ends(
+    stage: Stage, sites: list[Site], toys: Any, pool: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    sites = [replace(site, placement=replace(site.placement, nodes=3)) for site in sites]
+    third = site_of(toys, tmp_path, "c")
+    third = replace(third, placement=replace(third.placement, nodes=3))
+    place = Place(store=third.store, stage="train", fingerprint=_fingerprint(third))
+    first = start(pool, stage, sites[0], 0)
+    second = start(pool, stage, sites[1], 1)
+    while (call := find_call(place, ttl=60.0)[0]) is None:
+        place = replace(place, fingerprint=_fingerprint(third))
+    while find_answer(place, 1, epoch=call.epoch) is None:
+        assert not second.done(), second.result()
+    other = Answer(
+        epoch=call.epoch, node=1, host="c", state="ready", text="", cause="", who="x", beat=9
+    )
+    for node in (1, 2):
+        answer(place, replace(other, node=node))
+    with pytest.raises(StageError, match="node 1 is on host c too"):
+        second.result(60)
+    sites[0].stop.set()
+    with pytest.raises(StageInterrupted):
+        first.result(60)
 
 
 def _fingerprint(site: Site) -> str:
