@@ -16,7 +16,6 @@ from prefect.types import SecretDict
 from pydantic import SecretStr
 
 from deployments.automations import FLOWS, ID, RUN, TAG, ensure_automation
-from deployments.pools import POOLS
 from flows.evals import REGRESSED
 from nanochat_core.errors import ConfigError
 
@@ -27,7 +26,7 @@ EVAL_REGRESSED = "nanochat-eval-regressed"
 ALERTS = (RUN_FAILED, POOL_NOT_READY, EVAL_REGRESSED)
 
 
-def alerts(url: str) -> list[AutomationCore]:
+def alerts(url: str, *, pools: Sequence[str]) -> list[AutomationCore]:
     """Automations that post what people want to hear of, as {"text": ...}, to `url`.
 
     Raises ConfigError when it is no address.
@@ -54,10 +53,7 @@ def alerts(url: str) -> list[AutomationCore]:
             name=POOL_NOT_READY,
             description="Posts when no worker of a work pool has been heard of for 90 s.",
             event="prefect.work-pool.not-ready",
-            match={
-                ID: "prefect.work-pool.*",
-                "prefect.resource.name": [pool.name for pool in POOLS],
-            },
+            match={ID: "prefect.work-pool.*", "prefect.resource.name": list(pools)},
             text="'no worker runs for the work pool ' ~ event.resource.name",
         ),
         _regressed(block),

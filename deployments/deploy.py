@@ -7,9 +7,10 @@ set in Prefect's pages stays. What an older version of ours registered and is no
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from uuid import UUID
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -23,12 +24,14 @@ from deployments.automations import (
     remove_automations,
 )
 from deployments.evals import Recurring, deployment_of
-from deployments.pools import CPU, GPU, POOLS, TRAIN, ensure_pool
+from deployments.pools import CPU, GPU, POOLS, TRAIN, Pool, ensure_pool
 from deployments.registry import Wanted, register
 from infra.webhook import configured_webhook
 from nanochat_core.errors import NanochatError
 
 _OURS = "nanochat-flows"  # how the version of a deployment begins that is registered here
+ONE_STAGE = "one-stage"  # the flow whose deployments are called as their pools
+_PAGE = 200  # deployments that the server gives at once
 JUDGED = "main"  # the model whose nightly evaluation is registered, paused
 
 
@@ -45,7 +48,8 @@ class Row:
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-# The evaluation of every night is the one deployment more; see `_wanted`.
+# Besides, each pool has one for single stages, and there is the evaluation of every night; see
+# `_wanted`.
 ROWS = (
     Row(
         flow="flows.pipeline.nanochat",
@@ -57,24 +61,12 @@ ROWS = (
         parameters={"pool": GPU},
     ),
     Row(
-        flow="flows.one_stage.one_stage",
-        name=CPU,
-        pool=CPU,
-        description="One stage on a machine without a GPU, ordered by another run.",
-    ),
-    Row(
-        flow="flows.one_stage.one_stage",
-        name=GPU,
-        pool=GPU,
-        queue=TRAIN,
-        description="One stage on a machine with GPUs, ordered by another run.",
-    ),
-    Row(
         flow="flows.miniseries.miniseries",
         name="miniseries",
         pool=CPU,
         description="Train models of several depths and draw how loss falls with compute.",
         tags=[AUTO_RESUME],
+        parameters={"pool": GPU},
     ),
 )
 
@@ -90,32 +82,38 @@ class Deployed:
     removed: tuple[str, ...]
 
 
-def deploy_all(*, webhook: str | None = None, waiting: Waiting | None = None) -> Deployed:
+def deploy_all(
+    *, webhook: str | None = None, waiting: Waiting | None = None, pools: Sequence[str] = ()
+) -> Deployed:
     """Tell the Prefect server of this process's settings all of it. Safe to repeat.
 
     Args:
         webhook: Address to which alerts are posted. Without one, those there are stay.
         waiting: How long a run may be about to start.
+        pools: More work pools for GPU stages. One that was named once stays.
 
     Raises ConfigError when the webhook is no address.
     """
-    automations = recovery(waiting or Waiting())
-    if webhook is not None:
-        automations += alerts(webhook)
-    wanted = list(_wanted())
     with get_client(sync_client=True) as client:
+        registered = _read_registered(client)
+        known = {item.name for item in POOLS} | {*pools, *_names(registered, ONE_STAGE)}
+        all_pools = [*POOLS, *(_more(name) for name in sorted(known - {p.name for p in POOLS}))]
+        wanted = list(_wanted(all_pools))
+        automations = recovery(waiting or Waiting())
+        if webhook is not None:
+            automations += alerts(webhook, pools=[pool.name for pool in all_pools])
         changed = [
-            *(pool.name for pool in POOLS if ensure_pool(client, pool)),
+            *(pool.name for pool in all_pools if ensure_pool(client, pool)),
             *(item.full_name for item in wanted if register(client, item)),
             *(item.name for item in automations if ensure_automation(client, item)),
         ]
-        kept = {item.name for item in automations}
-        removed = [
-            *_remove_deployments(client, but={item.full_name for item in wanted}),
-            *remove_automations(client, but=kept.union(ALERTS)),
-        ]
+        removed = [name for name in registered if name not in {w.full_name for w in wanted}]
+        for name in removed:
+            client.delete_deployment(registered[name])
+        kept = {item.name for item in automations}.union(ALERTS)
+        removed += remove_automations(client, but=kept)
     return Deployed(
-        pools=tuple(pool.name for pool in POOLS),
+        pools=tuple(pool.name for pool in all_pools),
         deployments=tuple(item.full_name for item in wanted),
         automations=tuple(item.name for item in automations),
         changed=tuple(changed),
@@ -123,9 +121,14 @@ def deploy_all(*, webhook: str | None = None, waiting: Waiting | None = None) ->
     )
 
 
-def _wanted() -> Iterator[Wanted]:
+def _more(name: str) -> Pool:
+    """A pool for GPU stages besides our own."""
+    return replace(next(pool for pool in POOLS if pool.name == GPU), name=name)
+
+
+def _wanted(pools: Sequence[Pool]) -> Iterator[Wanted]:
     version = f"{_OURS} {importlib.metadata.version('nanochat-flows')}"
-    for row in ROWS:
+    for row in (*ROWS, *map(_one_stage, pools)):
         yield Wanted(
             flow=_open_flow(row.flow),
             name=row.name,
@@ -136,7 +139,19 @@ def _wanted() -> Iterator[Wanted]:
             parameters=row.parameters,
             version=version,
         )
-    yield replace(deployment_of(Recurring(model=JUDGED)), version=version)
+    nightly = Recurring(model=JUDGED, parameters={"pool": GPU})
+    yield replace(deployment_of(nightly), version=version)
+
+
+def _one_stage(pool: Pool) -> Row:
+    """Single stages in a pool. The caller names the queue; this is where a person's runs go."""
+    return Row(
+        flow="flows.one_stage.one_stage",
+        name=pool.name,
+        pool=pool.name,
+        queue=TRAIN if TRAIN in pool.queues else None,
+        description=f"One stage on a worker of the pool {pool.name}, ordered by another run.",
+    )
 
 
 def _open_flow(path: str) -> Flow[..., Any]:
@@ -144,28 +159,24 @@ def _open_flow(path: str) -> Flow[..., Any]:
     return getattr(importlib.import_module(module), name)
 
 
-def _remove_deployments(client: SyncPrefectClient, *, but: set[str]) -> list[str]:
-    """Delete the deployments registered here that have none of these names; gives theirs."""
-    removed: list[str] = []
-    names: dict[Any, str] = {}
-    for found in _read_deployments(client):
-        if not (found.version or "").startswith(f"{_OURS} "):
-            continue
-        if found.flow_id not in names:
-            names[found.flow_id] = client.read_flow(found.flow_id).name
-        full_name = f"{names[found.flow_id]}/{found.name}"
-        if full_name not in but:
-            client.delete_deployment(found.id)
-            removed.append(full_name)
-    return removed
-
-
-def _read_deployments(client: SyncPrefectClient) -> Iterator[Any]:
-    """Every deployment of the server, a page at a time."""
+def _read_registered(client: SyncPrefectClient) -> dict[str, UUID]:
+    """By full name, the deployments that were registered here, by whatever version."""
+    ours: dict[str, UUID] = {}
+    flows: dict[UUID, str] = {}
     offset = 0
-    while page := client.read_deployments(offset=offset, limit=200):
-        yield from page
+    while page := client.read_deployments(offset=offset, limit=_PAGE):
         offset += len(page)
+        for found in page:
+            if (found.version or "").startswith(f"{_OURS} "):
+                if found.flow_id not in flows:
+                    flows[found.flow_id] = client.read_flow(found.flow_id).name
+                ours[f"{flows[found.flow_id]}/{found.name}"] = found.id
+    return ours
+
+
+def _names(registered: Iterable[str], flow: str) -> set[str]:
+    """Names of a flow's deployments."""
+    return {name.partition("/")[2] for name in registered if name.startswith(f"{flow}/")}
 
 
 def main() -> int:

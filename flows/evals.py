@@ -24,15 +24,19 @@ from flows.forms import (
     ModelField,
     OverridesField,
     PlaceField,
+    PoolField,
+    RetriesField,
     StoreField,
     StrictField,
     SuiteField,
 )
+from flows.lost import RETRIES
 from flows.manifest import Manifest
-from flows.pipeline import CALLER, Outcome, run_pipeline, tell_nobody, tell_weaknesses
+from flows.pipeline import CALLER, Outcome, run_pipeline, tell_nobody, tell_weaknesses, with_pool
 from flows.profiles import make_placement
 from flows.regression import Evaluation, Verdict, history_rows, judge, read_history
 from flows.runs import Run, new_run_id, timestamp
+from flows.stage_task import failing_in_a_line
 from flows.stages import Stage
 from flows.suites import (
     DROP,
@@ -72,6 +76,7 @@ def _name_flow_run() -> str:
 
 
 @flow(name="nanochat-eval", flow_run_name=_name_flow_run, retries=0, persist_result=False)
+@failing_in_a_line
 def nanochat_eval(
     model: ModelField = "main",
     profile: SuiteField = None,
@@ -82,6 +87,8 @@ def nanochat_eval(
     store: StoreField = None,
     gpus: GpusField = None,
     place: PlaceField = (),
+    pool: PoolField = None,
+    retries: RetriesField = RETRIES,
     strict: StrictField = False,
 ) -> Evaluated:
     """Judge a model; one that did not change since costs nothing. Tells of it when it got worse.
@@ -96,6 +103,8 @@ def nanochat_eval(
         store: URL of the artifact store; by default the one this machine is set up for.
         gpus: GPUs to use, 0 for the CPU; by default all that the profile can fill.
         place: Changed settings of the placement, each as name=value.
+        pool: Work pool whose workers do the judging; by default this very process does.
+        retries: How often a stage that was lost is started again.
         strict: Whether code that a fingerprint does not see is an error.
     """
     caller = CALLER.get()
@@ -113,6 +122,7 @@ def nanochat_eval(
     placement = make_placement(
         suite.opened.pace, home=home, store=opened_store.url, gpus=gpus, settings=place
     )
+    placement = with_pool(placement, nodes=1, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     site = Site(
         run=suite.opened.run,
@@ -137,7 +147,7 @@ def nanochat_eval(
         stages={},
         weaknesses=tell_weaknesses(site),
     )
-    return evaluate(model, suite.stages, site, run, rule, given=suite.given)
+    return evaluate(model, suite.stages, site, run, rule, given=suite.given, retries=retries)
 
 
 def evaluate(
@@ -148,12 +158,13 @@ def evaluate(
     rule: Rule,
     *,
     given: Mapping[str, Manifest],
+    retries: int = RETRIES,
 ) -> Evaluated:
     """Build the last of the `stages`, which judges `model`, and apply the rule. In a flow only.
 
     Raises what building raises, and ConfigError when the rule's metric was not measured.
     """
-    outcome = run_pipeline(stages, site, run, given=given)
+    outcome = run_pipeline(stages, site, run, given=given, retries=retries)
     stage = stages[-1].name
     built = outcome.stages[stage]
     history = read_history(site.store, run.name, stage)

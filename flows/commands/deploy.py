@@ -1,10 +1,25 @@
 """`nanochat deploy`: tell a Prefect server what there is to run."""
 
+from typing import Annotated
+
+from cyclopts import Parameter
+
 from flows.commands.options import Place
 from flows.commands.terminal import print_lines, screen
 
 
-def deploy(*, place: Place = Place()) -> int:  # noqa: B008 - frozen
+def deploy(
+    *,
+    pool: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Another work pool that builds GPU stages; may be repeated. It stays known.",
+        ),
+    ] = (),
+    place: Place = Place(),  # noqa: B008 - frozen
+) -> int:
     """Register deployments, work pools and automations with a Prefect server.
 
     The server is that of PREFECT_API_URL, or this machine's, started if need be. Given again, it
@@ -20,7 +35,7 @@ def deploy(*, place: Place = Place()) -> int:  # noqa: B008 - frozen
     api_url = connect(place.home_path, screen().print)
     from deployments.deploy import deploy_all, told
 
-    print_lines(told(deploy_all(webhook=configured_webhook())))
+    print_lines(told(deploy_all(webhook=configured_webhook(), pools=pool)))
     screen().print(
         f"next         PREFECT_API_URL={api_url} nanochat up, on each machine that works"
     )

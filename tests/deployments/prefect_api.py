@@ -1,7 +1,7 @@
 """Prefect's HTTP API, as its pages and other programs use it."""
 
+import time
 from typing import Any
-from uuid import UUID
 
 import httpx
 
@@ -12,25 +12,34 @@ class PrefectApi:
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
+    def send(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        """The answer. On SQLite a busy server says now and then that it has no time."""
+        deadline = time.monotonic() + 60
+        while True:
+            answer = self._client.request(method, path, json=body)
+            if answer.status_code != 503 or time.monotonic() > deadline:
+                return answer
+            time.sleep(0.2)
+
     def get(self, path: str) -> Any:
         """What is there."""
-        return self._answer(self._client.get(path))
+        return self._told(self.send("GET", path))
 
     def post(self, path: str, body: Any = None) -> Any:
         """What came of it."""
-        return self._answer(self._client.post(path, json=body or {}))
+        return self._told(self.send("POST", path, body or {}))
 
     def patch(self, path: str, body: Any) -> None:
         """Change what is there."""
-        self._answer(self._client.patch(path, json=body))
+        self._told(self.send("PATCH", path, body))
 
     def put(self, path: str, body: Any) -> None:
         """Replace what is there."""
-        self._answer(self._client.put(path, json=body))
+        self._told(self.send("PUT", path, body))
 
     def delete(self, path: str) -> None:
         """It is there no more."""
-        self._answer(self._client.delete(path))
+        self._told(self.send("DELETE", path))
 
     def deployment(self, full_name: str) -> Any:
         """A deployment by flow/name."""
@@ -38,19 +47,17 @@ class PrefectApi:
 
     def start(self, deployment: Any, **parameters: Any) -> httpx.Response:
         """Ask for a run, as the form's button does."""
-        return self._client.post(
-            f"/deployments/{deployment['id']}/create_flow_run", json={"parameters": parameters}
-        )
+        path = f"/deployments/{deployment['id']}/create_flow_run"
+        return self.send("POST", path, {"parameters": parameters})
 
-    def state(self, flow_run: str | UUID) -> str:
-        """A run's state by its name."""
-        return self.get(f"/flow_runs/{flow_run}")["state"]["name"]
+    def state(self, flow_run: str) -> Any:
+        """A run's state: its name, type and message among others."""
+        return self.get(f"/flow_runs/{flow_run}")["state"]
 
-    def set_state(self, flow_run: str | UUID, type_: str) -> None:
+    def set_state(self, flow_run: str, type_: str, message: str = "") -> None:
         """Say that a run is in a state, as its process would."""
-        self.post(
-            f"/flow_runs/{flow_run}/set_state", {"state": {"type": type_.upper()}, "force": True}
-        )
+        state = {"type": type_.upper(), "message": message}
+        self.post(f"/flow_runs/{flow_run}/set_state", {"state": state, "force": True})
 
     def automations(self) -> dict[str, Any]:
         """All automations by name; two of a name are a mistake."""
@@ -59,6 +66,6 @@ class PrefectApi:
         return {a["name"]: a for a in found}
 
     @staticmethod
-    def _answer(response: httpx.Response) -> Any:
+    def _told(response: httpx.Response) -> Any:
         assert response.is_success, response.text
         return response.json() if response.content else None

@@ -207,6 +207,20 @@ def test_a_pool_of_another_type_is_used_as_it_is(server: Server, api: PrefectApi
             assert properties["env"]["default"] == given
 
 
+def test_another_pool_of_gpus_is_known_from_then_on(
+    deploy: Callable[..., Any], api: PrefectApi
+) -> None:
+    assert "one-stage/h100" in deploy(pools=["h100"]).changed
+    again = deploy()
+    assert (again.changed, again.removed) == ((), ())
+    assert again.pools == ("cpu", "gpu", "h100")
+    found = api.deployment("one-stage/h100")
+    assert (found["work_pool_name"], found["work_queue_name"]) == ("h100", "train")
+    api.delete(f"/deployments/{found['id']}")
+    api.delete("/work_pools/h100")
+    assert deploy().pools == ("cpu", "gpu")
+
+
 def test_a_person_sets_the_nightly_evaluation_going_and_runs_come(
     deploy: Callable[..., Any], api: PrefectApi
 ) -> None:
