@@ -93,7 +93,7 @@ def run_job(
         events.pass_to(on_event)
         if watch is not None and (hang := watch.find()):
             watch.dump_stacks()
-            raise _hung(job, hang)
+            raise _hung(job, hang, is_alone=meeting is None)
 
     with (job.directory / "worker.log").open("wb") as log:
         returncode = _supervise(
@@ -288,13 +288,14 @@ def _failure(job: Job, error: dict[str, Any], *, first_rank: int) -> StageError:
     )
 
 
-def _hung(job: Job, hang: Hang) -> JobFailed:
+def _hung(job: Job, hang: Hang, *, is_alone: bool) -> JobFailed:
     log = _log_tail(job, local_rank=hang.rank)  # of node 0, where both are the same
     place = find_place(log)
     where = f"{hang.doing}, after {hang.steps} steps" + (f", at {place}" if place else "")
+    of_all = "" if is_alone else ", of those on node 0,"  # it may be another's that hangs
     return JobFailed(
-        f"{job.stage} hangs: nothing has moved for {hang.seconds:.0f} seconds; rank {hang.rank} "
-        f"stopped first ({where})",
+        f"{job.stage} hangs: nothing has moved for {hang.seconds:.0f} seconds; rank {hang.rank}"
+        f"{of_all} stopped first ({where})",
         hint="run the same command again: it goes on from the last checkpoint; if the machine is "
         f"only slow, with --place hang_seconds={4 * job.resources.hang_seconds:g}",
         log_tail=log,

@@ -136,6 +136,27 @@ def test_node_0_that_is_lost_is_waited_for(
     tell(f"training again {back:.1f} s after the loss of node 0")
 
 
+def test_a_host_that_falls_silent_is_noticed_and_comes_back(
+    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
+) -> None:
+    a, b, look = hosts
+    start(a, 0)
+    start(b, 1)
+    until(lambda: step_of(a) > SAVE_EVERY + 5 and look()["step"] >= SAVE_EVERY, a, b)
+    lost = time.time()
+    b.plug("down")
+    assert a.wait(SECONDS) == 1
+    noticed = time.time() - lost
+    assert "is silent for" in a.log.read_text()
+    b.plug("up")
+    start(a, 0)
+    back = seconds_to_training(a, lost)
+    assert b.runs == 1
+    finish(a, b)
+    assert look()["files"] == whole
+    tell(f"noticed {noticed:.1f} s, training again {back:.1f} s after the cable was pulled")
+
+
 def test_a_stop_of_either_host_saves_on_both(
     hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
 ) -> None:

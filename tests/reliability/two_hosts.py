@@ -191,6 +191,10 @@ class Host:
                 self.process.wait(10)
             time.sleep(0.05)
 
+    def plug(self, state: str) -> None:
+        """Whether its cable is "up" or "down"; down, nobody is told that it is gone."""
+        _ip("netns", "exec", self.name, "ip", "link", "set", "eth0", state)
+
     def events(self) -> list[dict[str, Any]]:
         """What the job told so far, on the host that has rank 0."""
         return [
