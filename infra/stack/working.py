@@ -1,6 +1,7 @@
 """A pool's worker as the keeper sees it: kept running, held, ended, and what its runs come to."""
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from infra.stack.child import Child
 from infra.stack.processes import SECONDS_TO_SAVE, Attempt, attempts_of
 from infra.stack.runs import is_polling
 from infra.stack.workers import Pool, worker_command, worker_environment
+
+_SECONDS_TO_DIE = 8.0  # from the end of its runs to that of a worker that was asked to end
 
 
 class Worker:
@@ -21,6 +24,7 @@ class Worker:
         self._home = home
         self._say = say
         self._attempts: dict[int, Attempt] = {}  # by pid
+        self._ended: list[tuple[float, Attempt]] = []  # lately: when, in monotonic seconds
         self._orphans: list[Attempt] = []  # of a worker that is gone
 
     @property
@@ -36,8 +40,9 @@ class Worker:
         if (code := self.child.ended()) is not None:
             wait = self.child.pause.ended()
             self._say(f"worker {self.pool.name}: ended ({code}); again in {wait:g} s")
-            self._orphans += self._attempts.values()
-            self._attempts = {}
+            # One that is asked to end kills its runs first, and says nothing of them.
+            self._orphans += [*self._attempts.values(), *(ended for _, ended in self._ended)]
+            self._attempts, self._ended = {}, []
         self._count()
         for attempt in self._orphans:
             attempt.end(SECONDS_TO_SAVE)
@@ -65,5 +70,10 @@ class Worker:
         self.child.signal(signal.SIGCONT)
 
     def _count(self) -> None:
-        if (pid := self.child.pid) is not None:
-            self._attempts = attempts_of(pid, self._attempts)
+        if (pid := self.child.pid) is None:
+            return
+        now = time.monotonic()
+        found = attempts_of(pid, self._attempts)
+        ended = [(now, self._attempts[pid]) for pid in self._attempts.keys() - found.keys()]
+        self._attempts = found
+        self._ended = [item for item in self._ended + ended if now - item[0] < _SECONDS_TO_DIE]
