@@ -5,8 +5,6 @@ Everything is written in the background by a `Courier`; what cannot be shown cos
 
 from collections.abc import Mapping
 
-from prefect.runtime import flow_run
-
 from flows.build import Built
 from flows.plan import Plan
 from flows.plan_text import render
@@ -59,9 +57,10 @@ class RunPages:
 
     def _tag(self) -> None:
         """The flow run is found by the run's id, as the runs are that it orders elsewhere."""
-        tags = {*flow_run.get_tags(), f"run:{self._run.run}"}
-        assert self._courier.flow_run_id is not None  # only made in a flow run
-        self._courier.client.update_flow_run(self._courier.flow_run_id, tags=tags)
+        found, client = self._courier.flow_run_id, self._courier.client
+        assert found is not None  # only made in a flow run
+        tags = {*client.read_flow_run(found).tags, f"run:{self._run.run}"}  # a series has several
+        client.update_flow_run(found, tags=tags)
 
     def _write_artifacts(self, built: Mapping[str, Built]) -> None:
         text = artifacts_text(self._run, built, self._store.url)

@@ -234,12 +234,12 @@ def look_at_artifacts(stack: Stack, diary: Diary, run: str) -> None:
         found = stack.api.artifacts(run)
         keys = {(a["key"], a["type"]) for a in found}
         names = {key for key, _ in keys if key}
-        assert ("report-card", "markdown") in keys, names
+        assert (f"{NAME}-report-card", "markdown") in keys, names
         assert any("plan" in name for name in names), names
         everything = stack.api.post("artifacts/filter", {"limit": 200})
         bars = [a for a in everything if a["type"] == "progress"]
         assert bars, "no progress bar"
-        card = next(a for a in found if a["key"] == "report-card")
+        card = next(a for a in found if a["key"] == f"{NAME}-report-card")
         assert "val_bpb" in card["data"]
         entry.found = f"{len(found)} ({', '.join(sorted(names))}), {len(bars)} progress bars"
 
