@@ -192,6 +192,8 @@ def _server_environment(home: Path, port: int) -> dict[str, str]:
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
             "prefect.server.concurrency.lease_storage.filesystem"
         ),
+        # In Prefect's own order a restarted server's automations are deaf for a quarter of an hour.
+        "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "deployments.ordering",
         # How long a cancelled run's children go on.
         "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "5",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
