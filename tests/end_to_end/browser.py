@@ -188,7 +188,7 @@ def _is_at_work(stack: Stack, stage: str) -> bool:
 
 
 def _report_card(stack: Stack, run: str) -> dict[str, Any]:
-    return next(a for a in stack.api.artifacts(run) if a["key"] == "report-card")
+    return next(a for a in stack.api.artifacts(run) if a["key"].endswith("report-card"))
 
 
 @contextlib.contextmanager
