@@ -111,6 +111,10 @@ def schedule(
         str | None,
         Parameter(name="--webhook", help="URL to which every regression is posted, as JSON."),
     ] = None,
+    pool: Annotated[
+        str | None,
+        Parameter(help="Work pool whose workers judge; default the pool cpu's own processes."),
+    ] = None,
     judging: Judging = Judging(),
     where: Where = Where(),  # noqa: B008 - frozen
 ) -> int:
@@ -139,6 +143,7 @@ def schedule(
             "store": where.store_url,
             "gpus": where.gpus,
             "place": list(where.settings),
+            "pool": pool,
         },
         environment=_environment(where),
     )
