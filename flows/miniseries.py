@@ -132,7 +132,7 @@ def miniseries(
     weaknesses = () if planned.is_done else tell_weaknesses(site)
     runs = {
         member.depth: Run(
-            run=site.run_id.replace(f"miniseries-{series.name}-", f"{member.name}-", 1),
+            run=f"{member.name}-{site.run_id.removeprefix(f'miniseries-{series.name}-')}",
             name=member.name,
             profile=profile,
             depth=member.depth,
