@@ -54,12 +54,19 @@ def database() -> str | None:
 
 def shown_database(url: str | None) -> str:
     """A database's URL for people: without its password."""
-    from sqlalchemy.engine import make_url
+    from sqlalchemy.engine import URL, make_url
 
     if url is None:
         return SQLITE
-    shown = make_url(url).set(drivername="postgresql", query={})
-    return shown.set(password=None).render_as_string()
+    whole = make_url(url)
+    shown = URL.create(
+        "postgresql",
+        username=whole.username,
+        host=whole.host,
+        port=whole.port,
+        database=whole.database,
+    )
+    return shown.render_as_string()
 
 
 def has_password(url: str) -> bool:

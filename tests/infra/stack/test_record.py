@@ -1,0 +1,204 @@
+"""Records, pauses and processes of a stack, without one."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.log_file import MOST_BYTES, keep_short, last_line
+from infra.prefect_access import ServerError
+from infra.stack import child as child_module
+from infra.stack.child import Child, Pause
+from infra.stack.control import check_same, stop_stack, wait_for_kept_server, wait_until_ready
+from infra.stack.processes import STACK, end_leftovers
+from infra.stack.record import find_stack, my_stack, read_stack
+from infra.stack.workers import pool_called, worker_command, worker_environment
+from tests.infra.stack.live import wait_for
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NANOCHAT_PREFECT_AUTH", "NANOCHAT_PREFECT_DATABASE", "PREFECT_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    stack = replace(my_stack(), state="ready", workers={"cpu": 7}, runs=("a", "b"))
+
+    stack.write(tmp_path)
+
+    assert read_stack(tmp_path) == find_stack(tmp_path) == stack
+
+
+def test_the_record_of_a_keeper_that_is_gone_is_no_stack(tmp_path: Path) -> None:
+    replace(my_stack(), created=1.0).write(tmp_path)  # its number is another process's by now
+
+    assert read_stack(tmp_path) is not None
+    assert find_stack(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}', '{"format": 1, "pid": 1}'])
+def test_a_record_that_is_not_one_is_no_stack(tmp_path: Path, text: str) -> None:
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect" / "stack.json").write_text(text)
+
+    assert read_stack(tmp_path) is None
+
+
+def test_a_keeper_that_gave_up_is_quoted(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as keeper:
+        keeper.wait()
+    failed = replace(
+        my_stack(), pid=keeper.pid, created=1.0, state="failed", problem="no server", hint="look"
+    )
+    failed.write(tmp_path)
+
+    with pytest.raises(ServerError, match="no server") as caught:
+        wait_until_ready(tmp_path, keeper, say=print)
+    assert caught.value.hint == "look"
+
+
+def test_a_stack_on_another_database_is_not_what_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", "postgresql://me:hidden@db/x")
+
+    with pytest.raises(ServerError, match="in sqlite, not in postgresql://me@db/x") as caught:
+        check_same(replace(my_stack(), state="ready", database="sqlite"), port=None)
+    assert "nanochat down" in (caught.value.hint or "")
+
+
+def test_without_a_keeper_nobody_waits_for_its_server(tmp_path: Path) -> None:
+    wait_for_kept_server(tmp_path)
+
+
+def test_pauses_double_up_to_a_bound_and_start_again_after_a_long_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(child_module.time, "monotonic", lambda: now[0])
+    pause = Pause()
+    waits: list[float] = []
+    for _ in range(7):
+        pause.began()
+        waits.append(pause.ended())
+    assert waits == [1, 2, 4, 8, 16, 30, 30]
+    assert not pause.is_over
+
+    pause.began()
+    now[0] += 61
+
+    assert pause.ended() == 1
+
+
+def test_the_end_of_a_child_is_told_once_with_its_code(tmp_path: Path) -> None:
+    child = Child(
+        "x", [sys.executable, "-c", "print('last'); raise SystemExit(3)"], log=tmp_path / "x"
+    )
+
+    child.start(dict(os.environ))
+
+    wait_for(lambda: child.is_over, "its end")
+    assert child.pid is not None  # nobody was told yet
+    assert [child.ended(), child.ended(), child.pid] == [3, None, None]
+    assert child.last_words() == "last"
+
+
+def test_what_a_keeper_that_is_gone_left_is_found_by_its_mark_and_ended(tmp_path: Path) -> None:
+    ours = subprocess.Popen(SLEEP, env={**os.environ, STACK: str(tmp_path)})
+    other = subprocess.Popen(SLEEP, env={**os.environ, STACK: str(tmp_path / "other")})
+    try:
+        assert end_leftovers(tmp_path, seconds=0) == 1
+        assert ours.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()
+
+
+def test_a_run_that_was_left_is_asked_to_end_before_it_is_made_to(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time; from pathlib import Path;"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(Path('saved').touch()));"
+        "Path('up').touch(); time.sleep(600)"
+    )
+    environment = {**os.environ, STACK: str(tmp_path), "PREFECT__FLOW_RUN_ID": "1"}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, start_new_session=True):
+        wait_for((tmp_path / "up").exists, "the run")
+
+        assert end_leftovers(tmp_path, seconds=20) == 1
+
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_worker_ends_with_its_keeper(tmp_path: Path) -> None:
+    """The program that becomes a worker is stopped by the kernel when its parent is killed."""
+    code = (
+        "import subprocess, sys, time, os;"
+        "from nanochat_core.worker import LAUNCHER_VARIABLE;"
+        "p = subprocess.Popen([sys.executable, '-c', 'from nanochat_core.worker import "
+        'die_with_parent; import time; die_with_parent(); open("up", "w"); time.sleep(600)\'],'
+        "env={**os.environ, LAUNCHER_VARIABLE: str(os.getpid())});"
+        "open('pid', 'w').write(str(p.pid)); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) as keeper:
+        wait_for(lambda: (tmp_path / "up").exists(), "the worker")
+        worker = psutil.Process(int((tmp_path / "pid").read_text()))
+        keeper.kill()
+
+    wait_for(lambda: not worker.is_running(), "the end of the worker", seconds=20)
+
+
+def test_down_in_a_fresh_home_finds_nothing(tmp_path: Path) -> None:
+    stopped = stop_stack(tmp_path)
+
+    assert (stopped.keeper, stopped.workers, stopped.server, stopped.leftovers) == (
+        False,
+        (),
+        False,
+        0,
+    )
+
+
+def test_a_gpu_is_for_one_run_and_planning_is_for_several() -> None:
+    assert pool_called("gpu").limit == 1
+    assert pool_called("h100x8").limit == 1
+    assert pool_called("cpu").limit > 4  # four series would wait for their own runs
+
+
+def test_workers_know_their_home_and_never_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", "postgresql://me:hidden@db/x")
+    monkeypatch.setenv("PREFECT_API_KEY", "of somebody else's server")
+
+    environment = worker_environment(tmp_path, "http://127.0.0.1:1/api")
+
+    assert environment["NANOCHAT_HOME"] == environment[STACK] == str(tmp_path)
+    assert environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+    assert "PREFECT_API_KEY" not in environment
+    assert not [value for value in environment.values() if "hidden" in value]
+    assert "http" not in " ".join(worker_command(pool_called("gpu")))
+
+
+def test_a_long_log_is_put_aside(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("one\n\n")
+    keep_short(log)
+    assert last_line(log) == "one"
+
+    os.truncate(log, MOST_BYTES + 1)
+    keep_short(log)
+
+    assert not log.exists()
+    assert (tmp_path / "x.log.1").exists()
+    assert last_line(log) == ""

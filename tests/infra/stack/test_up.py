@@ -1,0 +1,100 @@
+"""`nanochat up` as a person meets it: a fresh home, a password, what dies comes back."""
+
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.infra.stack.live import PASSWORD, LiveStack
+
+pytestmark = pytest.mark.prefect
+
+
+def test_up_says_where_the_pages_are_and_what_to_do_next(live: LiveStack) -> None:
+    again = live.nanochat("up")
+
+    assert again.returncode == 0, again.stderr
+    assert "it is up already" in again.stdout
+    assert str(live.record.ui_url) in again.stdout
+    assert "cpu (runs at once: 6), gpu (runs at once: 1)" in again.stdout
+    assert "nanochat run tiny" in again.stdout
+
+
+def test_a_second_up_starts_nothing(live: LiveStack) -> None:
+    before = live.record, len(live.processes())
+
+    assert live.nanochat("up").returncode == 0
+
+    assert (live.record, len(live.processes())) == before
+
+
+def test_a_taken_port_is_passed_over(live: LiveStack) -> None:
+    port = int(str(live.record.ui_url).rpartition(":")[2])
+
+    assert live.taken_port < port < live.taken_port + 100
+
+
+def test_up_does_not_pretend_to_be_on_another_port(live: LiveStack) -> None:
+    done = live.nanochat("up", "--port", "4799")
+
+    assert done.returncode == 1
+    assert "not on port 4799" in done.stderr
+    assert "nanochat down" in done.stderr
+
+
+def test_a_fresh_home_has_no_traceback_in_its_logs(live: LiveStack) -> None:
+    logs = {log.stem: log.read_text() for log in (live.home / "prefect").glob("*.log")}
+
+    # SQLite may refuse one of two that write at once; the server says so at length, and repeats it.
+    server = logs.pop("server")
+    assert server.count("Traceback") <= 2 * server.count("OperationalError: database is locked")
+    assert set(logs) == {"keeper", "register", "worker-cpu", "worker-gpu"}
+    assert not [name for name, text in logs.items() if "Traceback" in text]
+
+
+def test_all_deployments_are_registered(live: LiveStack) -> None:
+    names = {item["name"] for item in live.ask("/deployments/filter", {})}
+
+    assert {"nanochat", "cpu", "gpu", "main", "miniseries"} <= names
+
+
+def test_nobody_gets_in_without_the_password(live: LiveStack) -> None:
+    url = f"{live.record.api_url}/admin/version"
+
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(url)
+    assert live.ask("/admin/version")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("nanochat:wrong", "refuses NANOCHAT_PREFECT_AUTH"),
+        ("", "asks for a password"),
+        ("nobody", "is not user:password"),
+    ],
+)
+def test_a_wrong_password_is_one_line_with_a_hint(live: LiveStack, given: str, said: str) -> None:
+    done = live.nanochat("up", NANOCHAT_PREFECT_AUTH=given)
+
+    assert done.returncode == 1
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert said in error
+    assert hint.startswith("hint: ")
+
+
+def test_the_password_is_in_no_command_line_and_no_file(live: LiveStack) -> None:
+    words = [" ".join(process.cmdline()) for process in live.processes()]
+    files = [path for path in (live.home / "prefect").rglob("*") if path.is_file()]
+
+    assert len(words) >= 4  # keeper, server, two workers
+    assert not [line for line in words if PASSWORD in line]
+    assert not [path for path in files if PASSWORD.encode() in path.read_bytes()]
+
+
+def test_a_run_of_a_deployment_works_with_the_password(live: LiveStack) -> None:
+    run = live.start_toy("guarded")
+    live.finish_toy("guarded")
+
+    live.wait_for_state(run, "Completed")

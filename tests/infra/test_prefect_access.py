@@ -1,0 +1,154 @@
+"""Passwords and addresses of the Prefect server and its database: read, shown, tried out."""
+
+import base64
+import http.server
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra import prefect_access
+from infra.prefect_access import (
+    ServerError,
+    admission,
+    auth,
+    check_admitted,
+    check_database,
+    database,
+    has_password,
+    shown_database,
+)
+from infra.prefect_server import client_environment, own_environment
+
+USER = "nanochat:secret"
+URL = "postgresql://prefect:hidden@db.example.org:5433/history"
+
+
+class Guarded(http.server.BaseHTTPRequestHandler):
+    """Answers as Prefect does with a password: the health check to all, the rest to some."""
+
+    def do_GET(self) -> None:
+        wanted = f"Basic {base64.b64encode(USER.encode()).decode()}"
+        is_open = self.path == "/api/health" or self.headers["Authorization"] == wanted
+        self.send_response(200 if is_open else 401)
+        self.end_headers()
+        self.wfile.write(b"true")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    """The API's address of a server with a password."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Guarded)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/api"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (prefect_access.AUTH, prefect_access.DATABASE, "PREFECT_API_AUTH_STRING"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_right_password_is_let_in(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", USER)
+
+    assert admission(guarded) == "open"
+    check_admitted(guarded)
+
+
+def test_no_password_and_a_wrong_one_are_told_apart(
+    guarded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ServerError, match="asks for a password") as caught:
+        check_admitted(guarded)
+    assert "NANOCHAT_PREFECT_AUTH" in (caught.value.hint or "")
+
+    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", "nanochat:guess")
+    with pytest.raises(ServerError, match="refuses NANOCHAT_PREFECT_AUTH") as caught:
+        check_admitted(guarded)
+    assert "guess" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_nobody_there_is_silence_not_refusal() -> None:
+    assert admission("http://127.0.0.1:1/api") == "silent"
+
+
+@pytest.mark.parametrize("given", ["secret", ":secret", "nanochat:", ":"])
+def test_a_password_needs_its_user(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", given)
+
+    with pytest.raises(ServerError, match="is not user:password"):
+        auth()
+
+
+def test_clients_get_the_password_and_the_database_stays_with_the_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", USER)
+    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", URL)
+
+    told = {**own_environment(), **client_environment(tmp_path, "http://x/api", console_logs=True)}
+
+    assert told["PREFECT_API_AUTH_STRING"] == USER
+    assert not [name for name, value in told.items() if "hidden" in value]
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+asyncpg"])
+def test_a_database_is_named_in_either_way(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", URL.replace("postgresql", scheme))
+
+    assert database() == URL.replace("postgresql", "postgresql+asyncpg")
+
+
+def test_how_postgres_itself_calls_encryption_is_understood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", f"{URL}?sslmode=require")
+
+    assert database() == f"{URL.replace('postgresql', 'postgresql+asyncpg')}?ssl=require"
+
+
+def test_a_database_is_shown_without_its_password() -> None:
+    assert shown_database(URL) == "postgresql://prefect@db.example.org:5433/history"
+    assert shown_database(None) == "sqlite"
+    assert has_password(URL)
+    assert not has_password("postgresql://prefect@db.example.org/history")
+
+
+@pytest.mark.parametrize(
+    "given", ["prefect", "mysql://a:hidden@b/c", "postgresql://a:hidden@b:x/c"]
+)
+def test_what_is_no_database_is_refused_without_repeating_it(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", given)
+
+    with pytest.raises(ServerError, match="not given as the URL of a Postgres") as caught:
+        database()
+    assert "hidden" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_database_that_is_not_there_is_one_line_with_a_hint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", f"postgresql://me:hidden@127.0.0.1:{port}/x")
+    url = database()
+    assert url is not None
+
+    with pytest.raises(ServerError, match=f"127.0.0.1:{port}/x cannot be used: ") as caught:
+        check_database(url)
+
+    assert "\n" not in str(caught.value)
+    assert "hidden" not in f"{caught.value} {caught.value.hint}"
