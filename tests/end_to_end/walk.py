@@ -231,17 +231,15 @@ def _resumed(stack: Stack, stage: str) -> str:
 def look_at_artifacts(stack: Stack, diary: Diary, run: str) -> None:
     """What the run's page shows."""
     with diary.check("artifacts of the run") as entry:
-        found = stack.api.artifacts(run)
-        keys = {(a["key"], a["type"]) for a in found}
-        names = {key for key, _ in keys if key}
-        assert (f"{NAME}-report-card", "markdown") in keys, names
-        assert any("plan" in name for name in names), names
-        everything = stack.api.post("artifacts/filter", {"limit": 200})
-        bars = [a for a in everything if a["type"] == "progress"]
-        assert bars, "no progress bar"
-        card = next(a for a in found if a["key"] == f"{NAME}-report-card")
-        assert "val_bpb" in card["data"]
-        entry.found = f"{len(found)} ({', '.join(sorted(names))}), {len(bars)} progress bars"
+        found = [a for a in stack.api.artifacts(run) if a["key"]]
+        keys = {a["key"].removeprefix(f"{NAME}-"): a for a in found}
+        for key in ("plan", "report-card", "scores", "curves", "artifacts"):
+            assert key in keys, sorted(keys)
+        assert keys["report-card"]["type"] == "markdown"
+        assert "val_bpb" in keys["report-card"]["data"]
+        told = [key for key in keys if key.endswith("progress")]
+        assert {"pretrain-progress", f"{FAILING}-progress"} <= set(told), sorted(keys)
+        entry.found = f"{len(keys)}: {', '.join(sorted(keys))}"
 
 
 def run_cached(stack: Stack, diary: Diary) -> None:
