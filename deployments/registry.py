@@ -106,7 +106,7 @@ def _create(client: SyncPrefectClient, wanted: Wanted) -> UUID:
         job_variables=_job_variables(wanted),
         description=wanted.description,
         tags=list(wanted.tags),
-        parameters=_allowed(wanted.parameters, form),
+        parameters=_given(wanted, form),
         parameter_openapi_schema=form,
         enforce_parameter_schema=True,
         schedules=schedules,
@@ -134,7 +134,7 @@ def _of_the_code(wanted: Wanted, found: DeploymentResponse) -> dict[str, Any]:
 def _of_a_person(wanted: Wanted) -> dict[str, Any]:
     """What else a person decides who registers a deployment by hand."""
     changes: dict[str, Any] = {
-        "parameters": _allowed(wanted.parameters, wanted.form),
+        "parameters": _given(wanted, wanted.form),
         "job_variables": _job_variables(wanted),
         "paused": wanted.paused,
     }
@@ -146,6 +146,12 @@ def _of_a_person(wanted: Wanted) -> dict[str, Any]:
 
 def _job_variables(wanted: Wanted) -> dict[str, Any]:
     return {"env": dict(wanted.environment)} if wanted.environment else {}
+
+
+def _given(wanted: Wanted, form: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a new deployment, which cannot be null: those are left out."""
+    allowed = _allowed(wanted.parameters, form)
+    return {name: value for name, value in allowed.items() if value is not None}
 
 
 def _allowed(parameters: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, Any]:

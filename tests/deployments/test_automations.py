@@ -219,9 +219,7 @@ def test_a_failed_run_is_posted_with_its_reason_whatever_is_in_it(
         reason = 'it said "no" {{ twice }}\nhint: \\ again'
         assert body == {"text": f"nanochat failed: {name}: {reason}"}
     finally:
-        for name, automation in api.automations().items():
-            if name in ("nanochat-run-failed", "nanochat-pool-not-ready"):
-                api.delete(f"/automations/{automation['id']}")
+        forget_alerts(api)
 
 
 def test_the_address_is_nowhere_to_be_read(
@@ -232,6 +230,13 @@ def test_the_address_is_nowhere_to_be_read(
     told = json.dumps([api.automations(), api.post("/block_documents/filter", {"limit": 200})])
     assert "s3cr3t" not in told
     assert "nanochat-run-failed" in told
-    for name, automation in api.automations().items():
-        if name in ("nanochat-run-failed", "nanochat-pool-not-ready"):
-            api.delete(f"/automations/{automation['id']}")
+    forget_alerts(api)
+
+
+def forget_alerts(api: PrefectApi) -> None:
+    """As before there was an address."""
+    from deployments.alerts import ALERTS
+
+    found = api.automations()
+    for name in ALERTS:
+        api.delete(f"/automations/{found[name]['id']}")

@@ -207,6 +207,17 @@ def test_a_pool_of_another_type_is_used_as_it_is(server: Server, api: PrefectApi
             assert properties["env"]["default"] == given
 
 
+def test_a_parameter_that_a_person_made_null_stays_null(
+    deploy: Callable[..., Any], api: PrefectApi
+) -> None:
+    full = api.deployment("nanochat/nanochat")
+    api.patch(f"/deployments/{full['id']}", {"parameters": {"pool": None}})
+    assert deploy().changed == ()
+    assert api.deployment("nanochat/nanochat")["parameters"] == {"pool": None}
+    api.delete(f"/deployments/{full['id']}")
+    deploy()
+
+
 def test_another_pool_of_gpus_is_known_from_then_on(
     deploy: Callable[..., Any], api: PrefectApi
 ) -> None:

@@ -178,6 +178,7 @@ def prefect_terminal(
     put_run(store, "main-1", *made, name="main")
     monkeypatch.setenv("PREFECT_API_URL", server.api_url)
     before = dict(os.environ)
+    terminal.run("evals", "schedule", "main", "--remove")  # one that other tests registered
     yield terminal
     terminal.run("evals", "schedule", "main", "--remove")
     os.environ.clear()
