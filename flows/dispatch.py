@@ -36,6 +36,7 @@ from flows.order import Order, make_order
 from flows.runs import Run
 from flows.stages import Stage
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
+from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, NanochatError, StageError, StoreError
 
 FLOW = "one-stage"  # of flows/one_stage.py
@@ -290,9 +291,11 @@ class _Told:
 
     def tell(self, runs: Sequence[FlowRun]) -> None:
         """States when they change, progress every few seconds."""
-        states = ", ".join(sorted({_state_name(run) for run in runs}))
-        wait = "; no worker has taken it" if "Late" in states else ""
-        self.say(f"{self._order.name} on pool {self._site.placement.pool}: {states}{wait}")
+        states = sorted({_state_name(run) for run in runs if run.state_type in _LIVE})
+        if states:
+            wait = "; no worker has taken it" if "Late" in states else ""
+            where = f"ordered as {self._order.name} of pool {self._site.placement.pool}"
+            self.say(f"{where}: {', '.join(states)}{wait}")
         if "Running" in states and time.monotonic() >= self._next:
             self._next = time.monotonic() + SECONDS_BETWEEN_TELLING
             with contextlib.suppress(StoreError):
@@ -331,21 +334,31 @@ def is_cancelled(flow_run_id: str | None) -> bool:
     return False
 
 
-def cancel_orders(run_id: str, *, seconds: float = SECONDS_TO_STOP) -> None:
-    """Cancel what the run has ordered, and wait until it has saved and ended.
+def cancel_orders(run_id: str) -> list[FlowRun]:
+    """Cancel what the run has ordered, and return it. The far side saves first: see `wait_saved`.
 
     The server would do it too for runs of a cancelled one, a while later. Raises what Prefect's
     client raises when it does not answer.
     """
-    deadline = time.monotonic() + seconds
-    tags = [f"run:{run_id}"]
     with get_client(sync_client=True) as client:
-        live = [run for run in _find_runs(client, tags, _LIVE) if _is_order(run)]
+        live = [run for run in _find_runs(client, [f"run:{run_id}"], _LIVE) if _is_order(run)]
         for run in live:
             client.set_flow_run_state(run.id, Cancelling(message=f"{run_id} was stopped"))
-        while live and time.monotonic() < deadline:
+    return live
+
+
+def wait_saved(
+    store: Store, orders: Sequence[FlowRun], *, seconds: float = SECONDS_TO_STOP
+) -> None:
+    """Wait until cancelled orders have ended: whoever built them has given the lease back.
+
+    Their state follows later: the worker says Cancelled when it has seen all processes end.
+    """
+    deadline = time.monotonic() + seconds
+    names = [(run.parameters["stage"], run.parameters["fingerprint"]) for run in orders]
+    with contextlib.suppress(StoreError):
+        while any(find_holder(store, *name) for name in names) and time.monotonic() < deadline:
             time.sleep(0.5)
-            live = [run for run in _find_runs(client, tags, _LIVE) if _is_order(run)]
 
 
 def _is_order(run: FlowRun) -> bool:

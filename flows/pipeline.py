@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from prefect.client.schemas.objects import FlowRun
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.build import Built, Site, Watch
 from flows.cache import fetch
-from flows.dispatch import NOT_ANSWERING, cancel_orders, check_pool, is_cancelled
+from flows.dispatch import NOT_ANSWERING, cancel_orders, check_pool, is_cancelled, wait_saved
 from flows.forms import (
     DepthField,
     ForceField,
@@ -237,11 +238,14 @@ def run_pipeline(
     except BaseException as error:
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
         site.stop.set()
+        orders: list[FlowRun] = []
         if site.placement.pool is not None and is_last_word(error):
-            cancel_orders_of(run)
+            orders = cancel_orders_of(run)
         wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
         with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
             record.end("interrupted" if is_interrupted else "failed")
+        if isinstance(error, KeyboardInterrupt):  # a person at a terminal, who is told of it
+            wait_saved(site.store, orders)
         if not is_interrupted:
             pages.show_artifacts(there | _finished(futures))
         raise
@@ -274,12 +278,13 @@ def is_last_word(error: BaseException) -> bool:
     return isinstance(error, Exception | KeyboardInterrupt) or is_cancelled(flow_run.get_id())
 
 
-def cancel_orders_of(run: Run) -> None:
-    """Cancel what the run has ordered of a pool, as far as Prefect answers."""
+def cancel_orders_of(run: Run) -> list[FlowRun]:
+    """Cancel what the run has ordered of a pool, as far as Prefect answers; returns it."""
     try:
-        cancel_orders(run.run)
+        return cancel_orders(run.run)
     except NOT_ANSWERING as error:
         get_run_logger().warning(f"what was ordered of the pool may go on: {error}")
+        return []
 
 
 def _given(site: Site, manifest: Manifest) -> Built:

@@ -6,6 +6,7 @@ are in it, and the worker's own home, so that caller and worker share the store 
 
 import os
 import pickle
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from tests.flows.conftest import Toys
 __all__ = ["one_stage", "toy_flow"]
 
 DIRECTORY = "TOYS"
+OTHER_CODE = "TOYS_OTHER_CODE"
 TABLE = "table.pickle"  # the stages of a test, in its directory
 
 
@@ -80,8 +82,18 @@ def site_of(directory: Path, run_id: str, *, home: str, gpus: int = 0) -> Site:
 def _open_order(order: Order, *, watch: Watch) -> tuple[Stage, Site, Mapping[str, Manifest]]:
     directory = Path(os.environ[DIRECTORY])
     site = site_of(directory, order.run, home="far", gpus=order.gpus or 0)
+    if OTHER_CODE in os.environ:
+        site = replace(site, root=_changed(site.root, directory / "changed"))
     found = [flows.order._input(site, name) for name in order.inputs]
     return _stage_of(order), replace(site, watch=watch), {m.stage: m for m in found}
+
+
+def _changed(root: Path, copy: Path) -> Path:
+    """The repository with something else in each stage."""
+    shutil.copytree(root, copy)
+    for path in copy.glob("tasks/toy_*.py"):
+        path.write_text(path.read_text() + "\nCHANGED = True\n")
+    return copy
 
 
 def _stage_of(order: Order) -> Stage:
@@ -95,6 +107,8 @@ if DIRECTORY in os.environ:  # in a worker; the test itself imports this module 
         module.open_order = _open_order
         module.stage_of = _stage_of
     flows.lost.FIRST_PAUSE = 0.5
+    # Jobs find the toys there, as the package `tasks`; this process has ours.
+    os.environ["PYTHONPATH"] = str(Path(os.environ[DIRECTORY]) / "root")
 
 
 @flow(name="toys", flow_run_name=lambda: flow_run.get_parameters()["run_id"], retries=0)

@@ -33,25 +33,29 @@ def wait_until(found: Callable[[], Any], *, seconds: float = SECONDS) -> Any:
     return value
 
 
-def deploy(directory: Path, pool: str = POOL) -> None:
-    """Deploy `one-stage/<pool>` and `toys/<pool>` for the toys of a test."""
+def deploy(directory: Path, pool: str = POOL, *, other_code: bool = False) -> None:
+    """Deploy `one-stage/<pool>` and `toys/<pool>` for the toys of a test.
+
+    With `other_code` whoever carries out an order has other code than its caller.
+    """
     from prefect.types.entrypoint import EntrypointType
 
     from flows.one_stage import one_stage
-    from tests.flows.far_toys import DIRECTORY, toy_flow
+    from tests.flows.far_toys import DIRECTORY, OTHER_CODE, toy_flow
 
     _make_pool(pool)
     environment = {
         DIRECTORY: str(directory),
-        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(directory / "root")]),
+        "PYTHONPATH": str(REPOSITORY),
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     }
     for flow in (one_stage, toy_flow):
+        other = {OTHER_CODE: "1"} if other_code and flow is one_stage else {}
         deployment: Any = flow.to_deployment(
             pool,
             entrypoint_type=EntrypointType.MODULE_PATH,
             work_pool_name=pool,
-            job_variables={"env": environment},
+            job_variables={"env": environment | other},
         )
         deployment.entrypoint = f"tests.flows.far_toys.{flow.fn.__name__}"
         deployment.apply()
@@ -137,6 +141,15 @@ def wait_for_end(run_id: Any, *, seconds: float = SECONDS) -> Any:
         return state if state.is_final() else None
 
     return wait_until(ended, seconds=seconds)
+
+
+def engine_of(run_id: Any) -> psutil.Process | None:
+    """The process in which a worker runs a flow run."""
+    for process in psutil.process_iter(["environ"]):
+        is_its = (process.info["environ"] or {}).get("PREFECT__FLOW_RUN_ID") == str(run_id)
+        if is_its and "nanochat_core.worker" not in " ".join(process.cmdline()):
+            return process
+    return None
 
 
 def processes_of(directory: Path, word: str = "job.json") -> list[psutil.Process]:
