@@ -202,13 +202,15 @@ def sweep(
                 record.end("interrupted" if is_interrupted else "failed")
         pages.close()
         raise
-    findings = find_out(site.store, ended, name=series.name, profile=series.profile)
-    files = write_files(site.placement.home, findings)
-    get_run_logger().info(f"miniseries: {files.page}")
-    pages.show_findings(findings, files)
-    pages.close()
+    try:
+        findings = find_out(site.store, ended, name=series.name, profile=series.profile)
+        files = write_files(site.placement.home, findings)
+        get_run_logger().info(f"miniseries: {files.page}")
+        pages.show_findings(findings, files)
+    finally:
+        pages.close()
     if failures:
-        raise _failed(series, units, failures)
+        raise _failed(series, units, failures, files)
     cached = sum(future.result().cached for future in futures.values())
     return Swept(
         findings=findings,
@@ -271,7 +273,7 @@ def _status(
 
 
 def _failed(
-    series: Series, units: Sequence[Unit], failures: Mapping[str, NanochatError]
+    series: Series, units: Sequence[Unit], failures: Mapping[str, NanochatError], files: Files
 ) -> StageError:
     """One error for all that failed, with the first one's hint."""
     depths = {m.depth for unit in units if unit.label in failures for m in unit.members}
@@ -279,6 +281,7 @@ def _failed(
     said = "; ".join(f"{label}: {error}" for label, error in failures.items())
     first = next(iter(failures.values()))
     return StageError(
-        f"{len(depths)} of {len(series.members)} depths failed, {labels} ({said})",
+        f"{len(depths)} of {len(series.members)} depths failed, {labels} ({said}); what there is: "
+        f"{files.page}",
         hint=first.hint or "run the same again: what is there is not built again",
     )
