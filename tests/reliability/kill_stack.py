@@ -35,6 +35,7 @@ KILLS_A_FLOW = 8
 KEPT = ("shards", "task_data", "tokenizer", "tokens", "rows")  # of the undisturbed flow
 SHOWS_CLOCKS = ("report",)
 COMPARED = 13  # stages: all but that one
+RETRIES = 20  # of a stage: half of the kills may meet the same one
 SECONDS_BETWEEN = (1.0, 6.0)  # from the run's moving again to the next kill
 SECONDS_TO_MOVE = 400.0
 SECONDS_FOR_A_FLOW = 1800.0
@@ -138,6 +139,7 @@ class Campaign:
             run_name=f"kills-{number}", store=self.store(number).as_uri(), **SETTINGS
         )
         values["place"] = [*values["place"], "save_every_seconds=2"]
+        values["retries"] = RETRIES
         run = self.stack.api.trigger(deployment, values)
         wait_until(lambda: self.stack.engines(run), seconds=120, what="the flow's process")
         return run
