@@ -1,0 +1,88 @@
+"""The flow that carries out an order, in the test's own process: how its run ends."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from flows.build import seek
+from flows.order import Order, make_order
+from infra.prefect_server import Server
+
+pytestmark = pytest.mark.prefect
+
+# Killed while there is a file `fatal` in the home.
+FRAGILE = """
+import os
+import signal
+
+
+def run(job):
+    if (job.directory.parents[2] / "fatal").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    (job.output / "value.txt").write_text("made")
+    return {}
+"""
+
+
+@pytest.fixture
+def order(toys: Any, server: Server) -> Order:
+    """An order of a toy stage."""
+    from tests.flows.far_toys import make_run
+
+    stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
+    fingerprint = seek(stage, toys.site(), {}, force=False).identity.fingerprint
+    run = make_run("toy-1")
+    return make_order(stage, toys.site(), run, {}, fingerprint=fingerprint, force=False)
+
+
+@pytest.fixture
+def carry_out(toys: Any, order: Order, monkeypatch: pytest.MonkeyPatch) -> Callable[[Order], Any]:
+    """Runs the flow with an order of this stage; gives the state that it ends in."""
+    import flows.nodes
+    import flows.one_stage
+
+    stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
+
+    def open_order(order: Order, *, watch: Any) -> Any:
+        return stage, replace(toys.site(order.run), watch=watch), {}
+
+    monkeypatch.setattr(flows.nodes, "open_order", open_order)
+    monkeypatch.setattr(flows.one_stage, "stage_of", lambda order: stage)
+
+    def run(order: Order) -> Any:
+        parameters = json.loads(json.dumps(asdict(order)))  # as they come from the server
+        return flows.one_stage.one_stage(**parameters, return_state=True)
+
+    return run
+
+
+def test_an_order_is_carried_out_once(order: Order, carry_out: Callable[[Order], Any]) -> None:
+    first, second = carry_out(order), carry_out(order)
+    assert (first.name, second.name) == ("Completed", "Cached")
+    assert first.message == second.message
+    assert first.message.endswith(f"/fragile/{order.fingerprint}")
+
+
+def test_what_the_machine_did_is_a_crash_and_can_be_ordered_again(
+    toys: Any, order: Order, carry_out: Callable[[Order], Any]
+) -> None:
+    (toys.home / "fatal").touch()
+    state = carry_out(order)
+    assert state.is_crashed()
+    assert "fragile ended without a result: killed by SIGKILL" in state.message
+    assert "\nhint: its log is" in state.message
+    assert "replay it with: python -m nanochat_core.worker" in state.message
+    (toys.home / "fatal").unlink()
+    assert carry_out(order).is_completed()
+
+
+def test_another_fingerprint_is_refused_in_a_line(
+    order: Order, carry_out: Callable[[Order], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    state = carry_out(replace(order, fingerprint="ab" * 32))
+    assert state.is_failed()
+    assert state.message.startswith("fragile/abababababab was ordered, but this machine would")
+    assert "Traceback" not in caplog.text

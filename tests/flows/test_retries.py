@@ -1,0 +1,126 @@
+"""A lost stage is started again in the same run; a mistake is not, and nobody waits in vain."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from infra.launch.torchrun import JobFailed
+from infra.prefect_server import Server
+from nanochat_core.errors import StageError, StoreError
+from tests.flows.test_dispatch import AwayStore
+from tests.flows.test_one_stage import FRAGILE
+from tests.flows.test_pipeline import make_run, run_toys, task_runs
+
+__all__ = ["run_toys"]
+
+pytestmark = pytest.mark.prefect
+
+# Killed in the first two attempts.
+TWICE = """
+import os
+import signal
+
+
+def run(job):
+    marks = job.checkpoints / "attempts"
+    tried = marks.read_text() if marks.exists() else ""
+    marks.write_text(tried + ".")
+    if len(tried) < 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    (job.output / "value.txt").write_text("made")
+    return {}
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import lost
+
+    monkeypatch.setattr(lost, "FIRST_PAUSE", 0.1)
+
+
+def run_counts(flow_run_name: str) -> dict[str, int]:
+    """Stage -> how often its task ran, as the server shows it."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+
+    task_runs(flow_run_name)  # the server has heard of all
+    chosen = FlowRunFilter(name=FlowRunFilterName(any_=[flow_run_name]))
+    with get_client(sync_client=True) as client:
+        return {run.name: run.run_count for run in client.read_task_runs(flow_run_filter=chosen)}
+
+
+def test_a_killed_stage_is_started_again_and_the_pages_show_the_attempts(
+    toys: Any, run_toys: Callable[..., Any]
+) -> None:
+    stage = toys.stage("twice", source=TWICE)
+    made = run_toys(toys, [stage, toys.stage("end", stage)], run_id="toy-twice", retries=2)
+    assert not made.stages["twice"].cached
+    assert run_counts("toy-twice") == {"twice": 3, "end": 1}
+    assert "waiting" in toys.kinds("twice")
+
+
+def test_attempts_are_counted_and_the_last_error_is_told(
+    toys: Any, run_toys: Callable[..., Any]
+) -> None:
+    stage = toys.stage("twice", source=TWICE)
+    with pytest.raises(JobFailed, match="killed by SIGKILL"):
+        run_toys(toys, [stage], run_id="toy-thrice", retries=1)
+    assert run_counts("toy-thrice") == {"twice": 2}
+    assert task_runs("toy-thrice")["twice"].is_failed()
+
+
+def test_an_error_of_the_code_is_not_tried_again(toys: Any, run_toys: Callable[..., Any]) -> None:
+    toys.set_broken("first")
+    with pytest.raises(JobFailed, match="ValueError: broken"):
+        run_toys(toys, [toys.stage("first")], run_id="toy-error", retries=3)
+    assert run_counts("toy-error") == {"first": 1}
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_its_next_attempt(
+    toys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows import lost, stage_task
+
+    monkeypatch.setattr(lost, "FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(stage_task.task_run, "get_run_count", lambda: 2)
+    site = replace(toys.site(), stop=threading.Event())
+    threading.Timer(0.2, site.stop.set).start()
+    began = time.monotonic()
+    with pytest.raises(StageError, match="the run is being stopped"):
+        stage_task._pause(toys.stage("first"), site)
+    assert time.monotonic() - began < 10
+
+
+def test_a_store_that_is_away_on_lookup_fails_the_stage_and_builds_nothing(
+    toys: Any, server: Server
+) -> None:
+    from prefect import flow
+
+    from flows.stage_task import submit
+
+    stage = toys.stage("fragile", source=FRAGILE)
+    site = replace(toys.site(), store=AwayStore(toys.home / "store"))
+
+    @flow(name="toys", flow_run_name="toy-away")
+    def away() -> Any:
+        return submit(stage, site, make_run("toy-away"), {}, force=False, retries=1).result()
+
+    with pytest.raises(StoreError, match="cannot be reached"):
+        away()
+    assert run_counts("toy-away") == {"fragile": 2}
+    assert "building" not in toys.kinds("fragile")
+
+
+def test_a_run_that_was_started_too_often_fails(
+    toys: Any, run_toys: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows import pipeline
+
+    monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: pipeline.MOST_STARTS + 1)
+    with pytest.raises(StageError, match="was started 11 times and never came to its end"):
+        run_toys(toys, [toys.stage("first")], run_id="toy-often")
