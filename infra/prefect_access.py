@@ -69,11 +69,16 @@ def shown_database(url: str | None) -> str:
     return shown.render_as_string()
 
 
-def has_password(url: str) -> bool:
-    """Whether a database's URL, as a person gave it, carries a password."""
+def name_database(url: str) -> bool:
+    """Have this process and what it starts use the database; whether the URL has a password.
+
+    Raises ServerError for a URL that is none.
+    """
     from sqlalchemy.engine import make_url
 
-    return make_url(_normal(url)).password is not None
+    has_password = make_url(_normal(url)).password is not None
+    os.environ[DATABASE] = url
+    return has_password
 
 
 def check_database(url: str) -> None:
@@ -189,6 +194,8 @@ async def _connect(url: str) -> None:
 
 def _unreachable(url: str, error: Exception) -> ServerError:
     what = (str(error).splitlines() or [""])[0] or type(error).__name__
+    if isinstance(error, OSError) and (error.errno or 0) > 0:
+        what = os.strerror(error.errno or 0).lower()  # asyncio tells the number only
     return ServerError(
         f"the database {shown_database(url)} cannot be used: {what}",
         hint=f"look at host, port, user, password and name in {DATABASE} or --postgres",

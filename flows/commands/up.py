@@ -81,12 +81,9 @@ def up(
 
 def _take_database(given: str | None) -> None:
     """Hand the database on by the environment, and take a password off the command line."""
-    from infra.prefect_access import DATABASE, has_password
+    from infra.prefect_access import name_database
 
-    if given is None:
-        return
-    os.environ[DATABASE] = given
-    if has_password(given):
+    if given is not None and name_database(given):
         # Everybody may read the words of a command. The same process goes on without this one.
         words = list(sys.argv[1:])
         at = next(i for i, word in enumerate(words) if word.startswith("--postgres"))
@@ -115,6 +112,7 @@ def _command(place: Place, port: int | None, pools: tuple[str, ...]) -> list[str
     """The keeper's command."""
     words = [sys.executable, "-m", "flows.cli", "up", "--foreground"]
     words += ["--home", str(place.home_path)]
+    words += [] if place.store is None else ["--store", place.store]
     words += [] if port is None else ["--port", str(port)]
     return [*words, *(word for pool in pools for word in ("--pool", pool))]
 
@@ -126,11 +124,10 @@ def _keep(place: Place, port: int | None, pools: tuple[str, ...]) -> int:
     from infra.stack.keeper import Keeper, Wanted
     from infra.stack.workers import pool_called
 
-    if place.store is not None:
-        os.environ["NANOCHAT_STORE"] = place.store
     check_database_kept(place.home_path)
     wanted = Wanted(
         home=place.home_path,
+        store=place.store,
         port=FIRST_PORT if port is None else port,
         pools=tuple(pool_called(name) for name in pools),
         register=REGISTER,
@@ -147,14 +144,15 @@ def _say(text: str) -> None:
 
 def _lines(stack: "Stack", place: Place) -> Iterator[str]:
     """What a person wants to know of a stack that is up."""
+    from infra.prefect_access import AUTH, auth
     from infra.stack.workers import pool_called
 
     home = place.home_path
     pools = [pool_called(name) for name in stack.workers]
     workers = ", ".join(f"{pool.name} (runs at once: {pool.limit})" for pool in pools)
     yield f"Prefect      {stack.ui_url}"
-    if os.environ.get("NANOCHAT_PREFECT_AUTH"):
-        yield "             it asks for the user:password of NANOCHAT_PREFECT_AUTH"
+    if auth() is not None:
+        yield f"             it asks for the user:password of {AUTH}"
     yield f"workers      {workers}"
     if stack.database is not None:
         kept = home / "prefect" if stack.database == "sqlite" else stack.database

@@ -23,7 +23,7 @@ from infra.stack.record import Stack, find_stack, read_stack
 
 SECONDS_TO_START = 240.0  # a new home on a busy machine takes one
 SECONDS_TO_BE_STARTED = 60.0  # longer than a keeper's longest pause
-SECONDS_TO_END = 90.0  # runs save, what they left does too
+SECONDS_TO_END = 120.0  # runs save, what they left does too
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 

@@ -42,6 +42,7 @@ class Wanted:
     home: Path
     port: int  # of the server, or the next free one
     pools: tuple[Pool, ...]
+    store: str | None = None  # of the runs; None: what the environment names
     register: tuple[str, ...] = ()  # the command that tells the server what there is to run
 
 
@@ -65,7 +66,7 @@ class Keeper:
         log = wanted.home / "prefect" / "register.log"
         self._registration = Child("registration", list(wanted.register), log=log)
         self._registrations_left = REGISTRATIONS if wanted.register else 0
-        self._workers = [Worker(pool, wanted.home, say=say) for pool in wanted.pools]
+        self._workers = [Worker(pool, wanted.home, wanted.store, say=say) for pool in wanted.pools]
         self._adopted = Adopted()
         self._lost: list[str] = []  # flow runs whose end Prefect does not know yet
 

@@ -49,14 +49,15 @@ def worker_command(pool: Pool) -> list[str]:
     ]
 
 
-def worker_environment(home: Path, api_url: str) -> dict[str, str]:
-    """What a worker and the flows that it runs are told."""
+def worker_environment(home: Path, api_url: str, *, store: str | None = None) -> dict[str, str]:
+    """What a worker and the flows that it runs are told; `store` as None is the environment's."""
     inherited = own_environment() if configured_api_url() is None else own_environment(but=())
     return {
         **inherited,
         **client_environment(home, api_url, console_logs=True),
         STACK: str(home),
         "NANOCHAT_HOME": str(home),
+        **({} if store is None else {"NANOCHAT_STORE": store}),
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
         "PREFECT_WORKER_QUERY_SECONDS": str(QUERY_SECONDS),
         "PYTHONUNBUFFERED": "1",

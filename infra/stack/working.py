@@ -16,12 +16,15 @@ _SECONDS_TO_DIE = 8.0  # from the end of its runs to that of a worker that was a
 class Worker:
     """One pool's worker and the processes of its runs."""
 
-    def __init__(self, pool: Pool, home: Path, *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, pool: Pool, home: Path, store: str | None, *, say: Callable[[str], None]
+    ) -> None:
         self.pool = pool
         self.child = Child(
             pool.name, worker_command(pool), log=home / "prefect" / f"worker-{pool.name}.log"
         )
         self._home = home
+        self._store = store
         self._say = say
         self._attempts: dict[int, Attempt] = {}  # by pid
         self._ended: list[tuple[float, Attempt]] = []  # lately: when, in monotonic seconds
@@ -49,7 +52,7 @@ class Worker:
         over = [attempt for attempt in self._orphans if attempt.is_over]
         self._orphans = [attempt for attempt in self._orphans if attempt not in over]
         if self.child.pid is None and self.child.pause.is_over and not self._orphans:
-            pid = self.child.start(worker_environment(self._home, api_url))
+            pid = self.child.start(worker_environment(self._home, api_url, store=self._store))
             self._say(f"worker {self.pool.name}: process {pid}")
         return [attempt.flow_run for attempt in over]
 

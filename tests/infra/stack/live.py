@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +84,14 @@ class LiveStack:
         url = f"{self.record.api_url}{path}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, self._headers)
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return json.load(response)
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=30) as response:
+                    return json.load(response)
+            except urllib.error.HTTPError as error:
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE:  # SQLite: somebody else writes
+                    raise
+                time.sleep(1)
 
     def deploy_toy(self) -> None:
         """Make the deployment of the toy flow."""

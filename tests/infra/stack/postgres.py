@@ -1,0 +1,124 @@
+"""A Postgres of a test's own: a cluster in a temporary directory, run by an unprivileged user."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PASSWORD = "never-on-a-command-line"
+_PLACES = "/usr/lib/postgresql/*/bin"
+_USERS = ("postgres", "nobody")  # Postgres refuses to run as root
+
+
+@dataclass(frozen=True, kw_only=True)
+class Postgres:
+    """A running database server with the empty database `history`."""
+
+    binaries: Path
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Of the database, with the password."""
+        return self.url_with(PASSWORD)
+
+    def url_with(self, password: str) -> str:
+        return f"postgresql://prefect:{password}@127.0.0.1:{self.port}/history"
+
+    def select(self, query: str) -> str:
+        """What the database answers, as text."""
+        done = subprocess.run(
+            [self.binaries / "psql", "--no-psqlrc", "-tA", "-c", query, self.url_with("")],
+            env={**os.environ, "PGPASSWORD": PASSWORD},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout.strip()
+
+
+@contextmanager
+def running_postgres() -> Generator[Postgres]:
+    """Start one and stop it. Skips the test where there is none and none can be installed."""
+    binaries = _find() or _install()
+    directory = Path(tempfile.mkdtemp(prefix="nanochat-postgres-"))
+    user = _user()
+    data, word = directory / "data", directory / "password"
+    word.write_text(PASSWORD)
+    if user is not None:
+        for path in (directory, word):
+            shutil.chown(path, user)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def run(*command: str | Path) -> None:
+        done = subprocess.run(
+            command, user=user, cwd=directory, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -c fsync=off -k {directory}"
+    control = (binaries / "pg_ctl", "-D", data, "-w", "-l", directory / "log")
+    try:
+        run(
+            *(binaries / "initdb", "-D", data, "-U", "prefect", "--pwfile", word),
+            *("--auth", "scram-sha-256", "--no-sync"),
+        )
+        run(*control, "-o", options, "start")
+        try:
+            postgres = Postgres(binaries=binaries, port=port)
+            _make_database(postgres)
+            yield postgres
+        finally:
+            run(*control, "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(directory)
+
+
+def _make_database(postgres: Postgres) -> None:
+    place = ("-h", "127.0.0.1", "-p", str(postgres.port), "-U", "prefect")
+    subprocess.run(
+        [postgres.binaries / "createdb", *place, "history"],
+        env={**os.environ, "PGPASSWORD": PASSWORD},
+        check=True,
+    )
+
+
+def _find() -> Path | None:
+    """The directory of Postgres's programs."""
+    found = sorted(Path("/").glob(f"{_PLACES.lstrip('/')}/initdb"))
+    on_path = shutil.which("initdb")
+    return found[-1].parent if found else Path(on_path).parent if on_path else None
+
+
+def _install() -> Path:
+    """Postgres from the system's packages."""
+    if os.getuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip("there is no Postgres here, and only root can install one (apt-get)")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for words in (("update",), ("install", "--yes", "--no-install-recommends", "postgresql")):
+        done = subprocess.run(
+            ["apt-get", *words], env=environment, capture_output=True, text=True, timeout=600
+        )
+        if done.returncode:
+            pytest.skip(f"Postgres cannot be installed: {done.stderr.strip()[-200:]}")
+    if (binaries := _find()) is None:
+        pytest.skip("the package of Postgres brought no initdb")
+    return binaries
+
+
+def _user() -> str | None:
+    """Who runs it; None: we do."""
+    if os.getuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return next(name for name in _USERS if name in names)
