@@ -106,14 +106,14 @@ def nanochat(
     Args:
         profile: What to train: `nanochat profiles` lists the names.
         depth: Number of transformer layers; the rest follows from it.
-        overrides: Changed settings, each as section.name=value.
+        overrides: Changed settings, each as section.name=value: pretrain.num_steps=100.
         from_stage: Redo this stage and everything after it.
         force: Redo these stages although they are up to date.
         use: Artifacts that stand for their stages, such as pretrain@other or sft/1a2b3c.
         run_name: What to call the run; by default as its profile.
         store: URL of the artifact store; by default the one this machine is set up for.
         gpus: GPUs to use, 0 for the CPU; by default all that the profile can fill.
-        place: Changed settings of the placement, each as name=value.
+        place: Changed settings of the placement, each as name=value: device_batch_size=8.
         nodes: Machines that each GPU stage takes; more than one needs a pool.
         pool: Work pool whose workers run the GPU stages; by default this very process does.
         retries: How often a stage that was lost is started again.
