@@ -18,6 +18,7 @@ from typing import Any, Literal
 from infra.placement import count_gpus, count_threads
 from infra.prefect_access import ServerError, check_answers, configured_api_url
 from infra.prefect_server import find_server
+from infra.stack.record import find_stack
 from infra.storage.open import open_store
 from infra.storage.probe import probe
 from nanochat_core.errors import NanochatError
@@ -89,6 +90,7 @@ def examine(*, home: Path, store: str) -> Iterator[Check]:
     yield check_home(home)
     yield check_store(store)
     yield check_server(home, shared=configured_api_url())
+    yield check_workers(home)
     yield check_sandbox(ask_sandbox())
 
 
@@ -296,3 +298,14 @@ def check_server(home: Path, *, shared: str | None) -> Check:
     except ServerError as error:
         return Check(name="server", state="fail", found=str(error), remedy=error.hint)
     return Check(name="server", state="ok", found=f"{shared} answers")
+
+
+def check_workers(home: Path) -> Check:
+    """Whether runs that are started in Prefect's pages are picked up on this machine."""
+    stack = find_stack(home)
+    if stack is None:
+        return Check(name="workers", state="ok", found="not running; `nanochat up` starts them")
+    if stack.problem is not None:
+        return Check(name="workers", state="warn", found=stack.problem, remedy=stack.hint)
+    found = f"pools {', '.join(stack.workers)}: {stack.state}"
+    return Check(name="workers", state="ok", found=found)

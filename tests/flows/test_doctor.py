@@ -13,6 +13,7 @@ import pytest
 from flows import doctor
 from flows.cli import main
 from flows.doctor import GIB
+from infra.stack.record import my_stack
 from infra.storage.base import Store
 from tasks.sandbox import Protections
 
@@ -166,6 +167,21 @@ def test_a_local_prefect_server_need_not_run_yet(tmp_path: Path) -> None:
     assert (check.state, check.found) == ("ok", "not running; `nanochat run` starts one")
 
 
+def test_workers_are_those_of_a_living_keeper_and_their_problem_is_a_warning(
+    tmp_path: Path,
+) -> None:
+    assert doctor.check_workers(tmp_path).found == "not running; `nanochat up` starts them"
+
+    stack = replace(my_stack(), state="ready", workers={"cpu": 1, "gpu": 2})
+    stack.write(tmp_path)
+    check = doctor.check_workers(tmp_path)
+    assert (check.state, check.found) == ("ok", "pools cpu, gpu: ready")
+
+    replace(stack, problem="the deployments are missing", hint="do it").write(tmp_path)
+    check = doctor.check_workers(tmp_path)
+    assert (check.state, check.remedy) == ("warn", "do it")
+
+
 @pytest.mark.torch
 def test_the_command_checks_everything_and_says_by_its_exit_code_whether_a_run_could_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -178,7 +194,7 @@ def test_the_command_checks_everything_and_says_by_its_exit_code_whether_a_run_c
     found = {check["name"]: check["state"] for check in json.loads(capsys.readouterr().out)}
     assert list(found) == [
         *("python", "prefect", "sqlalchemy", "fastapi", "torch", "bf16", "gpu", "cpu"),
-        *("memory", "disk", "store", "server", "sandbox"),
+        *("memory", "disk", "store", "server", "workers", "sandbox"),
     ]
     assert main([*words, "--store", "file:///not/mounted/store"]) == 1
     said = capsys.readouterr().out

@@ -1,0 +1,41 @@
+"""A stack without a server of its own: its worker takes runs of a server that others keep."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.prefect_server import Server
+from tests.infra.stack.live import LiveStack, make_code
+
+pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_a_stack_on_a_shared_server_is_workers_only(tmp_path: Path, server: Server) -> None:
+    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"), password=False)
+    stack.environment["PREFECT_API_URL"] = server.api_url
+    try:
+        up = stack.nanochat("up", "--pool", "cpu")
+        assert (up.returncode, up.stderr) == (0, ""), up.stdout + up.stderr
+        assert f"Prefect      {server.ui_url}" in up.stdout
+        assert stack.record.server is None
+        assert list(stack.record.workers) == ["cpu"]
+        stack.deploy_toy()
+        run = stack.start_toy("shared")
+        stack.finish_toy("shared")
+        stack.wait_for_state(run, "Completed")
+    finally:
+        down = stack.nanochat("down")
+    assert down.stdout == "stopped: the worker of cpu\n"
+    assert stack.processes() == []
+    assert stack.ask("/admin/version")  # it is not ours to stop
+
+
+def test_a_shared_server_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
+    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"), password=False)
+
+    done = stack.nanochat("up", PREFECT_API_URL="http://127.0.0.1:1/api")
+
+    assert done.returncode == 1
+    assert "no Prefect server answers at http://127.0.0.1:1/api" in done.stderr
+    assert "PREFECT_API_URL" in done.stderr
+    assert stack.processes() == []
