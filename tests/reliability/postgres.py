@@ -5,6 +5,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +26,20 @@ def find_programs() -> Path | None:
 
 
 @contextlib.contextmanager
-def postgres(directory: Path, *, password: str) -> Iterator[str]:
-    """A running server with an empty database; gives its URL, which has the password in it."""
+def postgres(*, password: str) -> Iterator[str]:
+    """A running server with an empty database; gives its URL, which has the password in it.
+
+    Its directory is nobody else's, and not below one of pytest's, which its user may not enter.
+    """
+    with tempfile.TemporaryDirectory() as name, _running(Path(name), password) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _running(directory: Path, password: str) -> Iterator[str]:
     programs = find_programs()
     assert programs is not None
     owner = _owner()
-    directory.mkdir(parents=True)
     secret = directory / "password"
     secret.write_text(password)
     if owner is not None:

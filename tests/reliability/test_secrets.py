@@ -50,12 +50,12 @@ def canaries(s3_server: S3Server) -> dict[str, str]:
 
 
 @pytest.fixture
-def database(tmp_path: Path, canaries: dict[str, str]) -> Iterator[str | None]:
+def database(canaries: dict[str, str]) -> Iterator[str | None]:
     """Postgres where there is one; else Prefect's history is a file in the home."""
     if find_programs() is None:
         yield None
         return
-    with postgres(tmp_path / "postgres", password=canaries["password of the database"]) as url:
+    with postgres(password=canaries["password of the database"]) as url:
         yield url
 
 
