@@ -79,10 +79,10 @@ def test_training_goes_on_while_prefect_is_away(way: Way, stack: Stack) -> None:
 def outage(stack: Stack, way: Way, *, seconds: float = SECONDS_AWAY, steps: int = STEPS) -> Outage:
     """A run from the form to its end, with Prefect away while it pretrains."""
     api, store = stack.api, stack.home / "stores" / way
-    store.mkdir(parents=True)
+    store.mkdir(parents=True, exist_ok=True)
     values = form_values(run_name=way, store=store.as_uri(), pretrain__num_steps=steps)
     run = api.trigger(api.deployment("nanochat/nanochat"), values)
-    wait_until(lambda: last_step(stack) > 20, seconds=300, what="some steps")
+    wait_until(lambda: last_step(stack) > 20, seconds=900, what="some steps")
     with away(stack, way):
         seen = watch_steps(stack, seconds)
         in_mid_stage = bool(stack.processes("job"))
