@@ -222,6 +222,24 @@ def test_a_failed_run_is_posted_with_its_reason_whatever_is_in_it(
         forget_alerts(api)
 
 
+@pytest.mark.slow
+def test_a_pool_whose_worker_is_gone_is_posted(
+    deploy: Callable[..., Any], api: PrefectApi, posted: tuple[str, list[Any]]
+) -> None:
+    url, bodies = posted
+    deploy(webhook=url)
+    try:
+        worker = {"name": "short-lived", "heartbeat_interval_seconds": 2}
+        api.post("/work_pools/gpu/workers/heartbeat", worker)
+        assert api.get("/work_pools/gpu")["status"] == "READY"
+        deadline = time.monotonic() + 120
+        while not bodies and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert [body for _, body in bodies] == [{"text": "no worker runs for the work pool gpu"}]
+    finally:
+        forget_alerts(api)
+
+
 def test_the_address_is_nowhere_to_be_read(
     deploy: Callable[..., Any], api: PrefectApi, posted: tuple[str, list[Any]]
 ) -> None:
