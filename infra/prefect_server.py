@@ -102,7 +102,7 @@ def start_server(home: Path, *, port: int = FIRST_PORT) -> Server:
             f"{directory} cannot be written: {(error.strerror or str(error)).lower()}",
             hint="point NANOCHAT_HOME at a directory of yours with some free space",
         ) from error
-    _check_wanted(server)
+    check_wanted(server)
     return server
 
 
@@ -304,7 +304,7 @@ def _free_port(first: int, *, but: set[int]) -> int:
     )
 
 
-def _check_wanted(server: Server) -> None:
+def check_wanted(server: Server) -> None:
     """Raises ServerError when the running server is not of the kind that the environment names."""
     hint = "`nanochat down` stops it; then give the same command again"
     if auth() and not server.is_guarded:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from infra.stack.record import Stack
 
 POOLS = ("cpu", "gpu")
+# Without -P a folder called `flows` where a person stands would be taken for ours.
+NANOCHAT = (sys.executable, "-P", "-m", "flows.cli")
 # A program of its own: the keeper lives for months, and need not carry Prefect about.
 REGISTER = (sys.executable, "-m", "deployments.deploy")
 
@@ -60,16 +62,15 @@ def up(
     place.open_home()
     if foreground:
         return _keep(place, port, pools)
-    from infra.stack.control import check_same, start_keeper, wait_until_ready
-    from infra.stack.record import find_stack
+    from infra.stack.control import check_same, find_going, start_keeper, wait_until_ready
 
-    stack = find_stack(place.home_path)
+    stack = find_going(place.home_path, say=screen().print)
     keeper = None
-    if stack is not None and stack.state != "stopping":
+    if stack is not None:
         check_same(stack, port=port)
         screen().print("it is up already")
     else:
-        _check()
+        _check(place)
         keeper = start_keeper(place.home_path, _command(place, port, pools))
     stack = wait_until_ready(place.home_path, keeper, say=screen().print)
     for line in _lines(stack, place):
@@ -88,10 +89,10 @@ def _take_database(given: str | None) -> None:
         words = list(sys.argv[1:])
         at = next(i for i, word in enumerate(words) if word.startswith("--postgres"))
         del words[at : at + (1 if "=" in words[at] else 2)]
-        os.execv(sys.executable, [sys.executable, "-m", "flows.cli", *words])
+        os.execv(sys.executable, [*NANOCHAT, *words])
 
 
-def _check() -> None:
+def _check(place: Place) -> None:
     """Raises ServerError for what a person can mend before anything is started."""
     from infra.prefect_access import (
         auth,
@@ -100,8 +101,10 @@ def _check() -> None:
         configured_api_url,
         database,
     )
+    from infra.stack.control import check_adoptable
 
     auth()
+    check_adoptable(place.home_path)
     if (shared := configured_api_url()) is not None:
         check_answers(shared)
     elif (url := database()) is not None:
@@ -110,8 +113,7 @@ def _check() -> None:
 
 def _command(place: Place, port: int | None, pools: tuple[str, ...]) -> list[str]:
     """The keeper's command."""
-    words = [sys.executable, "-m", "flows.cli", "up", "--foreground"]
-    words += ["--home", str(place.home_path)]
+    words = [*NANOCHAT, "up", "--foreground", "--home", str(place.home_path)]
     words += [] if place.store is None else ["--store", place.store]
     words += [] if port is None else ["--port", str(port)]
     return [*words, *(word for pool in pools for word in ("--pool", pool))]
@@ -120,11 +122,11 @@ def _command(place: Place, port: int | None, pools: tuple[str, ...]) -> list[str
 def _keep(place: Place, port: int | None, pools: tuple[str, ...]) -> int:
     """Be the keeper until a signal comes."""
     from infra.prefect_server import FIRST_PORT
-    from infra.stack.control import check_database_kept
+    from infra.stack.control import check_adoptable
     from infra.stack.keeper import Keeper, Wanted
     from infra.stack.workers import pool_called
 
-    check_database_kept(place.home_path)
+    check_adoptable(place.home_path)
     wanted = Wanted(
         home=place.home_path,
         store=place.store,

@@ -17,7 +17,7 @@ from infra.prefect_access import (
     database,
     shown_database,
 )
-from infra.prefect_server import find_process, stop_server
+from infra.prefect_server import check_wanted, find_process, stop_server
 from infra.stack.processes import end_leftovers
 from infra.stack.record import Stack, find_stack, read_stack
 
@@ -50,6 +50,23 @@ def start_keeper(home: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
             stderr=file,
             start_new_session=True,
         )
+
+
+def find_going(home: Path, *, say: Callable[[str], None]) -> Stack | None:
+    """The stack of `home`, or None; one that is stopping is waited for, until it is gone."""
+    deadline = time.monotonic() + SECONDS_TO_END
+    said = False
+    while (stack := find_stack(home)) is not None and stack.state in ("stopping", "failed"):
+        if not said:
+            said = True
+            say("waiting until an earlier one has stopped")
+        if time.monotonic() > deadline:
+            raise ServerError(
+                f"the keeper of {home} does not stop (process {stack.pid})",
+                hint="`nanochat down` ends it",
+            )
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return stack
 
 
 def wait_until_ready(
@@ -100,13 +117,16 @@ def check_same(stack: Stack, *, port: int | None) -> None:
         check_admitted(stack.api_url)
 
 
-def check_database_kept(home: Path) -> None:
-    """Raises ServerError when a server runs without a keeper, on a database that is not named.
+def check_adoptable(home: Path) -> None:
+    """Raises ServerError when a server runs without a keeper, and is not as the environment says.
 
-    Its keeper could not start it again.
+    A keeper could not start it again as it is; and whoever sets a password wants one to be asked.
     """
     server = find_process(home)
-    if server is not None and server.database != shown_database(database()):
+    if server is None or configured_api_url() is not None:
+        return
+    check_wanted(server)
+    if server.database != shown_database(database()):
         raise ServerError(
             f"the server at {server.ui_url} keeps its history in {server.database}",
             hint="name that database too, or stop the server with `nanochat down` first",
@@ -144,7 +164,6 @@ def keeper_log(home: Path) -> Path:
 _WAITS = {
     "starting": "starting the Prefect server; in a new home it takes some ten seconds",
     "registering": "telling it of the deployments, and starting the workers",
-    "stopping": "waiting until an earlier one has stopped",
 }
 
 

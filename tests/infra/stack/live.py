@@ -19,7 +19,7 @@ from infra.stack.record import Stack, read_stack
 
 PASSWORD = "only-in-the-environment"
 AUTH = f"nanochat:{PASSWORD}"
-DEADLINE = 180.0  # seconds; a stack comes up in 20 on an idle machine
+DEADLINE = 280.0  # seconds; a stack comes up in 20 on an idle machine
 TAGS = ["auto-resume"]
 
 # Says in files of the home what happens to it. Its name is that of a flow that may be resumed.

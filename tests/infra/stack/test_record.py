@@ -1,5 +1,6 @@
 """Records, pauses and processes of a stack, without one."""
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,13 @@ from infra.log_file import MOST_BYTES, keep_short, last_line
 from infra.prefect_access import ServerError
 from infra.stack import child as child_module
 from infra.stack.child import Child, Pause
-from infra.stack.control import check_same, stop_stack, wait_for_kept_server, wait_until_ready
+from infra.stack.control import (
+    check_adoptable,
+    check_same,
+    stop_stack,
+    wait_for_kept_server,
+    wait_until_ready,
+)
 from infra.stack.processes import STACK, end_leftovers
 from infra.stack.record import find_stack, my_stack, read_stack
 from infra.stack.workers import pool_called, worker_command, worker_environment
@@ -73,6 +80,30 @@ def test_a_stack_on_another_database_is_not_what_was_asked_for(
     with pytest.raises(ServerError, match="in sqlite, not in postgresql://me@db/x") as caught:
         check_same(replace(my_stack(), state="ready", database="sqlite"), port=None)
     assert "nanochat down" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("NANOCHAT_PREFECT_AUTH", "nanochat:secret", "runs without a password"),
+        ("NANOCHAT_PREFECT_DATABASE", "postgresql://me@db/x", "history in sqlite, not in"),
+        ("NANOCHAT_PREFECT_AUTH", "", None),
+    ],
+)
+def test_a_server_is_taken_over_only_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str | None
+) -> None:
+    me = psutil.Process()
+    record = {"format": 2, "port": 1, "pid": me.pid, "created": me.create_time()}
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect" / "server.json").write_text(json.dumps(record))
+    monkeypatch.setenv(name, value)
+
+    if said is None:
+        check_adoptable(tmp_path)
+    else:
+        with pytest.raises(ServerError, match=said):
+            check_adoptable(tmp_path)
 
 
 def test_without_a_keeper_nobody_waits_for_its_server(tmp_path: Path) -> None:

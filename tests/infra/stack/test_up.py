@@ -7,7 +7,7 @@ import pytest
 
 from tests.infra.stack.live import PASSWORD, LiveStack
 
-pytestmark = pytest.mark.prefect
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600)]
 
 
 def test_up_says_where_the_pages_are_and_what_to_do_next(live: LiveStack) -> None:
