@@ -169,6 +169,26 @@ def test_retry_in_the_pages_goes_on_with_the_live_order_of_a_killed_run(play: Pl
     assert len(play.children) == 1
 
 
+def test_a_stage_that_is_killed_again_and_again_comes_to_its_end(play: Play) -> None:
+    from tests.flows.pools import engine_of, processes_of, wait_for_end, wait_until
+
+    run = play.start()
+    play.wait_for_attempts(1)
+    for process in processes_of(play.directory):
+        process.kill()  # as a machine out of memory does
+    play.wait_for_attempts(2)
+    wait_until(lambda: engine_of(play.children[1].id)).kill()
+    play.wait_for_attempts(3)
+    for process in processes_of(play.directory):
+        process.terminate()  # as a spot machine's notice does
+    play.wait_for_attempts(4)
+    play.go()
+    state = wait_for_end(run.id)
+    assert state.is_completed(), state.message
+    assert [child.state.type.value for child in play.children] == [*["CRASHED"] * 3, "COMPLETED"]
+    wait_until(lambda: not processes_of(play.directory), seconds=30)
+
+
 def test_a_machine_with_other_code_refuses_the_order_and_nobody_tries_again(play: Play) -> None:
     from tests.flows.pools import deploy, wait_for_end
 
