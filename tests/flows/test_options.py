@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.options import Where
+from flows.commands.options import Where, Workers
 from flows.profiles import open_profile
 from nanochat_core.errors import ConfigError
 
@@ -52,3 +52,32 @@ def test_sinks_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("NANOCHAT_SINKS", "wandbe")
     with pytest.raises(ConfigError, match="there is no sink 'wandbe'"):
         Where(home=tmp_path, gpus=0).placement(open_profile("tiny"))
+
+
+def test_workers_are_named_again_in_the_command_that_goes_on() -> None:
+    assert Workers().words == []
+    workers = Workers(pool="gpu", nodes=2, retries=0)
+    workers.check()
+    assert workers.words == ["--pool", "gpu", "--nodes", "2", "--retries", "0"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        (Workers(nodes=0, pool="gpu"), "--nodes is 0"),
+        (Workers(nodes=2), "--nodes is 2, but this command is on one machine"),
+        (Workers(retries=-1), "--retries is -1"),
+    ],
+    ids=str,
+)
+def test_workers_that_cannot_be_are_refused(workers: Workers, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        workers.check()
+    assert error.value.hint
+
+
+def test_gpus_of_another_machine_are_not_counted_here(tmp_path: Path) -> None:
+    where = Where(home=tmp_path, gpus=1000)
+    where.check_gpus(elsewhere=True)
+    with pytest.raises(ConfigError, match="--gpus is 1000"):
+        where.check_gpus()

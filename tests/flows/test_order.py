@@ -1,0 +1,101 @@
+"""Orders: plain words for one stage, refused where another would come out."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.build import build, seek
+from flows.order import Order, check_same, make_order, open_order
+from flows.runs import Run
+from flows.stages import SHARDS, TOKENIZER
+from nanochat_core.errors import ArtifactError, ConfigError
+
+RUN = Run(
+    run="toy-1",
+    name="toy",
+    profile="tiny",
+    depth=2,
+    overrides=("seed=7",),
+    gpus=0,
+    place=("threads=1",),
+    status="running",
+    started="2026-11-21T00:00:00Z",
+    ended=None,
+    stages={},
+)
+
+
+def watch(stage: str, event: Any) -> None:
+    """Nobody looks."""
+
+
+def order_of(toys: Any) -> tuple[Order, Any, Any]:
+    """An order of a toy stage with one input, the stage, and the input's manifest."""
+    first = toys.stage("first")
+    second = toys.stage("second", first)
+    made = build(first, toys.site(), {}, force=False).manifest
+    inputs = {"first": made}
+    fingerprint = seek(second, toys.site(), inputs, force=False).identity.fingerprint
+    order = make_order(second, toys.site(), RUN, inputs, fingerprint=fingerprint, force=False)
+    return order, second, inputs
+
+
+def test_an_order_says_in_json_what_the_run_was_told(toys: Any) -> None:
+    order, _, inputs = order_of(toys)
+    assert json.loads(json.dumps(asdict(order))) == {
+        "stage": "second",
+        "fingerprint": order.fingerprint,
+        "inputs": [f"first/{inputs['first'].fingerprint}"],
+        "profile": "tiny",
+        "depth": 2,
+        "overrides": ["seed=7"],
+        "run": "toy-1",
+        "force": False,
+        "store": toys.site().store.url,
+        "gpus": 0,
+        "nodes": 1,
+        "place": ["threads=1"],
+        "strict": True,
+    }
+    assert order.name == f"second/{order.fingerprint[:12]}"
+
+
+def test_where_it_is_built_is_not_part_of_what_is_ordered(toys: Any) -> None:
+    order, second, inputs = order_of(toys)
+    site = toys.site()
+    elsewhere = replace(site, placement=replace(site.placement, nodes=3, pool="gpu"))
+    assert check_same(order, second, elsewhere, inputs).fingerprint == order.fingerprint
+
+
+def test_a_machine_that_would_build_something_else_refuses(toys: Any) -> None:
+    order, _, inputs = order_of(toys)
+    changed = toys.stage("second", toys.stage("first"), source="def run(job):\n    return {}\n")
+    with pytest.raises(ConfigError, match="was ordered, but this machine would build") as caught:
+        check_same(order, changed, toys.site(), inputs)
+    assert "same version of the code" in (caught.value.hint or "")
+
+
+def test_an_order_without_its_input_is_refused(toys: Any) -> None:
+    order, second, _ = order_of(toys)
+    with pytest.raises(ConfigError, match="lacks its input first"):
+        check_same(order, second, toys.site(), {})
+
+
+def test_an_input_that_this_machine_does_not_see_is_told(
+    toys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "another"))
+    order, _, _ = order_of(toys)
+    order = replace(
+        order,
+        stage=TOKENIZER.name,
+        inputs=(f"{SHARDS.name}/{'0' * 64}",),
+        store=(tmp_path / "another" / "store").as_uri(),
+        overrides=(),
+    )
+    with pytest.raises(ArtifactError, match="shards/000000000000 is not in") as caught:
+        open_order(order, watch=watch)
+    assert "same store" in (caught.value.hint or "")
