@@ -171,13 +171,19 @@ def _put_aside(
     redo: bool,
     fence: Callable[[], None],
 ) -> None:
-    """Make room for another artifact when there is one that is not wanted. Safe to repeat."""
+    """Make room for another artifact when there is one that is not wanted. Safe to repeat.
+
+    A run begins anew once: its later attempts go on from what the first of them saved.
+    """
     stage, fingerprint = identity.stage, identity.fingerprint
     if unwanted is not None:
         supersede(site.store, unwanted, fence=fence)
-    if redo or unwanted is not None:
+    has_begun = redo and checkpoints.find_anew(site.store, stage, fingerprint) == site.run_id
+    if unwanted is not None or (redo and not has_begun):
         shutil.rmtree(work_of(site, identity), ignore_errors=True)
         checkpoints.forget(site.store, stage, fingerprint)
+    if redo:
+        checkpoints.begin_anew(site.store, stage, fingerprint, run=site.run_id)
 
 
 def uri_of(store: Store, manifest: Manifest) -> str:
@@ -218,8 +224,7 @@ def _build(
     published = _publish(site, identity, job, inputs, result, lease)
     site.record(stage.name, identity.fingerprint)
     shutil.rmtree(job.directory, ignore_errors=True)
-    if site.placement.mirrors_checkpoints:
-        checkpoints.forget(site.store, stage.name, identity.fingerprint)
+    checkpoints.forget(site.store, stage.name, identity.fingerprint)
     uri = uri_of(site.store, published.manifest)
     site.watch(
         stage.name,

@@ -2,6 +2,7 @@
 
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/...            the files, uploaded first
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/COMMIT.json    put last
+{stage}/{fingerprint}/checkpoints/anew/run.json                           see `begin_anew`
 {stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/...        flows/parts.py
 {stage}/{fingerprint}/checkpoints/nodes/...                             flows/calls.py
 
@@ -216,8 +217,29 @@ def find_steps(store: Store, stage: str, fingerprint: str) -> tuple[int, int] | 
 
 
 def forget(store: Store, stage: str, fingerprint: str) -> None:
-    """Remove every checkpoint of an artifact that exists by now."""
+    """Remove every checkpoint of an artifact that exists by now, or that is made anew."""
     _remove(store, f"{stage}/{fingerprint}/checkpoints")
+
+
+def begin_anew(store: Store, stage: str, fingerprint: str, *, run: str) -> None:
+    """Note that what is saved from now on is of the run that wanted the artifact made anew."""
+    store.put(_anew_key(stage, fingerprint), seal({"run": run}, format=FORMAT))
+
+
+def find_anew(store: Store, stage: str, fingerprint: str) -> str | None:
+    """The run that began anew and has not finished; its further attempts go on from what it saved.
+
+    None also when the note is damaged: then it begins anew once more.
+    """
+    try:
+        note = find_document(store, _anew_key(stage, fingerprint), format=FORMAT)
+    except ArtifactError:
+        return None
+    return None if note is None else note.get("run")
+
+
+def _anew_key(stage: str, fingerprint: str) -> str:
+    return f"{stage}/{fingerprint}/checkpoints/anew/run.json"
 
 
 def is_whole(directory: Path) -> bool:

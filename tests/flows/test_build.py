@@ -110,6 +110,25 @@ def test_force_builds_again_and_keeps_the_old_manifest(toys: Any) -> None:
     assert build(first, site, {}, force=True).cached  # this run built it already
 
 
+def test_a_forced_run_goes_on_from_what_its_earlier_attempt_saved(toys: Any) -> None:
+    first = toys.stage("first")
+    build(first, toys.site("run-1"), {}, force=False)
+    toys.set_broken("first")
+
+    def attempt(run: str) -> Path:
+        with pytest.raises(JobFailed):
+            build(first, toys.site(run), {}, force=True)
+        (job,) = (toys.home / "work" / "first").glob("*/job.json")
+        return job.parent / "checkpoints" / "state"
+
+    attempt("run-2").write_text("saved")
+    assert attempt("run-2").exists()
+    assert not attempt("run-3").exists()  # another run that wants it made anew
+    toys.set_broken("first", False)
+    build(first, toys.site("run-3"), {}, force=True)
+    assert not [e for e in toys.site().store.list("first/") if "/checkpoints/" in e.key]
+
+
 def test_force_starts_an_unfinished_job_over(toys: Any) -> None:
     first = toys.stage("first")
     toys.set_broken("first")
