@@ -329,8 +329,9 @@ def _first_line(error: Exception) -> str:
 
 def is_cancelled(flow_run_id: str | None) -> bool:
     """Whether somebody has cancelled this flow run, as far as Prefect answers."""
-    with contextlib.suppress(*NOT_ANSWERING, ValueError), get_client(sync_client=True) as client:
-        return client.read_flow_run(UUID(flow_run_id)).state_type in _STOPPED
+    if flow_run_id is not None:
+        with contextlib.suppress(*NOT_ANSWERING), get_client(sync_client=True) as client:
+            return client.read_flow_run(UUID(flow_run_id)).state_type in _STOPPED
     return False
 
 

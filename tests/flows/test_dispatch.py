@@ -87,7 +87,9 @@ class Caller:
 
     def carry_out(self) -> None:
         """What the far side does, for this run."""
-        build(self.stage, replace(self.site, device=threading.Semaphore()), {}, force=False)
+        alone = replace(self.site.placement, nodes=1)
+        site = replace(self.site, placement=alone, device=threading.Semaphore())
+        build(self.stage, site, {}, force=False)
 
 
 @pytest.fixture
@@ -222,6 +224,25 @@ def test_stopping_a_run_cancels_its_own_orders_only(make_caller: Callable[[str],
     assert read_run(run.id).state.is_cancelled()
     with pytest.raises(StageError):
         result.result()
+
+
+def test_a_process_that_must_end_leaves_its_orders_unless_the_run_is_cancelled(
+    make_caller: Callable[[str], Caller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.exceptions import TerminationSignal
+
+    from flows import pipeline
+
+    caller = make_caller("one")
+    caller.order()
+    [run] = caller.wait_for_runs(1)  # stands for the caller's own
+    monkeypatch.setattr(pipeline.flow_run, "get_id", lambda: str(run.id))
+    told_to_end = TerminationSignal(15)
+    assert not pipeline.is_last_word(told_to_end)
+    assert pipeline.is_last_word(KeyboardInterrupt())
+    assert pipeline.is_last_word(StageError("broken"))
+    end(run, "CANCELLED")
+    assert pipeline.is_last_word(told_to_end)
 
 
 def test_an_artifact_ends_the_waiting_while_prefect_is_away(
