@@ -72,7 +72,7 @@ class Family:
         return Range(low=float(alphas[0]), high=float(alphas[-1]))
 
     def floors(self) -> Range:
-        """The floors of all laws that fit."""
+        """The floors of all laws that fit, up to the least loss that was measured."""
         alphas, limit = self._fitting
         free = self._solve(alphas).free
         assert free is not None
@@ -81,7 +81,9 @@ class Family:
         if not fits.any():
             return Range(low=0.0, high=0.0)
         low = np.maximum((free.floor - reach)[fits], 0.0)
-        return Range(low=float(low.min()), high=float((free.floor + reach)[fits].max()))
+        high = float((free.floor + reach)[fits].max())
+        least = float(1.0 / self._weights.max())
+        return Range(low=min(float(low.min()), least), high=min(high, least))
 
     def values_at(self, x: float) -> Range:
         """The y at `x` of all laws that fit."""

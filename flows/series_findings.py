@@ -200,7 +200,7 @@ def formula(law: Law, symbol: str) -> str:
 
 def _certainty(fit: Fit, law: Law) -> str:
     parts: list[str] = []
-    if law.exponent_range:
+    if law.exponent_range and not any(doubt.startswith("the exponent") for doubt in fit.doubts):
         known = law.exponent_range
         parts.append(f"exponent {known.low:.3g} to {known.high:.3g}")
     if fit.floor_range and law.floor:

@@ -200,13 +200,19 @@ def _layers(
     }
     if picture.ahead is not None:
         yield from _ahead(picture.ahead, colours, x, y, span, y_range)
-    dots = [{"x": dot.x, "y": dot.score.value, "label": dot.label} for dot in picture.dots]
+    dots: list[dict[str, Any]] = [
+        {"x": dot.x, "y": dot.score.value, "label": dot.label} for dot in picture.dots
+    ]
     yield {
         "data": {"values": dots},
         "mark": {"type": "circle", "size": 70, "fill": colours["ink"], "opacity": 1},
         "encoding": {"x": x, "y": y},
     }
-    yield _labels(dots, colours["ink"], x, y)
+    law = picture.fit.law
+    below = [dot for dot in dots if law is not None and dot["y"] < law.at(dot["x"])]
+    above = [dot for dot in dots if dot not in below]
+    yield _labels(above, colours["ink"], x, y)
+    yield _labels(below, colours["ink"], x, y, is_below=True)  # the line goes where they would be
 
 
 def _ahead(
@@ -247,16 +253,21 @@ def _ahead(
 
 
 def _labels(
-    places: Sequence[Mapping[str, Any]], colour: str, x: Mapping[str, Any], y: Mapping[str, Any]
+    places: Sequence[Mapping[str, Any]],
+    colour: str,
+    x: Mapping[str, Any],
+    y: Mapping[str, Any],
+    *,
+    is_below: bool = False,
 ) -> dict[str, Any]:
     return {
         "data": {"values": list(places)},
         "mark": {
             "type": "text",
             "fill": colour,
-            "dx": 9,
-            "dy": -9,
-            "align": "left",
+            "dx": -9 if is_below else 9,
+            "dy": 14 if is_below else -9,
+            "align": "right" if is_below else "left",
             "fontSize": 13,
         },
         "encoding": {"x": x, "y": y, "text": {"field": "label", "type": "nominal"}},
