@@ -54,6 +54,7 @@ CARRIERS = frozenset(
 
 # Positions, and fields that some Python versions fill and others lack.
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+_PARSES = 5  # tries; each failed one is as rare as the first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +230,17 @@ def _read_scans(cache: Path) -> dict[str, Module]:
         return {}
 
 
+def _parse(source: bytes) -> ast.Module:
+    """The syntax tree. CPython 3.11 counts its depth wrongly while another thread parses too."""
+    for _ in range(_PARSES - 1):
+        with contextlib.suppress(SystemError):
+            return ast.parse(source)
+    return ast.parse(source)
+
+
 def scan(source: bytes, *, package: str) -> Module:
     """A module's meaning and what it refers to; `package` is what relative imports start from."""
-    tree = ast.parse(source)
+    tree = _parse(source)
     walk = _Walk(package)
     walk.add(tree)
     return Module(

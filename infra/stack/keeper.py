@@ -24,6 +24,7 @@ from infra.prefect_server import client_environment, own_environment, stop_serve
 from infra.stack.child import Child
 from infra.stack.processes import SECONDS_TO_SAVE, Adopted, become_subreaper, end_leftovers
 from infra.stack.record import Stack, my_stack, read_stack
+from infra.stack.resuming import Resuming
 from infra.stack.runs import report_lost
 from infra.stack.serving import OwnServer, SharedServer
 from infra.stack.workers import Pool
@@ -68,6 +69,7 @@ class Keeper:
         self._registrations_left = REGISTRATIONS if wanted.register else 0
         self._workers = [Worker(pool, wanted.home, wanted.store, say=say) for pool in wanted.pools]
         self._adopted = Adopted()
+        self._resuming = Resuming(say=say)
         self._lost: list[str] = []  # flow runs whose end Prefect does not know yet
 
     def run(self) -> None:
@@ -98,6 +100,8 @@ class Keeper:
             for worker in self._workers:
                 self._lost += worker.look(self._api_url)
             self._report(self._api_url, "its worker ended", resume=False)
+            if self._is_own:
+                self._resuming.look(self._api_url)
             if self._record.state != "ready":
                 self._look_whether_ready(self._api_url)
         self._adopted.look(but=self._mine())

@@ -1,0 +1,74 @@
+"""A crashed run that Prefect's automation overlooked is resumed, and no other."""
+
+import time
+from typing import Any
+
+import pytest
+
+from deployments.automations import resume_crashed
+from infra.prefect_access import ask
+from infra.prefect_server import Server
+from infra.stack.resuming import AUTOMATION, SECONDS_OF_AUTOMATION, Resuming, forgotten, resume
+from infra.stack.runs import TAG
+
+pytestmark = pytest.mark.prefect
+LATER = SECONDS_OF_AUTOMATION + 5
+
+
+def crashed(server: Server, *, tags: tuple[str, ...] = (TAG,)) -> str:
+    """A run that has just crashed."""
+    flow = ask(server.api_url, "/flows/", body={"name": "crasher"}, seconds=30)
+    body: dict[str, Any] = {"flow_id": flow["id"], "name": "crasher"}
+    deployment = ask(server.api_url, "/deployments/", body=body, seconds=30)
+    state = {"type": "CRASHED", "name": "Crashed", "message": "gone"}
+    body = {**body, "deployment_id": deployment["id"], "tags": tags, "state": state}
+    return ask(server.api_url, "/flow_runs/", body=body, seconds=30)["id"]
+
+
+def state_of(server: Server, run: str) -> str:
+    return ask(server.api_url, f"/flow_runs/{run}", seconds=30)["state"]["name"]
+
+
+@pytest.fixture
+def automation(server: Server) -> Any:
+    """The automation, as far as it is asked for: whether it is on."""
+    from prefect.client.orchestration import get_client
+
+    from deployments.automations import ensure_automation
+
+    with get_client(sync_client=True) as client:
+        ensure_automation(client, resume_crashed())
+        (found,) = client.read_automations_by_name(AUTOMATION)
+        yield found
+        client.resume_automation(found.id)
+
+
+def test_a_run_that_crashed_a_while_ago_is_forgotten(server: Server, automation: Any) -> None:
+    run = crashed(server)
+    assert run not in forgotten(server.api_url, now=time.time())
+    assert run in forgotten(server.api_url, now=time.time() + LATER)
+    assert run not in forgotten(server.api_url, now=time.time() + 2 * 3600)
+
+
+def test_a_run_that_nobody_wants_resumed_is_left(server: Server, automation: Any) -> None:
+    assert crashed(server, tags=()) not in forgotten(server.api_url, now=time.time() + LATER)
+
+
+def test_with_the_automation_off_nothing_is_resumed(server: Server, automation: Any) -> None:
+    from prefect.client.orchestration import get_client
+
+    run = crashed(server)
+    with get_client(sync_client=True) as client:
+        client.pause_automation(automation.id)
+    assert run not in forgotten(server.api_url, now=time.time() + LATER)
+
+
+def test_a_forgotten_run_waits_for_a_worker_again(server: Server, automation: Any) -> None:
+    run = crashed(server)
+    resume(server.api_url, run)
+    assert state_of(server, run) == "AwaitingRetry"
+    assert run not in forgotten(server.api_url, now=time.time() + LATER)
+
+
+def test_without_a_server_nothing_is_raised() -> None:
+    Resuming(say=print).look("http://127.0.0.1:9/api")
