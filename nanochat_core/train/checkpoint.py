@@ -169,7 +169,9 @@ def prune(root: Path, *, keep: int) -> None:
     for old in root.glob("step-*"):
         if old not in kept and old < committed[-1]:
             (old / _COMMIT).unlink(missing_ok=True)
-            shutil.rmtree(old)
+            # Another machine's part of a save that was given up may arrive in it just now: what is
+            # left goes next time.
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def newest_step(root: Path, *, at_most: int | None = None) -> int | None:
