@@ -179,10 +179,10 @@ def _names(registered: Iterable[str], flow: str) -> set[str]:
     return {name.partition("/")[2] for name in registered if name.startswith(f"{flow}/")}
 
 
-def main() -> int:
-    """`python -m deployments.deploy`: for the server that PREFECT_API_URL names."""
+def main(pools: Sequence[str]) -> int:
+    """`python -m deployments.deploy [POOL...]`: for the server that PREFECT_API_URL names."""
     try:
-        deployed = deploy_all(webhook=configured_webhook())
+        deployed = deploy_all(webhook=configured_webhook(), pools=pools)
     except NanochatError as error:
         sys.stderr.write(f"error: {error}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
         return 1
@@ -201,4 +201,4 @@ def told(deployed: Deployed) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

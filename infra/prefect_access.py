@@ -32,7 +32,7 @@ class ServerError(NanochatError):
 
 def configured_api_url() -> str | None:
     """The shared Prefect server a person works with (PREFECT_API_URL), or None for a local one."""
-    return os.environ.get("PREFECT_API_URL") or None
+    return os.environ.get("PREFECT_API_URL", "").rstrip("/") or None
 
 
 def auth() -> str | None:

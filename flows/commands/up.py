@@ -132,10 +132,22 @@ def _keep(place: Place, port: int | None, pools: tuple[str, ...]) -> int:
         store=place.store,
         port=FIRST_PORT if port is None else port,
         pools=tuple(pool_called(name) for name in pools),
-        register=REGISTER,
+        register=_registration(pools),
     )
     Keeper(wanted, say=_say).run()
     return 0
+
+
+def _registration(pools: tuple[str, ...]) -> tuple[str, ...]:
+    """The command that registers all there is; none for a shared server.
+
+    There `nanochat deploy` does it, once: a machine with an older version would undo a newer one's.
+    """
+    from infra.prefect_access import configured_api_url
+
+    if configured_api_url() is not None:
+        return ()
+    return (*REGISTER, *(name for name in pools if name not in POOLS))
 
 
 def _say(text: str) -> None:
