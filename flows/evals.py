@@ -66,7 +66,7 @@ class Evaluated:
 
 def _name_flow_run() -> str:
     """The flow run is called as the run is; a retry keeps its name."""
-    if flow_run.get_run_count() > 1:
+    if flow_run.get_run_count():  # of attempts before this one, as long as it is not running
         return flow_run.get_name() or ""
     try:
         name = history_name(flow_run.get_parameters()["model"])

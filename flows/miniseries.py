@@ -72,7 +72,7 @@ class Swept:
 
 def _name_flow_run() -> str:
     """By the series' name and the time; a retry keeps its name."""
-    if flow_run.get_run_count() > 1:
+    if flow_run.get_run_count():  # of attempts before this one, as long as it is not running
         return flow_run.get_name() or ""
     parameters = flow_run.get_parameters()
     name = parameters["run_name"] or parameters["profile"]

@@ -76,7 +76,7 @@ class Outcome:
 
 def _name_flow_run() -> str:
     """The flow run is called as the run is; a retry keeps its name."""
-    if flow_run.get_run_count() > 1:
+    if flow_run.get_run_count():  # of attempts before this one, as long as it is not running
         return flow_run.get_name() or ""
     parameters = flow_run.get_parameters()
     name = parameters["run_name"] or parameters["profile"]
