@@ -178,6 +178,7 @@ def train(stack: Stack, diary: Diary) -> str:
         ended = api.wait_for_end(run, seconds=SECONDS_FOR_A_FLOW)
         assert ended["state_type"] == "COMPLETED", ended["state"]
         assert ended["run_count"] == 3
+        assert ended["name"] == failed["name"], "a retry is the same run"
         states = stages_of(stack, run)
         assert len(states) == STAGES, states
         assert {states[s] for s in BEFORE_FAILURE} == {"Cached"}, states
