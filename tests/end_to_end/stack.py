@@ -64,6 +64,8 @@ class Stack:
         said = self.command("up", "--port", str(self.port), *words, timeout=SECONDS_TO_COME_UP)
         address = _ADDRESS.search(said)
         assert address is not None, f"no address in: {said}"
+        if hasattr(self, "api"):
+            self.api.close()
         self.api = PrefectApi(f"{address[0]}/api", auth=self.auth)
         return said
 
@@ -73,6 +75,8 @@ class Stack:
 
     def end(self) -> None:
         """Leave nothing behind, whatever happened."""
+        if hasattr(self, "api"):
+            self.api.close()
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
             self.down()
         for process in self.processes():
