@@ -32,6 +32,7 @@ from infra.prefect_access import (
     database,
     shown_database,
 )
+from infra.webhook import WEBHOOK
 from nanochat_core.job import write_json
 
 HOST = "127.0.0.1"
@@ -176,7 +177,7 @@ def _password(name: str) -> dict[str, str]:
 
 def own_environment(*, but: Iterable[str] = FOREIGN) -> dict[str, str]:
     """This process's environment without what our server and its workers must not see."""
-    hidden = {AUTH, DATABASE, *but}
+    hidden = {AUTH, DATABASE, WEBHOOK, *but}
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
 

@@ -23,12 +23,13 @@ from infra.prefect_access import AUTH, ServerError, auth, configured_api_url
 from infra.prefect_server import client_environment, own_environment, stop_server
 from infra.stack.child import Child
 from infra.stack.processes import SECONDS_TO_SAVE, Adopted, become_subreaper, end_leftovers
-from infra.stack.record import Stack, my_stack, read_stack
+from infra.stack.record import Stack, my_stack, runs_of_last
 from infra.stack.resuming import Resuming
 from infra.stack.runs import report_lost
 from infra.stack.serving import OwnServer, SharedServer
 from infra.stack.workers import Pool
 from infra.stack.working import Worker
+from infra.webhook import WEBHOOK, configured_webhook
 
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_STOP = 10.0  # a worker without runs
@@ -70,7 +71,8 @@ class Keeper:
         self._workers = [Worker(pool, wanted.home, wanted.store, say=say) for pool in wanted.pools]
         self._adopted = Adopted()
         self._resuming = Resuming(say=say)
-        self._lost: list[str] = []  # flow runs whose end Prefect does not know yet
+        # Flow runs whose end Prefect does not know yet, and until when they may have been ours.
+        self._lost: dict[str, float] = {}
 
     def run(self) -> None:
         """Keep everything until SIGTERM or Ctrl-C; returns when all of it has ended.
@@ -79,8 +81,7 @@ class Keeper:
         """
         with _only_keeper(self._home), self._until_signalled():
             become_subreaper()
-            before = read_stack(self._home)
-            self._lost = list(before.runs) if before else []
+            self._lost = dict.fromkeys(*runs_of_last(self._home))
             self._record.write(self._home)
             try:
                 end_leftovers(self._home)
@@ -98,7 +99,7 @@ class Keeper:
         # First the one, then the others: SQLite has whoever writes at the same time fail.
         if self._api_url is not None and self._is_registered(self._api_url):
             for worker in self._workers:
-                self._lost += worker.look(self._api_url)
+                self._lost |= dict.fromkeys(worker.look(self._api_url), time.time())
             self._report(self._api_url, "its worker ended", resume=False)
             if self._is_own:
                 self._resuming.look(self._api_url)
@@ -144,11 +145,12 @@ class Keeper:
         return not self._registrations_left
 
     def _registration_environment(self, api_url: str) -> dict[str, str]:
-        given = auth()
+        given, webhook = auth(), configured_webhook()
         return {
             **(own_environment() if self._is_own else os.environ),
             **client_environment(self._home, api_url, console_logs=False),
             **({} if given is None else {AUTH: given}),
+            **({} if webhook is None else {WEBHOOK: webhook}),
             "NANOCHAT_HOME": str(self._home),
         }
 
@@ -159,10 +161,10 @@ class Keeper:
 
     def _report(self, api_url: str, why: str, *, resume: bool) -> None:
         """Tell Prefect of runs whose process is gone; those that it does not take in stay."""
-        lost = [r for r in self._lost if not report_lost(api_url, r, why, resume=resume)]
-        for flow_run in set(self._lost) - set(lost):
-            self._say(f"run {flow_run}: {why}")
-        self._lost = lost
+        for flow_run, until in list(self._lost.items()):
+            if report_lost(api_url, flow_run, why, until=until, resume=resume):
+                self._say(f"run {flow_run}: {why}")
+                del self._lost[flow_run]
 
     def _end(self) -> None:
         """End the runs, the workers, what these left, and the server."""
@@ -199,7 +201,7 @@ class Keeper:
         if attempts:
             self._say(f"runs that save and end: {len(attempts)}")
             self._wait(are_over, SECONDS_TO_SAVE + SECONDS_TO_STOP, hurries=False)
-        self._lost += [attempt.flow_run for attempt in attempts]
+        self._lost |= dict.fromkeys([attempt.flow_run for attempt in attempts], time.time())
 
     def _all_reported(self, api_url: str) -> bool:
         self._report(api_url, "the stack was stopped; goes on when a worker is there", resume=True)

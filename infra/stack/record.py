@@ -10,6 +10,7 @@ import psutil
 from nanochat_core.job import write_json
 
 FORMAT = 1
+_SECONDS_TO_BEGIN = 60.0  # a run that another machine took over is found later than that
 _SAME_PROCESS_SECONDS = 1.0  # two readings of one process's start differ by rounding
 
 State: TypeAlias = Literal["starting", "registering", "ready", "stopping", "failed"]
@@ -65,6 +66,17 @@ def read_stack(home: Path) -> Stack | None:
         return Stack(**tree)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or not one of ours
         return None
+
+
+def runs_of_last(home: Path) -> tuple[tuple[str, ...], float]:
+    """Flow runs of the last keeper, and until when their processes may have begun here.
+
+    A run that begins is noted a moment before Prefect is told of it.
+    """
+    stack = read_stack(home)
+    if stack is None:
+        return (), 0.0
+    return stack.runs, record_path(home).stat().st_mtime + _SECONDS_TO_BEGIN
 
 
 def find_stack(home: Path) -> Stack | None:

@@ -17,14 +17,17 @@ _SECONDS = 10.0  # for an answer of a busy server
 _UNFINISHED = ("PENDING", "RUNNING")
 
 
-def report_lost(api_url: str, flow_run: str, why: str, *, resume: bool) -> bool:
+def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: bool) -> bool:
     """Tell Prefect that the run's process is gone, unless its end is known; False: try again.
 
-    With `resume`, one that may be resumed waits for the next worker.
+    One that began after `until`, in unix seconds, is left alone: it goes on elsewhere by now. With
+    `resume`, one that may be resumed waits for the next worker.
     """
     try:
         run = _read(api_url, flow_run)
         if run["state"]["type"] in _UNFINISHED:
+            if datetime.fromisoformat(run["state"]["timestamp"]).timestamp() > until:
+                return True
             crashed = {"type": "CRASHED", "name": "Crashed", "message": why}
             _set(api_url, flow_run, crashed, force=False)
             run = _read(api_url, flow_run)

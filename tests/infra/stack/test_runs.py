@@ -1,0 +1,41 @@
+"""A keeper reports the runs that it lost, and no others."""
+
+from typing import Any
+
+import pytest
+
+from infra.stack import runs
+
+BEGAN = 1_800_000_000.0
+SHOWN = "2027-01-15T08:00:00+00:00"  # the same
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """States that a server with one running run is told; the run takes them."""
+    told: list[dict[str, Any]] = []
+    state: dict[str, Any] = {"type": "RUNNING", "timestamp": SHOWN}
+
+    def ask(api_url: str, path: str, *, body: Any = None, seconds: float = 0.0) -> Any:
+        if body is not None:
+            told.append(body["state"])
+            state.update(body["state"])
+        return {"state": dict(state), "tags": [runs.TAG]}
+
+    monkeypatch.setattr(runs, "ask", ask)
+    return told
+
+
+def test_a_run_whose_process_is_gone_is_crashed(told: list[dict[str, Any]]) -> None:
+    assert runs.report_lost("api", "run", "gone", until=BEGAN + 5, resume=False)
+    assert [state["type"] for state in told] == ["CRASHED"]
+
+
+def test_when_the_stack_stops_it_waits_for_the_next_worker(told: list[dict[str, Any]]) -> None:
+    assert runs.report_lost("api", "run", "stopped", until=BEGAN + 5, resume=True)
+    assert [state["type"] for state in told] == ["CRASHED", "SCHEDULED"]
+
+
+def test_a_run_that_went_on_elsewhere_is_left_alone(told: list[dict[str, Any]]) -> None:
+    assert runs.report_lost("api", "run", "gone", until=BEGAN - 5, resume=True)
+    assert told == []
