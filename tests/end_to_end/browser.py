@@ -54,7 +54,9 @@ class Visitor:
     def picture(self, name: str) -> None:
         """What the window shows, as docs/images/prefect-NAME.png in few colours."""
         path = self.images / f"prefect-{name}.png"
-        self.page.wait_for_timeout(2500)  # the graph glides to its place, messages fade
+        self.page.wait_for_timeout(
+            8000
+        )  # the graph is drawn and glides to its place, messages fade
         self.page.screenshot(path=path)
         if convert := shutil.which("convert"):  # ImageMagick's; without it pictures are larger
             subprocess.run(
