@@ -100,7 +100,10 @@ StoreField: TypeAlias = Annotated[
     str | None,
     FormField(
         "Store",
-        {"pattern": r"^(file:///|s3://[^/@]+(/|$))", "examples": ["s3://bucket/prefix", "file:///data"]},
+        {
+            "pattern": r"^(file:///|s3://[^/@]+(/|$))",
+            "examples": ["s3://bucket/prefix", "file:///data"],
+        },
     ),
 ]
 GpusField: TypeAlias = Annotated[
