@@ -2,8 +2,9 @@
 
 A range is a profile interval at 95 %: of all laws whose sum of squares is at most
 1 + t^2 / freedom times the least one, t being Student's. It tells what scatter like that of these
-points allows; whether the law goes on beyond them nobody knows. How the laws are found:
-flows/law_family.py.
+points allows; whether the law goes on beyond them nobody knows. Points too few for a floor have no
+range: one of pure power laws does not hold the exponent of a law with a floor. How the laws are
+found: flows/law_family.py.
 """
 
 import math
@@ -23,7 +24,7 @@ class Law:
     floor: float  # 0 in a pure power law
     scale: float
     exponent: float
-    exponent_range: Range | None  # None: the points leave no freedom to tell
+    exponent_range: Range | None  # None: it cannot be told, as where no floor was looked for
     scatter: float | None  # relative distance of a point from it; None: it goes through all points
 
     def at(self, x: float) -> float:
@@ -51,14 +52,15 @@ class Fit:
     doubts: tuple[str, ...]  # a sentence each
 
     def predict(self, x: float) -> Prediction | None:
-        """What the law says of `x`. The range allows for a floor wherever one could be fitted."""
+        """What the law says of `x`. The range allows for a floor; where none was looked for, there
+        is no range."""
         if self.law is None:
             return None
         value = self.law.at(x)
         beyond = x / max(known for known, _ in self.points)
-        family = Family(self.points, has_floor=self.floor_range is not None)
-        if family.freedom < 1:
+        if self.floor_range is None:
             return Prediction(value=value, range=None, beyond=beyond)
+        family = Family(self.points, has_floor=True)
         fitting = family.values_at(x)
         noise = family.student * family.scatter * value
         low = value - math.hypot(max(value - fitting.low, 0.0), noise)
@@ -82,7 +84,7 @@ def fit_law(points: Sequence[tuple[float, float]]) -> Fit:
     if places < FLOOR_NEEDS:
         return Fit(
             points=points,
-            law=_law(plain, among=plain),
+            law=_law(plain, among=None),
             floor_range=None,
             doubts=(*_few(places), *_any(plain)),
         )
@@ -109,13 +111,16 @@ def _falls(points: Sequence[tuple[float, float]]) -> bool:
     return math.fsum((x - x_mean) * (y - y_mean) for x, y in logs) < 0
 
 
-def _law(family: Family, *, among: Family) -> Law:
-    """The best of the family, with the exponents of all laws among which it was chosen."""
+def _law(family: Family, *, among: Family | None) -> Law:
+    """The best of the family, with the exponents of all laws `among` which it was chosen.
+
+    None: laws with a floor were not looked at, so which exponents fit is not known.
+    """
     return Law(
         floor=family.floor,
         scale=family.scale,
         exponent=family.exponent,
-        exponent_range=among.exponents() if among.freedom >= 1 else None,
+        exponent_range=None if among is None else among.exponents(),
         scatter=family.scatter if family.freedom >= 1 else None,
     )
 
@@ -127,6 +132,8 @@ def _few(places: int) -> list[str]:
     ]
     if places == 2:
         doubts.append("a line through two points is always exact: how sure it is cannot be told")
+    else:
+        doubts.append("how sure exponent and predictions are cannot be told without a floor")
     return doubts
 
 

@@ -206,7 +206,7 @@ def _certainty(fit: Fit, law: Law) -> str:
     if fit.floor_range and law.floor:
         parts.append(f"floor {fit.floor_range.low:.3g} to {fit.floor_range.high:.3g}")
     if law.scatter is not None:
-        parts.append(f"points within {100 * law.scatter:.2g} %")
+        parts.append(f"scatter {100 * law.scatter:.2g} %")
     return f" ({', '.join(parts)})" if parts else ""
 
 

@@ -105,8 +105,14 @@ def runs_of(
     for depth, runs in judged.items():
         alike = [run for run in runs if _has(run, overrides, added)]
         why = f"it was trained with other settings only: {_settings(runs[0])}" if runs else ""
-        found[depth] = alike[0] if alike else Missing(depth=depth, why=why or "it was not judged")
+        if not why:
+            why = _unjudged(next(newest_runs(store, f"{name}-d{depth}"), None))
+        found[depth] = alike[0] if alike else Missing(depth=depth, why=why)
     return found
+
+
+def _unjudged(run: Run | None) -> str:
+    return "it failed" if run is not None and run.status == "failed" else "it was not judged"
 
 
 def _judged(store: Store, name: str) -> list[Run]:
@@ -129,6 +135,8 @@ def _settings(run: Run) -> str:
 
 def read_point(store: Store, run: Run, depth: int) -> Point | Missing:
     """The point that a run made. One that is gone or does not tell is missing."""
+    if PRETRAIN.name not in run.stages or BASE_EVAL.name not in run.stages:
+        return Missing(depth=depth, why=_unjudged(run))
     try:
         trained, judged = (_open(store, run, stage) for stage in (PRETRAIN.name, BASE_EVAL.name))
         return _point(run, depth, trained, judged)

@@ -124,7 +124,7 @@ def test_a_depth_that_fails_takes_nothing_from_the_others_and_only_it_is_built_a
         3: "finished",
     }
     page = (toys.home / "miniseries" / "tiny" / "series.html").read_text()
-    assert "d2 is missing" in page
+    assert "d2 is missing: it failed" in page
 
     toys.set_broken("d2", False)
     swept = run_series("series-mended")

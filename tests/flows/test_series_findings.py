@@ -8,10 +8,11 @@ from flows.profiles import open_profile
 from flows.runs import Run
 from flows.scaling_law import fit_law
 from flows.series_findings import HEADER, Findings, find_out, rows, sentences, to_tree
-from flows.series_points import Missing, depths_in, runs_of
+from flows.series_points import Missing, depths_in, read_point, runs_of
 from infra.storage.base import Store
 from nanochat_core.scaling import num_params
 from tests.flows.measured_series import SECONDS, put_judged
+from tests.flows.shelf import put_run
 
 BPB = {1: 3.0, 2: 2.6, 3: 2.4, 4: 2.3}
 
@@ -84,6 +85,28 @@ def test_a_depth_that_was_not_judged_is_missing_and_the_others_are_told(judged: 
     assert findings.missing[0].why == "it was not judged"
     assert "has no val_bpb" in findings.missing[1].why
     assert "d5 is missing: it was not judged" in list(sentences(findings))
+
+
+@pytest.mark.parametrize(
+    ("status", "why"), [("failed", "it failed"), ("interrupted", "it was not judged")]
+)
+@pytest.mark.parametrize("stages", [{}, {"pretrain": "0" * 64}])
+def test_a_run_that_did_not_come_to_scores_is_missing_for_that_reason(
+    judged: Store, status: str, why: str, stages: dict[str, str]
+) -> None:
+    run = put_run(
+        judged, "tiny-d5-20261121t070000z-abcd", name="tiny-d5", status=status, stages=stages
+    )
+
+    assert read_point(judged, run, 5) == Missing(depth=5, why=why)
+    assert find(judged, 1, 5).missing == (Missing(depth=5, why=why),)
+
+
+def test_three_models_say_no_range_and_their_scatter(judged: Store) -> None:
+    said = next(line for line in sentences(find(judged, 1, 2, 3)) if line.startswith("by FLOPs"))
+
+    assert "(scatter " in said
+    assert "exponent" not in said
 
 
 def test_an_artifact_that_is_gone_is_missing(judged: Store) -> None:
