@@ -110,10 +110,10 @@ def ask(api_url: str, path: str, *, body: Any = None, seconds: float = _ANSWER_S
         return json.load(response)
 
 
-def answers(api_url: str) -> bool:
-    """Whether a Prefect server answers there, to whoever asks."""
+def answers(api_url: str, *, seconds: float = _ANSWER_SECONDS) -> bool:
+    """Whether a Prefect server answers there within `seconds`, to whoever asks."""
     try:
-        return ask(api_url, "/health") is True
+        return ask(api_url, "/health", seconds=seconds) is True
     except (OSError, ValueError):
         return False
 

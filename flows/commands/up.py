@@ -1,5 +1,6 @@
 """`nanochat up`: the Prefect server, its workers and all deployments, with one command."""
 
+import contextlib
 import os
 import shlex
 import sys
@@ -152,8 +153,9 @@ def _registration(pools: tuple[str, ...]) -> tuple[str, ...]:
 
 def _say(text: str) -> None:
     """A line of the keeper's log."""
-    sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # a full disk
+        sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        sys.stdout.flush()
 
 
 def _lines(stack: "Stack", place: Place) -> Iterator[str]:

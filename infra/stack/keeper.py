@@ -6,12 +6,12 @@ When the keeper itself is killed, the kernel ends the workers; the server stays,
 it, and is found by the next keeper.
 """
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -57,6 +57,7 @@ class Keeper:
         self._stop = threading.Event()
         self._hurry = threading.Event()  # asked to stop a second time
         self._record = my_stack()
+        self._is_written = True  # the record as it is now
         self._api_url: str | None = None  # while the server is up
         shared = configured_api_url()
         self._is_own = shared is None
@@ -214,9 +215,12 @@ class Keeper:
 
     def _note(self, **changes: Any) -> None:
         changed: Stack = replace(self._record, **changes)
-        if changed != self._record:
-            self._record = changed
+        if changed == self._record and self._is_written:
+            return
+        self._record, self._is_written = changed, False
+        with contextlib.suppress(OSError):  # a full disk is no reason to end runs; the next note is
             changed.write(self._home)
+            self._is_written = True
 
     def _wait(self, is_done: Callable[[], bool], seconds: float, *, hurries: bool = True) -> None:
         """Wait until it is done, for so long at most; not at all when asked to stop again."""
@@ -226,7 +230,7 @@ class Keeper:
                 return
             time.sleep(0.1)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _until_signalled(self) -> Generator[None]:
         """SIGTERM, Ctrl-C and a closed terminal end it; a second one hurries."""
 
@@ -242,7 +246,7 @@ class Keeper:
                 signal.signal(number, handler)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _only_keeper(home: Path) -> Generator[None]:
     (home / "prefect").mkdir(parents=True, exist_ok=True)
     lock = FileLock(home / "prefect" / "keeper.lock")

@@ -1,11 +1,47 @@
 """The server's part of the stack: one of this home that is kept running, or a shared one."""
 
+import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from infra.prefect_access import admission, check_admitted
+import psutil
+
+from infra.prefect_access import ServerError, admission, answers, check_admitted
 from infra.prefect_server import Server, did_not_start, find_process, is_healthy, start_server
 from infra.stack.child import Pause
+
+# A server that lives but answers nobody is killed. A busy machine may keep it for a while, and one
+# that was started again on such a machine for longer.
+SECONDS_OF_SILENCE = 120.0
+SECONDS_TO_COME_BACK = 300.0
+LOOKS_IN_SILENCE = 8  # as many at least: whoever stood still himself heard nothing
+SECONDS_BETWEEN_QUESTIONS = 10.0
+_ANSWER_SECONDS = 5.0
+
+
+class Silence:
+    """How long a server has given no answer to how many questions."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._looks = 0
+        self._asked = time.monotonic()
+
+    @property
+    def is_time(self) -> bool:
+        """Whether to ask a server again that answered the last time."""
+        return time.monotonic() - self._asked >= SECONDS_BETWEEN_QUESTIONS
+
+    def note(self, *, answered: bool, limit: float) -> bool:
+        """What came of a question; whether there was no answer for more than `limit` seconds."""
+        now = self._asked = time.monotonic()
+        if answered:
+            self._began, self._looks = None, 0
+            return False
+        self._began = now if self._began is None else self._began
+        self._looks += 1
+        return now - self._began >= limit and self._looks >= LOOKS_IN_SILENCE
 
 
 class OwnServer:
@@ -17,23 +53,55 @@ class OwnServer:
         self._port = port
         self._say = say
         self._pause = Pause()
+        self._silence = Silence()
         self._is_up = False
         self._was_up = False
+        self._problem = ""  # that was said last
 
     def look(self) -> str | None:
         """The API's address while the server is up; None while it is not.
 
-        Raises ServerError when it never came up: then it is not an accident.
+        Raises ServerError when it never came up: then it is not an accident. Later, whatever keeps
+        it away, a full disk for instance, may pass, and runs go on meanwhile.
         """
+        try:
+            self._look()
+        except ServerError as error:
+            if not self._was_up:
+                raise
+            wait = self._pause.ended()
+            if str(error) != self._problem:
+                self._problem = str(error)
+                self._say(f"server: {error}; again in {wait:g} s, and so on")
+        return self.server.api_url if self.server and self._is_up else None
+
+    def _look(self) -> None:
         server = find_process(self._home)
         if server is None:
             self._mend()
-        elif not self._is_up and is_healthy(server):
+        elif self._is_up:
+            if self._silence.is_time:
+                self._listen(server, answered=answers(server.api_url, seconds=_ANSWER_SECONDS))
+        elif is_healthy(server):
             check_admitted(server.api_url)
             self._is_up = self._was_up = True
+            self._problem = ""
+            self._silence = Silence()
             self._say(f"server: process {server.pid} answers at {server.ui_url}")
+        elif self._was_up:
+            self._listen(server, answered=False)
         self.server = server or self.server
-        return self.server.api_url if self.server and self._is_up else None
+
+    def _listen(self, server: Server, *, answered: bool) -> None:
+        """Kill a server that has been silent for too long; the next look starts another."""
+        limit = SECONDS_OF_SILENCE if self._is_up else SECONDS_TO_COME_BACK
+        if self._silence.note(answered=answered, limit=limit):
+            self._say(
+                f"server: process {server.pid} has not answered for {limit:g} s; it is killed"
+            )
+            self._silence = Silence()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(server.pid).kill()
 
     def _mend(self) -> None:
         if self.server is not None and not self._was_up:
@@ -45,6 +113,7 @@ class OwnServer:
             self._pause.began()
             port = self.server.port if self.server else self._port
             self.server = start_server(self._home, port=port)
+            self._silence = Silence()
             self._pause.ended()  # should it not come up, the next try waits longer
 
 

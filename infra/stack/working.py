@@ -52,9 +52,17 @@ class Worker:
         over = [attempt for attempt in self._orphans if attempt.is_over]
         self._orphans = [attempt for attempt in self._orphans if attempt not in over]
         if self.child.pid is None and self.child.pause.is_over and not self._orphans:
-            pid = self.child.start(worker_environment(self._home, api_url, store=self._store))
-            self._say(f"worker {self.pool.name}: process {pid}")
+            self._start(api_url)
         return [attempt.flow_run for attempt in over]
+
+    def _start(self, api_url: str) -> None:
+        try:
+            pid = self.child.start(worker_environment(self._home, api_url, store=self._store))
+        except OSError as error:  # no disk or no memory for it now: the others' runs go on
+            wait = self.child.pause.ended()
+            self._say(f"worker {self.pool.name}: {error.strerror}; again in {wait:g} s")
+        else:
+            self._say(f"worker {self.pool.name}: process {pid}")
 
     def is_ready(self, api_url: str) -> bool:
         """Whether it looks for runs."""

@@ -38,6 +38,20 @@ def test_a_run_survives_a_killed_server_which_is_back_at_its_address(live: LiveS
     assert live.record.workers == before.workers
 
 
+def test_a_server_that_hangs_is_replaced_and_its_run_ends(live: LiveStack) -> None:
+    run = live.start_toy("hung")
+    before = live.record
+    assert before.server is not None
+
+    os.kill(before.server, signal.SIGSTOP)
+
+    wait_for(lambda: live.record.server != before.server, "another server")
+    live.finish_toy("hung")
+    live.wait_for_state(run, "Completed")
+    assert live.record.api_url == before.api_url
+    assert live.record.workers == before.workers
+
+
 def test_a_killed_worker_is_replaced_and_its_run_saves_and_goes_on(live: LiveStack) -> None:
     run = live.start_toy("orphan")
     worker, pid = live.record.workers["cpu"], pid_of(live, "orphan")

@@ -1,0 +1,182 @@
+"""The server as its keeper sees it: one that hangs is killed, one that cannot start is waited for.
+
+The server here is a small program that answers as Prefect's does when it is asked for its health.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.prefect_access import ServerError
+from infra.prefect_server import Server
+from infra.stack import serving
+from infra.stack.child import Child
+from infra.stack.serving import LOOKS_IN_SILENCE, OwnServer, Silence
+from infra.stack.workers import pool_called
+from infra.stack.working import Worker
+from tests.infra.stack.live import wait_for
+
+ANSWERS = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"true")
+
+    def log_message(self, *words):
+        pass
+
+
+server = HTTPServer(("127.0.0.1", 0), Healthy)
+Path(sys.argv[1]).write_text(str(server.server_port))
+server.serve_forever()
+"""
+
+
+class Servers:
+    """Starts such programs in place of Prefect's server."""
+
+    def __init__(self, home: Path) -> None:
+        self.problem: str | None = None
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.said: list[str] = []
+        self._home = home
+        (home / "prefect").mkdir()
+
+    def start(self, home: Path, *, port: int) -> Server:
+        if self.problem is not None:
+            raise ServerError(self.problem)
+        told = home / f"port-{len(self.started)}"
+        self.started.append(subprocess.Popen([sys.executable, "-c", ANSWERS, str(told)]))
+        wait_for(lambda: told.exists() and told.read_text() != "", "a port")
+        process = psutil.Process(self.started[-1].pid)
+        record = {
+            "port": int(told.read_text()),
+            "pid": process.pid,
+            "created": process.create_time(),
+        }
+        (home / "prefect" / "server.json").write_text(json.dumps({"format": 2, **record}))
+        return Server(**record)
+
+    def keep(self) -> OwnServer:
+        """The one that looks after them, once it has found the first one up."""
+        own = OwnServer(self._home, 4200, say=self.said.append)
+        wait_for(lambda: own.look() is not None, "the server")
+        return own
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
+    for name in ("NANOCHAT_PREFECT_AUTH", "NANOCHAT_PREFECT_DATABASE", "PREFECT_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    found = Servers(tmp_path)
+    monkeypatch.setattr(serving, "start_server", found.start)
+    monkeypatch.setattr(serving, "SECONDS_BETWEEN_QUESTIONS", 0.0)
+    monkeypatch.setattr(serving, "SECONDS_OF_SILENCE", 1.0)
+    monkeypatch.setattr(serving, "_ANSWER_SECONDS", 0.2)
+    yield found
+    for process in found.started:
+        process.kill()
+        process.wait()
+
+
+def test_a_server_that_lives_and_answers_nobody_is_replaced(servers: Servers) -> None:
+    own = servers.keep()
+
+    servers.started[0].send_signal(signal.SIGSTOP)
+
+    wait_for(lambda: own.look() is None, "the end of the hung one", seconds=60)
+    assert servers.started[0].wait(20) == -signal.SIGKILL
+    wait_for(lambda: own.look() is not None, "another one", seconds=60)
+    assert len(servers.started) == 2
+    assert [line for line in servers.said if "has not answered for 1 s; it is killed" in line]
+
+
+def test_a_server_that_stands_still_for_a_moment_is_left_alone(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "SECONDS_OF_SILENCE", 120.0)
+    own = servers.keep()
+    servers.started[0].send_signal(signal.SIGSTOP)
+    for _ in range(2 * LOOKS_IN_SILENCE):
+        assert own.look() is not None  # its clients go on asking
+    servers.started[0].send_signal(signal.SIGCONT)
+
+    assert own.look() is not None
+    assert len(servers.started) == 1
+    assert servers.started[0].poll() is None
+
+
+def test_silence_takes_both_time_and_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(serving.time, "monotonic", lambda: now[0])
+
+    def ask(silence: Silence, seconds: float, *, answered: bool = False) -> bool:
+        now[0] += seconds
+        return silence.note(answered=answered, limit=120)
+
+    often = Silence()
+    assert not any(ask(often, 1) for _ in range(100))
+    assert ask(often, 30)
+    seldom = Silence()  # the keeper stood still itself
+    assert not any(ask(seldom, 1000) for _ in range(LOOKS_IN_SILENCE - 1))
+    assert ask(seldom, 1000)
+    broken = Silence()
+    assert not any(ask(broken, 100, answered=turn % 3 == 2) for turn in range(50))
+
+
+def test_what_keeps_a_server_from_starting_again_is_waited_for(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = servers.keep()
+    now = [0.0]
+    monkeypatch.setattr("infra.stack.child.time.monotonic", lambda: now[0])
+    servers.problem = "the disk is full"
+    servers.started[0].kill()
+    servers.started[0].wait()
+
+    for _ in range(20):
+        now[0] += 31
+        assert own.look() is None
+    assert len([line for line in servers.said if "the disk is full" in line]) == 1
+
+    servers.problem = None
+    now[0] += 31
+    assert own.look() is None  # it was started now
+    wait_for(lambda: own.look() is not None, "another one", seconds=60)
+
+
+def test_what_keeps_a_server_from_starting_at_all_is_told(servers: Servers, tmp_path: Path) -> None:
+    servers.problem = "the disk is full"
+
+    with pytest.raises(ServerError, match="the disk is full"):
+        OwnServer(tmp_path, 4200, say=servers.said.append).look()
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prefect").mkdir()
+    said: list[str] = []
+    worker = Worker(pool_called("gpu"), tmp_path, None, say=said.append)
+
+    def fail(child: Child, environment: dict[str, str]) -> int:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(Child, "start", fail)
+
+    assert worker.look("http://127.0.0.1:1/api") == []
+    assert worker.look("http://127.0.0.1:1/api") == []
+    assert said == ["worker gpu: No space left on device; again in 1 s"]
