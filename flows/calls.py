@@ -21,9 +21,9 @@ from nanochat_core.errors import ArtifactError, StoreError
 FORMAT = 1
 _TRIES = 4
 
-# ready: it has its inputs and the checkpoint, or runs. ended: its ranks are gone. leaving: it was
-# told to stop.
-State: TypeAlias = Literal["ready", "ended", "leaving"]
+# coming: it heard the call and fetches inputs and the checkpoint. ready: it has them, or runs.
+# ended: its ranks are gone, or it cannot take part. leaving: it was told to stop.
+State: TypeAlias = Literal["coming", "ready", "ended", "leaving"]
 MISTAKE = "mistake"
 
 
@@ -71,6 +71,7 @@ class Answer:
     cause: str  # the exception's type; MISTAKE for what a person must mend; empty: the machine's
     who: str  # a process of this number, in one attempt: there should be one
     beat: int  # no two records have the same bytes
+    hint: str | None = None  # what a person can do about `text`
 
 
 def announce(place: Place, call: Call, *, fence: Callable[[], None]) -> None:

@@ -5,13 +5,13 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from flows import checkpoints
 from flows.calls import MISTAKE, Answer, Call, Place, State, answer, find_answer, find_call
 from flows.leader import meeting_of
-from flows.lost import is_lost
+from flows.lost import StageLost, is_lost
 from flows.parts import sending_parts
 from flows.segments import append_segment
 from flows.site import Site
@@ -20,6 +20,7 @@ from nanochat_core.errors import ArtifactError, NanochatError, StageError, Store
 from nanochat_core.job import Job
 
 _SECONDS_BETWEEN_QUESTIONS = 2.0
+_SECONDS_BETWEEN_LOOKS = 0.2
 _TRIES = 3
 _UNREACHABLE = (StoreError, ArtifactError)
 
@@ -34,26 +35,25 @@ class Attempt:
         self._call = call
         self._node = node
         self._beats = 0
+        self._heard = time.monotonic()  # when the store last answered
+        self._state: State = "coming"
         self._has_ended = False
         self._who = uuid.uuid4().hex
         self._lock = threading.Lock()  # of what is said
 
-    def run(self, job: Job) -> None:
+    def run(self, prepare: Callable[[], Job]) -> None:
         """Run the ranks of this node, if node 0 still wants them.
 
-        Raises StageInterrupted when this node was stopped, and the job's own error when it would
-        only come again.
+        `prepare` makes the job with its inputs here; node 0 hears what it raises, as it does of all
+        that happens here. Raises StageInterrupted when this node was stopped, and the error of the
+        job or of `prepare` when it would only come again.
         """
-        call = self._call
-        checkpoints.restore_step(
-            self._site.store,
-            job,
-            call.step,
-            commit=call.commit,
-            tell=lambda text: self._tell("message", text),
-        )
         with self._being_there():
             try:
+                job = prepare()
+                self._restore(job)
+                self._state = "ready"
+                self._say("ready")
                 endpoint = self._wait_for_endpoint()
                 if endpoint is not None:
                     self._run(job, endpoint)
@@ -62,16 +62,33 @@ class Attempt:
                     self._say("leaving")
                     raise
                 self._say("ended")
-            except StageError as error:
-                self._say("ended", text=str(error), cause=_cause_of(error))
+            except NanochatError as error:
+                self._say("ended", text=str(error), cause=_cause_of(error), hint=error.hint)
                 if not is_lost(error):
                     raise
                 self._tell("message", f"this attempt is over: {error}")
+            except Exception as error:  # a bug, or a full disk: it would only come again
+                name = type(error).__name__
+                self._say("ended", text=f"{name}: {error}", cause=name)
+                raise
             except BaseException:  # Ctrl-C, a cancelled flow run
                 self._say("leaving")
                 raise
             else:
                 self._say("ended")
+
+    def _restore(self, job: Job) -> None:
+        """Have what all go on from. Raises StageLost when that is not in the store any more."""
+        try:
+            checkpoints.restore_step(
+                self._site.store,
+                job,
+                self._call.step,
+                commit=self._call.commit,
+                tell=lambda text: self._tell("message", text),
+            )
+        except ArtifactError as error:  # node 0 sends it again when it is started again
+            raise StageLost(str(error), hint=error.hint) from error
 
     def _run(self, job: Job, endpoint: Call) -> None:
         processes = endpoint.processes
@@ -122,9 +139,13 @@ class Attempt:
         over = threading.Event()
         threads = [
             threading.Thread(target=work, args=(over,), name=name, daemon=True)
-            for name, work in (("answer", self._beat), ("call", self._watch))
+            for name, work in (
+                ("answer", self._beat),
+                ("call", self._watch),
+                ("clock", self._look_at_clock),
+            )
         ]
-        self._say("ready")
+        self._say(self._state)
         for thread in threads:
             thread.start()
         try:
@@ -136,30 +157,40 @@ class Attempt:
 
     def _beat(self, over: threading.Event) -> None:
         while not over.wait(self._site.terms.beat):
-            self._say("ready")
+            self._say(self._state)
 
     def _watch(self, over: threading.Event) -> None:
         pause = min(self._site.terms.beat, _SECONDS_BETWEEN_QUESTIONS)
-        heard = time.monotonic()
         while not over.wait(pause):
-            if self._site.stop.is_set():
-                self.ending.set()
             try:
                 call, _ = find_call(self._place, ttl=self._site.terms.ttl)
-                heard = time.monotonic()
-            except _UNREACHABLE:  # by now node 0 takes us for lost: its ranks are gone
-                if time.monotonic() - heard > self._site.terms.ttl / 2:
-                    self.ending.set()
+            except _UNREACHABLE:
                 continue
+            self._heard = time.monotonic()
             if call is None or call.epoch != self._call.epoch:
                 self.ending.set()
 
-    def _say(self, state: State, *, text: str = "", cause: str = "") -> None:
+    def _look_at_clock(self, over: threading.Event) -> None:
+        """End the attempt when the run is stopped, or the store was not reached for half a lease.
+
+        It asks the store nothing: a question that gets no answer can hang for minutes. By then node
+        0 takes us for lost, and its ranks are gone.
+        """
+        while not over.wait(_SECONDS_BETWEEN_LOOKS):
+            is_cut_off = time.monotonic() - self._heard > self._site.terms.ttl / 2
+            if is_cut_off or self._site.stop.is_set():
+                self.ending.set()
+
+    def _say(
+        self, state: State, *, text: str = "", cause: str = "", hint: str | None = None
+    ) -> None:
         """Tell node 0; it notices by itself when that is not possible."""
         with self._lock:
             if self._has_ended:
                 return
-            self._has_ended = state != "ready"
+            self._has_ended = state in ("ended", "leaving")
+            if not self._has_ended:  # a beat that waited for the lock does not take "ready" back
+                state = self._state
             self._beats += 1
             said = Answer(
                 epoch=self._call.epoch,
@@ -170,6 +201,7 @@ class Attempt:
                 cause=cause,
                 who=self._who,
                 beat=self._beats,
+                hint=hint,
             )
             for _ in range(_TRIES):
                 with contextlib.suppress(StoreError):
@@ -183,5 +215,7 @@ class Attempt:
         self._site.watch(self._place.stage, {"kind": kind, "text": text})
 
 
-def _cause_of(error: StageError) -> str:
-    return (error.cause or "") if isinstance(error, JobFailed) else MISTAKE
+def _cause_of(error: NanochatError) -> str:
+    if isinstance(error, JobFailed):
+        return error.cause or ""
+    return "" if is_lost(error) else MISTAKE

@@ -1,9 +1,9 @@
 """A stage on several machines: what every one of them does, each with its own disk.
 
 Node 0 builds the stage, as one machine would (flows/build.py, flows/leader.py). The others join it:
-they wait until it calls, fetch the checkpoint that it names, run their part of the job, and send
-what their ranks save to the store. They hold no lease and publish nothing. When an attempt ends
-without the artifact, they wait for the next call.
+they fetch the inputs, wait until it calls, fetch the checkpoint that it names, run their part of
+the job, and send what their ranks save to the store. They hold no lease and publish nothing. When
+an attempt ends without the artifact, they wait for the next call.
 """
 
 import contextlib
@@ -12,9 +12,12 @@ import threading
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from flows import lock
 from flows.build import build, find_usable, reuse, seek, telling_its_end, uri_of
+from flows.cache import Cache
 from flows.calls import Call, Place, find_call
 from flows.fingerprint import Identity
 from flows.heartbeat import Terms
@@ -28,6 +31,7 @@ from flows.site import Built, Site, Watch
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreError
+from nanochat_core.job import Job
 
 _SECONDS_FOR_THE_LOCK = 40.0  # an attempt that was told to stop saves in less
 _UNREACHABLE = (StoreError, ArtifactError)
@@ -125,18 +129,30 @@ class _Joiner:
 
     def join(self) -> Built:
         """Follow node 0's calls until the artifact is there."""
-        while True:
-            found = self._wait()
-            if isinstance(found, Manifest):
-                return self._finish(found)
-            self._seen = found.epoch
-            self._check(found)
-            with self.site.open_cache() as cache:
-                stage, site = self._stage, self.site
-                files = fetch_inputs(stage, site, self._inputs, cache, check=lambda: None)
-                job = make_job(stage, site, self.identity, files)
-                tell_building(stage, site, job)
-                Attempt(site, self._place, found, node=self.node).run(job)
+        with self.site.open_cache() as cache:
+            if not self._is_called():  # node 0 fetches too, before it calls
+                self._fetch(cache)
+            while True:
+                found = self._wait()
+                if isinstance(found, Manifest):
+                    return self._finish(found)
+                self._seen = found.epoch
+                attempt = Attempt(self.site, self._place, found, node=self.node)
+                attempt.run(partial(self._prepare, found, cache))
+
+    def _prepare(self, call: Call, cache: Cache) -> Job:
+        self._check(call)
+        job = make_job(self._stage, self.site, self.identity, self._fetch(cache))
+        tell_building(self._stage, self.site, job)
+        return job
+
+    def _fetch(self, cache: Cache) -> dict[str, Path]:
+        return fetch_inputs(self._stage, self.site, self._inputs, cache, check=lambda: None)
+
+    def _is_called(self) -> bool:
+        with contextlib.suppress(*_UNREACHABLE):
+            return find_call(self._place, ttl=self.site.terms.ttl)[0] is not None
+        return False
 
     def pause(self) -> None:
         """Between two looks at the store. Raises StageInterrupted when the run is stopped."""
