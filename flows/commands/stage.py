@@ -4,7 +4,7 @@ import contextlib
 import shlex
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from cyclopts import Group, Parameter
@@ -12,19 +12,22 @@ from cyclopts import Group, Parameter
 from flows.build import Built, Site
 from flows.commands.options import ProfileName, What, Where, profile_of
 from flows.commands.run import saying_how_to_go_on
-from flows.commands.terminal import print_warning
+from flows.commands.terminal import print_mistake, print_warning
 from flows.given import open_given, stages_before
 from flows.heartbeat import Terms
+from flows.lost import is_lost
 from flows.manifest import Manifest
 from flows.nodes import build_share
 from flows.plan import Plan, make_plan
 from flows.references import check_stage
 from flows.run_record import RunRecord
-from flows.runs import Run, check_name, new_run_id, timestamp
+from flows.runs import Run, check_name, find_run, new_run_id, timestamp
 from flows.stages import Stage, stage_named
 from infra.launch.torchrun import StageInterrupted
-from nanochat_core.errors import ConfigError, StoreError
+from infra.storage.base import Store
+from nanochat_core.errors import ConfigError, NanochatError, StoreError
 
+LOST = 75  # EX_TEMPFAIL: what ended it was the machine, another node or the store
 _NODES = Group("Several machines", sort_key=3)
 _TERMS = Terms()
 
@@ -47,8 +50,20 @@ def stage(
     run_name: Annotated[
         str | None, Parameter(help="What to call the run; by default as its profile.")
     ] = None,
+    run_id: Annotated[
+        str | None,
+        Parameter(
+            name="--run",
+            group=_NODES,
+            help="Id of the run, the same on all machines and whenever the command is given again, "
+            "such as a Slurm job's; default a new one. --force on several machines needs it.",
+        ),
+    ] = None,
     force: Annotated[
-        bool, Parameter(negative="", help="Build it again although it is there.")
+        bool,
+        Parameter(
+            negative="", help="Build it again although it is there, unless this run built it."
+        ),
     ] = False,
     strict: Annotated[
         bool,
@@ -60,12 +75,18 @@ def stage(
     """Build one stage here, without Prefect: what Slurm scripts and pods of a cluster run.
 
     Its inputs must be in the store. Stopped, killed or on another machine, the same command goes on
-    where it was.
+    where it was. Ends with exit code 75 when it was lost, and may succeed when it is tried again.
     """
     where.check_gpus()
     built_stage = stage_named(check_stage(stage))
     _check_nodes(built_stage, node=node, nodes=nodes)
+    if force and nodes > 1 and run_id is None:
+        raise ConfigError(
+            f"--force on {nodes} nodes needs --run: by its id they know what is new",
+            hint="give all nodes the same one, not used before, such as --run again-1",
+        )
     check_name(run_name or profile)
+    check_name(run_id or profile)
     chosen = profile_of(profile, what)
     placement = replace(where.placement(chosen), nodes=nodes)
     store = where.open_store()
@@ -74,7 +95,7 @@ def stage(
     words = shlex.join(shlex.split(what.command(profile, place=where.words))[2:])
     inputs = _find_inputs(plan, built_stage, words)
     run = Run(
-        run=new_run_id(run_name or profile, timestamp(time.time())),
+        run=run_id or new_run_id(run_name or profile, timestamp(time.time())),
         name=run_name or profile,
         profile=profile,
         depth=what.depth,
@@ -95,7 +116,10 @@ def stage(
     again = f"nanochat stage {stage} {words}"
     if nodes > 1:
         again += f" --node {node} --nodes {nodes}"
+    if run_id is not None:
+        again += f" --run {shlex.quote(run_id)}" + (" --force" if force else "")
     with (
+        _exit_code_of_lost() as ended,
         saying_how_to_go_on(again),
         Display(Console(), stages=[stage]) as display,
         stoppable(display),
@@ -112,7 +136,44 @@ def stage(
         with _recorded(run, site) if node == 0 else contextlib.nullcontext(site) as site:
             built: Built = build_share(built_stage, site, inputs, node=node, force=force)
         display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
-    return 0
+    return ended.code
+
+
+@dataclass
+class _Ended:
+    """How the command ends when nothing is raised."""
+
+    code: int = 0
+
+
+@contextlib.contextmanager
+def _exit_code_of_lost() -> Generator[_Ended]:
+    """Show what ended the block when another attempt may end otherwise, for scripts to try."""
+    ended = _Ended()
+    try:
+        yield ended
+    except NanochatError as error:
+        if not is_lost(error):
+            raise
+        print_mistake(error)
+        ended.code = LOST
+
+
+def _go_on(store: Store, run: Run) -> Run:
+    """The run, with what its record says if an earlier turn of it has begun one.
+
+    Raises ConfigError when that one trained something else.
+    """
+    before = find_run(store, run.run)
+    if before is None:
+        return run
+    for name in ("profile", "depth", "overrides", "uses"):
+        if getattr(before, name) != getattr(run, name):
+            raise ConfigError(
+                f"run {run.run} of {before.started} was of other settings ({name})",
+                hint="give --run an id that was not used before",
+            )
+    return replace(run, started=before.started, stages={**before.stages, **run.stages})
 
 
 @contextlib.contextmanager
@@ -121,7 +182,7 @@ def _recorded(run: Run, site: Site) -> Generator[Site]:
 
     It names what is up to date of all stages, so that the last of several commands names them all.
     """
-    record = RunRecord(site.store, run)
+    record = RunRecord(site.store, _go_on(site.store, run))
     record.write()
     try:
         yield replace(site, record=record.add)

@@ -6,6 +6,8 @@ from pydoc_data.topics import topics
 
 import pytest
 
+from flows.cli import main
+from flows.lost import StageLost
 from flows.runs import find_run
 from infra.storage.base import Store
 from tests.flows.terminal import Terminal
@@ -47,6 +49,42 @@ def test_a_missing_input_is_named_with_the_command_that_makes_it(
     assert f"'shards.path={tmp_path}/a b'" in hint
 
 
+def test_a_run_with_an_id_goes_on_and_builds_anew_once(
+    terminal: Terminal, store: Store, tmp_path: Path
+) -> None:
+    words = (*words_of(tmp_path / "a"), "--run", "slurm-7", "--force")
+    assert "built  file://" in terminal.said("stage", "shards", "tiny", *words)[-1]
+    first = find_run(store, "slurm-7")
+    assert "cached  file://" in terminal.said("stage", "shards", "tiny", *words)[-1]
+    assert "built  file://" in terminal.said("stage", "tokenizer", "tiny", *words)[-1]
+    found = find_run(store, "slurm-7")
+    assert found is not None
+    assert first is not None
+    assert found.started == first.started
+    assert set(found.stages) == {"shards", "tokenizer"}
+    error, hint = terminal.fails("stage", "shards", "tiny", *words, "--depth", "2")
+    assert "run slurm-7 of" in error
+    assert "was of other settings (depth)" in error
+    assert hint == "give --run an id that was not used before"
+
+
+def test_what_was_lost_has_an_exit_code_of_its_own(
+    terminal: Terminal,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def lose(*args: object, **kwargs: object) -> None:
+        raise StageLost("node 1 heard nothing of node 0", hint="start node 0")
+
+    monkeypatch.setattr("flows.commands.stage.build_share", lose)
+    assert main(("stage", "shards", "tiny", *words_of(tmp_path / "a"))) == 75
+    assert capsys.readouterr().err.splitlines() == [
+        "error: node 1 heard nothing of node 0",
+        "hint: start node 0",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -55,6 +93,11 @@ def test_a_missing_input_is_named_with_the_command_that_makes_it(
         (("stage", "pretrain", "tiny", "--node", "1"), "--node is 1, --nodes is 1"),
         (("stage", "pretrain", "tiny", "--nodes", "0"), "--nodes is 0"),
         (("stage", "rows", "tiny", "--run-name", "a/b"), "a/b"),
+        (("stage", "rows", "tiny", "--run", "a/b"), "a/b"),
+        (
+            ("stage", "pretrain", "tiny", "--nodes", "2", "--force"),
+            "--force on 2 nodes needs --run",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
