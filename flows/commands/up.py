@@ -65,6 +65,7 @@ def up(
         return _keep(place, port, pools)
     from infra.stack.control import check_same, find_going, start_keeper, wait_until_ready
 
+    missing = _what_is_missing(pools)  # before a worker makes itself a pool
     stack = find_going(place.home_path, say=screen().print)
     keeper = None
     if stack is not None:
@@ -78,7 +79,22 @@ def up(
         screen().print(line)
     if stack.problem:
         print_warning(f"{stack.problem}; {stack.hint}")
+    if missing:
+        print_warning(missing)
     return 1 if stack.problem else 0
+
+
+def _what_is_missing(pools: tuple[str, ...]) -> str | None:
+    """What to do first about a shared server that does not know our pools or deployments."""
+    from infra.prefect_access import configured_api_url
+    from infra.stack.shared import unknown_to
+
+    shared = configured_api_url()
+    if shared is None or not (unknown := unknown_to(shared, pools)):
+        return None
+    others = [name for name in pools if name not in POOLS]
+    words = shlex.join(["nanochat", "deploy", *(w for name in others for w in ("--pool", name))])
+    return f"{shared} does not know {', '.join(unknown)}; `{words}` tells it what there is to run"
 
 
 def _take_database(given: str | None) -> None:
@@ -128,6 +144,8 @@ def _keep(place: Place, port: int | None, pools: tuple[str, ...]) -> int:
     from infra.stack.workers import pool_called
 
     check_adoptable(place.home_path)
+    if missing := _what_is_missing(pools):
+        _say(f"warning: {missing}")
     wanted = Wanted(
         home=place.home_path,
         store=place.store,

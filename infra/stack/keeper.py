@@ -19,6 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from infra.log_file import cut_short
 from infra.prefect_access import AUTH, ServerError, auth, configured_api_url
 from infra.prefect_server import client_environment, own_environment, stop_server
 from infra.stack.child import Child
@@ -35,6 +36,7 @@ SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_STOP = 10.0  # a worker without runs
 SECONDS_TO_REPORT = 15.0  # what became of the runs, when all stops
 REGISTRATIONS = 3  # tries
+SECONDS_BETWEEN_CUTS = 60.0  # of logs that grow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,7 @@ class Keeper:
         self._stop = threading.Event()
         self._hurry = threading.Event()  # asked to stop a second time
         self._record = my_stack()
+        self._logs_seen = time.monotonic()
         self._is_written = True  # the record as it is now
         self._api_url: str | None = None  # while the server is up
         shared = configured_api_url()
@@ -107,6 +110,7 @@ class Keeper:
             if self._record.state != "ready":
                 self._look_whether_ready(self._api_url)
         self._adopted.look(but=self._mine())
+        self._look_at_logs()
         self._note(
             workers={w.pool.name: w.child.pid for w in self._workers if w.child.pid is not None},
             runs=(*self._lost, *(a.flow_run for w in self._workers for a in w.attempts)),
@@ -124,6 +128,13 @@ class Keeper:
             if before is not None:  # it came up elsewhere
                 for worker in self._workers:
                     worker.stop()
+
+    def _look_at_logs(self) -> None:
+        now = time.monotonic()
+        if now - self._logs_seen >= SECONDS_BETWEEN_CUTS:
+            self._logs_seen = now
+            for log in (self._home / "prefect").glob("*.log"):
+                cut_short(log)
 
     def _is_registered(self, api_url: str) -> bool:
         """Whether the flows are known to the server, or all tries to tell it are used up."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.log_file import MOST_BYTES, keep_short, last_line
+from infra.log_file import MOST_BYTES, cut_short, keep_short, last_line
 from infra.prefect_access import ServerError
 from infra.stack import child as child_module
 from infra.stack.child import Child, Pause
@@ -173,20 +173,49 @@ def test_a_run_that_was_left_is_asked_to_end_before_it_is_made_to(tmp_path: Path
 
 def test_a_worker_ends_with_its_keeper(tmp_path: Path) -> None:
     """The program that becomes a worker is stopped by the kernel when its parent is killed."""
+    (tmp_path / "prefect.py").write_text(  # what `python -m prefect` finds there
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        'told = f\'{os.getpid()} {" ".join(sys.argv[1:])} {"NANOCHAT_LAUNCHER" in os.environ}\'\n'
+        "Path('new').write_text(told)\n"
+        "Path('new').rename('up')\n"
+        "time.sleep(600)\n"
+    )
     code = (
-        "import subprocess, sys, time, os;"
-        "from nanochat_core.worker import LAUNCHER_VARIABLE;"
-        "p = subprocess.Popen([sys.executable, '-c', 'from nanochat_core.worker import "
-        'die_with_parent; import time; die_with_parent(); open("up", "w"); time.sleep(600)\'],'
-        "env={**os.environ, LAUNCHER_VARIABLE: str(os.getpid())});"
-        "open('pid', 'w').write(str(p.pid)); time.sleep(600)"
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from infra.stack.child import Child\n"
+        "from infra.stack.workers import pool_called, worker_command, worker_environment\n"
+        "home = Path.cwd()\n"
+        "child = Child('gpu', worker_command(pool_called('gpu')), log=home / 'gpu.log')\n"
+        "child.start(worker_environment(home, 'http://127.0.0.1:1/api'))\n"
+        "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) as keeper:
-        wait_for(lambda: (tmp_path / "up").exists(), "the worker")
-        worker = psutil.Process(int((tmp_path / "pid").read_text()))
+        wait_for((tmp_path / "up").exists, "the worker")
+        pid, *words = (tmp_path / "up").read_text().split()
+        worker = psutil.Process(int(pid))
+        assert words[:4] == ["worker", "start", "--pool", "gpu"]
+        assert words[-1] == "False"  # runs that it starts have another launcher
         keeper.kill()
 
     wait_for(lambda: not worker.is_running(), "the end of the worker", seconds=20)
+
+
+def test_a_long_log_is_begun_anew_under_whoever_writes_it(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with log.open("ab", buffering=0) as file:
+        file.write(b"early\n")
+        cut_short(log)
+        assert log.read_text() == "early\n"
+        os.truncate(log, MOST_BYTES)
+        file.write(b"\nlast of the old\n")
+
+        cut_short(log)
+        file.write(b"new\n")
+
+    assert log.read_text() == "new\n"
+    assert last_line(tmp_path / "server.log.1") == "last of the old"
 
 
 def test_down_in_a_fresh_home_finds_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""What a Prefect server that others keep was told of us."""
+
+import urllib.error
+from collections.abc import Sequence
+from http import HTTPStatus
+from urllib.parse import quote
+
+from infra.prefect_access import ask
+
+_FLOW = "/deployments/name/nanochat/nanochat"  # registered together with all the others
+
+
+def unknown_to(api_url: str, pools: Sequence[str]) -> list[str]:
+    """Which of these pools and of our deployments the server does not know, for people.
+
+    Empty when it does not answer: then that is what has to be said.
+    """
+    try:
+        missing = [f"the pool {name}" for name in pools if not _knows(api_url, _path(name))]
+        return missing if _knows(api_url, _FLOW) else [*missing, "our deployments"]
+    except (OSError, ValueError):
+        return []
+
+
+def _path(pool: str) -> str:
+    return f"/work_pools/{quote(pool, safe='')}"
+
+
+def _knows(api_url: str, path: str) -> bool:
+    try:
+        ask(api_url, path)
+    except urllib.error.HTTPError as error:
+        if error.code == HTTPStatus.NOT_FOUND:
+            return False
+        raise
+    return True
