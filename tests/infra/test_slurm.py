@@ -112,6 +112,46 @@ def test_a_run_that_ends_by_itself_ends_the_job_as_it_did(
     assert not (tmp_path / "requeued").exists()
 
 
+@pytest.mark.parametrize(
+    ("code", "restarts", "requests"),
+    [(75, "0", ["requeue 7"]), (75, "19", ["requeue 7"]), (75, "20", []), (143, "0", [])],
+)
+def test_a_stage_that_was_lost_comes_back_so_many_times(
+    code: int, restarts: str, requests: list[str], tmp_path: Path
+) -> None:
+    with job("stage", tmp_path, f"exit {code}", SLURM_RESTART_COUNT=restarts) as script:
+        script.communicate(timeout=SECONDS)
+    assert script.returncode == code
+    assert requested(tmp_path) == requests
+
+
+def test_a_stage_that_was_stopped_before_it_could_save_comes_back(tmp_path: Path) -> None:
+    assert end_of("stage", tmp_path, code=143, state="RUNNING") == (143, ["requeue 7"])
+
+
+@pytest.mark.parametrize(("second", "end"), [(75, (1, [])), (0, (1, []))])
+def test_a_mistake_on_one_node_decides_over_what_it_did_to_the_others(
+    second: int, end: tuple[int, list[str]], tmp_path: Path
+) -> None:
+    both = 'while [[ $1 == --* ]]; do shift; done; "$@"; a=$?; SLURM_NODEID=0 "$@"; b=$?'
+    run = f"[[ ${{@: -1}} == 0 ]] && exit {second}; exit 1"
+    with job("stage", tmp_path, run, srun=f"{both}; exit $((a > b ? a : b))") as script:
+        script.communicate(timeout=SECONDS)
+    assert (script.returncode, requested(tmp_path)) == end
+
+
+def test_the_run_of_a_stage_has_the_number_of_the_job(tmp_path: Path) -> None:
+    with job("stage", tmp_path, "exit 0") as script:
+        out, _ = script.communicate(timeout=SECONDS)
+    assert "started stage pretrain tiny --run slurm-7 --nodes 2 --node 1" in out
+
+
+def requested(tmp_path: Path) -> list[str]:
+    """What Slurm was asked for."""
+    requests = tmp_path / "requeued"
+    return requests.read_text().splitlines() if requests.exists() else []
+
+
 def end_of(name: str, tmp_path: Path, *, code: int, state: str) -> tuple[int, list[str]]:
     """Exit code and requests to Slurm, of a run that takes a second to save when asked to stop."""
     slow = f"trap 'sleep 1; echo saved; exit {code}' TERM; touch up; while :; do sleep 0.05; done"
@@ -122,19 +162,24 @@ def end_of(name: str, tmp_path: Path, *, code: int, state: str) -> tuple[int, li
         script.send_signal(signal.SIGTERM)
         out, _ = script.communicate(timeout=SECONDS)
     assert "saved" in out  # the script waited for it
-    requests = tmp_path / "requeued"
-    return script.returncode, requests.read_text().splitlines() if requests.exists() else []
+    return script.returncode, requested(tmp_path)
 
 
 def job(
-    name: str, tmp_path: Path, run: str, *, state: str = "RUNNING", **environment: str
+    name: str,
+    tmp_path: Path,
+    run: str,
+    *,
+    state: str = "RUNNING",
+    srun: str = 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
+    **environment: str,
 ) -> subprocess.Popen[str]:
     """The script as Slurm starts it, on a node whose `nanochat` does as `run` says."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for tool, body in {
         "nanochat": f'[[ $1 == down ]] && exit; echo started "$@"; echo $$ > pid; {run}',
-        "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
+        "srun": srun,
         "scancel": "kill -TERM $(cat pid)",
         "scontrol": '[[ $1 == requeue ]] && echo "$@" >> requeued; '
         f'echo "JobId=7 JobState={state} Reason=None"',
