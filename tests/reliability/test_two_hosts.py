@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from flows.commands.stage import LOST
 from infra.launch.torchrun import run_job
 from tests.reliability.small_training import digests
 from tests.reliability.two_hosts import (
@@ -99,7 +100,7 @@ def test_a_host_that_is_lost_in_mid_run_changes_nothing_of_the_result(
     until(lambda: step_of(a) > SAVE_EVERY + 5 and look()["step"] >= SAVE_EVERY, a, b)
     lost = time.time()
     b.kill()
-    assert a.wait(SECONDS) == 1
+    assert a.wait(SECONDS) == LOST
     noticed = time.time() - lost
     said = a.log.read_text()
     assert "hint: " in said
@@ -145,7 +146,7 @@ def test_a_host_that_falls_silent_is_noticed_and_comes_back(
     until(lambda: step_of(a) > SAVE_EVERY + 5 and look()["step"] >= SAVE_EVERY, a, b)
     lost = time.time()
     b.plug("down")
-    assert a.wait(SECONDS) == 1
+    assert a.wait(SECONDS) == LOST
     noticed = time.time() - lost
     assert "is silent for" in a.log.read_text()
     b.plug("up")
@@ -168,7 +169,7 @@ def test_a_stop_of_either_host_saves_on_both(
     b.process.send_signal(signal.SIGTERM)
     told = time.time()
     assert b.wait(60) == 130, b.log.read_text()
-    assert a.wait(60) == 1
+    assert a.wait(60) == LOST
     tell(f"stopped in {time.time() - told:.1f} s")
     assert "was told to stop" in a.log.read_text()
     stopped = step_of(a)
