@@ -8,6 +8,7 @@ from urllib.parse import quote
 from infra.prefect_access import ask
 
 _FLOW = "/deployments/name/nanochat/nanochat"  # registered together with all the others
+_ANSWER_SECONDS = 20.0  # a busy server reads its database for longer than a health check takes
 
 
 def unknown_to(api_url: str, pools: Sequence[str]) -> list[str]:
@@ -28,7 +29,7 @@ def _path(pool: str) -> str:
 
 def _knows(api_url: str, path: str) -> bool:
     try:
-        ask(api_url, path)
+        ask(api_url, path, seconds=_ANSWER_SECONDS)
     except urllib.error.HTTPError as error:
         if error.code == HTTPStatus.NOT_FOUND:
             return False
