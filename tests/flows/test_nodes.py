@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +15,7 @@ from flows import leader, nodes
 from flows.artifacts import find_manifest
 from flows.build import Built, Site, build
 from flows.cache import Cache, fetch
-from flows.calls import Answer, Place, answer, find_answer, find_call
+from flows.calls import Answer, Call, Place, answer, find_answer, find_call
 from flows.heartbeat import Terms
 from flows.leader import NodeLost
 from flows.lost import StageLost, is_lost
@@ -98,6 +99,7 @@ def run(job):
         raise DataError("the text is empty", hint="fill it")
     time.sleep(600)
 """
+SAID = Answer(epoch=1, node=1, host="b", state="ready", text="", cause="", who="one", beat=1)
 QUICK = Terms(ttl=20.0, beat=1.0, look=0.1, longest_look=0.2, meet=200.0)
 
 
@@ -210,6 +212,42 @@ def test_a_node_that_cannot_take_part_says_so_before_node_0_has_waited_long(
     assert not is_lost(caught.value)
     with pytest.raises(OSError, match="the disk is full"):
         other.result(60)
+
+
+def test_a_node_that_fetches_is_waited_for_until_it_is_silent(
+    stage: Stage, sites: list[Site], pool: ThreadPoolExecutor
+) -> None:
+    first = start(pool, stage, replace(sites[0], terms=replace(QUICK, ttl=16.0, meet=3.0)), 0)
+    place, call = heard_call(sites[1], first)
+    said = replace(SAID, epoch=call.epoch, state="coming")
+    answer(place, said)
+    began = time.monotonic()
+    with pytest.raises(NodeLost, match="node 1 did not come"):
+        first.result(60)
+    assert time.monotonic() - began > 6.0  # half of a lease after it was heard
+
+
+@pytest.mark.torch
+def test_a_node_that_was_started_again_within_an_attempt_is_lost(
+    stage: Stage, sites: list[Site], pool: ThreadPoolExecutor
+) -> None:
+    first = start(pool, stage, sites[0], 0)
+    place, call = heard_call(sites[1], first)
+    for who in ("one", "another"):
+        answer(place, replace(SAID, epoch=call.epoch, who=who))
+        while who == "one" and (heard := find_call(place, ttl=60.0)[0]) and not heard.endpoint:
+            assert not first.done(), first.result()
+    with pytest.raises(NodeLost, match="node 1, b, was started again"):
+        first.result(60)
+
+
+def heard_call(site: Site, first: "Future[Built]") -> tuple[Place, Call]:
+    """Node 0's first call, as another node hears it."""
+    while True:
+        place = Place(store=site.store, stage="train", fingerprint=_fingerprint(site))
+        if (call := find_call(place, ttl=60.0)[0]) is not None:
+            return place, call
+        assert not first.done(), first.result()
 
 
 def test_nodes_that_do_not_come_are_named(stage: Stage, sites: list[Site]) -> None:
