@@ -15,8 +15,8 @@ from typing import Literal, TypeAlias
 from flows.documents import find_stored, mend_hint, seal
 from flows.fingerprint import short
 from flows.lease import Holder, LeaseLost, find_holder
-from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, StoreError
+from infra.storage.base import Store, StoreAway
+from nanochat_core.errors import ArtifactError
 
 FORMAT = 1
 _TRIES = 4
@@ -96,7 +96,7 @@ def announce(place: Place, call: Call, *, fence: Callable[[], None]) -> None:
             )
         if place.store.put_if_same(key, data, version=stored.version):
             return
-    raise StoreError(f"{place.store.url}/{key} changes whenever it is written")
+    raise StoreAway(f"{place.store.url}/{key} changes whenever it is written")
 
 
 def find_call(place: Place, *, ttl: float) -> tuple[Call | None, Holder | None]:

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 
 from flows.documents import find_stored, mend_hint, seal
 from flows.fingerprint import short
-from infra.storage.base import Store, Stored
-from nanochat_core.errors import ArtifactError, StageError, StoreError
+from infra.storage.base import Store, StoreAway, Stored
+from nanochat_core.errors import ArtifactError, StageError
 
 FORMAT = 1
 TTL = 120.0  # seconds without renewal after which anybody may take a lease over
@@ -133,7 +133,7 @@ def try_acquire(
             return Held(stage=stage, fingerprint=fingerprint, record=mine)
     if seen is not None:
         return seen
-    raise StoreError(f"{store.url}/{key} exists for writers and not for readers")
+    raise StoreAway(f"{store.url}/{key} exists for writers and not for readers")
 
 
 def renew(store: Store, held: Held, *, step: int, total: int) -> Held:
@@ -144,7 +144,7 @@ def renew(store: Store, held: Held, *, step: int, total: int) -> Held:
         new = replace(record, beat=record.beat + 1, step=step, total=total)
         if store.put_if_same(key, _to_json(new), version=stored.version):
             return replace(held, record=new)
-    raise StoreError(f"{store.url}/{key} changes whenever it is renewed")
+    raise StoreAway(f"{store.url}/{key} changes whenever it is renewed")
 
 
 def check(store: Store, held: Held) -> None:

@@ -9,7 +9,8 @@ import re
 
 from flows.lease import LeaseLost
 from infra.launch.torchrun import JobFailed, StageInterrupted
-from nanochat_core.errors import StageError, StoreError
+from infra.storage.base import StoreAway
+from nanochat_core.errors import StageError
 
 # A spot machine is taken a few times a day; what is lost more often than this has another fault.
 # With the pauses it is also how long a store may be away: some three minutes.
@@ -42,7 +43,7 @@ def is_lost(error: object) -> bool:
     """Whether another attempt may end otherwise though nobody mends anything."""
     if isinstance(error, JobFailed):
         return _is_of_machine(error)
-    return isinstance(error, StageLost | LeaseLost | StageInterrupted | StoreError)
+    return isinstance(error, StageLost | LeaseLost | StageInterrupted | StoreAway)
 
 
 def pause_before(attempt: int) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
-from infra.storage.base import Entry
+from infra.storage.base import Entry, StoreAway
 from nanochat_core.errors import StoreError
 
 _T = TypeVar("_T")
@@ -175,7 +175,7 @@ def explain(error: Lost | Refused, *, where: Where, what: str) -> StoreError:
     """The one line and the hint for an operation that failed; `what` is like "put runs/a.json"."""
     tries = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, Lost):
-        return StoreError(
+        return StoreAway(
             f"store {where.url} cannot be reached at {where.endpoint}: {error}{tries}",
             hint=f"check {where.setting} and the network, then run the command again"
             if not where.is_aws
@@ -186,7 +186,8 @@ def explain(error: Lost | Refused, *, where: Where, what: str) -> StoreError:
         found, hint = known(error, where)
         return StoreError(f"store {where.url}: {found}{tries}", hint=hint)
     said = f"{error.code}: {error.message}" if error.message else error.code
-    return StoreError(
+    kind = StoreAway if error.is_passing else StoreError
+    return kind(
         f"store {where.url} refuses to {what}: {said}{tries}",
         hint="it is overloaded or out of order; run the command again later"
         if error.is_passing

@@ -126,6 +126,10 @@ class Store(Protocol):
         ...
 
 
+class StoreAway(StoreError):
+    """No answer, or a refusal that passes: the same may succeed later though nobody mends it."""
+
+
 def check_key(key: str) -> str:
     """Return `key`, if every store can hold it and it cannot leave its store. Raises StoreError."""
     for segment in key.split("/"):

@@ -15,7 +15,15 @@ import uuid
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
-from infra.storage.base import Entry, Missing, OnBytes, Stored, check_key, ignore_bytes
+from infra.storage.base import (
+    Entry,
+    Missing,
+    OnBytes,
+    StoreAway,
+    Stored,
+    check_key,
+    ignore_bytes,
+)
 from infra.storage.parts import open_part_file, writing_to
 from nanochat_core.errors import StoreError
 from nanochat_core.job import sync_directory
@@ -32,6 +40,10 @@ _HINTS = {
     errno.EPERM: "check who owns it, or point NANOCHAT_STORE at a directory of yours",
     errno.EROFS: "the disk is mounted read-only; point NANOCHAT_STORE elsewhere",
 }
+
+# What a file server that is away, or a failing disk, answers.
+_AWAY = {errno.EIO, errno.ESTALE, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN}
+_OF_THE_WAY = (TimeoutError, ConnectionError, BlockingIOError, InterruptedError)
 
 
 class LocalStore:
@@ -264,7 +276,9 @@ class LocalStore:
             yield
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
-            raise StoreError(
+            is_away = isinstance(error, _OF_THE_WAY) or error.errno in _AWAY
+            kind = StoreAway if is_away else StoreError
+            raise kind(
                 f"store {self.url} refuses: {(error.strerror or str(error)).lower()}{where}",
                 hint=_HINTS.get(error.errno or 0, "check the disk, then run the command again"),
             ) from error

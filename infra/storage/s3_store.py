@@ -27,7 +27,15 @@ from infra.storage.answers import (
     explain,
     persist,
 )
-from infra.storage.base import Entry, Missing, OnBytes, Stored, check_key, ignore_bytes
+from infra.storage.base import (
+    Entry,
+    Missing,
+    OnBytes,
+    StoreAway,
+    Stored,
+    check_key,
+    ignore_bytes,
+)
 from infra.storage.checksums import Checksum
 from infra.storage.conditional import ATOMIC, TRIALS, Semantics
 from infra.storage.parts import (
@@ -206,7 +214,7 @@ class S3Store:
                 self._fetch_into(file, key, found, on_bytes)
                 file.publish(path)
                 return
-        raise StoreError(
+        raise StoreAway(
             f"{source} was replaced {_ROUNDS} times while it was fetched",
             hint="run the command again when nobody writes it",
         )

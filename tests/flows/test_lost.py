@@ -5,6 +5,7 @@ import pytest
 from flows.lease import LeaseLost
 from flows.lost import LONGEST_PAUSE, RETRIES, StageLost, is_lost, pause_before
 from infra.launch.torchrun import JobFailed, StageInterrupted
+from infra.storage.base import StoreAway
 from nanochat_core.errors import ArtifactError, ConfigError, DataError, StageError, StoreError
 
 
@@ -24,7 +25,7 @@ def failed(message: str, cause: str | None) -> JobFailed:
         failed("rank 1: RuntimeError: CUDA error: unspecified launch failure", "RuntimeError"),
         StageInterrupted("pretrain was interrupted"),
         LeaseLost("pretrain/1 lost its lease"),
-        StoreError("s3://b cannot be reached"),
+        StoreAway("s3://b cannot be reached"),
         StageLost("pretrain/1 was lost"),
     ],
     ids=str,
@@ -40,6 +41,7 @@ def test_what_the_machine_did_is_lost(error: Exception) -> None:
         failed("rank 0: RuntimeError: size mismatch, got 3 and 4", "RuntimeError"),
         failed("rank 0: OutOfMemoryError: CUDA out of memory", "OutOfMemoryError"),
         ConfigError("width 3"),
+        StoreError("store s3://b: there is no bucket"),
         DataError("no text"),
         StageError("pretrain: the disk is full"),
         ArtifactError("pretrain/1 is damaged"),
