@@ -9,23 +9,13 @@ store alone, never of a run's state.
 import contextlib
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    FlowRunFilterTags,
-)
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.client.schemas.sorting import FlowRunSort
-from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound, PrefectException
-from prefect.states import Cancelling
+from prefect.exceptions import ObjectNotFound
 
 from flows.artifacts import find_manifest
 from flows.build import Built, Site, reuse, seek, uri_of
@@ -33,33 +23,21 @@ from flows.lease import find_holder
 from flows.lost import StageLost
 from flows.manifest import Manifest
 from flows.order import Order, make_order
+from flows.orders import LIVE, check_pool, find_or_order, give_up, state_name
+from flows.prefect_client import NOT_ANSWERING, quick_client, telling_refusals
 from flows.runs import Run
 from flows.stages import Stage
-from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
-from infra.storage.base import Store
-from nanochat_core.errors import ConfigError, NanochatError, StageError, StoreError
+from infra.launch.torchrun import StageInterrupted
+from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
 
-FLOW = "one-stage"  # of flows/one_stage.py
 SECONDS_BETWEEN_LOOKS = 2.0  # at the runs, which costs a request each
 SECONDS_BETWEEN_TELLING = 5.0
 PATIENCE = 3600.0  # seconds without an answer of Prefect; the stage is built meanwhile
 HINT = "\nhint: "  # between the two lines of a failed run's message
-NOT_ANSWERING = (httpx.HTTPError, PrefectException, OSError)
-_LIVE = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
-_STOPPED = (StateType.CANCELLING, StateType.CANCELLED)
-
-
-def check_pool(pool: str) -> None:
-    """Raises ConfigError unless stages can be ordered of the pool."""
-    with get_client(sync_client=True) as client:
-        try:
-            client.read_deployment_by_name(f"{FLOW}/{pool}")
-        except ObjectNotFound:
-            raise ConfigError(
-                f"no stage can be ordered of the pool '{pool}': there is no deployment "
-                f"{FLOW}/{pool}",
-                hint="`nanochat up` makes those of the pools cpu and gpu",
-            ) from None
+# A running order's builder renews its lease every quarter of a minute, and another one may take it
+# after two minutes. What shows none for so long has no process, and nothing may ever tell Prefect.
+SECONDS_WITHOUT_LEASE = 600.0
+_NOBODY_BUILDS = "it is said to run, but nobody has held its lease for ten minutes"
 
 
 def dispatch(
@@ -94,7 +72,8 @@ def _dispatch(
         stage, site, run, inputs, fingerprint=sought.identity.fingerprint, force=force
     )
     while True:
-        ended = _follow(site, order, _open_runs(site, order))
+        told = _Told(site, order)
+        ended = _follow(site, order, _open_runs(site, order, told), told)
         manifest = seek(stage, site, inputs, force=force).manifest
         if manifest is not None:
             return _finished(site, manifest, seconds=time.time() - began)
@@ -143,93 +122,61 @@ class _Ended:
     run: FlowRun | None
 
 
-def _open_runs(site: Site, order: Order) -> list[FlowRun]:
-    """A run for each node: the live one, else a new one. Raises StageLost without Prefect."""
-    try:
-        with get_client(sync_client=True) as client:
-            return [_open_run(client, site, order, node) for node in range(order.nodes)]
-    except ObjectNotFound:
-        check_pool(site.placement.pool or "")
-        raise
-    except NOT_ANSWERING as error:
-        raise StageLost(
-            f"{order.name} could not be ordered: Prefect does not answer ({_first_line(error)})",
-            hint="see that its server runs: `nanochat up`",
-        ) from error
+def _open_runs(site: Site, order: Order, told: "_Told") -> list[FlowRun]:
+    """A run for each node: the live one, else a new one."""
+    patience = _Patience(site, order, told)
+    while True:
+        try:
+            with quick_client() as client:
+                return [find_or_order(client, site, order, node) for node in range(order.nodes)]
+        except ObjectNotFound:
+            check_pool(site.placement.pool or "")
+            raise
+        except NOT_ANSWERING as error:
+            patience.spend(error)
 
 
-def _open_run(client: SyncPrefectClient, site: Site, order: Order, node: int) -> FlowRun:
-    tags = [f"stage:{order.name}", f"node:{node}"]
-    if live := _find_runs(client, tags, _LIVE):
-        text = f"goes on with run {live[0].name}, which is {_state_name(live[0])}"
-        site.watch(order.stage, {"kind": "message", "text": text})
-        return live[0]
-    # Two who look at the same moment see the same last run, and so ask for one and the same.
-    last = _find_runs(client, tags, None)
-    after = str(last[0].id) if last else "first"
-    return run_deployment(  # pyright: ignore[reportReturnType] - typed as a coroutine too
-        f"{FLOW}/{site.placement.pool}",
-        parameters={**asdict(order), "node": node},
-        flow_run_name=order.name if order.nodes == 1 else f"{order.name} node {node}",
-        tags=[*tags, f"run:{order.run}"],
-        idempotency_key=f"{order.name}/{node} after {after}",
-        work_queue_name="eval" if "_eval" in order.stage else "train",
-        timeout=0,
-    )
-
-
-def _find_runs(
-    client: SyncPrefectClient, tags: Sequence[str], states: list[StateType] | None
-) -> list[FlowRun]:
-    """Runs with all these tags, the newest first."""
-    state = FlowRunFilterState(type=FlowRunFilterStateType(any_=states)) if states else None
-    found: list[FlowRun] = client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=list(tags)), state=state),
-        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-        limit=50,
-    )
-    return found
-
-
-def _follow(site: Site, order: Order, runs: list[FlowRun]) -> list[_Ended]:
+def _follow(site: Site, order: Order, runs: list[FlowRun], told: "_Told") -> list[_Ended]:
     """Wait until the first node's run is over, or another one's that did not end well.
 
     While Prefect does not answer, the artifact is looked for in the store.
     """
-    told = _Told(site, order)
-    answered = time.monotonic()
-    while True:
-        try:
-            runs, ended = _look(runs)
-            answered = time.monotonic()
-            told.tell(runs)
-        except NOT_ANSWERING as error:
-            ended = list[_Ended]()
-            if _is_there(site, order):
+    patience = _Patience(site, order, told)
+    with quick_client() as client:
+        while True:
+            try:
+                with telling_refusals():
+                    runs, ended = _look(client, runs)
+                    told.tell(runs)
+                    if told.is_abandoned(runs[0]):
+                        if _is_there(site, order):
+                            return ended
+                        give_up(client, runs[0], why=_NOBODY_BUILDS)
+            except NOT_ANSWERING as error:
+                if _is_there(site, order):
+                    return []
+                patience.spend(error)
+                continue
+            patience.renew()
+            if any(_ends_all(item, first=runs[0].id) for item in ended):
                 return ended
-            told.say(f"Prefect does not answer ({_first_line(error)}); the stage goes on meanwhile")
-            if time.monotonic() - answered > PATIENCE:
-                raise StageLost(f"{order.name}: Prefect did not answer for an hour") from error
-        if any(_ends_all(item, first=runs[0].id) for item in ended):
-            return ended
-        site.stop.wait(SECONDS_BETWEEN_LOOKS)
-        _check_not_stopped(site, order.stage)
+            site.stop.wait(SECONDS_BETWEEN_LOOKS)
+            _check_not_stopped(site, order.stage)
 
 
-def _look(runs: list[FlowRun]) -> tuple[list[FlowRun], list[_Ended]]:
+def _look(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> tuple[list[FlowRun], list[_Ended]]:
     """The runs as they are now, and those that are over."""
     found: list[FlowRun] = []
     ended: list[_Ended] = []
-    with get_client(sync_client=True) as client:
-        for run in runs:
-            try:
-                run = client.read_flow_run(run.id)
-            except ObjectNotFound:
-                ended.append(_Ended(name=run.name, run=None))
-            else:
-                if run.state is not None and run.state.is_final():
-                    ended.append(_Ended(name=run.name, run=run))
-            found.append(run)
+    for run in runs:
+        try:
+            run = client.read_flow_run(run.id)
+        except ObjectNotFound:
+            ended.append(_Ended(name=run.name, run=None))
+        else:
+            if run.state is not None and run.state.is_final():
+                ended.append(_Ended(name=run.name, run=run))
+        found.append(run)
     return found, ended
 
 
@@ -273,6 +220,31 @@ def _check_ended(order: Order, ended: Sequence[_Ended]) -> None:
             )
 
 
+class _Patience:
+    """How long Prefect may be away."""
+
+    def __init__(self, site: Site, order: Order, told: "_Told") -> None:
+        self._site = site
+        self._order = order
+        self._told = told
+        self._answered = time.monotonic()
+
+    def renew(self) -> None:
+        """Prefect has answered."""
+        self._answered = time.monotonic()
+
+    def spend(self, error: Exception) -> None:
+        """Wait until the next try. Raises StageLost after an hour, StageInterrupted."""
+        self._told.say(f"Prefect does not answer ({_first_line(error)}); it is asked again")
+        if time.monotonic() - self._answered > PATIENCE:
+            raise StageLost(
+                f"{self._order.name}: Prefect did not answer for an hour",
+                hint="see that its server runs: `nanochat up`",
+            ) from error
+        self._site.stop.wait(SECONDS_BETWEEN_LOOKS)
+        _check_not_stopped(self._site, self._order.stage)
+
+
 class _Told:
     """Tells of the runs' states and of the job's progress, now and again."""
 
@@ -282,6 +254,7 @@ class _Told:
         self._said = ""
         self._next = 0.0
         self._step = -1
+        self._alive: float | None = None  # when it began to run, or its lease was last seen
 
     def say(self, text: str) -> None:
         """Tell it, unless it was the last thing told."""
@@ -291,20 +264,39 @@ class _Told:
 
     def tell(self, runs: Sequence[FlowRun]) -> None:
         """States when they change, progress every few seconds."""
-        states = sorted({_state_name(run) for run in runs if run.state_type in _LIVE})
+        states = sorted({state_name(run) for run in runs if run.state_type in LIVE})
         if states:
             wait = "; no worker has taken it" if "Late" in states else ""
             where = f"ordered as {self._order.name} of pool {self._site.placement.pool}"
             self.say(f"{where}: {', '.join(states)}{wait}")
         if "Running" in states and time.monotonic() >= self._next:
             self._next = time.monotonic() + SECONDS_BETWEEN_TELLING
-            with contextlib.suppress(StoreError):
+            try:
                 self._tell_progress()
+            except (StoreError, ArtifactError):
+                self._alive = None  # nobody knows
+
+    def is_abandoned(self, run: FlowRun) -> bool:
+        """Whether the order has run for long, as Prefect says, without a lease in the store.
+
+        Told once: the time is counted anew afterwards.
+        """
+        now = time.monotonic()
+        if run.state_type != StateType.RUNNING:
+            self._alive = None
+        elif self._alive is None:
+            self._alive = now
+        elif now - self._alive > SECONDS_WITHOUT_LEASE:
+            self._alive = now
+            return True
+        return False
 
     def _tell_progress(self) -> None:
         """What the builder's last renewal of its lease says."""
         order = self._order
         holder = find_holder(self._site.store, order.stage, order.fingerprint)
+        if holder is not None:
+            self._alive = time.monotonic()
         if holder is None or not holder.record.total or holder.record.step == self._step:
             return
         step, total = holder.record.step, holder.record.total
@@ -316,51 +308,5 @@ class _Told:
         self._site.watch(order.stage, {"kind": "step", **event, "values": {}})
 
 
-def _state_name(run: FlowRun) -> str:
-    return (run.state.name if run.state else None) or "unknown"
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0] or type(error).__name__
-
-
-# Stopping.
-
-
-def is_cancelled(flow_run_id: str | None) -> bool:
-    """Whether somebody has cancelled this flow run, as far as Prefect answers."""
-    if flow_run_id is not None:
-        with contextlib.suppress(*NOT_ANSWERING), get_client(sync_client=True) as client:
-            return client.read_flow_run(UUID(flow_run_id)).state_type in _STOPPED
-    return False
-
-
-def cancel_orders(run_id: str) -> list[FlowRun]:
-    """Cancel what the run has ordered, and return it. The far side saves first: see `wait_saved`.
-
-    The server would do it too for runs of a cancelled one, a while later. Raises what Prefect's
-    client raises when it does not answer.
-    """
-    with get_client(sync_client=True) as client:
-        live = [run for run in _find_runs(client, [f"run:{run_id}"], _LIVE) if _is_order(run)]
-        for run in live:
-            client.set_flow_run_state(run.id, Cancelling(message=f"{run_id} was stopped"))
-    return live
-
-
-def wait_saved(
-    store: Store, orders: Sequence[FlowRun], *, seconds: float = SECONDS_TO_STOP
-) -> None:
-    """Wait until cancelled orders have ended: whoever built them has given the lease back.
-
-    Their state follows later: the worker says Cancelled when it has seen all processes end.
-    """
-    deadline = time.monotonic() + seconds
-    names = [(run.parameters["stage"], run.parameters["fingerprint"]) for run in orders]
-    with contextlib.suppress(StoreError):
-        while any(find_holder(store, *name) for name in names) and time.monotonic() < deadline:
-            time.sleep(0.5)
-
-
-def _is_order(run: FlowRun) -> bool:
-    return any(tag.startswith("node:") for tag in run.tags)

@@ -32,7 +32,15 @@ from flows.forms import (
 )
 from flows.lost import RETRIES
 from flows.manifest import Manifest
-from flows.pipeline import CALLER, Outcome, run_pipeline, tell_nobody, tell_weaknesses, with_pool
+from flows.pipeline import (
+    CALLER,
+    Outcome,
+    check_budget,
+    run_pipeline,
+    tell_nobody,
+    tell_weaknesses,
+    with_pool,
+)
 from flows.profiles import make_placement
 from flows.regression import Evaluation, Verdict, history_rows, judge, read_history
 from flows.runs import Run, new_run_id, timestamp
@@ -111,6 +119,7 @@ def nanochat_eval(
     rule = Rule(metric=metric, drop=drop, against=against)
     home = caller.home if caller else default_home()
     opened_store = open_store(store or default_store(home))
+    check_budget(opened_store, [flow_run.get_name() or history_name(model)], pool=pool)
     suite = open_suite(
         opened_store,
         model,

@@ -114,17 +114,21 @@ def miniseries(
     series = open_series(profile, depths, overrides=overrides, name=run_name)
     largest = series.members[-1].profile
     home = caller.home if caller else default_home()
-    placement = with_pool(
-        make_placement(largest.pace, home=home, store=store, gpus=gpus, settings=place),
-        nodes=nodes,
-        pool=pool,
-    )
+    placement = make_placement(largest.pace, home=home, store=store, gpus=gpus, settings=place)
+    opened_store = open_store(placement.store)
+    run_id = flow_run.get_name() or series.name
+    ids = {
+        member.depth: f"{member.name}-{run_id.removeprefix(f'miniseries-{series.name}-')}"
+        for member in series.members
+    }
+    check_budget(opened_store, list(ids.values()), pool=pool)
+    placement = with_pool(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     site = Site(
         run=largest.run,
-        run_id=flow_run.get_name() or series.name,
+        run_id=run_id,
         placement=placement,
-        store=open_store(placement.store),
+        store=opened_store,
         watch=caller.watch if caller else tell_nobody,
         strict=strict,
     )
@@ -132,7 +136,7 @@ def miniseries(
     weaknesses = () if planned.is_done else tell_weaknesses(site)
     runs = {
         member.depth: Run(
-            run=f"{member.name}-{site.run_id.removeprefix(f'miniseries-{series.name}-')}",
+            run=ids[member.depth],
             name=member.name,
             profile=profile,
             depth=member.depth,
@@ -172,8 +176,7 @@ def sweep(
     queue = Queue()
     futures: dict[str, PrefectFuture[Built]] = {}
     try:
-        for depth, record in records.items():
-            check_budget(record, runs[depth])
+        for record in records.values():
             record.write()
         for unit in units:
             futures[unit.label] = submit(
@@ -194,7 +197,7 @@ def sweep(
         site.stop.set()
         if site.placement.pool is not None and is_last_word(error):
             for run in runs.values():
-                cancel_orders_of(run)
+                cancel_orders_of(run.run)
         wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
         with contextlib.suppress(StoreError):  # perhaps the very error that is on its way

@@ -16,7 +16,6 @@ from prefect.runtime import flow_run
 
 from flows.build import Built, Site, Watch
 from flows.cache import fetch
-from flows.dispatch import NOT_ANSWERING, cancel_orders, check_pool, is_cancelled, wait_saved
 from flows.forms import (
     DepthField,
     ForceField,
@@ -36,17 +35,20 @@ from flows.forms import (
 from flows.given import open_given, stages_with
 from flows.lost import RETRIES
 from flows.manifest import Manifest
+from flows.orders import cancel_orders, check_pool, is_cancelled, wait_saved
 from flows.plan import Plan, make_plan
+from flows.prefect_client import NOT_ANSWERING
 from flows.profiles import make_placement, open_profile
 from flows.run_pages import RunPages
 from flows.run_record import RunRecord
-from flows.runs import Run, check_name, new_run_id, timestamp
+from flows.runs import Run, check_name, find_run, new_run_id, timestamp
 from flows.stage_task import failing_in_a_line, submit
 from flows.stages import REPORT, Stage, stages_to_redo
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
 from infra.placement import Placement
+from infra.storage.base import Store
 from infra.storage.open import open_store
-from nanochat_core.errors import ConfigError, StageError, StoreError
+from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreError
 
 REPORT_PAGE = "report.html"
 _REPORT_TEXT = "report.md"
@@ -130,13 +132,15 @@ def nanochat(
         gpus=gpus,
         settings=place,
     )
+    opened_store = open_store(placement.store)
+    check_budget(opened_store, [flow_run.get_name() or profile], pool=pool)
     placement = with_pool(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     site = Site(
         run=opened.run,
         run_id=flow_run.get_name() or profile,
         placement=placement,
-        store=open_store(placement.store),
+        store=opened_store,
         watch=caller.watch if caller else tell_nobody,
         strict=strict,
     )
@@ -211,10 +215,9 @@ def run_pipeline(
     `retries` times. The `plan` is only shown.
 
     Raises the error of the first stage in the table that failed, after those that do not depend on
-    it have ended; and StageError when the flow run was started too often.
+    it have ended.
     """
     record = RunRecord(site.store, run)
-    check_budget(record, run)
     site = replace(site, record=record.add)
     record.write()
     there = {name: _given(site, manifest) for name, manifest in (given or {}).items()}
@@ -240,7 +243,7 @@ def run_pipeline(
         site.stop.set()
         orders: list[FlowRun] = []
         if site.placement.pool is not None and is_last_word(error):
-            orders = cancel_orders_of(run)
+            orders = cancel_orders_of(run.run)
         wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
         with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
             record.end("interrupted" if is_interrupted else "failed")
@@ -259,15 +262,25 @@ def run_pipeline(
     )
 
 
-def check_budget(record: RunRecord, run: Run) -> None:
-    """What is resumed by itself ends at last, and as Failed: only Crashed runs are resumed."""
+def check_budget(store: Store, runs: Sequence[str], *, pool: str | None) -> None:
+    """What is resumed by itself ends at last, and as Failed: only Crashed runs are resumed.
+
+    Called before anything that may end the process. `runs` are the ids of the records that the flow
+    run writes; nothing that they have ordered of the pool goes on.
+    """
     count = flow_run.get_run_count()
-    if count > MOST_STARTS:
-        record.end("failed")
-        raise StageError(
-            f"{run.run} was started {count} times and never came to its end",
-            hint="see in its logs what ended it; a new run goes on from what is stored",
-        )
+    if count <= MOST_STARTS:
+        return
+    for run in runs:
+        if pool is not None:
+            cancel_orders_of(run)
+        with contextlib.suppress(StoreError, ArtifactError):  # it may be what ended the process
+            if (found := find_run(store, run)) is not None:
+                RunRecord(store, found).end("failed")
+    raise StageError(
+        f"{runs[0]} was started {count} times and never came to its end",
+        hint="see in its logs what ended it; a new run goes on from what is stored",
+    )
 
 
 def is_last_word(error: BaseException) -> bool:
@@ -278,11 +291,11 @@ def is_last_word(error: BaseException) -> bool:
     return isinstance(error, Exception | KeyboardInterrupt) or is_cancelled(flow_run.get_id())
 
 
-def cancel_orders_of(run: Run) -> list[FlowRun]:
-    """Cancel what the run has ordered of a pool, as far as Prefect answers; returns it."""
+def cancel_orders_of(run: str) -> list[FlowRun]:
+    """Cancel what the run with this id has ordered, as far as Prefect answers; returns it."""
     try:
-        return cancel_orders(run.run)
-    except NOT_ANSWERING as error:
+        return cancel_orders(run)
+    except (*NOT_ANSWERING, ConfigError) as error:
         get_run_logger().warning(f"what was ordered of the pool may go on: {error}")
         return []
 

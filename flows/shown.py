@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
@@ -29,6 +29,7 @@ from flows.build import Built
 from flows.display import describe, duration
 from flows.fingerprint import short
 from flows.loss_curve import Curves, can_draw, mermaid, png_url
+from flows.prefect_client import quick_client
 from flows.runs import name_in
 from flows.shown_text import failure_text, metric_rows, progress_text, resumed_text
 from flows.stages import Stage
@@ -89,6 +90,7 @@ class Courier:
         self._sending: Future[None] | None = None
         self._written: dict[str, UUID] = {}
         self._silent_until = 0.0
+        self._client: SyncPrefectClient | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -131,7 +133,8 @@ class Courier:
     @property
     def client(self) -> SyncPrefectClient:
         """Prefect's client. Only from within `send`."""
-        return get_client(sync_client=True)
+        assert self._client is not None
+        return self._client
 
     def close(self) -> None:
         """Wait until everything is sent, or given up."""
@@ -143,7 +146,8 @@ class Courier:
         if time.monotonic() < self._silent_until:
             return
         try:
-            work()
+            with quick_client() as self._client:
+                work()
         except Exception as error:  # noqa: BLE001 - what is shown of a stage is less than the stage
             if isinstance(error, httpx.TransportError | OSError):
                 self._silent_until = time.monotonic() + _SECONDS_OF_SILENCE

@@ -13,7 +13,7 @@ from flows.build import Site, build
 from flows.lost import StageLost
 from infra.launch.torchrun import StageInterrupted
 from infra.prefect_server import Server
-from infra.storage.base import Stored
+from infra.storage.base import StoreAway, Stored
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError, StageError, StoreError
 from tests.flows.conftest import ENTRY
@@ -212,7 +212,7 @@ def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(
 
 
 def test_stopping_a_run_cancels_its_own_orders_only(make_caller: Callable[[str], Caller]) -> None:
-    from flows.dispatch import cancel_orders
+    from flows.orders import cancel_orders
     from tests.flows.pools import read_run
 
     caller = make_caller("one")
@@ -251,6 +251,7 @@ def test_an_artifact_ends_the_waiting_while_prefect_is_away(
     import httpx
 
     from flows import dispatch
+    from tests.flows.pools import wait_until
 
     caller = make_caller("one")
     told: list[str] = []
@@ -258,13 +259,15 @@ def test_an_artifact_ends_the_waiting_while_prefect_is_away(
     result = caller.order()
     caller.wait_for_runs(1)
 
-    def away(**options: Any) -> Any:
+    def away(*given: Any) -> Any:
         raise httpx.ConnectError("connection refused")
 
-    monkeypatch.setattr(dispatch, "get_client", away)
+    monkeypatch.setattr(dispatch, "_look", away)
+    said = "Prefect does not answer (connection refused); it is asked again"
+    wait_until(lambda: said in told)
     caller.carry_out()
     assert not result.result().cached
-    monkeypatch.undo()
+    assert told.count(said) == 1
 
 
 def test_a_forced_stage_is_built_again_though_another_run_made_it(
@@ -285,10 +288,10 @@ class AwayStore(LocalStore):
     """Does not answer."""
 
     def get(self, key: str) -> bytes:
-        raise StoreError(f"{self.url} cannot be reached")
+        raise StoreAway(f"{self.url} cannot be reached")
 
     def get_stored(self, key: str) -> Stored:
-        raise StoreError(f"{self.url} cannot be reached")
+        raise StoreAway(f"{self.url} cannot be reached")
 
 
 def test_a_store_that_is_away_orders_nothing(make_caller: Callable[[str], Caller]) -> None:
@@ -303,7 +306,7 @@ def test_a_store_that_is_away_orders_nothing(make_caller: Callable[[str], Caller
 
 
 def test_a_pool_without_a_deployment_is_refused(server: Server) -> None:
-    from flows.dispatch import check_pool
+    from flows.orders import check_pool
 
     with pytest.raises(ConfigError, match="no stage can be ordered of the pool 'none'") as caught:
         check_pool("none")

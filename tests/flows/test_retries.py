@@ -4,12 +4,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.runs import find_run, write_run
 from infra.launch.torchrun import JobFailed
 from infra.prefect_server import Server
+from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError, StoreError
 from tests.flows.test_dispatch import AwayStore
 from tests.flows.test_one_stage import FRAGILE
@@ -116,11 +119,37 @@ def test_a_store_that_is_away_on_lookup_fails_the_stage_and_builds_nothing(
     assert "building" not in toys.kinds("fragile")
 
 
-def test_a_run_that_was_started_too_often_fails(
-    toys: Any, run_toys: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_was_started_too_often_fails_before_it_plans(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flows import pipeline
 
+    def plan(*given: Any, **options: Any) -> Any:
+        raise AssertionError("this is where it was killed")
+
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
+    monkeypatch.setattr(pipeline, "make_plan", plan)
     monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: pipeline.MOST_STARTS + 1)
     with pytest.raises(StageError, match="was started 11 times and never came to its end"):
-        run_toys(toys, [toys.stage("first")], run_id="toy-often")
+        pipeline.nanochat(store=(tmp_path / "store").as_uri())
+
+
+def test_what_was_started_too_often_leaves_a_record_and_no_orders(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows import pipeline
+
+    store = LocalStore(tmp_path)
+    write_run(store, make_run("one"))
+    cancelled: list[str] = []
+    monkeypatch.setattr(pipeline, "cancel_orders_of", cancelled.append)
+    monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: pipeline.MOST_STARTS)
+    pipeline.check_budget(store, ["one", "two"], pool="gpu")
+    monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: pipeline.MOST_STARTS + 1)
+    with pytest.raises(StageError, match="one was started 11 times"):
+        pipeline.check_budget(store, ["one", "two"], pool="gpu")
+    assert cancelled == ["one", "two"]
+    found = find_run(store, "one")
+    assert found is not None
+    assert found.status == "failed"
+    assert find_run(store, "two") is None

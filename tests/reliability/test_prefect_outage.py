@@ -73,7 +73,7 @@ def test_training_goes_on_while_prefect_is_away(way: Way, stack: Stack) -> None:
     assert found.standstill < 3 * _SAMPLE
     assert found.state == "Completed"
     assert found.told is not None
-    assert (found.orders, found.executions) == (1, 1)
+    assert (found.run_count, found.orders, found.executions) == (1, 1, 1)
 
 
 def outage(stack: Stack, way: Way, *, seconds: float = SECONDS_AWAY, steps: int = STEPS) -> Outage:
