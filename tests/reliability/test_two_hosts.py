@@ -103,8 +103,7 @@ def test_a_host_that_is_lost_in_mid_run_changes_nothing_of_the_result(
     assert a.wait(SECONDS) == LOST
     noticed = time.time() - lost
     said = a.log.read_text()
-    assert "hint: " in said
-    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("hint: "), said  # after the log of the rank that saw it
     saved = look()
     assert len(saved["parts"]) >= 2, saved  # of both hosts, and the job's records
     start(a, 0)  # as whoever ordered the stage would
