@@ -21,7 +21,7 @@ from prefect.utilities.annotations import quote
 
 from flows.build import Built, Site, build
 from flows.dispatch import HINT, dispatch
-from flows.lost import is_lost, pause_before
+from flows.lost import MOST_LOSSES, Attempts, is_lost
 from flows.runs import Run
 from flows.shown import Reporter, final_state
 from flows.stages import Stage
@@ -68,20 +68,27 @@ def failing_in_a_line(function: Callable[P, R]) -> Callable[P, R]:
 
 @task(name="stage", cache_policy=NO_CACHE, persist_result=False, retries=0)
 def stage_task(
-    stage: Stage, site: Site, run: Run, inputs: dict[str, Built], *, force: bool
+    stage: Stage,
+    site: Site,
+    run: Run,
+    inputs: dict[str, Built],
+    attempts: Attempts,
+    *,
+    force: bool,
 ) -> State[Any]:
     """Build `stage`, order it, or find that it exists; ends in the state that says so."""
     reporter = Reporter(stage, run=site.run_id)
     manifests = {name: built.manifest for name, built in inputs.items()}
 
     def watch(name: str, event: dict[str, Any]) -> None:
+        attempts.note(event)
         site.watch(name, event)
         reporter.report(event)
 
     here = replace(site, watch=watch)
     with contextlib.closing(reporter):
         try:
-            _pause(stage, here)
+            _pause(stage, here, attempts.pause)
             if stage.compute == "gpu" and here.placement.pool is not None:
                 built = dispatch(stage, here, run, manifests, force=force)
             else:
@@ -91,12 +98,10 @@ def stage_task(
     return final_state(built)
 
 
-def _pause(stage: Stage, site: Site) -> None:
+def _pause(stage: Stage, site: Site, seconds: float) -> None:
     """Wait before a new attempt, holding nothing; a run that is stopped does not wait."""
-    attempt = task_run.get_run_count() or 1
-    seconds = pause_before(attempt)
     if seconds:
-        text = f"attempt {attempt} begins in {seconds:.0f} s"
+        text = f"attempt {task_run.get_run_count()} begins in {seconds:.0f} s"
         site.watch(stage.name, {"kind": "waiting", "text": text})
     if site.stop.wait(seconds):
         raise StageInterrupted(f"{stage.name} was not started: the run is being stopped")
@@ -114,19 +119,23 @@ def submit(
 ) -> Any:
     """Start `stage` once the futures in `inputs` are there; returns its own future.
 
-    It is started again up to `retries` times when it was lost. Its task run is called `label`, as
-    the stage unless told.
+    It is started again up to `retries` times when it was lost, anew whenever it came further than
+    before. Its task run is called `label`, as the stage unless told.
     """
+    attempts = Attempts(retries)
 
     def worth_another(task: Any, task_run: Any, state: State[Any]) -> bool:
-        return not site.stop.is_set() and is_lost(state.data)
+        is_worth_it = not site.stop.is_set() and is_lost(state.data)
+        return is_worth_it and attempts.lose(task_run.run_count)
 
     # No tags: for each one Prefect asks the server for a slot, and may wait two seconds to hear
     # that there is no limit. It types `submit` as taking values, not futures or quoted ones.
     named: Any = stage_task.with_options(
         name=stage.name,
         task_run_name=label or stage.name,
-        retries=retries,
+        retries=MOST_LOSSES if retries else 0,
         retry_condition_fn=worth_another,
     )
-    return named.submit(quote(stage), quote(site), quote(run), dict(inputs), force=force)
+    return named.submit(
+        quote(stage), quote(site), quote(run), dict(inputs), quote(attempts), force=force
+    )

@@ -3,7 +3,7 @@
 import pytest
 
 from flows.lease import LeaseLost
-from flows.lost import LONGEST_PAUSE, RETRIES, StageLost, is_lost, pause_before
+from flows.lost import LONGEST_PAUSE, RETRIES, Attempts, StageLost, is_lost, pause_before
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import StoreAway
 from nanochat_core.errors import ArtifactError, ConfigError, DataError, StageError, StoreError
@@ -60,3 +60,26 @@ def test_pauses_grow_and_end() -> None:
     assert pauses == sorted(pauses)
     assert pauses[1] < pauses[2] < pauses[-1] == LONGEST_PAUSE
     assert 120 < sum(pauses) < 300  # a store may be away for some minutes
+
+
+def lose(attempts: Attempts, number: int, *, at: int) -> bool:
+    attempts.note({"kind": "start", "step": 0})
+    attempts.note({"kind": "step", "step": at})
+    return attempts.lose(number)
+
+
+def test_a_stage_that_comes_further_each_time_is_tried_again_for_ever() -> None:
+    attempts = Attempts(2)
+    assert all(lose(attempts, number, at=10 * number) for number in range(1, 100))
+    assert attempts.pause == pause_before(2)  # each was like the first
+
+
+def test_a_stage_that_is_lost_at_the_same_step_is_not() -> None:
+    attempts = Attempts(2)
+    assert [lose(attempts, number, at=7) for number in (1, 2, 3)] == [True, True, False]
+    assert not attempts.lose(3)  # asked again about the same attempt
+    assert not lose(attempts, 4, at=6)
+
+
+def test_without_retries_the_first_loss_is_the_last() -> None:
+    assert not lose(Attempts(0), 1, at=5)

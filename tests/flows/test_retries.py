@@ -87,15 +87,14 @@ def test_an_error_of_the_code_is_not_tried_again(toys: Any, run_toys: Callable[.
 def test_a_run_that_is_stopped_does_not_wait_for_its_next_attempt(
     toys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows import lost, stage_task
+    from flows import stage_task
 
-    monkeypatch.setattr(lost, "FIRST_PAUSE", 60.0)
     monkeypatch.setattr(stage_task.task_run, "get_run_count", lambda: 2)
     site = replace(toys.site(), stop=threading.Event())
     threading.Timer(0.2, site.stop.set).start()
     began = time.monotonic()
     with pytest.raises(StageError, match="the run is being stopped"):
-        stage_task._pause(toys.stage("first"), site)
+        stage_task._pause(toys.stage("first"), site, 60.0)
     assert time.monotonic() - began < 10
 
 
