@@ -112,7 +112,10 @@ def _reuse_or_build(
             if isinstance(turn, Manifest):  # collected while we waited for the collection's end
                 continue
             _put_aside(site, identity, found, redo=redo, fence=turn.check)
-            return _build(stage, site, identity, inputs, lease=turn)
+            built = _build(stage, site, identity, inputs, lease=turn)
+            if redo or site.placement.mirrors_checkpoints:
+                checkpoints.forget(site.store, stage.name, identity.fingerprint)
+            return built
 
 
 def find_usable(site: Site, identity: Identity) -> Manifest | None:
@@ -224,7 +227,6 @@ def _build(
     published = _publish(site, identity, job, inputs, result, lease)
     site.record(stage.name, identity.fingerprint)
     shutil.rmtree(job.directory, ignore_errors=True)
-    checkpoints.forget(site.store, stage.name, identity.fingerprint)
     uri = uri_of(site.store, published.manifest)
     site.watch(
         stage.name,
