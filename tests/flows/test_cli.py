@@ -13,10 +13,10 @@ from flows.cli import main, make_app
 from flows.profiles import PROFILES
 
 COMMANDS = [  # in the order of the help
-    *("plan", "run", "status", "explain", "accept", "profiles"),
+    *("plan", "run", "stage", "miniseries", "status", "explain", "accept", "profiles"),
     *("chat", "serve", "fetch", "pull", "push", "import", "export", "report"),
     *("ls", "tag", "diff", "compare", "sql", "revoke", "gc", "data", "evals"),
-    *("doctor", "down", "bench"),
+    *("doctor", "up", "deploy", "down", "bench"),
 ]
 
 
