@@ -15,6 +15,7 @@ from flows.lost import StageLost, is_lost
 from flows.parts import sending_parts
 from flows.segments import append_segment
 from flows.site import Site
+from infra.launch.beside import beside
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
 from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
 from nanochat_core.job import Job
@@ -136,24 +137,9 @@ class Attempt:
     @contextlib.contextmanager
     def _being_there(self) -> Generator[None]:
         """While the block runs, say so, and look whether the call still counts."""
-        over = threading.Event()
-        threads = [
-            threading.Thread(target=work, args=(over,), name=name, daemon=True)
-            for name, work in (
-                ("answer", self._beat),
-                ("call", self._watch),
-                ("clock", self._look_at_clock),
-            )
-        ]
         self._say(self._state)
-        for thread in threads:
-            thread.start()
-        try:
+        with beside(self._beat, self._watch, self._look_at_clock):
             yield
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join()
 
     def _beat(self, over: threading.Event) -> None:
         while not over.wait(self._site.terms.beat):

@@ -18,6 +18,7 @@ from flows.heartbeat import Lease, Terms
 from flows.lost import is_lost
 from flows.manifest import File
 from flows.parts import SECONDS_BETWEEN_LOOKS, gather_parts, telling_of
+from infra.launch.beside import beside
 from infra.launch.meeting import Meeting, own_endpoint, store_host
 from infra.launch.torchrun import SECONDS_TO_STOP, SHUTDOWN_TIMEOUT, JobFailed, StageInterrupted
 from infra.storage.base import Store
@@ -108,23 +109,8 @@ class Leader:
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
         """While the block runs, bring the others' files here and see whether they are there."""
-        over = threading.Event()
-        threads = [
-            threading.Thread(target=work, args=(over,), name=name, daemon=True)
-            for name, work in (
-                ("parts", self._gather),
-                ("nodes", self._watch),
-                ("ending", self._pass_on),
-            )
-        ]
-        for thread in threads:
-            thread.start()
-        try:
+        with beside(self._gather, self._watch, self._pass_on):
             yield
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join()
 
     def explain(self, error: StageError) -> StageError:
         """What ended the attempt, when it was another node; else the error itself.

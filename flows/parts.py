@@ -14,7 +14,6 @@ checkpoint names it where it lies.
 import contextlib
 import json
 import os
-import threading
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from flows.checkpoints import fetch_file, place_of, step_of
 from flows.documents import find_document, seal
 from flows.manifest import File
 from flows.parallel import in_parallel
+from infra.launch.beside import looking
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError, StageError
 from nanochat_core.job import Job, write_json
@@ -110,24 +110,13 @@ def sending_parts(
 
     What goes wrong is told, and tried again with the next look.
     """
-    ended = threading.Event()
 
     def look() -> None:
         with telling_of(job.checkpoints, on_error):
             send_parts(store, job, ranks, epoch=epoch)
 
-    def watch() -> None:
-        while not ended.wait(SECONDS_BETWEEN_LOOKS):
-            look()
-
-    thread = threading.Thread(target=watch, name="parts", daemon=True)
-    thread.start()
-    try:
+    with looking(look, every=SECONDS_BETWEEN_LOOKS):
         yield
-    finally:
-        ended.set()
-        thread.join()
-        look()
 
 
 @contextlib.contextmanager

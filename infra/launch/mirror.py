@@ -8,10 +8,10 @@ ones in its own time.
 import contextlib
 import os
 import shutil
-import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+from infra.launch.beside import looking
 from nanochat_core.errors import NanochatError, StageError
 
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -33,7 +33,6 @@ def mirror(
     it left is sent before this returns. What goes wrong is told and tried again with the next look;
     a job never fails because its mirror does.
     """
-    ended = threading.Event()
     sent = set(_committed(checkpoints))
 
     def look() -> None:
@@ -53,18 +52,8 @@ def mirror(
                 return
             sent.add(newest)
 
-    def watch() -> None:
-        while not ended.wait(every):
-            look()
-
-    thread = threading.Thread(target=watch, name="mirror", daemon=True)
-    thread.start()
-    try:
+    with looking(look, every=every):
         yield
-    finally:
-        ended.set()
-        thread.join()
-        look()
 
 
 def _committed(checkpoints: Path) -> Iterator[tuple[Path, int]]:

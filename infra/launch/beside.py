@@ -1,0 +1,41 @@
+"""Threads that work while a block runs, and end with it."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from typing import TypeAlias
+
+Work: TypeAlias = Callable[[threading.Event], None]  # returns soon after the event is set
+
+
+@contextlib.contextmanager
+def beside(*works: Work) -> Generator[None]:
+    """Run each of `works` in a thread of its own; at the block's end they are told and awaited."""
+    over = threading.Event()
+    threads = [
+        threading.Thread(target=work, args=(over,), name=work.__name__.strip("_"), daemon=True)
+        for work in works
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+@contextlib.contextmanager
+def looking(look: Callable[[], None], *, every: float) -> Generator[None]:
+    """Call `look` every so many seconds while the block runs, and once more when it has ended."""
+
+    def watch(over: threading.Event) -> None:
+        while not over.wait(every):
+            look()
+
+    try:
+        with beside(watch):
+            yield
+    finally:
+        look()
