@@ -1,6 +1,6 @@
 """Runs a flow from a command: finds or starts a Prefect server, then calls the flow right here.
 
-This module must not import Prefect before its environment is set, so it does so inside `run_flow`.
+This module must not import Prefect before its environment is set, so it does so inside functions.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from flows.display import Display
-from flows.lost import RETRIES
 from infra import prefect_server
 from infra.prefect_access import check_admitted, check_answers, configured_api_url
 from infra.stack.control import wait_for_kept_server
@@ -26,63 +25,25 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
-def run_flow(
-    profile: str,
-    *,
-    home: Path,
-    display: Display,
-    depth: int | None = None,
-    overrides: Sequence[str] = (),
-    from_stage: str | None = None,
-    force: Sequence[str] = (),
-    use: Sequence[str] = (),
-    run_name: str | None = None,
-    store: str | None = None,
-    gpus: int | None = None,
-    place: Sequence[str] = (),
-    nodes: int = 1,
-    pool: str | None = None,
-    retries: int = RETRIES,
-    strict: bool = False,
-) -> "Outcome":
-    """Run the flow with these parameters, showing its stages on `display`, which is open.
+def run_flow(profile: str, *, home: Path, display: Display, **parameters: Any) -> "Outcome":
+    """Run the flow with these parameters of it, showing its stages on `display`, which is open.
 
     Raises ServerError, and whatever the first failed stage raised: a NanochatError for a mistake of
     a person. Raises KeyboardInterrupt when a person or a scheduler stopped it, after the workers
     have saved; a second Ctrl-C does not wait for them.
     """
-    with stoppable(display):
-        connect(home, display.say)
-        from flows.pipeline import CALLER, Caller, nanochat
+    with _ready(home, display):
+        from flows.pipeline import nanochat
 
-        CALLER.set(Caller(home=home, watch=display.watch))
-        outcome: Any = nanochat(
-            profile=profile,
-            depth=depth,
-            overrides=tuple(overrides),
-            from_stage=from_stage,
-            force=tuple(force),
-            use=tuple(use),
-            run_name=run_name,
-            store=store,
-            gpus=gpus,
-            place=tuple(place),
-            nodes=nodes,
-            pool=pool,
-            retries=retries,
-            strict=strict,
-        )
+        outcome: Any = nanochat(profile=profile, **parameters)
         return outcome
 
 
 def run_evaluation(model: str, *, home: Path, display: Display, **parameters: Any) -> "Evaluated":
     """Judge `model` here and now, with parameters of the flow; otherwise like `run_flow`."""
-    with stoppable(display):
-        connect(home, display.say)
+    with _ready(home, display):
         from flows.evals import nanochat_eval
-        from flows.pipeline import CALLER, Caller
 
-        CALLER.set(Caller(home=home, watch=display.watch))
         evaluated: Any = nanochat_eval(model=model, **parameters)
         return evaluated
 
@@ -92,14 +53,22 @@ def run_miniseries(
 ) -> "Swept":
     """Train `profile` at these depths here and now, with parameters of the flow; otherwise like
     `run_flow`."""
+    with _ready(home, display):
+        from flows.miniseries import miniseries
+
+        swept: Any = miniseries(profile=profile, depths=tuple(depths), **parameters)
+        return swept
+
+
+@contextlib.contextmanager
+def _ready(home: Path, display: Display) -> Generator[None]:
+    """Inside, a flow may be called: Prefect knows its server, and this command is the caller."""
     with stoppable(display):
         connect(home, display.say)
-        from flows.miniseries import miniseries
         from flows.pipeline import CALLER, Caller
 
         CALLER.set(Caller(home=home, watch=display.watch))
-        swept: Any = miniseries(profile=profile, depths=tuple(depths), **parameters)
-        return swept
+        yield
 
 
 def connect(home: Path, say: Callable[[str], None]) -> str:
