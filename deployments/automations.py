@@ -15,9 +15,11 @@ from prefect.events.actions import ActionTypes, ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 
-from deployments.pools import HEARTBEAT_SECONDS, PROCESS
+from deployments.pools import PROCESS
+from infra.stack.resuming import AUTOMATION
+from infra.stack.runs import AUTO_RESUME
+from infra.stack.workers import HEARTBEAT_SECONDS
 
-AUTO_RESUME = "auto-resume"  # tag of runs that go on by themselves after a crash
 FLOWS = ("nanochat", "nanochat-eval", "miniseries", "one-stage")
 TAG = "nanochat-flows"  # of every automation of ours
 
@@ -126,7 +128,7 @@ def crash_stuck(waiting: Waiting) -> list[AutomationCore]:
 def resume_crashed() -> AutomationCore:
     """Crashed runs go on by themselves. How often, the flow judges: it counts its attempts."""
     return AutomationCore(
-        name="nanochat-auto-resume",
+        name=AUTOMATION,
         description=f"A crashed run with the tag {AUTO_RESUME} goes on {SETTLED_SECONDS} s later "
         "where it was.",
         tags=[TAG],

@@ -17,7 +17,6 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 
 from deployments.alerts import ALERTS, alerts
 from deployments.automations import (
-    AUTO_RESUME,
     Waiting,
     ensure_automation,
     recovery,
@@ -26,6 +25,7 @@ from deployments.automations import (
 from deployments.evals import Recurring, deployment_of
 from deployments.pools import CPU, GPU, POOLS, TRAIN, Pool, ensure_pool
 from deployments.registry import Wanted, register
+from infra.stack.runs import AUTO_RESUME
 from infra.webhook import configured_webhook
 from nanochat_core.errors import NanochatError
 

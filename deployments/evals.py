@@ -13,11 +13,11 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 
-from deployments.automations import AUTO_RESUME
 from deployments.pools import CPU, POOLS, ensure_pool
 from deployments.registry import Wanted, find, register
 from flows.evals import nanochat_eval
 from flows.suites import NIGHTLY, key_of
+from infra.stack.runs import AUTO_RESUME
 from nanochat_core.errors import ConfigError
 
 TAG = "nanochat-eval"

@@ -19,14 +19,13 @@ from prefect.exceptions import (
 )
 from prefect.workers.process import ProcessWorker
 
+from infra.stack.workers import HEARTBEAT_SECONDS
+
 CPU = "cpu"  # orchestrates, and runs stages that need no GPU
 GPU = "gpu"  # runs one GPU stage at a time on each machine
 TRAIN, EVAL = "train", "eval"  # queues of the pool gpu
 PROCESS = "process"  # the type of pools that we make
 
-# How often a flow run says that it lives: Prefect's least. How long its silence may last is worked
-# out from this; see deployments/automations.py.
-HEARTBEAT_SECONDS = 30
 ENVIRONMENT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS)}
 
 

@@ -11,9 +11,9 @@ from datetime import datetime
 from typing import Any, cast
 
 from infra.prefect_access import ask
-from infra.stack.runs import TAG
+from infra.stack.runs import AUTO_RESUME
 
-AUTOMATION = "nanochat-auto-resume"  # as deployments/automations.py calls it
+AUTOMATION = "nanochat-auto-resume"  # its name; deployments/automations.py makes it
 SECONDS_BETWEEN = 10.0
 SECONDS_OF_AUTOMATION = 45.0  # for it to act; a busy server takes that long
 _MOST_SECONDS = 3600.0  # what crashed longer ago is what a person left so
@@ -45,7 +45,7 @@ def forgotten(api_url: str, *, now: float) -> list[str]:
 
     Raises OSError when Prefect cannot be asked.
     """
-    wanted = {"state": {"type": {"any_": ["CRASHED"]}}, "tags": {"all_": [TAG]}}
+    wanted = {"state": {"type": {"any_": ["CRASHED"]}}, "tags": {"all_": [AUTO_RESUME]}}
     crashed = _ask(
         api_url, "/flow_runs/filter", {"flow_runs": wanted, "sort": "END_TIME_DESC", "limit": 50}
     )

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from infra.prefect_access import ask
 
-TAG = "auto-resume"  # of runs that may be started again without asking
+AUTO_RESUME = "auto-resume"  # tag of runs that go on by themselves after a crash
 _SECONDS = 10.0  # for an answer of a busy server
 _UNFINISHED = ("PENDING", "RUNNING")
 
@@ -31,7 +31,7 @@ def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: 
             crashed = {"type": "CRASHED", "name": "Crashed", "message": why}
             _set(api_url, flow_run, crashed, force=False)
             run = _read(api_url, flow_run)
-        if resume and run["state"]["type"] == "CRASHED" and TAG in run["tags"]:
+        if resume and run["state"]["type"] == "CRASHED" and AUTO_RESUME in run["tags"]:
             later = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": why}
             _set(api_url, flow_run, later, force=True)
     except urllib.error.HTTPError as error:

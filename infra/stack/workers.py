@@ -16,7 +16,9 @@ from infra.prefect_server import client_environment, own_environment
 from infra.stack.processes import STACK
 from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
 
-HEARTBEAT_SECONDS = 30  # of a flow run; the automation that finds dead ones waits three of them
+# How often a flow run says that it lives: Prefect's least. How long its silence may last is worked
+# out from this; see deployments/automations.py.
+HEARTBEAT_SECONDS = 30
 QUERY_SECONDS = 2  # between a worker's looks for runs
 PREFETCH_SECONDS = 2  # how long before its time a scheduled run is taken
 RUNS_OF_CPU = 6  # side by side: flows that wait for their GPU stages count too

@@ -9,13 +9,13 @@ from deployments.automations import resume_crashed
 from infra.prefect_access import ask
 from infra.prefect_server import Server
 from infra.stack.resuming import AUTOMATION, SECONDS_OF_AUTOMATION, Resuming, forgotten, resume
-from infra.stack.runs import TAG
+from infra.stack.runs import AUTO_RESUME
 
 pytestmark = pytest.mark.prefect
 LATER = SECONDS_OF_AUTOMATION + 5
 
 
-def crashed(server: Server, *, tags: tuple[str, ...] = (TAG,)) -> str:
+def crashed(server: Server, *, tags: tuple[str, ...] = (AUTO_RESUME,)) -> str:
     """A run that has just crashed."""
     flow = ask(server.api_url, "/flows/", body={"name": "crasher"}, seconds=30)
     body: dict[str, Any] = {"flow_id": flow["id"], "name": "crasher"}

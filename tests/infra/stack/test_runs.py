@@ -20,7 +20,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         if body is not None:
             told.append(body["state"])
             state.update(body["state"])
-        return {"state": dict(state), "tags": [runs.TAG]}
+        return {"state": dict(state), "tags": [runs.AUTO_RESUME]}
 
     monkeypatch.setattr(runs, "ask", ask)
     return told
