@@ -35,7 +35,8 @@ SECONDS_BETWEEN_TELLING = 5.0
 PATIENCE = 3600.0  # seconds without an answer of Prefect; the stage is built meanwhile
 HINT = "\nhint: "  # between the two lines of a failed run's message
 # A running order's builder renews its lease every quarter of a minute, and another one may take it
-# after two minutes. What shows none for so long has no process, and nothing may ever tell Prefect.
+# after a minute and a half. What shows none for ten minutes has no process, and nothing may ever
+# tell Prefect.
 SECONDS_WITHOUT_LEASE = 600.0
 _NOBODY_BUILDS = "it is said to run, but nobody has held its lease for ten minutes"
 

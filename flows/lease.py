@@ -21,7 +21,7 @@ from infra.storage.base import Store, StoreAway, Stored
 from nanochat_core.errors import ArtifactError, StageError
 
 FORMAT = 1
-TTL = 120.0  # seconds without renewal after which anybody may take a lease over
+TTL = 90.0  # seconds without renewal after which anybody may take a lease over
 BEAT = 15.0  # seconds between renewals
 _TRIES = 4  # a swap fails because somebody else's succeeded: to meet that more often takes a crowd
 
