@@ -114,14 +114,14 @@ class RunningServer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         server.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(
-            target=self._uvicorn.run, kwargs={"sockets": [self._listener]}
+            target=self._uvicorn.run, kwargs={"sockets": [self._listener]}, daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and wait until it has."""
+        """Stop, and wait until it has, or until nobody should: it holds nothing of anybody's."""
         self._uvicorn.should_exit = self._uvicorn.force_exit = True
-        self._thread.join()
+        self._thread.join(timeout=10)
         self._listener.close()
 
 

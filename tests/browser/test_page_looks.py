@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.chat import ask, send
-from tests.browser.conftest import PHONE
+from tests.browser.conftest import NOT_LOADED, PHONE, Complaints
 from tests.browser.scripted_server import ScriptedServer, answer, event, refusal
 
 WIDE = (
@@ -77,8 +77,9 @@ def fill(page: Page, server: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
 def test_nothing_is_wider_than_the_screen(
-    open_page: Opens, server: ScriptedServer, complaints: list[str], width: int
+    open_page: Opens, server: ScriptedServer, complaints: Complaints, width: int
 ):
+    complaints.expect(NOT_LOADED)
     page = open_page(viewport={"width": width, "height": 844})
     sizes = "[document.documentElement.scrollWidth, document.querySelector('#scroll').scrollWidth -"
     sizes += "document.querySelector('#scroll').clientWidth, innerHeight]"
@@ -88,13 +89,13 @@ def test_nothing_is_wider_than_the_screen(
     box = page.get_by_label("Message", exact=True).bounding_box()
     assert box is not None
     assert box["y"] + box["height"] <= 844
-    complaints.clear()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_has_the_contrast_of_wcag_aa(
-    open_page: Opens, server: ScriptedServer, complaints: list[str], scheme: str
+    open_page: Opens, server: ScriptedServer, complaints: Complaints, scheme: str
 ):
+    complaints.expect(NOT_LOADED)
     page = open_page(color_scheme=scheme, reduced_motion="reduce")
     texts = page.evaluate(COLOURS)
     fill(page, server)
@@ -111,7 +112,6 @@ def test_every_text_has_the_contrast_of_wcag_aa(
     poor = {t["text"]: round(contrast(t), 2) for t in texts if contrast(t) < 4.5 and t not in large}
     poor |= {t["text"]: round(contrast(t), 2) for t in large if contrast(t) < 3.0}
     assert poor == {}
-    complaints.clear()
 
 
 def ground(page: Page) -> str:
@@ -135,8 +135,9 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(open_page: Opens):
 
 
 def test_everything_to_press_or_fill_has_a_name(
-    page: Page, server: ScriptedServer, complaints: list[str]
+    page: Page, server: ScriptedServer, complaints: Complaints
 ):
+    complaints.expect(NOT_LOADED)
     fill(page, server)
     page.get_by_role("button", name="Settings").click()
     nameless = page.evaluate("""() => {
@@ -149,7 +150,6 @@ def test_everything_to_press_or_fill_has_a_name(
     twice = page.evaluate("""() => [...document.querySelectorAll("[id]")].map(e => e.id)
         .filter((id, i, all) => all.indexOf(id) !== i)""")
     assert twice == []
-    complaints.clear()
 
 
 def test_the_focus_goes_in_the_order_of_the_page_and_is_seen(page: Page, server: ScriptedServer):

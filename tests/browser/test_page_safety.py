@@ -9,6 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from nanochat_core.server import page as page_module
 from tests.browser.chat import answers, ask, questions, send
+from tests.browser.conftest import Complaints
 from tests.browser.scripted_server import ScriptedServer, answer, event
 
 HOSTILE = [
@@ -180,7 +181,8 @@ def test_what_is_no_conversation_in_the_storage_is_passed_over(page: Page, store
     assert page.evaluate("localStorage.getItem('nanochat.chat.x')") == stored
 
 
-def test_the_browser_itself_refuses_foreign_script(page: Page, complaints: list[str]):
+def test_the_browser_itself_refuses_foreign_script(page: Page, complaints: Complaints):
+    complaints.expect("policy: ", "Content Security Policy", "has been blocked")
     page.evaluate("""() => {
         const script = document.createElement("script");
         try { script.text = "window.hit = 1"; document.body.append(script); } catch {}
@@ -189,8 +191,7 @@ def test_the_browser_itself_refuses_foreign_script(page: Page, complaints: list[
     }""")
     assert page.evaluate("window.hit") is None
     assert page.locator("img").count() == 0
-    assert complaints
-    complaints.clear()
+    assert complaints.heard
 
 
 MARKDOWN = """\
