@@ -24,10 +24,10 @@ from flows.manifest import Manifest
 from flows.one_stage import one_stage
 from flows.order import Order
 from flows.pipeline import run_pipeline
-from flows.runs import Run
 from flows.stage_task import failing_in_a_line
 from flows.stages import Stage
 from tests.flows.conftest import Toys
+from tests.flows.house import make_run
 
 __all__ = ["one_stage", "toy_flow"]
 
@@ -50,21 +50,6 @@ def read_table(directory: Path) -> list[Stage]:
 def write_table(directory: Path, stages: list[Stage]) -> None:
     """Tell workers of the stages."""
     (directory / TABLE).write_bytes(pickle.dumps(stages))
-
-
-def make_run(run_id: str) -> Run:
-    """The record of a run that starts."""
-    return Run(
-        run=run_id,
-        name="toy",
-        profile="tiny",
-        depth=None,
-        overrides=(),
-        status="running",
-        started="2026-11-21T00:00:00Z",
-        ended=None,
-        stages={},
-    )
 
 
 def site_of(directory: Path, run_id: str, *, home: str, gpus: int = 0) -> Site:

@@ -9,6 +9,7 @@ from flows.artifacts import publish
 from flows.fingerprint import Code, identify
 from flows.manifest import Manifest, Provenance
 from flows.plan import Plan, make_plan
+from flows.runs import Run
 from flows.stages import STAGES
 from infra.placement import Placement
 from infra.storage.local import LocalStore
@@ -125,3 +126,18 @@ def after(names: set[str]) -> set[str]:
 
 def without(plan: Plan, state: str) -> set[str]:
     return {item.stage.name for item in plan.stages if item.state != state}
+
+
+def make_run(run_id: str) -> Run:
+    """The record of a run that starts."""
+    return Run(
+        run=run_id,
+        name="toy",
+        profile="tiny",
+        depth=None,
+        overrides=(),
+        status="running",
+        started="2026-11-21T00:00:00Z",
+        ended=None,
+        stages={},
+    )

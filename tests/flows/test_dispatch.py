@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -49,17 +49,23 @@ class Caller:
     """A run that orders one toy stage."""
 
     def __init__(self, toys: Any, threads: ThreadPoolExecutor, run_id: str, test: str) -> None:
-        from tests.flows.far_toys import make_run
+        from tests.flows.house import make_run
 
         self.run = make_run(f"{run_id}-{test}")
         source = f'{ENTRY}\nTEST = "{test}"'  # the server outlives the test
         self.stage = toys.stage("gpu", compute="gpu", source=source)
+        self.follows = threading.Event()  # an order
         self.site: Site = replace(
             toys.site(self.run.run),
             placement=replace(toys.placement, pool=POOL),
             stop=threading.Event(),
+            watch=self._watch,
         )
         self._threads = threads
+
+    def _watch(self, stage: str, event: Mapping[str, Any]) -> None:
+        if event["kind"] == "waiting" and "ordered as" in event["text"]:
+            self.follows.set()
 
     @property
     def tag(self) -> str:
@@ -129,6 +135,8 @@ def test_two_callers_share_one_order(make_caller: Callable[[str], Caller]) -> No
     first, second = make_caller("one"), make_caller("two")
     results = [first.order(), second.order()]
     [run] = first.wait_for_runs(1)
+    # Whoever comes later finds the stage built, or has a worker look whether it is.
+    assert all(caller.follows.wait(60) for caller in (first, second))
     assert {first.tag, "node:0"} < set(run.tags)
     assert run.parameters["stage"] == "gpu"
     first.carry_out()
@@ -147,7 +155,9 @@ def test_a_caller_that_comes_back_goes_on_with_its_order(
     with pytest.raises(StageInterrupted):
         lost.result()
     caller.site.stop.clear()
+    caller.follows.clear()
     again = caller.order()
+    assert caller.follows.wait(60)
     caller.carry_out()
     end(run, "COMPLETED")
     assert not again.result().cached

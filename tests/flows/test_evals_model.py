@@ -45,7 +45,7 @@ def train(home: Path) -> Any:
     from flows.pipeline import run_pipeline, tell_nobody
     from flows.profiles import make_placement, open_profile
     from flows.stages import stage_named
-    from tests.flows.test_pipeline import make_run
+    from tests.flows.house import make_run
 
     opened = open_profile("tiny", depth=DEPTH, overrides=SETTINGS)
     placement = make_placement(opened.pace, home=home, store=(home / "store").as_uri(), gpus=0)

@@ -10,7 +10,8 @@ from flows.runs import find_run
 from flows.series import Series, open_series, units_of
 from flows.stages import Stage
 from infra.prefect_server import Server
-from tests.flows.test_pipeline import artifacts, make_run, task_runs
+from tests.flows.house import make_run
+from tests.flows.test_pipeline import artifacts, task_runs
 
 pytest.importorskip("vl_convert")
 pytestmark = pytest.mark.prefect

@@ -30,7 +30,7 @@ def run(job):
 @pytest.fixture
 def order(toys: Any, server: Server) -> Order:
     """An order of a toy stage."""
-    from tests.flows.far_toys import make_run
+    from tests.flows.house import make_run
 
     stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
     fingerprint = seek(stage, toys.site(), {}, force=False).identity.fingerprint

@@ -12,8 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.runs import Run, find_run, new_run_id
+from flows.runs import find_run, new_run_id
 from infra.prefect_server import Server
+from tests.flows.house import make_run
 
 pytestmark = pytest.mark.prefect
 
@@ -35,21 +36,6 @@ def run_toys(server: Server) -> Callable[..., Any]:
         return toy_flow()
 
     return run
-
-
-def make_run(run_id: str) -> Run:
-    """The record of a run that starts."""
-    return Run(
-        run=run_id,
-        name="toy",
-        profile="tiny",
-        depth=None,
-        overrides=(),
-        status="running",
-        started="2026-11-21T00:00:00Z",
-        ended=None,
-        stages={},
-    )
 
 
 def task_runs(flow_run_name: str) -> dict[str, Any]:
@@ -207,7 +193,7 @@ with Display(Console(), stages=[stage.name for stage in stages]) as display, sto
     from prefect import flow
 
     from flows.pipeline import run_pipeline
-    from test_pipeline import make_run
+    from tests.flows.house import make_run
 
     site = toys.site("toy-stopped")
     object.__setattr__(site, "watch", display.watch)

@@ -14,9 +14,10 @@ from infra.launch.torchrun import JobFailed
 from infra.prefect_server import Server
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError, StoreError
+from tests.flows.house import make_run
 from tests.flows.test_dispatch import AwayStore
 from tests.flows.test_one_stage import FRAGILE
-from tests.flows.test_pipeline import make_run, run_toys, task_runs
+from tests.flows.test_pipeline import run_toys, task_runs
 
 __all__ = ["run_toys"]
 

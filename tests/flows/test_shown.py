@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.runs import Run, new_run_id
+from flows.runs import new_run_id
 from infra.prefect_server import Server
+from tests.flows.house import make_run
 
 pytestmark = pytest.mark.prefect
 
@@ -31,20 +32,6 @@ def run(job):
     (job.output / "value.txt").write_text("trained")
     return {"score": 0.5, "score_low": 0.25, "score_high": 0.75, "steps": 10}
 """
-
-
-def run_of(run_id: str) -> Run:
-    return Run(
-        run=run_id,
-        name="toy",
-        profile="tiny",
-        depth=None,
-        overrides=(),
-        status="running",
-        started="2026-11-21T00:00:00Z",
-        ended=None,
-        stages={},
-    )
 
 
 class Pages:
@@ -118,7 +105,7 @@ def run_toys(server: Server) -> Callable[..., Any]:
     def run(toys: Any, stages: list[Any], run_id: str) -> Any:
         @flow(name="toys", flow_run_name=run_id)
         def toy_flow() -> Any:
-            return run_pipeline(stages, toys.site(run_id), run_of(run_id))
+            return run_pipeline(stages, toys.site(run_id), make_run(run_id))
 
         return toy_flow()
 
