@@ -14,9 +14,9 @@ import pytest
 from tests.conftest import BUCKET
 from tests.end_to_end.small import form_values
 from tests.end_to_end.stack import Stack
+from tests.infra.stack.postgres import Postgres, find_binaries, running_postgres
 from tests.infra.storage.s3_server import S3Server
 from tests.reliability.canaries import CommandLines, find_in_file, find_in_files, find_in_text
-from tests.reliability.postgres import dump, find_programs, postgres
 
 USER = "trials"
 SECONDS_FOR_A_FLOW = 900.0
@@ -50,18 +50,18 @@ def canaries(s3_server: S3Server) -> dict[str, str]:
 
 
 @pytest.fixture
-def database(canaries: dict[str, str]) -> Iterator[str | None]:
+def database(canaries: dict[str, str]) -> Iterator[Postgres | None]:
     """Postgres where there is one; else Prefect's history is a file in the home."""
-    if find_programs() is None:
+    if find_binaries() is None:
         yield None
         return
-    with postgres(password=canaries["password of the database"]) as url:
-        yield url
+    with running_postgres(canaries["password of the database"]) as postgres:
+        yield postgres
 
 
 @pytest.fixture
 def stack(
-    tmp_path: Path, s3_server: S3Server, canaries: dict[str, str], database: str | None
+    tmp_path: Path, s3_server: S3Server, canaries: dict[str, str], database: Postgres | None
 ) -> Iterator[Stack]:
     password = canaries["password of Prefect"]
     environment = {
@@ -74,7 +74,7 @@ def stack(
         "NANOCHAT_STORE": f"s3://{BUCKET}/secrets",
     }
     if database is not None:
-        environment["NANOCHAT_PREFECT_DATABASE"] = database
+        environment["NANOCHAT_PREFECT_DATABASE"] = database.url
     (tmp_path / "place").mkdir()
     stack = Stack(
         home=tmp_path / "place" / "home",
@@ -93,7 +93,7 @@ def stack(
 def test_a_deployed_flow_leaves_no_secret_anywhere(
     stack: Stack,
     canaries: dict[str, str],
-    database: str | None,
+    database: Postgres | None,
     s3_server: S3Server,
     tmp_path: Path,
 ) -> None:
@@ -113,7 +113,7 @@ def test_a_deployed_flow_leaves_no_secret_anywhere(
     assert find_in_text(logs, canaries) == []
     assert list(find_in_files(stack.home.parent, canaries)) == []
     if database is not None:
-        (tmp_path / "dump.sql").write_bytes(dump(database))
+        (tmp_path / "dump.sql").write_bytes(database.dump())
         assert (tmp_path / "dump.sql").stat().st_size > 100_000
         assert find_in_file(tmp_path / "dump.sql", canaries) == []
     store = tmp_path / "objects"

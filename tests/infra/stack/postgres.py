@@ -24,11 +24,12 @@ class Postgres:
 
     binaries: Path
     port: int
+    password: str
 
     @property
     def url(self) -> str:
         """Of the database, with the password."""
-        return self.url_with(PASSWORD)
+        return self.url_with(self.password)
 
     def url_with(self, password: str) -> str:
         return f"postgresql://prefect:{password}@127.0.0.1:{self.port}/history"
@@ -37,22 +38,28 @@ class Postgres:
         """What the database answers, as text."""
         done = subprocess.run(
             [self.binaries / "psql", "--no-psqlrc", "-tA", "-c", query, self.url_with("")],
-            env={**os.environ, "PGPASSWORD": PASSWORD},
+            env={**os.environ, "PGPASSWORD": self.password},
             check=True,
             capture_output=True,
             text=True,
         )
         return done.stdout.strip()
 
+    def dump(self) -> bytes:
+        """All of the database as SQL."""
+        return subprocess.run(
+            [self.binaries / "pg_dump", "--dbname", self.url], check=True, capture_output=True
+        ).stdout
+
 
 @contextmanager
-def running_postgres() -> Generator[Postgres]:
+def running_postgres(password: str = PASSWORD) -> Generator[Postgres]:
     """Start one and stop it. Skips the test where there is none and none can be installed."""
-    binaries = _find() or _install()
+    binaries = find_binaries() or _install()
     directory = Path(tempfile.mkdtemp(prefix="nanochat-postgres-"))
     user = _user()
     data, word = directory / "data", directory / "password"
-    word.write_text(PASSWORD)
+    word.write_text(password)
     if user is not None:
         for path in (directory, word):
             shutil.chown(path, user)
@@ -75,7 +82,7 @@ def running_postgres() -> Generator[Postgres]:
         )
         run(*control, "-o", options, "start")
         try:
-            postgres = Postgres(binaries=binaries, port=port)
+            postgres = Postgres(binaries=binaries, port=port, password=password)
             _make_database(postgres)
             yield postgres
         finally:
@@ -88,12 +95,12 @@ def _make_database(postgres: Postgres) -> None:
     place = ("-h", "127.0.0.1", "-p", str(postgres.port), "-U", "prefect")
     subprocess.run(
         [postgres.binaries / "createdb", *place, "history"],
-        env={**os.environ, "PGPASSWORD": PASSWORD},
+        env={**os.environ, "PGPASSWORD": postgres.password},
         check=True,
     )
 
 
-def _find() -> Path | None:
+def find_binaries() -> Path | None:
     """The directory of Postgres's programs."""
     found = sorted(Path("/").glob(f"{_PLACES.lstrip('/')}/initdb"))
     on_path = shutil.which("initdb")
@@ -111,7 +118,7 @@ def _install() -> Path:
         )
         if done.returncode:
             pytest.skip(f"Postgres cannot be installed: {done.stderr.strip()[-200:]}")
-    if (binaries := _find()) is None:
+    if (binaries := find_binaries()) is None:
         pytest.skip("the package of Postgres brought no initdb")
     return binaries
 
