@@ -36,7 +36,9 @@ from nanochat_core.evaluate.core_questions import make_question
 from nanochat_core.evaluate.core_tasks import OPTIONS, CoreTask
 from nanochat_core.evaluate.generate import greedy_answers
 from nanochat_core.evaluate.letters import likeliest_letters
+from nanochat_core.job import Resources
 from nanochat_core.model.gpt import GPT
+from nanochat_core.runtime.device import open_device
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from tasks import multiple_choice
 
@@ -97,7 +99,15 @@ def main() -> None:
     parser.add_argument("--peer-dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    open_device(  # as the workers of the stages do
+        Resources(
+            device="cpu",
+            threads=options.threads,
+            device_batch_size=1,
+            save_every_seconds=0.0,
+            eval_every_steps=0,
+        )
+    )
     checkout = os.environ.get("NANOCHAT_DIR")
     if checkout is None:
         print("NANOCHAT_DIR is not set: there is no peer to compare with", file=sys.stderr)
