@@ -16,6 +16,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.build import Built, Site
+from flows.caller import CALLER, stopped_by_cancel
 from flows.forms import (
     AgainstField,
     DropField,
@@ -33,7 +34,6 @@ from flows.forms import (
 from flows.lost import RETRIES
 from flows.manifest import Manifest
 from flows.pipeline import (
-    CALLER,
     Outcome,
     check_budget,
     run_pipeline,
@@ -85,6 +85,7 @@ def _name_flow_run() -> str:
 
 @flow(name="nanochat-eval", flow_run_name=_name_flow_run, retries=0, persist_result=False)
 @failing_in_a_line
+@stopped_by_cancel
 def nanochat_eval(
     model: ModelField = "main",
     profile: SuiteField = None,

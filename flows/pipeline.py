@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.build import Built, Site, Watch
+from flows.build import Built, Site
 from flows.cache import fetch
+from flows.caller import CALLER, stopped_by_cancel
 from flows.forms import (
     DepthField,
     ForceField,
@@ -56,17 +56,6 @@ MOST_STARTS = 10  # of one flow run: crashed ones are started again by themselve
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caller:
-    """The command that runs the flow in its own process."""
-
-    home: Path
-    watch: Watch  # is told what happens to each stage
-
-
-CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What a run that ended well made."""
 
@@ -87,6 +76,7 @@ def _name_flow_run() -> str:
 
 @flow(name="nanochat", flow_run_name=_name_flow_run, retries=0, persist_result=False)
 @failing_in_a_line
+@stopped_by_cancel
 def nanochat(
     profile: ProfileField = "tiny",
     depth: DepthField = None,

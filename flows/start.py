@@ -29,8 +29,8 @@ def run_flow(profile: str, *, home: Path, display: Display, **parameters: Any) -
     """Run the flow with these parameters of it, showing its stages on `display`, which is open.
 
     Raises ServerError, and whatever the first failed stage raised: a NanochatError for a mistake of
-    a person. Raises KeyboardInterrupt when a person or a scheduler stopped it, after the workers
-    have saved; a second Ctrl-C does not wait for them.
+    a person. Raises KeyboardInterrupt when a person or a scheduler stopped it, here or in Prefect's
+    pages, after the workers have saved; a second Ctrl-C does not wait for them.
     """
     with _ready(home, display):
         from flows.pipeline import nanochat
@@ -65,10 +65,10 @@ def _ready(home: Path, display: Display) -> Generator[None]:
     """Inside, a flow may be called: Prefect knows its server, and this command is the caller."""
     with stoppable(display):
         connect(home, display.say)
-        from flows.pipeline import CALLER, Caller
+        from flows.caller import Caller, calling
 
-        CALLER.set(Caller(home=home, watch=display.watch))
-        yield
+        with calling(Caller(home=home, watch=display.watch)):
+            yield
 
 
 def connect(home: Path, say: Callable[[str], None]) -> str:

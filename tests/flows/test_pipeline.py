@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from flows.runs import find_run, new_run_id
+from infra.prefect_access import ask
 from infra.prefect_server import Server
 from tests.flows.house import make_run
 
@@ -192,18 +194,21 @@ with Display(Console(), stages=[stage.name for stage in stages]) as display, sto
     connect(Path(sys.argv[3]), display.say)
     from prefect import flow
 
+    from flows.caller import Caller, calling, stopped_by_cancel
     from flows.pipeline import run_pipeline
     from tests.flows.house import make_run
 
     site = toys.site("toy-stopped")
     object.__setattr__(site, "watch", display.watch)
 
-    @flow(name="toys", flow_run_name="toy-stopped")
+    @flow(name="toys", flow_run_name=sys.argv[4])
+    @stopped_by_cancel
     def toy_flow():
         return run_pipeline(stages, site, make_run("toy-stopped"))
 
     try:
-        toy_flow()
+        with calling(Caller(home=toys.home, watch=display.watch)):
+            toy_flow()
     except KeyboardInterrupt:
         sys.exit(130)
 """
@@ -228,15 +233,28 @@ def run(job):
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def press_cancel(server: Server, name: str) -> None:
+    """What the button of the run's page sends."""
+    [run] = find_flow_runs(server, name)
+    body = {"state": {"type": "CANCELLING"}, "force": True}
+    ask(server.api_url, f"/flow_runs/{run['id']}/set_state", body=body, seconds=30)
+
+
+def find_flow_runs(server: Server, name: str) -> Any:
+    wanted = {"flow_runs": {"name": {"any_": [name]}}}
+    return ask(server.api_url, "/flow_runs/filter", body=wanted, seconds=30)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, "cancel"])
 def test_stopping_a_run_lets_workers_save_and_the_next_one_goes_on(
-    toys: Any, run_toys: Callable[..., Any], server: Server, tmp_path: Path, signum: int
+    toys: Any, run_toys: Callable[..., Any], server: Server, tmp_path: Path, how: int | str
 ) -> None:
     training = toys.stage("training", source=TRAINING)
+    name = f"stopped-{uuid.uuid4().hex[:8]}"
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(Path(__file__).parent)]
     environment = {**os.environ, "PREFECT_API_URL": server.api_url}
     process = subprocess.Popen(
-        [*command, str(tmp_path / "home")],
+        [*command, str(tmp_path / "home"), name],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -249,7 +267,10 @@ def test_stopping_a_run_lets_workers_save_and_the_next_one_goes_on(
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
-    process.send_signal(signum)
+    if isinstance(how, str):
+        press_cancel(server, name)
+    else:
+        process.send_signal(how)
     printed = process.communicate(timeout=60)[0]
 
     assert process.returncode == 130, printed
@@ -259,6 +280,8 @@ def test_stopping_a_run_lets_workers_save_and_the_next_one_goes_on(
     record = find_run(toys.site().store, "toy-stopped")
     assert record is not None
     assert record.status == "interrupted"
+    [run] = find_flow_runs(server, name)
+    assert run["state_type"] == ("CANCELLED" if how == "cancel" else "CRASHED")
 
     again = run_toys(toys, [training])
     assert again.run.status == "finished"
