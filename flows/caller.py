@@ -1,6 +1,7 @@
-"""The command that runs a flow in its own process, and what Cancel in Prefect's pages does to it.
+"""The command that runs a flow in its own process, and how such a flow is stopped.
 
-A worker stops what it runs when somebody presses Cancel. A command has no worker: it looks itself.
+A worker stops what it runs when somebody presses Cancel, and ends what does not end by itself. A
+command has no worker: it does both.
 """
 
 import contextlib
@@ -8,24 +9,27 @@ import functools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from prefect.exceptions import CancelledRun
+from prefect.exceptions import CancelledRun, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from flows.orders import is_cancelled
 from flows.site import Watch
+from flows.start import INTERRUPTED
 from infra.launch.beside import beside
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 SECONDS_BETWEEN_LOOKS = 5.0  # whether somebody has pressed Cancel, which costs a request each
+SECONDS_TO_TELL = 30.0  # Prefect that the run was stopped; its own client tries for eight minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +53,12 @@ def calling(caller: Caller) -> Generator[None]:
         raise KeyboardInterrupt from None
 
 
-def stopped_by_cancel(function: Callable[P, R]) -> Callable[P, R]:
-    """The body of a flow that Cancel in Prefect's pages stops in a command as Ctrl-C does.
+def stoppable_by_hand(function: Callable[P, R]) -> Callable[P, R]:
+    """The body of a flow that is stopped well in a command; one that a worker runs stays as it is.
 
-    Then the run is Cancelled, and whoever has called the flow gets Prefect's CancelledRun. A flow
-    that a worker runs stays as it is.
+    Cancel in Prefect's pages stops it as Ctrl-C does. Then the run is Cancelled, and whoever has
+    called the flow gets Prefect's CancelledRun. However it was stopped, the process ends soon, also
+    when Prefect's server was stopped too and cannot be told.
     """
 
     @functools.wraps(function)
@@ -64,13 +69,21 @@ def stopped_by_cancel(function: Callable[P, R]) -> Callable[P, R]:
         with _pressing_ctrl_c(flow_run.get_id(), caller.watch) as cancelled:
             try:
                 return function(*arguments, **parameters)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, TerminationSignal):
+                threading.Thread(target=_leave, args=(caller.watch,), daemon=True).start()
                 if not cancelled.is_set():
                     raise
                 state: Any = Cancelled(message="by hand; what was trained is saved")
                 return state
 
     return body
+
+
+def _leave(tell: Watch) -> None:
+    time.sleep(SECONDS_TO_TELL)
+    text = "Prefect's server does not answer: it was not told that the run was stopped"
+    tell("run", {"kind": "warning", "text": text})
+    os._exit(INTERRUPTED)
 
 
 @contextlib.contextmanager

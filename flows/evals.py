@@ -16,7 +16,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.build import Built, Site
-from flows.caller import CALLER, stopped_by_cancel
+from flows.caller import CALLER, stoppable_by_hand
 from flows.forms import (
     AgainstField,
     DropField,
@@ -85,7 +85,7 @@ def _name_flow_run() -> str:
 
 @flow(name="nanochat-eval", flow_run_name=_name_flow_run, retries=0, persist_result=False)
 @failing_in_a_line
-@stopped_by_cancel
+@stoppable_by_hand
 def nanochat_eval(
     model: ModelField = "main",
     profile: SuiteField = None,

@@ -17,7 +17,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.build import Built, Site
-from flows.caller import CALLER, stopped_by_cancel
+from flows.caller import CALLER, stoppable_by_hand
 from flows.forms import (
     DepthsField,
     GpusField,
@@ -81,7 +81,7 @@ def _name_flow_run() -> str:
 
 @flow(name="miniseries", flow_run_name=_name_flow_run, retries=0, persist_result=False)
 @failing_in_a_line
-@stopped_by_cancel
+@stoppable_by_hand
 def miniseries(
     profile: ProfileField = "tiny",
     depths: DepthsField = DEPTHS,

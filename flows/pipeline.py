@@ -15,7 +15,7 @@ from prefect.runtime import flow_run
 
 from flows.build import Built, Site
 from flows.cache import fetch
-from flows.caller import CALLER, stopped_by_cancel
+from flows.caller import CALLER, stoppable_by_hand
 from flows.forms import (
     DepthField,
     ForceField,
@@ -76,7 +76,7 @@ def _name_flow_run() -> str:
 
 @flow(name="nanochat", flow_run_name=_name_flow_run, retries=0, persist_result=False)
 @failing_in_a_line
-@stopped_by_cancel
+@stoppable_by_hand
 def nanochat(
     profile: ProfileField = "tiny",
     depth: DepthField = None,

@@ -194,7 +194,7 @@ with Display(Console(), stages=[stage.name for stage in stages]) as display, sto
     connect(Path(sys.argv[3]), display.say)
     from prefect import flow
 
-    from flows.caller import Caller, calling, stopped_by_cancel
+    from flows.caller import Caller, calling, stoppable_by_hand
     from flows.pipeline import run_pipeline
     from tests.flows.house import make_run
 
@@ -202,7 +202,7 @@ with Display(Console(), stages=[stage.name for stage in stages]) as display, sto
     object.__setattr__(site, "watch", display.watch)
 
     @flow(name="toys", flow_run_name=sys.argv[4])
-    @stopped_by_cancel
+    @stoppable_by_hand
     def toy_flow():
         return run_pipeline(stages, site, make_run("toy-stopped"))
 
