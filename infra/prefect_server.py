@@ -157,6 +157,7 @@ def client_environment(home: Path, api_url: str, *, console_logs: bool) -> dict[
     }
     if not console_logs:
         environment["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
+        environment["PREFECT_INTERNAL_LOGGING_LEVEL"] = "CRITICAL"  # each event it cannot send
     return environment
 
 
