@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
 
 from tests.browser.scripted_server import RunningServer, ScriptedServer
 
@@ -48,6 +48,7 @@ class Complaints:
         return [t for t in self.heard if not any(part in t for part in self._expected)]
 
 
+PATIENCE = 20_000  # milliseconds for what comes at once, unless the machine is busy
 NOT_LOADED = "Failed to load resource"  # the browser's own line about a refusal or a broken stream
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
@@ -71,6 +72,7 @@ LIGHTNESS = """["backgroundColor", "color"].map((name) => getComputedStyle(docum
 # thread, and no test could start one of its own.
 @pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         yield playwright
 
@@ -120,7 +122,7 @@ def open_page(
     def open_it(**options: object) -> Page:
         context = browser.new_context(**{"viewport": DESKTOP, **options})
         contexts.append(context)
-        context.set_default_timeout(5000)
+        context.set_default_timeout(PATIENCE)
         context.add_init_script(WATCH)
         page = context.new_page()
         watch(page, server, complaints)

@@ -101,7 +101,7 @@ def test_a_stopped_answer_stays_and_the_server_is_told(
         page.keyboard.press("Escape")
     else:
         page.get_by_role("button", name="Stop", exact=True).click()
-    assert server.left.wait(2)
+    assert server.left.wait(10)
     expect(page.get_by_text("Stopped.", exact=True).last).to_be_visible()
     expect(answers(page)).to_have_text("It was a dark and")
     ask(page, "go on")

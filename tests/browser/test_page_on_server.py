@@ -7,7 +7,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from nanochat_core.server.service import Rules
 from tests.browser.chat import answers, ask, send
-from tests.browser.conftest import NOT_LOADED, WATCH, Complaints, watch
+from tests.browser.conftest import NOT_LOADED, PATIENCE, WATCH, Complaints, watch
 from tests.nanochat_core.server.live import Live, serving, wait_until
 
 
@@ -26,7 +26,7 @@ def keyed() -> Iterator[Live]:
 @pytest.fixture
 def page(browser: Browser, live: Live, complaints: Complaints) -> Iterator[Page]:
     context = browser.new_context()
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(PATIENCE)
     context.add_init_script(WATCH)
     page = context.new_page()
     watch(page, live, complaints)
@@ -55,7 +55,7 @@ def test_stopping_frees_the_slot(page: Page, live: Live):
     expect(answers(page)).not_to_be_empty()
     assert live.health()["running"] == 1
     page.keyboard.press("Escape")
-    wait_until(lambda: live.health()["running"] == 0, seconds=3)
+    wait_until(lambda: live.health()["running"] == 0, seconds=10)
     expect(page.get_by_text("Stopped.", exact=True).last).to_be_visible()
 
 
