@@ -4,15 +4,14 @@ A worker stops what it runs when somebody presses Cancel, and ends what does not
 command has no worker: it does both.
 """
 
-import contextlib
 import functools
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -22,8 +21,7 @@ from prefect.states import Cancelled
 
 from flows.orders import is_cancelled
 from flows.site import Watch
-from flows.start import INTERRUPTED
-from infra.launch.beside import beside
+from infra.launch.beside import Work, beside
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,27 +36,33 @@ class Caller:
 
     home: Path
     watch: Watch  # is told what happens to each stage
+    leave: Callable[[str], None]  # says why, and ends the process at once
+    stop: threading.Event = field(default_factory=threading.Event)  # the flow's sites take it
+    over: threading.Event = field(default_factory=threading.Event)  # the flow has ended, and told
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
-@contextlib.contextmanager
+@contextmanager
 def calling(caller: Caller) -> Generator[None]:
     """Inside, a flow is called by this command; raises KeyboardInterrupt when it was cancelled."""
-    CALLER.set(caller)
+    token = CALLER.set(caller)
     try:
         yield
     except CancelledRun:
         raise KeyboardInterrupt from None
+    finally:
+        caller.over.set()
+        CALLER.reset(token)
 
 
 def stoppable_by_hand(function: Callable[P, R]) -> Callable[P, R]:
     """The body of a flow that is stopped well in a command; one that a worker runs stays as it is.
 
     Cancel in Prefect's pages stops it as Ctrl-C does. Then the run is Cancelled, and whoever has
-    called the flow gets Prefect's CancelledRun. However it was stopped, the process ends soon, also
-    when Prefect's server was stopped too and cannot be told.
+    called the flow gets Prefect's CancelledRun. However it was stopped, once the body has ended the
+    process ends soon, also when Prefect's server was stopped too and cannot be told.
     """
 
     @functools.wraps(function)
@@ -66,39 +70,38 @@ def stoppable_by_hand(function: Callable[P, R]) -> Callable[P, R]:
         caller = CALLER.get()
         if caller is None:
             return function(*arguments, **parameters)
-        with _pressing_ctrl_c(flow_run.get_id(), caller.watch) as cancelled:
-            try:
-                return function(*arguments, **parameters)
-            except (KeyboardInterrupt, TerminationSignal):
-                threading.Thread(target=_leave, args=(caller.watch,), daemon=True).start()
-                if not cancelled.is_set():
-                    raise
-                state: Any = Cancelled(message="by hand; what was trained is saved")
-                return state
+        run = flow_run.get_id()
+        cancelled = threading.Event()
+        try:
+            with beside(_pressing_ctrl_c(run, caller, cancelled)):
+                made = function(*arguments, **parameters)
+            if not is_cancelled(run):
+                return made
+        except (KeyboardInterrupt, TerminationSignal):
+            threading.Thread(target=_leave, args=(caller,), daemon=True).start()
+            if not cancelled.is_set():
+                raise
+        state: Any = Cancelled(message="by hand; the same command goes on where it was")
+        return state
 
     return body
 
 
-def _leave(tell: Watch) -> None:
-    time.sleep(SECONDS_TO_TELL)
-    text = "Prefect's server does not answer: it was not told that the run was stopped"
-    tell("run", {"kind": "warning", "text": text})
-    os._exit(INTERRUPTED)
-
-
-@contextlib.contextmanager
-def _pressing_ctrl_c(flow_run_id: str | None, tell: Watch) -> Generator[threading.Event]:
-    """Inside, Ctrl-C is pressed once the run is cancelled; the event says that it was for that."""
-    cancelled = threading.Event()
+def _pressing_ctrl_c(run: str | None, caller: Caller, cancelled: threading.Event) -> Work:
+    """Work that presses Ctrl-C once the run is cancelled, unless it is being stopped already."""
     context = copy_context()  # in which Prefect looks up its settings
 
-    def watch(over: threading.Event) -> None:
-        while not over.wait(SECONDS_BETWEEN_LOOKS):
-            if context.run(is_cancelled, flow_run_id) and not over.is_set():
+    def press_ctrl_c(over: threading.Event) -> None:
+        while not over.wait(SECONDS_BETWEEN_LOOKS) and not caller.stop.is_set():
+            if context.run(is_cancelled, run) and not (over.is_set() or caller.stop.is_set()):
                 cancelled.set()
-                tell("run", {"kind": "warning", "text": "cancelled in Prefect's pages"})
                 os.kill(os.getpid(), signal.SIGINT)
+                caller.watch("run", {"kind": "warning", "text": "cancelled in Prefect's pages"})
                 return
 
-    with beside(watch):
-        yield cancelled
+    return press_ctrl_c
+
+
+def _leave(caller: Caller) -> None:
+    if not caller.over.wait(SECONDS_TO_TELL):
+        caller.leave("Prefect's server does not answer: it was not told that the run was stopped")

@@ -34,7 +34,7 @@ SECONDS_BETWEEN_LOOKS = 2.0  # at the runs, which costs a request each
 SECONDS_BETWEEN_TELLING = 5.0
 PATIENCE = 3600.0  # seconds without an answer of Prefect; the stage is built meanwhile
 HINT = "\nhint: "  # between the two lines of a failed run's message
-# A running order's builder renews its lease every quarter of a minute, and another one may take it
+# A running order's builder renews its lease every ten seconds, and another one may take it
 # after a minute and a half. What shows none for ten minutes has no process, and nothing may ever
 # tell Prefect.
 SECONDS_WITHOUT_LEASE = 600.0

@@ -4,6 +4,7 @@ However often it runs for the same model and suite, the evaluation is one artifa
 late runs ends as Cached. Each run is in the store as eval-{name}; what they found is the history.
 """
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -141,6 +142,7 @@ def nanochat_eval(
         store=opened_store,
         watch=caller.watch if caller else tell_nobody,
         strict=strict,
+        stop=caller.stop if caller else threading.Event(),
     )
     run = Run(
         run=site.run_id,

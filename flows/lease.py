@@ -22,7 +22,7 @@ from nanochat_core.errors import ArtifactError, StageError
 
 FORMAT = 1
 TTL = 90.0  # seconds without renewal after which anybody may take a lease over
-BEAT = 15.0  # seconds between renewals
+BEAT = 10.0  # seconds between renewals
 _TRIES = 4  # a swap fails because somebody else's succeeded: to meet that more often takes a crowd
 
 

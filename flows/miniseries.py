@@ -6,6 +6,7 @@ and run again it builds what is missing.
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -132,6 +133,7 @@ def miniseries(
         store=opened_store,
         watch=caller.watch if caller else tell_nobody,
         strict=strict,
+        stop=caller.stop if caller else threading.Event(),
     )
     planned = plan_series(series, site.store, site.work, placement)
     weaknesses = () if planned.is_done else tell_weaknesses(site)
@@ -204,6 +206,8 @@ def sweep(
         with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
             for record in records.values():
                 record.end("interrupted" if is_interrupted else "failed")
+        if is_interrupted:
+            wait(list(futures.values()))  # a checkpoint may be on its way to the store
         pages.close()
         raise
     try:

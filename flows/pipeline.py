@@ -1,6 +1,7 @@
 """The Prefect flow: every stage of the table, each started when its inputs are there."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -133,6 +134,7 @@ def nanochat(
         store=opened_store,
         watch=caller.watch if caller else tell_nobody,
         strict=strict,
+        stop=caller.stop if caller else threading.Event(),
     )
     given = open_given(site.store, use, warn=get_run_logger().warning)
     plan = make_plan(
@@ -239,7 +241,9 @@ def run_pipeline(
             record.end("interrupted" if is_interrupted else "failed")
         if isinstance(error, KeyboardInterrupt):  # a person at a terminal, who is told of it
             wait_saved(site.store, orders)
-        if not is_interrupted:
+        if is_interrupted:
+            wait(list(futures.values()))  # a checkpoint may be on its way to the store
+        else:
             pages.show_artifacts(there | _finished(futures))
         raise
     finally:

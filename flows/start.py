@@ -4,6 +4,7 @@ This module must not import Prefect before its environment is set, so it does so
 """
 
 import contextlib
+import functools
 import importlib
 import os
 import signal
@@ -32,7 +33,7 @@ def run_flow(profile: str, *, home: Path, display: Display, **parameters: Any) -
     a person. Raises KeyboardInterrupt when a person or a scheduler stopped it, here or in Prefect's
     pages, after the workers have saved; a second Ctrl-C does not wait for them.
     """
-    with _ready(home, display):
+    with ready(home, display):
         from flows.pipeline import nanochat
 
         outcome: Any = nanochat(profile=profile, **parameters)
@@ -41,7 +42,7 @@ def run_flow(profile: str, *, home: Path, display: Display, **parameters: Any) -
 
 def run_evaluation(model: str, *, home: Path, display: Display, **parameters: Any) -> "Evaluated":
     """Judge `model` here and now, with parameters of the flow; otherwise like `run_flow`."""
-    with _ready(home, display):
+    with ready(home, display):
         from flows.evals import nanochat_eval
 
         evaluated: Any = nanochat_eval(model=model, **parameters)
@@ -53,7 +54,7 @@ def run_miniseries(
 ) -> "Swept":
     """Train `profile` at these depths here and now, with parameters of the flow; otherwise like
     `run_flow`."""
-    with _ready(home, display):
+    with ready(home, display):
         from flows.miniseries import miniseries
 
         swept: Any = miniseries(profile=profile, depths=tuple(depths), **parameters)
@@ -61,14 +62,23 @@ def run_miniseries(
 
 
 @contextlib.contextmanager
-def _ready(home: Path, display: Display) -> Generator[None]:
+def ready(home: Path, display: Display) -> Generator[None]:
     """Inside, a flow may be called: Prefect knows its server, and this command is the caller."""
     with stoppable(display):
         connect(home, display.say)
         from flows.caller import Caller, calling
 
-        with calling(Caller(home=home, watch=display.watch)):
+        leave = functools.partial(_leave, display)
+        with calling(Caller(home=home, watch=display.watch, leave=leave)):
             yield
+
+
+def _leave(display: Display, why: str | None = None) -> None:
+    """End the process at once, with the terminal as it was."""
+    if why is not None:
+        display.say(why)
+    display.close()
+    os._exit(INTERRUPTED)
 
 
 def connect(home: Path, say: Callable[[str], None]) -> str:
@@ -105,8 +115,7 @@ def stoppable(display: Display) -> Generator[None]:
         nonlocal count
         count += 1
         if count > 1:
-            display.close()
-            os._exit(INTERRUPTED)
+            _leave(display)
         display.say("stopping: waiting until the workers have saved (again to leave at once)")
         raise KeyboardInterrupt
 

@@ -12,10 +12,7 @@ Work: TypeAlias = Callable[[threading.Event], None]  # returns soon after the ev
 def beside(*works: Work) -> Generator[None]:
     """Run each of `works` in a thread of its own; at the block's end they are told and awaited."""
     over = threading.Event()
-    threads = [
-        threading.Thread(target=work, args=(over,), name=work.__name__.strip("_"), daemon=True)
-        for work in works
-    ]
+    threads = [threading.Thread(target=work, args=(over,), daemon=True) for work in works]
     for thread in threads:
         thread.start()
     try:
@@ -29,13 +26,16 @@ def beside(*works: Work) -> Generator[None]:
 @contextlib.contextmanager
 def looking(look: Callable[[], None], *, every: float) -> Generator[None]:
     """Call `look` every so many seconds while the block runs, and once more when it has ended."""
+    watched = threading.Event()
 
     def watch(over: threading.Event) -> None:
         while not over.wait(every):
             look()
+        watched.set()
 
     try:
         with beside(watch):
             yield
     finally:
-        look()
+        if watched.is_set():  # else a second Ctrl-C does not wait for what is on its way
+            look()

@@ -18,7 +18,7 @@ class PrefectApi:
     """One server. Requests that do not reach it are tried again for `patience` seconds."""
 
     def __init__(
-        self, url: str, *, auth: tuple[str, str] | None = None, patience: float = 300.0
+        self, url: str, *, auth: tuple[str, str] | None = None, patience: float = 60.0
     ) -> None:
         self.url = url.rstrip("/")
         self._patience = patience

@@ -34,6 +34,7 @@ class Stack:
     environment: dict[str, str] = field(default_factory=dict)
     port: int = 4200
     auth: tuple[str, str] | None = None
+    patience: float = 60.0  # seconds for a server that does not answer
     api: PrefectApi = field(init=False)
     _ours: dict[tuple[int, float], bool] = field(default_factory=dict)
 
@@ -66,7 +67,7 @@ class Stack:
         assert address is not None, f"no address in: {said}"
         if hasattr(self, "api"):
             self.api.close()
-        self.api = PrefectApi(f"{address[0]}/api", auth=self.auth)
+        self.api = PrefectApi(f"{address[0]}/api", auth=self.auth, patience=self.patience)
         return said
 
     def down(self) -> str:

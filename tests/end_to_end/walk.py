@@ -240,7 +240,8 @@ def look_at_artifacts(stack: Stack, diary: Diary, run: str) -> None:
         assert "val_bpb" in keys["report-card"]["data"]
         entry.found = f"{len(keys)}: {', '.join(sorted(keys))}"
     with diary.check("progress bars of the stages that were ordered") as entry:
-        # On the pages of the orders: what ends within seconds gets none on the page of the run.
+        # On the orders' pages. The page of the run hears of it every ten seconds, by the store: on
+        # a quick machine every stage here is over before it has heard twice.
         tag = f"run:{stack.api.run(run)['name']}"
         orders = stack.api.runs(flow_runs={"tags": {"all_": [tag]}})
         found = [a for order in orders for a in stack.api.artifacts(order["id"])]

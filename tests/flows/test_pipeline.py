@@ -176,7 +176,9 @@ def test_from_stage_redoes_everything_after_it(toys: Any, server: Server) -> Non
 
 
 SCRIPT = """
+import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -184,33 +186,35 @@ from rich.console import Console
 sys.path[:0] = [sys.argv[2], str(Path(sys.argv[2]).parents[1])]
 from conftest import Toys
 from flows.display import Display
-from flows.start import connect, stoppable
+from flows.start import ready
 
 toys = Toys(root=Path(sys.argv[1]) / "root", home=Path(sys.argv[1]) / "home")
 training = toys.stage("training", source=(toys.root / "tasks" / "toy_training.py").read_text())
 stages = [training, toys.stage("quick"), toys.stage("end", training)]
 
-with Display(Console(), stages=[stage.name for stage in stages]) as display, stoppable(display):
-    connect(Path(sys.argv[3]), display.say)
+with (
+    contextlib.suppress(KeyboardInterrupt),
+    Display(Console(), stages=[stage.name for stage in stages]) as display,
+    ready(Path(sys.argv[3]), display),
+):
     from prefect import flow
 
-    from flows.caller import Caller, calling, stoppable_by_hand
-    from flows.pipeline import run_pipeline
+    from flows import caller, pipeline
     from tests.flows.house import make_run
 
+    if sys.argv[5] == "slow":
+        pipeline.SECONDS_TO_STOP, caller.SECONDS_TO_TELL = -4, 1
     site = toys.site("toy-stopped")
-    object.__setattr__(site, "watch", display.watch)
+    site = replace(site, watch=display.watch, stop=caller.CALLER.get().stop)
 
     @flow(name="toys", flow_run_name=sys.argv[4])
-    @stoppable_by_hand
+    @caller.stoppable_by_hand
     def toy_flow():
-        return run_pipeline(stages, site, make_run("toy-stopped"))
+        return pipeline.run_pipeline(stages, site, make_run("toy-stopped"))
 
-    try:
-        with calling(Caller(home=toys.home, watch=display.watch)):
-            toy_flow()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    toy_flow()
+    sys.exit(0)
+sys.exit(130)
 """
 TRAINING = """
 import time
@@ -245,16 +249,19 @@ def find_flow_runs(server: Server, name: str) -> Any:
     return ask(server.api_url, "/flow_runs/filter", body=wanted, seconds=30)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, "cancel"])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, "cancel", "slow"])
 def test_stopping_a_run_lets_workers_save_and_the_next_one_goes_on(
     toys: Any, run_toys: Callable[..., Any], server: Server, tmp_path: Path, how: int | str
 ) -> None:
-    training = toys.stage("training", source=TRAINING)
+    source = TRAINING
+    if how == "slow":  # the saving, beside what Prefect gets to be told in
+        source = TRAINING.replace("saved.touch()", "time.sleep(4), saved.touch()")
+    training = toys.stage("training", source=source)
     name = f"stopped-{uuid.uuid4().hex[:8]}"
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(Path(__file__).parent)]
     environment = {**os.environ, "PREFECT_API_URL": server.api_url}
     process = subprocess.Popen(
-        [*command, str(tmp_path / "home"), name],
+        [*command, str(tmp_path / "home"), name, str(how)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -267,10 +274,10 @@ def test_stopping_a_run_lets_workers_save_and_the_next_one_goes_on(
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
-    if isinstance(how, str):
+    if how == "cancel":
         press_cancel(server, name)
     else:
-        process.send_signal(how)
+        process.send_signal(signal.SIGINT if how == "slow" else how)
     printed = process.communicate(timeout=60)[0]
 
     assert process.returncode == 130, printed

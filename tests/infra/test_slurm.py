@@ -112,6 +112,12 @@ def test_a_run_that_ends_by_itself_ends_the_job_as_it_did(
     assert not (tmp_path / "requeued").exists()
 
 
+def test_a_run_that_somebody_cancelled_in_prefects_pages_does_not_come_back(tmp_path: Path) -> None:
+    with job("run", tmp_path, "exit 130") as script:
+        script.communicate(timeout=SECONDS)
+    assert (script.returncode, requested(tmp_path)) == (130, [])
+
+
 @pytest.mark.parametrize(
     ("code", "restarts", "requests"),
     [(75, "0", ["requeue 7"]), (75, "19", ["requeue 7"]), (75, "20", []), (143, "0", [])],

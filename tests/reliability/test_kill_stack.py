@@ -34,12 +34,13 @@ pytestmark = [
 ]
 
 AUTO_RESUME = "auto-resume"  # part of the automation's name
+PATIENCE = 300.0  # seconds for a server that is busy, or was killed
 SECONDS_ALONE = 60.0  # a crashed run is resumed in less, if it is
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(home=tmp_path_factory.mktemp("kills") / "home", port=4710)
+    stack = Stack(home=tmp_path_factory.mktemp("kills") / "home", port=4710, patience=PATIENCE)
     stack.up()
     yield stack
     stack.end()
@@ -142,7 +143,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as passing:
         directory = given.directory or Path(passing)
         directory.mkdir(parents=True, exist_ok=True)
-        stack = Stack(home=directory / "home", port=given.port)
+        stack = Stack(home=directory / "home", port=given.port, patience=PATIENCE)
         try:
             stack.up()
             if given.control:
