@@ -136,6 +136,26 @@ def test_node_0_that_is_lost_is_waited_for(
     tell(f"training again {back:.1f} s after the loss of node 0")
 
 
+def test_another_machine_takes_the_place_of_a_lost_node_0(
+    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
+) -> None:
+    a, b, look = hosts
+    start(a, 0)
+    start(b, 1)
+    until(lambda: step_of(a) > SAVE_EVERY + 5 and look()["step"] >= SAVE_EVERY, a, b)
+    saved = look()["step"]
+    lost = time.time()
+    a.kill()
+    a.replace()
+    start(a, 0)
+    back = seconds_to_training(a, lost)
+    assert b.runs == 1
+    assert [e["step"] for e in a.events() if e["kind"] == "start"][-1] >= saved
+    finish(a, b)
+    assert look()["files"] == whole
+    tell(f"training again {back:.1f} s after the loss, on another machine")
+
+
 def test_a_host_that_falls_silent_is_noticed_and_comes_back(
     hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
 ) -> None:

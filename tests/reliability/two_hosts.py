@@ -191,6 +191,12 @@ class Host:
                 self.process.wait(10)
             time.sleep(0.05)
 
+    def replace(self) -> None:
+        """Another machine takes its place: nothing of the home is there."""
+        self.home = self.home.with_name(f"{self.home.name}-new")
+        self.home.mkdir()
+        self.environment = {**self.environment, "NANOCHAT_HOME": str(self.home)}
+
     def plug(self, state: str) -> None:
         """Whether its cable is "up" or "down"; down, nobody is told that it is gone."""
         _ip("netns", "exec", self.name, "ip", "link", "set", "eth0", state)
