@@ -13,7 +13,7 @@ from typing import Protocol
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
 
-from tests.browser.scripted_server import RunningServer, ScriptedServer
+from tests.browser.scripted_server import STATS, RunningServer, ScriptedServer
 
 
 class HasUrl(Protocol):
@@ -127,6 +127,8 @@ def open_page(
         page = context.new_page()
         watch(page, server, complaints)
         page.goto(server.url)
+        # What it sends depends on what the server said of itself; a person is slower than that.
+        expect(page.locator("#model")).to_have_text(STATS["model"])
         return page
 
     yield open_it
