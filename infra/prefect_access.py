@@ -95,19 +95,27 @@ def check_database(url: str) -> None:
         raise _unreachable(url, error) from error
 
 
-def ask(api_url: str, path: str, *, body: Any = None, seconds: float = _ANSWER_SECONDS) -> Any:
+def ask(
+    api_url: str,
+    path: str,
+    *,
+    body: Any = None,
+    seconds: float = _ANSWER_SECONDS,
+    method: str | None = None,
+) -> Any:
     """The API's answer to a GET of `path`, or to a POST of `body`, as JSON, within `seconds`.
 
-    Raises OSError when there is none: HTTPError when the server refuses.
+    None for an answer that says nothing. Raises OSError when there is none: HTTPError when the
+    server refuses.
     """
-    request = urllib.request.Request(f"{api_url}{path}", headers=_headers())
+    request = urllib.request.Request(f"{api_url}{path}", headers=_headers(), method=method)
     if body is not None:
         request.data = json.dumps(body).encode()
         request.add_header("Content-Type", "application/json")
     # A proxy is for the world outside, and would be asked for this machine too.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=seconds) as response:
-        return json.load(response)
+        return json.loads(response.read() or b"null")
 
 
 def answers(api_url: str, *, seconds: float = _ANSWER_SECONDS) -> bool:

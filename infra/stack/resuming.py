@@ -1,8 +1,11 @@
-"""Crashed runs that nobody resumed are resumed by the keeper.
+"""The keeper resumes crashed runs that nobody resumed, and gives up those that never begin.
 
 Prefect's automation does it within a quarter of a minute, if the event reaches it. With its history
 in SQLite a busy server drops events now and then ("database is locked"), and a run whose crash was
 dropped would stay crashed. Switching the automation off switches this off too.
+
+Nor can an automation count. A flow counts its own starts and ends after some; but a process that
+cannot even import it, after a broken upgrade, would be started again for ever.
 """
 
 import time
@@ -18,17 +21,18 @@ SECONDS_BETWEEN = 10.0
 SECONDS_OF_AUTOMATION = 45.0  # for it to act; a busy server takes that long
 _MOST_SECONDS = 3600.0  # what crashed longer ago is what a person left so
 _ANSWER_SECONDS = 5.0
+MOST_CRASHES = 10  # of a run that never began
 
 
 class Resuming:
-    """Looks for forgotten runs now and again."""
+    """Looks after crashed runs now and again."""
 
     def __init__(self, *, say: Callable[[str], None]) -> None:
         self._say = say
         self._next = 0.0
 
     def look(self, api_url: str) -> None:
-        """Resume what is found; what cannot be asked or told is left for the next time."""
+        """Resume or give up what is found; what cannot be asked or told waits for the next time."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + SECONDS_BETWEEN
@@ -36,6 +40,9 @@ class Resuming:
             for flow_run in forgotten(api_url, now=time.time()):
                 resume(api_url, flow_run)
                 self._say(f"run {flow_run}: resumed, its crash was overlooked")
+            for flow_run in hopeless(api_url):
+                give_up(api_url, flow_run)
+                self._say(f"run {flow_run}: crashed {MOST_CRASHES} times before it began; given up")
         except (OSError, ValueError):
             return
 
@@ -45,11 +52,7 @@ def forgotten(api_url: str, *, now: float) -> list[str]:
 
     Raises OSError when Prefect cannot be asked.
     """
-    wanted = {"state": {"type": {"any_": ["CRASHED"]}}, "tags": {"all_": [AUTO_RESUME]}}
-    crashed = _ask(
-        api_url, "/flow_runs/filter", {"flow_runs": wanted, "sort": "END_TIME_DESC", "limit": 50}
-    )
-    ages = {run["id"]: now - _seconds(run["state"]["timestamp"]) for run in crashed}
+    ages = {run["id"]: now - _seconds(run["state"]["timestamp"]) for run in _crashed(api_url)}
     late = [i for i, age in ages.items() if SECONDS_OF_AUTOMATION < age < _MOST_SECONDS]
     return late if late and _is_on(api_url) else []
 
@@ -58,6 +61,32 @@ def resume(api_url: str, flow_run: str) -> None:
     """Have the run wait for a worker, unless it was resumed meanwhile."""
     state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "resumed after a crash"}
     _ask(api_url, f"/flow_runs/{flow_run}/set_state", {"state": state, "force": False})
+
+
+def hopeless(api_url: str) -> list[str]:
+    """Flow runs that are to be resumed, and crashed so often without having begun once."""
+    waiting = [run["id"] for run in _crashed(api_url) if not run["run_count"]]
+    return [flow_run for flow_run in waiting if _crashes(api_url, flow_run) >= MOST_CRASHES]
+
+
+def give_up(api_url: str, flow_run: str) -> None:
+    """Nobody resumes the run from now on. A person may, with Retry on its page."""
+    path = f"/flow_runs/{flow_run}"
+    tags = ask(api_url, path, seconds=_ANSWER_SECONDS)["tags"]
+    body = {"tags": [tag for tag in tags if tag != AUTO_RESUME]}
+    ask(api_url, path, body=body, seconds=_ANSWER_SECONDS, method="PATCH")
+
+
+def _crashed(api_url: str) -> list[dict[str, Any]]:
+    """The runs that are to be resumed, the last crashed first."""
+    wanted = {"state": {"type": {"any_": ["CRASHED"]}}, "tags": {"all_": [AUTO_RESUME]}}
+    body = {"flow_runs": wanted, "sort": "END_TIME_DESC", "limit": 50}
+    return _ask(api_url, "/flow_runs/filter", body)
+
+
+def _crashes(api_url: str, flow_run: str) -> int:
+    states = ask(api_url, f"/flow_run_states/?flow_run_id={flow_run}", seconds=_ANSWER_SECONDS)
+    return sum(state["type"] == "CRASHED" for state in states)
 
 
 def _is_on(api_url: str) -> bool:

@@ -1,4 +1,4 @@
-"""A crashed run that Prefect's automation overlooked is resumed, and no other."""
+"""Crashed runs that were overlooked are resumed, those that never begin are given up."""
 
 import time
 from typing import Any
@@ -8,7 +8,16 @@ import pytest
 from deployments.automations import resume_crashed
 from infra.prefect_access import ask
 from infra.prefect_server import Server
-from infra.stack.resuming import AUTOMATION, SECONDS_OF_AUTOMATION, Resuming, forgotten, resume
+from infra.stack import resuming
+from infra.stack.resuming import (
+    AUTOMATION,
+    MOST_CRASHES,
+    SECONDS_OF_AUTOMATION,
+    Resuming,
+    forgotten,
+    hopeless,
+    resume,
+)
 from infra.stack.runs import AUTO_RESUME
 
 pytestmark = pytest.mark.prefect
@@ -68,6 +77,43 @@ def test_a_forgotten_run_waits_for_a_worker_again(server: Server, automation: An
     resume(server.api_url, run)
     assert state_of(server, run) == "AwaitingRetry"
     assert run not in forgotten(server.api_url, now=time.time() + LATER)
+
+
+def crash_again(server: Server, run: str, *, times: int) -> None:
+    """It is resumed and crashes, so often, and never runs."""
+    crash = {"type": "CRASHED", "name": "Crashed", "message": "no module named flows"}
+    for _ in range(times):
+        resume(server.api_url, run)
+        body = {"state": crash, "force": True}
+        ask(server.api_url, f"/flow_runs/{run}/set_state", body=body, seconds=30)
+
+
+def test_a_run_that_never_begins_is_given_up(
+    server: Server, automation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resuming, "forgotten", lambda *_, **__: [])  # runs of other tests
+    run = crashed(server, tags=(AUTO_RESUME, "mine"))
+    crash_again(server, run, times=MOST_CRASHES - 2)
+    assert run not in hopeless(server.api_url)
+    crash_again(server, run, times=1)
+    assert run in hopeless(server.api_url)
+    said: list[str] = []
+    Resuming(say=said.append).look(server.api_url)
+    assert said == [f"run {run}: crashed {MOST_CRASHES} times before it began; given up"]
+    found = ask(server.api_url, f"/flow_runs/{run}", seconds=30)
+    assert (found["tags"], found["state"]["name"]) == (["mine"], "Crashed")
+    assert run not in hopeless(server.api_url)
+    assert run not in forgotten(server.api_url, now=time.time() + LATER)
+
+
+def test_a_run_that_has_begun_counts_its_starts_itself(server: Server, automation: Any) -> None:
+    run = crashed(server)
+    resume(server.api_url, run)
+    for kind in ("PENDING", "RUNNING"):
+        body = {"state": {"type": kind}, "force": True}
+        ask(server.api_url, f"/flow_runs/{run}/set_state", body=body, seconds=30)
+    crash_again(server, run, times=MOST_CRASHES)
+    assert run not in hopeless(server.api_url)
 
 
 def test_without_a_server_nothing_is_raised() -> None:
