@@ -21,6 +21,7 @@ HEAVY = (
     "flows.stage_task",
 )
 SECONDS = 0.5
+YARDSTICKS = 12  # on a machine that is slow just now; torch alone takes twice as many
 LIGHT = {
     "help": ["--help"],
     "plan help": ["plan", "--help"],
@@ -55,16 +56,22 @@ def test_asking_loads_nothing_heavy(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["help", "plan"])
 def test_asking_is_answered_at_once(name: str, tmp_path: Path) -> None:
-    def seconds() -> float:
-        start = _children_seconds()
-        command = [sys.executable, "-m", "flows.cli", *arguments(LIGHT[name], tmp_path)]
-        subprocess.run(command, capture_output=True, timeout=60)
-        return _children_seconds() - start
+    asking = ["-m", "flows.cli", *arguments(LIGHT[name], tmp_path)]
+    seconds, yardstick = (_seconds_of(words) for words in (asking, ["-c", "import asyncio"]))
+    assert seconds < max(SECONDS, YARDSTICKS * yardstick)
 
-    assert min(seconds() for _ in range(5)) < SECONDS
+
+def _seconds_of(words: list[str]) -> float:
+    """CPU time of the quickest of some runs of Python."""
+    found: list[float] = []
+    for _ in range(5):
+        start = _children_seconds()
+        subprocess.run([sys.executable, *words], capture_output=True, timeout=60)
+        found.append(_children_seconds() - start)
+    return min(found)
 
 
 def _children_seconds() -> float:
-    """CPU time of processes that ended: what a busy machine does not change."""
+    """CPU time of processes that ended: a machine's other work changes it little."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
