@@ -18,9 +18,8 @@ from flows.run_text import (
     read_scores,
     score_rows,
 )
-from flows.runs import Run
 from flows.stages import STAGES
-from tests.flows.house import House
+from tests.flows.house import House, make_run
 
 
 def task(right: int, asked: int = 200) -> dict[str, Any]:
@@ -35,17 +34,7 @@ def task(right: int, asked: int = 200) -> dict[str, Any]:
     }
 
 
-RUN = Run(
-    run="tiny-20261121t183842z-d1a5",
-    name="tiny",
-    profile="tiny",
-    depth=None,
-    overrides=(),
-    status="running",
-    started="2026-11-21T00:00:00Z",
-    ended=None,
-    stages={},
-)
+RUN = replace(make_run("tiny-20261121t183842z-d1a5"), name="tiny")
 
 
 def as_built(manifest: Manifest, *, cached: bool = True) -> Built:

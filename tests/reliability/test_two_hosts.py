@@ -70,6 +70,12 @@ def step_of(host: Host) -> int:
     return max((e["step"] for e in host.events() if e["kind"] == "step"), default=0)
 
 
+def train_past_a_checkpoint(a: Host, b: Host, look: Callable[[], dict[str, Any]]) -> None:
+    start(a, 0)
+    start(b, 1)
+    until(lambda: step_of(a) > SAVE_EVERY + 5 and look()["step"] >= SAVE_EVERY, a, b)
+
+
 def seconds_to_training(host: Host, since: float) -> float:
     """From a moment to the first step that was done after it by a job that had to start again."""
     started: list[float] = []
@@ -95,9 +101,7 @@ def test_a_host_that_is_lost_in_mid_run_changes_nothing_of_the_result(
     hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
 ) -> None:
     a, b, look = hosts
-    start(a, 0)
-    start(b, 1)
-    until(lambda: step_of(a) > SAVE_EVERY + 5 and look()["step"] >= SAVE_EVERY, a, b)
+    train_past_a_checkpoint(a, b, look)
     lost = time.time()
     b.kill()
     assert a.wait(SECONDS) == LOST
@@ -123,9 +127,7 @@ def test_node_0_that_is_lost_is_waited_for(
     hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
 ) -> None:
     a, b, look = hosts
-    start(a, 0)
-    start(b, 1)
-    until(lambda: step_of(a) > SAVE_EVERY + 5 and look()["step"] >= SAVE_EVERY, a, b)
+    train_past_a_checkpoint(a, b, look)
     lost = time.time()
     a.kill()
     start(a, 0)
@@ -140,9 +142,7 @@ def test_another_machine_takes_the_place_of_a_lost_node_0(
     hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
 ) -> None:
     a, b, look = hosts
-    start(a, 0)
-    start(b, 1)
-    until(lambda: step_of(a) > SAVE_EVERY + 5 and look()["step"] >= SAVE_EVERY, a, b)
+    train_past_a_checkpoint(a, b, look)
     saved = look()["step"]
     lost = time.time()
     a.kill()
@@ -160,9 +160,7 @@ def test_a_host_that_falls_silent_is_noticed_and_comes_back(
     hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
 ) -> None:
     a, b, look = hosts
-    start(a, 0)
-    start(b, 1)
-    until(lambda: step_of(a) > SAVE_EVERY + 5 and look()["step"] >= SAVE_EVERY, a, b)
+    train_past_a_checkpoint(a, b, look)
     lost = time.time()
     b.plug("down")
     assert a.wait(SECONDS) == LOST
