@@ -4,12 +4,12 @@ A machine that lacks such a file can plan, and run what comes after, when its sn
 """
 
 import dataclasses
-import hashlib
 from pathlib import Path
 
 from flows.verify import sha256_of
 from nanochat_core.config import DatasetConfig, ShardsConfig, TaskDataConfig
 from nanochat_core.data.pydocs import installed_snapshot
+from nanochat_core.data.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError
 from tasks.registry import TASKS
 from tasks.sources import HubTask
@@ -96,10 +96,7 @@ def _digest(path: Path, dataset: DatasetConfig) -> str:
 
 
 def _folder_snapshot(path: str | None) -> tuple[str, ...]:
-    """What a folder of text depends on: names, sizes and times of its files.
-
-    Raises ConfigError when there is no such folder.
-    """
+    """The state of a folder of text. Raises ConfigError if there is none, DataError."""
     if path is None:
         raise ConfigError(
             "the text source 'local' needs a folder", hint="add --set shards.path=FOLDER"
@@ -108,6 +105,4 @@ def _folder_snapshot(path: str | None) -> tuple[str, ...]:
         raise ConfigError(
             f"shards.path {path} is not a folder", hint="give a folder of .parquet, .jsonl or .txt"
         )
-    files = sorted(p for p in Path(path).rglob("*") if p.is_file())
-    facts = [f"{p.relative_to(path)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files]
-    return (f"{len(files)} files {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}",)
+    return folder_snapshot(Path(path))

@@ -1,7 +1,6 @@
 """Text from any folder of .parquet (column `text`), .jsonl ({"text": ...}) and .txt files."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -9,6 +8,7 @@ from typing import BinaryIO
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data.documents import Document
 from nanochat_core.data.shard_files import read_row_groups
+from nanochat_core.data.text_folder import files_below, folder_snapshot
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
 
@@ -17,14 +17,16 @@ def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
     """Every document under `config.path`, files in order of their path.
 
     Equal documents form one group. Raises DataError naming the file (and the line) that cannot be
-    used, or the folder when it has no file of a known kind.
+    used, the folder if it has no file of a known kind, or if it is not as `config.snapshot` says,
+    at the start or at the end.
     """
     if config.path is None:
         raise DataError("the text source local needs a folder", hint="--set shards.path=FOLDER")
     folder = Path(config.path)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder", hint="shards.path names a folder of text")
-    paths = sorted(path for path in _files_below(folder) if path.suffix in _READERS)
+    _check_snapshot(folder, config.snapshot)
+    paths = sorted(path for path in files_below(folder) if path.suffix in _READERS)
     if not paths:
         raise DataError(
             f"{folder} has no file to read", hint=f"one of these kinds: {', '.join(_READERS)}"
@@ -34,21 +36,18 @@ def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
         for text in _READERS[path.suffix](path):
             yield Document(text=text, group=text)
         progress.step(i)
+    _check_snapshot(folder, config.snapshot)  # a file may have been written while others were read
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Not rglob, which passes over a folder that it may not read."""
-
-    def refuse(error: OSError) -> None:
+def _check_snapshot(folder: Path, planned: tuple[str, ...]) -> None:
+    """Raises DataError if the folder is not in the state that the run was planned with."""
+    found = folder_snapshot(folder)
+    if found != planned:
         raise DataError(
-            f"{error.filename} cannot be read: {(error.strerror or str(error)).lower()}",
-            hint="let this account read it, or take it out of the folder",
-        ) from error
-
-    for directory, _, names in os.walk(folder, onerror=refuse):
-        for name in names:
-            if (path := Path(directory, name)).is_file():
-                yield path
+            f"{folder} has changed since the run was planned: it holds {', '.join(found)}, "
+            f"the plan has {', '.join(planned) or 'no snapshot'}",
+            hint="run again: a new plan takes the text as it is",
+        )
 
 
 def _read_parquet(path: Path) -> Iterator[str]:

@@ -17,6 +17,7 @@ from nanochat_core.data import hub as hub_module
 from nanochat_core.data import hub_shards, shards
 from nanochat_core.data.hub_shards import HubDataset
 from nanochat_core.data.shard_files import Origin, ShardSet, read_row_groups, shard_name
+from nanochat_core.data.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.interrupt import STOP, Interrupted
 from nanochat_core.runtime.progress import read_events
@@ -255,7 +256,11 @@ def test_a_local_parquet_file_that_cannot_be_used_is_named(make_job, tmp_path, k
     (tmp_path / "text" / "a.parquet").write_bytes(FILES["shard_00000.parquet"])
     (tmp_path / "text" / "b.parquet").write_bytes(data)
     local = ShardsConfig(
-        source="local", path=str(tmp_path / "text"), num_shards=2, snapshot=(), revision=None
+        source="local",
+        path=str(tmp_path / "text"),
+        num_shards=2,
+        snapshot=folder_snapshot(tmp_path / "text"),
+        revision=None,
     )
     job = make_job("shards", {}, shards=local)
     with pytest.raises(DataError, match=complaint.format(file=r"b\.parquet")) as error:

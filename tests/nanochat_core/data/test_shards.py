@@ -4,16 +4,18 @@ import errno
 import hashlib
 import json
 import os
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from nanochat_core.config import ShardsConfig
-from nanochat_core.data import shards
+from nanochat_core.data import local_text, shards
 from nanochat_core.data.shard_files import ShardSet, read_row_groups
+from nanochat_core.data.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError, DataError
-from nanochat_core.runtime.progress import read_events
+from nanochat_core.runtime.progress import Progress, read_events
 
 # A job's log stays open for as long as its process lives.
 
@@ -22,7 +24,10 @@ DOCUMENTS = [f"document {i}: {'lorem ipsum ' * (i % 7)}\nend" for i in range(400
 
 def config(**changes):
     fields = {"source": "local", "path": None, "num_shards": 3, "snapshot": (), "revision": None}
-    return ShardsConfig(**{**fields, **changes})
+    fields |= changes
+    if fields["source"] == "local" and fields["path"] and Path(fields["path"]).is_dir():
+        fields["snapshot"] = folder_snapshot(Path(fields["path"]))
+    return ShardsConfig(**fields)
 
 
 def documents_of(path):
@@ -169,8 +174,8 @@ def test_a_folder_that_cannot_be_listed_is_not_passed_over(make_job, folder, mon
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return scandir(path)
 
-    monkeypatch.setattr(os, "scandir", refuse)
     job = make_job("shards", {}, shards=config(path=str(folder)))
+    monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(DataError, match=r"text/deep cannot be read: permission denied"):
         shards.run(job)
 
@@ -185,3 +190,22 @@ def test_documents_of_ten_megabytes_pass_whole(make_job, folder):
     made = ShardSet.open(job.output)
     texts = {text for path in (*made.train, made.validation) for text in documents_of(path)}
     assert {long, long + "!", long + "?"} <= texts
+
+
+def test_text_edited_between_plan_and_job_is_refused_in_one_line(make_job, folder):
+    planned = config(path=str(folder))
+    (folder / "c.txt").write_text("another text")
+    job = make_job("shards", {}, shards=planned)
+    with pytest.raises(DataError, match=f"{folder} has changed since the run was planned") as error:
+        shards.run(job)
+    assert "run again" in (error.value.hint or "")
+    assert "\n" not in str(error.value)
+    assert list(job.output.iterdir()) == []
+
+
+def test_text_edited_while_it_is_read_is_refused(tmp_path, folder):
+    documents = local_text.documents(config(path=str(folder)), Progress(tmp_path / "events.jsonl"))
+    next(documents)
+    (folder / "c.txt").write_text("another text")
+    with pytest.raises(DataError, match="has changed since the run was planned"):
+        list(documents)

@@ -1,0 +1,49 @@
+"""The state of a folder of text: what a plan records of it, and what a job finds.
+
+A file's content is not read: a plan of a large folder would take minutes.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+from nanochat_core.errors import DataError
+
+
+def folder_snapshot(folder: Path) -> tuple[str, ...]:
+    """Return one line that depends on names, sizes and modification times of all files below.
+
+    Raises DataError if the folder or a file in it cannot be read.
+    """
+    facts: list[str] = []
+    for path in sorted(files_below(folder)):
+        status = _status(path)
+        facts.append(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}")
+    return (f"{len(facts)} files {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}",)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return every file below `folder`. Raises DataError for a folder that cannot be read."""
+
+    # Not rglob, which passes over a folder without permission to read it.
+    def refuse(error: OSError) -> None:
+        raise _unreadable(error.filename, error)
+
+    found: list[Path] = []
+    for directory, _, names in os.walk(folder, onerror=refuse):
+        found += [path for name in names if (path := Path(directory, name)).is_file()]
+    return found
+
+
+def _status(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:  # removed since the folder was listed
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: object, error: OSError) -> DataError:
+    return DataError(
+        f"{path} cannot be read: {(error.strerror or str(error)).lower()}",
+        hint="let this account read it, or take it out of the folder",
+    )
