@@ -21,6 +21,7 @@ from typing import IO
 from flows.fingerprint import short
 from nanochat_core.errors import StageError
 from nanochat_core.job import sync_directory
+from nanochat_core.runtime.process_start import boot_id
 
 _SECONDS_BETWEEN_TRIES = 0.2
 _TRIES_FOR_A_NOTE = 100  # 10 ms apart
@@ -74,7 +75,7 @@ def find_home_id(home: Path) -> str | None:
         return None
     except OSError as error:
         raise _not_writable(home / "id", error) from error
-    parts = (random, _kernel(), status.st_dev, status.st_ino)
+    parts = (random, boot_id(), status.st_dev, status.st_ino)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
@@ -185,14 +186,6 @@ def _make_id(path: Path) -> None:
         sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _kernel() -> str:
-    """What tells this running kernel from others; the host's name where it does not say."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return socket.gethostname()
 
 
 def _not_writable(path: Path, error: OSError) -> StageError:

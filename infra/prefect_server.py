@@ -34,13 +34,15 @@ from infra.prefect_access import (
 )
 from infra.webhook import WEBHOOK
 from nanochat_core.job import write_json
+from nanochat_core.runtime.process_start import find_process as find_live
+from nanochat_core.runtime.process_start import start_of
 
 HOST = "127.0.0.1"
 FIRST_PORT = 4200
 PORTS = 100
 SECONDS_TO_START = 90.0  # a fresh database takes 10 s on a fast disk
 SECONDS_TO_STOP = 10.0
-FORMAT = 2
+FORMAT = 3
 # A person's own Prefect must not reach ours: its address would show in our server's pages.
 FOREIGN = (
     "PREFECT_API_AUTH_STRING",
@@ -49,7 +51,6 @@ FOREIGN = (
     "PREFECT_PROFILE",
     "PREFECT_PROFILES_PATH",
 )
-_SAME_PROCESS_SECONDS = 1.0  # two readings of one process's start differ by rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Server:
 
     port: int
     pid: int
-    created: float  # unix seconds; tells the process from a later one with its number
+    start: str  # distinguishes the process from a later one with its number
     database: str = SQLITE  # where it keeps its history; a URL without its password
     is_guarded: bool = False  # asks for a password
 
@@ -244,11 +245,10 @@ def _spawn(home: Path, port: int) -> Server:
             start_new_session=True,
         )
     process.returncode = 0  # it outlives this command; Popen would warn of that
-    created = psutil.Process(process.pid).create_time()
     server = Server(
         port=port,
         pid=process.pid,
-        created=created,
+        start=start_of(process.pid) or "",  # "": it has ended already
         database=shown_database(database()),
         is_guarded=auth() is not None,
     )
@@ -269,14 +269,8 @@ def find_process(home: Path) -> Server | None:
 
 
 def _process(server: Server) -> psutil.Process | None:
-    """The server's live process; None when it ended or its number belongs to another one."""
-    try:
-        process = psutil.Process(server.pid)
-        is_same = abs(process.create_time() - server.created) < _SAME_PROCESS_SECONDS
-        is_dead = process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return None
-    return process if is_same and not is_dead else None
+    """Return the server's live process, or None if it ended."""
+    return find_live(server.pid, server.start)
 
 
 def is_healthy(server: Server) -> bool:

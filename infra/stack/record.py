@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeAlias
 import psutil
 
 from nanochat_core.job import write_json
+from nanochat_core.runtime.process_start import find_process, this_process
 
-FORMAT = 1
+FORMAT = 2
 _SECONDS_TO_BEGIN = 60.0  # a run that another machine took over is found later than that
-_SAME_PROCESS_SECONDS = 1.0  # two readings of one process's start differ by rounding
 
 State: TypeAlias = Literal["starting", "registering", "ready", "stopping", "failed"]
 
@@ -21,7 +21,7 @@ class Stack:
     """A keeper and its processes. Nothing in it is secret."""
 
     pid: int  # the keeper's
-    created: float  # unix seconds; tells the process from a later one with its number
+    start: str  # distinguishes the process from a later one with its number
     state: State
     api_url: str | None = None
     ui_url: str | None = None
@@ -41,19 +41,13 @@ class Stack:
     @property
     def process(self) -> psutil.Process | None:
         """The keeper's live process, or None when it ended."""
-        try:
-            process = psutil.Process(self.pid)
-            is_same = abs(process.create_time() - self.created) < _SAME_PROCESS_SECONDS
-            is_dead = process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return None
-        return process if is_same and not is_dead else None
+        return find_process(self.pid, self.start)
 
 
 def my_stack() -> Stack:
     """The record of a keeper that begins: this process."""
-    me = psutil.Process()
-    return Stack(pid=me.pid, created=me.create_time(), state="starting")
+    me = this_process()
+    return Stack(pid=me.pid, start=me.start, state="starting")
 
 
 def read_stack(home: Path) -> Stack | None:

@@ -10,6 +10,7 @@ import psutil
 from infra.prefect_access import ServerError, admission, answers, check_admitted
 from infra.prefect_server import Server, did_not_start, find_process, is_healthy, start_server
 from infra.stack.child import Pause
+from nanochat_core.runtime.process_start import find_process as find_live
 
 # A server that lives but answers nobody is killed. A busy machine may keep it for a while, and one
 # that was started again on such a machine for longer.
@@ -100,8 +101,9 @@ class OwnServer:
                 f"server: process {server.pid} has not answered for {limit:g} s; it is killed"
             )
             self._silence = Silence()
-            with contextlib.suppress(psutil.NoSuchProcess):
-                psutil.Process(server.pid).kill()
+            if (process := find_live(server.pid, server.start)) is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def _mend(self) -> None:
         if self.server is not None and not self._was_up:

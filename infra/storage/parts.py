@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from nanochat_core.errors import StoreError
+from nanochat_core.runtime.process_start import boot_id
 
 PART = 16 << 20  # bytes
 MAX_PARTS = 10_000  # of one object, everywhere
@@ -147,7 +148,7 @@ def open_part_file(final: Path, *, source: str, version: str, size: int) -> Gene
     version: after a power cut a mark may be on the disk whose bytes are not.
     """
     parts = plan_parts(size, length=PART)
-    mark = hashlib.sha256(f"{source}\n{version}\n{size}\n{PART}\n{_boot()}".encode()).hexdigest()
+    mark = hashlib.sha256(f"{source}\n{version}\n{size}\n{PART}\n{boot_id()}".encode()).hexdigest()
     tag = hashlib.sha256(source.encode()).hexdigest()[:16]
     descriptor, path = _open_alone(final, tag)
     try:
@@ -205,9 +206,3 @@ def _allocate(descriptor: int, size: int) -> None:
             if error.errno not in _NO_ALLOCATION:
                 raise
     os.ftruncate(descriptor, size)
-
-
-def _boot() -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text()
-    return ""

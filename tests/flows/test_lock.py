@@ -162,7 +162,7 @@ def test_a_home_seen_from_another_kernel_is_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     made = home_id(tmp_path)
-    monkeypatch.setattr(lock, "_kernel", lambda: "another")
+    monkeypatch.setattr(lock, "boot_id", lambda: "another")
     assert home_id(tmp_path) != made
 
 

@@ -20,9 +20,11 @@ from infra.prefect_server import (
     client_environment,
     ensure_server,
     find_server,
+    start_server,
     stop_server,
     wait_for_server,
 )
+from nanochat_core.runtime.process_start import start_of, this_process
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):
@@ -49,10 +51,10 @@ def foreign_port() -> Iterator[int]:
     server.server_close()
 
 
-def write_record(home: Path, *, port: int, pid: int, created: float) -> None:
+def write_record(home: Path, *, port: int, pid: int, start: str | None) -> None:
     """What a running server leaves."""
     (home / "prefect").mkdir(parents=True)
-    record = {"format": 2, "port": port, "pid": pid, "created": created}
+    record = {"format": 3, "port": port, "pid": pid, "start": start}
     (home / "prefect" / "server.json").write_text(json.dumps(record))
 
 
@@ -62,8 +64,8 @@ def test_a_fresh_home_has_no_server(tmp_path: Path) -> None:
 
 
 def test_a_server_is_found_by_its_record(tmp_path: Path, foreign_port: int) -> None:
-    me = psutil.Process()
-    write_record(tmp_path, port=foreign_port, pid=me.pid, created=me.create_time())
+    me = this_process()
+    write_record(tmp_path, port=foreign_port, pid=me.pid, start=me.start)
 
     server = find_server(tmp_path)
 
@@ -71,13 +73,30 @@ def test_a_server_is_found_by_its_record(tmp_path: Path, foreign_port: int) -> N
     assert server.api_url == f"http://127.0.0.1:{foreign_port}/api"
 
 
+def test_no_second_server_is_started_after_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as server:
+        write_record(tmp_path, port=1, pid=server.pid, start=start_of(server.pid))
+        set_clock(monkeypatch, by=2.0)
+
+        assert start_server(tmp_path).pid == server.pid
+        assert stop_server(tmp_path) is True
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, *, by: float) -> None:
+    """Have psutil report starts as it does after the wall clock was set by so many seconds."""
+    read = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: read(process) + by)
+
+
 def test_a_dead_process_is_no_server_even_if_another_one_answers(
     tmp_path: Path, foreign_port: int
 ) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
-    created = psutil.Process(dead.pid).create_time()
+    start = start_of(dead.pid)
     dead.wait()
-    write_record(tmp_path, port=foreign_port, pid=dead.pid, created=created)
+    write_record(tmp_path, port=foreign_port, pid=dead.pid, start=start)
 
     assert find_server(tmp_path) is None
 
@@ -85,7 +104,7 @@ def test_a_dead_process_is_no_server_even_if_another_one_answers(
 def test_a_process_that_took_over_the_number_is_no_server_and_is_not_stopped(
     tmp_path: Path, foreign_port: int
 ) -> None:
-    write_record(tmp_path, port=foreign_port, pid=os.getpid(), created=1.0)
+    write_record(tmp_path, port=foreign_port, pid=os.getpid(), start="1")
 
     assert find_server(tmp_path) is None
     assert stop_server(tmp_path) is False
@@ -95,8 +114,7 @@ def test_a_live_process_whose_port_another_one_serves_is_no_server(
     tmp_path: Path, foreign_port: int
 ) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        created = psutil.Process(other.pid).create_time()
-        write_record(tmp_path, port=foreign_port, pid=other.pid, created=created)
+        write_record(tmp_path, port=foreign_port, pid=other.pid, start=start_of(other.pid))
 
         assert find_server(tmp_path) is None
         other.kill()
@@ -127,7 +145,7 @@ def test_a_port_that_was_given_and_is_not_open_yet_is_left_out() -> None:
 def test_a_server_that_dies_while_starting_is_told_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "prefect").mkdir()
     (tmp_path / "prefect" / "server.log").write_text("starting\nno such table: run\n\n")
-    dead = prefect_server.Server(port=1, pid=os.getpid(), created=1.0)
+    dead = prefect_server.Server(port=1, pid=os.getpid(), start="1")
 
     with pytest.raises(ServerError, match="ended while starting: no such table: run") as caught:
         wait_for_server(tmp_path, dead)
@@ -136,8 +154,8 @@ def test_a_server_that_dies_while_starting_is_told_with_its_last_words(tmp_path:
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
-    me = psutil.Process()
-    silent = prefect_server.Server(port=1, pid=me.pid, created=me.create_time())
+    me = this_process()
+    silent = prefect_server.Server(port=1, pid=me.pid, start=me.start)
 
     with pytest.raises(ServerError, match="does not answer on port 1"):
         wait_for_server(tmp_path, silent, seconds=0.2)

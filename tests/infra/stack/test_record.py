@@ -25,6 +25,7 @@ from infra.stack.control import (
 from infra.stack.processes import STACK, end_leftovers
 from infra.stack.record import find_stack, my_stack, read_stack
 from infra.stack.workers import pool_called, worker_command, worker_environment
+from nanochat_core.runtime.process_start import this_process
 from tests.infra.stack.live import wait_for
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -45,10 +46,21 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_record_of_a_keeper_that_is_gone_is_no_stack(tmp_path: Path) -> None:
-    replace(my_stack(), created=1.0).write(tmp_path)  # its number is another process's by now
+    replace(my_stack(), start="1").write(tmp_path)  # its number is another process's by now
 
     assert read_stack(tmp_path) is not None
     assert find_stack(tmp_path) is None
+
+
+def test_a_keeper_is_found_after_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = my_stack()
+    stack.write(tmp_path)
+    read = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: read(process) + 2.0)
+
+    assert find_stack(tmp_path) == stack
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}', '{"format": 1, "pid": 1}'])
@@ -63,7 +75,7 @@ def test_a_keeper_that_gave_up_is_quoted(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as keeper:
         keeper.wait()
     failed = replace(
-        my_stack(), pid=keeper.pid, created=1.0, state="failed", problem="no server", hint="look"
+        my_stack(), pid=keeper.pid, start="1", state="failed", problem="no server", hint="look"
     )
     failed.write(tmp_path)
 
@@ -93,8 +105,8 @@ def test_a_stack_on_another_database_is_not_what_was_asked_for(
 def test_a_server_is_taken_over_only_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str | None
 ) -> None:
-    me = psutil.Process()
-    record = {"format": 2, "port": 1, "pid": me.pid, "created": me.create_time()}
+    me = this_process()
+    record = {"format": 3, "port": 1, "pid": me.pid, "start": me.start}
     (tmp_path / "prefect").mkdir()
     (tmp_path / "prefect" / "server.json").write_text(json.dumps(record))
     monkeypatch.setenv(name, value)

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
 from infra.prefect_access import ServerError
@@ -21,6 +21,7 @@ from infra.stack.child import Child
 from infra.stack.serving import LOOKS_IN_SILENCE, OwnServer, Silence
 from infra.stack.workers import pool_called
 from infra.stack.working import Worker
+from nanochat_core.runtime.process_start import start_of
 from tests.infra.stack.live import wait_for
 
 ANSWERS = """
@@ -61,13 +62,13 @@ class Servers:
         told = home / f"port-{len(self.started)}"
         self.started.append(subprocess.Popen([sys.executable, "-c", ANSWERS, str(told)]))
         wait_for(lambda: told.exists() and told.read_text() != "", "a port")
-        process = psutil.Process(self.started[-1].pid)
-        record = {
+        pid = self.started[-1].pid
+        record: dict[str, Any] = {
             "port": int(told.read_text()),
-            "pid": process.pid,
-            "created": process.create_time(),
+            "pid": pid,
+            "start": start_of(pid),
         }
-        (home / "prefect" / "server.json").write_text(json.dumps({"format": 2, **record}))
+        (home / "prefect" / "server.json").write_text(json.dumps({"format": 3, **record}))
         return Server(**record)
 
     def keep(self) -> OwnServer:

@@ -83,10 +83,10 @@ def test_nothing_of_another_object_or_from_before_a_power_cut_is_taken(
     size: int,
     boot: str,
 ) -> None:
-    monkeypatch.setattr(parts, "_boot", lambda: "b")
+    monkeypatch.setattr(parts, "boot_id", lambda: "b")
     with open_part_file(tmp_path / "model", source="s", version="1", size=35) as file:
         fill(file, list(file.parts), DATA)
-    monkeypatch.setattr(parts, "_boot", lambda: boot)
+    monkeypatch.setattr(parts, "boot_id", lambda: boot)
     with open_part_file(tmp_path / "model", source=source, version=version, size=size) as file:
         assert len(file.missing) == 4
 

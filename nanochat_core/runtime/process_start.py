@@ -1,0 +1,106 @@
+"""Identify a process beyond its number: numbers are reused, and wall clocks are set.
+
+A record that names a process holds its number and `start_of` it. On Linux that is the boot, the
+PID namespace and the start in clock ticks since boot, none of which moves when the clock is set.
+Elsewhere (macOS) it is the start in unix seconds that the kernel stored when the process began.
+"""
+
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
+
+_STATE, _START_TICKS = 0, 19  # fields 3 and 22 of /proc/PID/stat, counted after the command's name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRef:
+    """One process, as a record on disk names it."""
+
+    pid: int
+    start: str  # see `start_of`
+
+
+def this_process() -> ProcessRef:
+    """Return the reference to the calling process."""
+    pid = os.getpid()
+    start = start_of(pid)
+    assert start is not None, pid
+    return ProcessRef(pid=pid, start=start)
+
+
+def start_of(pid: int) -> str | None:
+    """Return what distinguishes live process `pid` from every other one with that number.
+
+    None means that no such process lives here; a zombie does not live.
+    """
+    if sys.platform != "linux":
+        return _start_by_psutil(pid)
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(b")")[2].split()  # a command's name may hold spaces and parentheses
+    if fields[_STATE] in (b"Z", b"X"):
+        return None
+    return f"{boot_id()} {os.readlink('/proc/self/ns/pid')} {fields[_START_TICKS].decode()}"
+
+
+def find_process(pid: int, start: str) -> "psutil.Process | None":
+    """Return the live process that was recorded as `pid` and `start`, or None if it ended."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)  # first: it notices when the number is reused later
+    except psutil.NoSuchProcess:
+        return None
+    return process if start_of(pid) == start else None
+
+
+def kill(process: ProcessRef) -> bool:
+    """Send SIGKILL to exactly this process; returns whether it was alive.
+
+    Raises PermissionError if it belongs to another user.
+    """
+    if sys.platform != "linux":
+        if is_alive := start_of(process.pid) == process.start:
+            os.kill(process.pid, signal.SIGKILL)
+        return is_alive
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:  # the descriptor stays with the process, so the number cannot be reused after the check
+        if start_of(process.pid) != process.start:
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def boot_id() -> str:
+    """Return the id of the running kernel's boot, or the host's name where there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _start_by_psutil(pid: int) -> str | None:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        is_dead = process.status() == psutil.STATUS_ZOMBIE
+        return None if is_dead else repr(process.create_time())
+    except psutil.NoSuchProcess:
+        return None
