@@ -113,8 +113,7 @@ def _reuse_or_build(
                 continue
             _put_aside(site, identity, found, redo=redo, fence=turn.check)
             built = _build(stage, site, identity, inputs, lease=turn)
-            if redo or site.placement.mirrors_checkpoints:
-                checkpoints.forget(site.store, stage.name, identity.fingerprint)
+            checkpoints.forget(site.store, stage.name, identity.fingerprint)
             return built
 
 
@@ -273,7 +272,7 @@ def _publish(
             created=timestamp(time.time()),
             git_commit=find_commit(site.root),
             metrics=result.metrics,
-            segments=tuple(read_segments(job, ended=time.time())),
+            segments=tuple(read_segments(job)),
         ),
         fence=lease.check,
     )

@@ -204,6 +204,15 @@ def step_of(directory: Path) -> int:
     return int(directory.name.removeprefix("step-"))
 
 
+def is_of_last_step(directory: Path) -> bool:
+    """Return True if the job has no step left to do after this local checkpoint."""
+    try:
+        commit = json.loads((directory / _COMMIT).read_text(encoding="utf-8"))
+    except FileNotFoundError:  # the job dropped it meanwhile
+        return False
+    return commit["step"] >= commit["total"]
+
+
 def find_steps(store: Store, stage: str, fingerprint: str) -> tuple[int, int] | None:
     """Step and total of the newest checkpoint in the store; for people, nothing is verified."""
     root = f"{stage}/{fingerprint}/checkpoints"

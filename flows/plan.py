@@ -165,7 +165,7 @@ class _Planner:
         identity = identify(stage, self._run, digests, code=self._code)
         manifest, revoked = self._find(identity)
         if manifest is None:
-            return self._to_build(stage, identity)
+            return self._to_build(stage, identity, is_wanted=is_wanted)
         if revoked is not None:
             return self._revoked(stage, identity, manifest, revoked)
         return StagePlan(
@@ -189,10 +189,11 @@ class _Planner:
             return manifest, Revoked(stage=stage, fingerprint=fingerprint, revocation=revocation)
         return manifest, find_revoked(self._store, manifest) if manifest.accepted else None
 
-    def _to_build(self, stage: Stage, identity: Identity) -> StagePlan:
+    def _to_build(self, stage: Stage, identity: Identity, *, is_wanted: bool) -> StagePlan:
         history, changes = self._history(stage, identity.preimage, with_inputs=True)
         builder = find_builder(self._store, self._work, identity)
-        resume = find_resume(self._store, self._work, identity)
+        # A run that is asked to build it again begins at step 0.
+        resume = None if is_wanted else find_resume(self._store, self._work, identity)
         state, reason = _why(history, changes)
         whole = self._estimate(stage, history)
         if resume is not None:

@@ -20,7 +20,7 @@ from flows.stages import Stage
 from infra.launch.mirror import mirror
 from infra.launch.torchrun import StageInterrupted, run_job
 from nanochat_core.errors import ConfigError, NanochatError, StageError, StoreError
-from nanochat_core.job import Job, Result
+from nanochat_core.job import Job, Result, digests_of
 from nanochat_core.section import Section
 
 
@@ -89,23 +89,27 @@ def tell_building(stage: Stage, site: Site, job: Job) -> None:
 
 
 def run_stage(stage: Stage, site: Site, job: Job, lease: Lease) -> Result:
-    """Run the job to its end. With several nodes it begins when all of them are ready.
+    """Run the job to its end, or return the result of an earlier attempt that was not published.
 
+    With several nodes it begins when all of them are ready.
     Raises LeaseLost when that ended it, and not the run's stop; NodeLost when another node did.
     """
+
+    def tell(text: str) -> None:
+        site.watch(job.stage, {"kind": "message", "text": text})
+
     nodes, processes = nodes_of(stage, site), processes_of(stage, site)
-    if site.placement.mirrors_checkpoints:
-
-        def tell(text: str) -> None:
-            site.watch(job.stage, {"kind": "message", "text": text})
-
-        checkpoints.restore(site.store, job, tell=tell)
-    elif nodes > 1:
+    if (finished := find_finished(job)) is not None:
+        tell("an earlier attempt finished this job; its output is published")
+        return finished
+    if nodes > 1 and not site.placement.mirrors_checkpoints:
         raise ConfigError(
             f"{stage.name} on {nodes} nodes needs a store that all of them reach, "
             f"{site.store.url} lies in the home of one",
             hint="give one with --store or NANOCHAT_STORE",
         )
+    # Also from a store in this home: another machine may have sent its checkpoints there.
+    checkpoints.restore(site.store, job, tell=tell)
     tell_building(stage, site, job)
 
     def on_event(event: dict[str, Any]) -> None:
@@ -130,6 +134,22 @@ def run_stage(stage: Stage, site: Site, job: Job, lease: Lease) -> Result:
             if (cause := _cause(error, site, lease, leader)) is error:
                 raise
             raise cause from error
+
+
+def find_finished(job: Job) -> Result | None:
+    """Return the result of an execution of this very job that finished and whose output is whole.
+
+    None means that the job has to run. A job that finished keeps its directory until its artifact
+    is published.
+    """
+    try:
+        result = Result.find(job.directory)
+        if result is None or result.status != "finished" or not job.is_written():
+            return None
+        is_whole = result.output == digests_of(job.output)
+    except (OSError, StageError, KeyError):  # written by another version, or a bad block
+        return None
+    return result if is_whole else None
 
 
 def _cause(error: StageError, site: Site, lease: Lease, leader: Leader | None) -> StageError:
@@ -161,7 +181,17 @@ def _lead(
 
 @contextlib.contextmanager
 def _mirror(site: Site, job: Job, lease: Lease, leader: Leader | None) -> Generator[None]:
-    """Send every new checkpoint to the store; parts of other nodes are there."""
+    """Send every new checkpoint to the store; parts of other nodes are there.
+
+    The checkpoint of the last step is sent only if the job does not finish: its tensors go up as
+    files of the artifact, after which no process needs it.
+    """
+    has_ended = False
+
+    def skip(directory: Path) -> bool:
+        result = Result.find(job.directory) if has_ended else None
+        has_failed = has_ended and (result is None or result.status != "finished")
+        return not has_failed and checkpoints.is_of_last_step(directory)
 
     def send(directory: Path) -> None:
         there: list[File] = leader.parts if leader else []
@@ -180,8 +210,11 @@ def _mirror(site: Site, job: Job, lease: Lease, leader: Leader | None) -> Genera
     def warn(error: NanochatError) -> None:
         _warn(site, job, f"checkpoint not stored: {error}")
 
-    with mirror(job.checkpoints, send, on_error=warn):
-        yield
+    with mirror(job.checkpoints, send, on_error=warn, skip=skip):
+        try:
+            yield
+        finally:
+            has_ended = True
 
 
 def _warn(site: Site, job: Job, text: str) -> None:

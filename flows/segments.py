@@ -32,11 +32,13 @@ def append_segment(job: Job, *, processes: int, nodes: int = 1) -> None:
         file.write(json.dumps(segment) + "\n")
 
 
-def read_segments(job: Job, *, ended: float) -> list[Facts]:
-    """Every execution of the job: where, from when to when, from which step to which.
+def read_segments(job: Job) -> list[Facts]:
+    """Return every execution of a finished job: where, from when to when, from step to step.
 
-    An execution that was killed is taken to have ended with its last event.
+    The last one ended when it wrote its result, however long publishing waits for the store. One
+    that was killed is taken to have ended with its last event.
     """
+    ended = (job.directory / "result.json").stat().st_mtime
     segments: list[Facts] = list(read_events(job.directory / "segments.jsonl"))
     events = list(read_events(job.events))
     starts = [segment["started"] for segment in segments]

@@ -10,10 +10,11 @@ A job is one execution of one stage. Its directory holds everything needed to ru
     error.json       the exception of a failed job
 """
 
+import hashlib
 import json
 import os
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -81,7 +82,20 @@ class Job:
 
     def write(self) -> Path:
         """Write job.json, whole or not at all; returns its path."""
-        tree = {
+        path = self.directory / "job.json"
+        write_json(path, self._tree())
+        return path
+
+    def is_written(self) -> bool:
+        """Return True if job.json in the directory describes this very job."""
+        try:
+            written = json.loads((self.directory / "job.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return written == json.loads(json.dumps(self._tree()))
+
+    def _tree(self) -> dict[str, Any]:
+        return {
             "format": FORMAT,
             "stage": self.stage,
             "entry": self.entry,
@@ -90,9 +104,6 @@ class Job:
             "inputs": {name: str(path) for name, path in self.inputs.items()},
             "resources": vars(self.resources),
         }
-        path = self.directory / "job.json"
-        write_json(path, tree)
-        return path
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -118,6 +129,7 @@ class Result:
     status: Status
     metrics: dict[str, Any]  # what the stage reports of itself: plain numbers and short strings
     modules: tuple[str, ...]  # modules of this repository that the job really imported
+    output: dict[str, str] = field(default_factory=dict[str, str])  # sha256 by path in output/
 
     def write(self, directory: Path) -> None:
         """Write result.json, whole or not at all."""
@@ -128,6 +140,7 @@ class Result:
                 "status": self.status,
                 "metrics": self.metrics,
                 "modules": list(self.modules),
+                "output": self.output,
             },
         )
 
@@ -138,7 +151,22 @@ class Result:
         if not path.exists():
             return None
         tree = _read_tree(path)
-        return cls(status=tree["status"], metrics=tree["metrics"], modules=tuple(tree["modules"]))
+        return cls(
+            status=tree["status"],
+            metrics=tree["metrics"],
+            modules=tuple(tree["modules"]),
+            output=tree.get("output", {}),
+        )
+
+
+def digests_of(directory: Path) -> dict[str, str]:
+    """Return the sha256 of every plain file below `directory`, by its path. Raises OSError."""
+    found: dict[str, str] = {}
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found[path.relative_to(directory).as_posix()] = digest
+    return found
 
 
 def write_json(path: Path, tree: Any) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from nanochat_core.errors import NanochatError
-from nanochat_core.job import Job, Result, write_json
+from nanochat_core.job import Job, Result, digests_of, write_json
 from nanochat_core.runtime import interrupt
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.metrics import write_metrics
@@ -65,7 +65,12 @@ def _run(job: Job, rank: int) -> int:
         return 1
     if rank == 0:
         write_metrics(job)
-        Result(status="finished", metrics=metrics, modules=imported_modules()).write(job.directory)
+        Result(
+            status="finished",
+            metrics=metrics,
+            modules=imported_modules(),
+            output=digests_of(job.output),
+        ).write(job.directory)
     return 0
 
 

@@ -24,20 +24,22 @@ def mirror(
     send: Callable[[Path], None],
     *,
     on_error: Callable[[NanochatError], None],
+    skip: Callable[[Path], bool] = lambda directory: False,
     every: float = _SECONDS_BETWEEN_LOOKS,
 ) -> Generator[None]:
     """While the block runs, call `send` with a copy of each newest checkpoint directory.
 
     What is there at the beginning counts as sent, also where the job finds the newest of it damaged
-    and sets it aside. However the block ends, the last checkpoint that
-    it left is sent before this returns. What goes wrong is told and tried again with the next look;
-    a job never fails because its mirror does.
+    and sets it aside. However the block ends, the last checkpoint that it left is sent before this
+    returns. A checkpoint for which `skip` returns True is passed over; it is asked at each look.
+    What goes wrong is reported and tried again with the next look; a job never fails because its
+    mirror does.
     """
     sent = set(_committed(checkpoints))
 
     def look() -> None:
         newest = next(_committed(checkpoints), None)
-        if newest is not None and newest not in sent:
+        if newest is not None and newest not in sent and not skip(newest[0]):
             try:
                 with _held(newest[0]) as copy:
                     if copy is None:

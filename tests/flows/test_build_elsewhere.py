@@ -11,6 +11,8 @@ import pytest
 from flows import checkpoints
 from flows.build import Site, build
 from flows.cache import Cache, fetch
+from flows.fingerprint import Code, identify
+from flows.unfinished import find_resume
 from infra.launch.torchrun import JobFailed
 from infra.storage.open import open_store
 
@@ -85,6 +87,73 @@ def test_a_store_inside_the_home_holds_no_second_copy(toys: Any, tmp_path: Path)
     with pytest.raises(JobFailed):
         build(stage, site, {}, force=False)
     assert not [e.key for e in site.store.list("train/") if "/checkpoints/" in e.key]
+
+
+def test_a_job_resumes_from_a_checkpoint_that_another_machine_sent_into_its_home(
+    toys: Any, tmp_path: Path
+) -> None:
+    """As `nanochat plan` says: both ask the store."""
+    stage = toys.stage("train", source=ENTRY)
+    store = toys.home / "store"
+    with pytest.raises(JobFailed):
+        build(stage, site_at(toys, tmp_path / "b", store), {}, force=False)
+    site = site_at(toys, toys.home, store)
+    identity = identify(stage, site.run, {}, code=Code(site.root))
+    assert str(find_resume(site.store, site.work, identity)) == "step 2/3, from the store"
+
+    built = build(stage, site, {}, force=False)
+
+    assert result_of(site, built.manifest, tmp_path / "cache") == "began at 2"
+    fingerprint = built.manifest.fingerprint
+    assert not list(site.store.list(f"train/{fingerprint}/checkpoints/"))
+
+
+class Recorded:
+    """A store that records which keys were uploaded."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.uploads: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def upload(self, key: str, path: Path, **options: Any) -> None:
+        self.uploads.append(key)
+        self._store.upload(key, path, **options)
+
+    def steps(self) -> set[str]:
+        """Steps of which a checkpoint was sent."""
+        return {key.split("/")[3] for key in self.uploads if "/checkpoints/step-" in key}
+
+
+# Waits in the last step until the launcher has looked for new checkpoints, twice.
+PATIENT = ENTRY.replace("    (job.output", "    time.sleep(2.5)\n    (job.output", 1).replace(
+    "import json", "import json\nimport time", 1
+)
+
+
+def test_the_last_checkpoint_of_a_job_that_finishes_is_not_sent(toys: Any, tmp_path: Path) -> None:
+    site = site_at(toys, tmp_path / "a", tmp_path / "shared")
+    store: Any = Recorded(site.store)
+    stage = toys.stage("train", source=PATIENT.replace("not found", "False"))
+
+    build(stage, replace(site, store=store), {}, force=False)
+
+    assert "step-0000003" not in store.steps()
+
+
+def test_the_last_checkpoint_of_a_job_that_fails_after_it_is_sent(
+    toys: Any, tmp_path: Path
+) -> None:
+    site = site_at(toys, tmp_path / "a", tmp_path / "shared")
+    store: Any = Recorded(site.store)
+    stage = toys.stage("train", source=ENTRY.replace("if step == 2 and", "if step == 3 and"))
+
+    with pytest.raises(JobFailed):
+        build(stage, replace(site, store=store), {}, force=False)
+
+    assert store.steps() == {"step-0000003"}
 
 
 def test_an_asked_for_rebuild_begins_at_the_beginning(toys: Any, tmp_path: Path) -> None:

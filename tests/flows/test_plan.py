@@ -111,6 +111,13 @@ def test_an_unfinished_job_of_another_machine_is_resumed_from_the_store(house: H
     assert house.plan().of("pretrain").reason == "step 300/400, from the store"
 
 
+def test_a_forced_run_resumes_nothing(house: House):
+    house.build(until="rows")
+    checkpoint(house, "pretrain", 100, total=400)
+    send_checkpoint(house, "pretrain", 200, total=400)
+    assert house.plan(force=frozenset({"pretrain"})).of("pretrain").resume is None
+
+
 def test_what_is_being_built_says_by_whom(house: House):
     house.build(until="rows")
     fingerprint = house.plan().of("pretrain").fingerprint

@@ -215,7 +215,9 @@ def toy_job(job: Job, *, on_event: Any, **_: Any) -> Result:
     progress.step(1, loss=0.5)
     (job.directory / "worker.log").touch()
     time.sleep(_JOB_SECONDS)
-    return Result(status="finished", metrics={}, modules=())
+    result = Result(status="finished", metrics={}, modules=())
+    result.write(job.directory)
+    return result
 
 
 @contextlib.contextmanager

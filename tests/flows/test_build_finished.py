@@ -1,0 +1,110 @@
+"""A job that finished is published, not run again, when the store refused its output."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.build import build
+from nanochat_core.errors import StageError, StoreError
+
+# Counts its executions in a file beside the home.
+COUNTED = """
+def run(job):
+    with (job.directory.parents[3] / "executions").open("a") as file:
+        file.write(".")
+    (job.output / "value.txt").write_text("made")
+    return {"length": 4}
+"""
+
+
+class Refusing:
+    """A store that refuses uploads."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def upload(self, key: str, path: Path, **options: Any) -> None:
+        raise StoreError("the store refuses")
+
+
+def executions(toys: Any) -> int:
+    return len((toys.home.parent / "executions").read_text())
+
+
+@pytest.fixture
+def refused(toys: Any) -> Any:
+    """A stage whose job has finished and whose artifact was refused."""
+    stage = toys.stage("first", source=COUNTED)
+    site = toys.site()
+    with pytest.raises(StoreError, match="the store refuses"):
+        build(stage, replace(site, store=Refusing(site.store)), {}, force=False)
+    assert executions(toys) == 1
+    return stage
+
+
+def test_a_refused_upload_does_not_repeat_a_finished_job(toys: Any, refused: Any) -> None:
+    manifest = build(refused, toys.site(), {}, force=False).manifest
+
+    assert executions(toys) == 1
+    assert toys.site().store.get(manifest.files[0].key) == b"made"
+    assert manifest.provenance.metrics == {"length": 4}
+    assert len(manifest.provenance.segments) == 1
+
+
+def change_output(job: Path) -> None:
+    (job / "output" / "value.txt").write_text("half")
+
+
+def add_output(job: Path) -> None:
+    (job / "output" / "another").touch()
+
+
+def lose_output(job: Path) -> None:
+    (job / "output" / "value.txt").unlink()
+
+
+def change_job(job: Path) -> None:
+    text = (job / "job.json").read_text()
+    (job / "job.json").write_text(text.replace('"threads": 1', '"threads": 2'))
+
+
+@pytest.mark.parametrize("change", [change_output, add_output, lose_output, change_job])
+def test_a_finished_job_that_is_not_as_it_was_runs_again(
+    toys: Any, refused: Any, change: Callable[[Path], None]
+) -> None:
+    (job,) = toys.home.glob("work/first/*/job.json")
+    change(job.parent)
+
+    build(refused, toys.site(), {}, force=False)
+
+    assert executions(toys) == 2
+
+
+def test_another_run_that_is_asked_to_build_it_again_does(toys: Any, refused: Any) -> None:
+    build(refused, toys.site("run-2"), {}, force=True)
+
+    assert executions(toys) == 2
+
+
+def test_code_that_the_fingerprint_does_not_see_is_found_in_what_an_earlier_attempt_ran(
+    toys: Any,
+) -> None:
+    (toys.root / "tasks" / "hidden.py").write_text("VALUE = 1\n")
+    source = COUNTED.replace(
+        "def run(job):", "def run(job):\n    __import__('importlib').import_module('tasks.hidden')"
+    )
+    stage = toys.stage("first", source=source)
+    site = toys.site(strict=False)
+    with pytest.raises(StoreError):
+        build(stage, replace(site, store=Refusing(site.store)), {}, force=False)
+
+    with pytest.raises(StageError, match=r"does not see: tasks\.hidden"):
+        build(stage, toys.site(), {}, force=False)
+
+    assert executions(toys) == 1
