@@ -3,7 +3,8 @@
 Code is the static import closure of the stage's entry module inside this repository. Each module
 counts by its syntax tree, without comments, docstrings, layout or line numbers, so only a change of
 meaning is a change. A data file counts where a module of the closure names it by a string literal
-and it lies in that module's own directory ("identity.jsonl" beside tasks/identity.py).
+and it lies in that module's own directory ("identity.jsonl" beside tasks/identity.py): C++ by its
+tokens (flows/cpp_source.py), any other file by its bytes.
 
 Not counted: `CARRIERS`, and what is imported under `if TYPE_CHECKING:`. Imports inside functions
 count. Imports by computed names are not seen, so stages must not use them.
@@ -19,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+from flows import cpp_source
 from flows.stages import Stage
 from nanochat_core.config import RunConfig
 from nanochat_core.job import write_json
@@ -68,11 +70,11 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """What one source file contributes."""
+    """What one file contributes; one of data refers to nothing."""
 
     digest: str
-    imports: tuple[str, ...]  # dotted names, of modules or of things in them
-    file_names: tuple[str, ...]  # string literals that look like a file's name
+    imports: tuple[str, ...] = ()  # dotted names, of modules or of things in them
+    file_names: tuple[str, ...] = ()  # string literals that look like a file's name
 
 
 def identify(
@@ -180,17 +182,27 @@ class Code:
         if name in self._digests or path is None:
             return
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        source = path.read_bytes()
-        key = f"{package} {hashlib.sha256(source).hexdigest()}"
-        module = self._known.get(key) or scan(source, package=package)
-        self._used[key] = module
-        files = [path.parent / file for file in module.file_names]
-        self._digests[name] = {name: module.digest} | {
-            file.relative_to(self._root).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in files
-            if file.is_file()
-        }
+        module = self._scan(path, package)
+        self._digests[name] = {name: module.digest}
+        for file in (path.parent / file_name for file_name in module.file_names):
+            if file.is_file():
+                data = file.relative_to(self._root).as_posix()
+                self._digests[name][data] = self._scan(file, package).digest
         self._imports[name] = list(self._modules(module.imports))
+
+    def _scan(self, path: Path, package: str) -> Module:
+        source = path.read_bytes()
+        digest = hashlib.sha256(source).hexdigest()
+        if path.suffix == ".py":
+            key = f"{package} {digest}"
+            module = self._known.get(key) or scan(source, package=package)
+        elif path.suffix in cpp_source.SUFFIXES:
+            key = f"c++ {digest}"
+            module = self._known.get(key) or Module(digest=cpp_source.digest_of_cpp(source))
+        else:
+            return Module(digest=digest)
+        self._used[key] = module
+        return module
 
     def _modules(self, imports: Iterable[str]) -> Iterator[str]:
         """Every module that these imports load: the packages on the way, and the module itself."""
@@ -209,8 +221,9 @@ class Code:
 
 
 def _scanner() -> str:
-    """A digest of this module: another scanner may see other things in the same source."""
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    """Return a digest of what scans: another scanner may see other things in the same source."""
+    files = (Path(__file__), Path(cpp_source.__file__))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _read_scans(cache: Path) -> dict[str, Module]:

@@ -18,6 +18,7 @@ import tempfile
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
 from nanochat_core.runtime.user_cache import user_cache
 
@@ -30,6 +31,18 @@ NEEDED_FLAGS = frozenset(
 TIMEOUT = 300  # seconds
 DIGEST_BYTES = hashlib.sha256().digest_size
 SOURCES = Path(__file__).parent
+FILES = (  # each by its name, because a fingerprint sees the data files that a module names
+    "kernels.cpp",
+    "kernels_attention.h",
+    "kernels_draw.h",
+    "kernels_matrix.h",
+    "kernels_model.h",
+    "kernels_simd.h",
+    "kernels_spec.h",
+    "kernels_threads.h",
+)
+
+Sources: TypeAlias = tuple[tuple[str, bytes], ...]  # name and content of each of FILES
 
 
 class Unavailable(Exception):
@@ -80,12 +93,13 @@ def load_kernels(cache: Path | None = None) -> ctypes.CDLL:
     except RuntimeError as error:  # nobody's home is known
         raise Unavailable(f"there is no folder to keep the kernels in: {error}") from error
     try:
-        path = folder / f"{_fingerprint(compiler)}.so"
+        sources = _read_sources(SOURCES)
+        path = folder / f"{_fingerprint(compiler, sources)}.so"
         if _is_ours_and_whole(path):
             with suppress(OSError):
                 return _open(path)
         folder.mkdir(parents=True, exist_ok=True)
-        return _build(compiler, path)
+        return _build(compiler, path, sources)
     except (OSError, RuntimeError) as error:
         raise Unavailable(f"the kernels cannot be kept in {folder}: {error}") from error
 
@@ -125,10 +139,18 @@ def _open(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _build(compiler: str, path: Path) -> ctypes.CDLL:
+@lru_cache(maxsize=1)
+def _read_sources(folder: Path) -> Sources:
+    """Read them once: the compiler gets the bytes that the library is named after."""
+    return tuple((name, (folder / name).read_bytes()) for name in FILES)
+
+
+def _build(compiler: str, path: Path, sources: Sources) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as scratch:
+        for name, data in sources:
+            (Path(scratch) / name).write_bytes(data)
         built = Path(scratch) / "kernels.so"
-        command = [compiler, *FLAGS, str(SOURCES / "kernels.cpp"), "-o", str(built)]
+        command = [compiler, *FLAGS, str(Path(scratch) / FILES[0]), "-o", str(built)]
         try:
             run = subprocess.run(
                 command, capture_output=True, text=True, timeout=TIMEOUT, check=False
@@ -150,8 +172,8 @@ def _build(compiler: str, path: Path) -> ctypes.CDLL:
 
 
 @lru_cache(maxsize=4)
-def _fingerprint(compiler: str) -> str:
-    """16 hex digits of all that the library depends on."""
+def _fingerprint(compiler: str, sources: Sources) -> str:
+    """Return 16 hex digits of all that the library depends on."""
     try:
         version = subprocess.run(
             [compiler, "--version"], capture_output=True, text=True, timeout=60, check=True
@@ -159,6 +181,6 @@ def _fingerprint(compiler: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(f"{compiler} does not run: {error}") from error
     digest = hashlib.sha256(repr((version, FLAGS, sorted(processor_flags()))).encode())
-    for path in sorted([*SOURCES.glob("kernels*.cpp"), *SOURCES.glob("kernels*.h")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for name, data in sources:
+        digest.update(name.encode() + b"\0" + data + b"\0")
     return digest.hexdigest()[:16]

@@ -13,6 +13,7 @@ from pathlib import Path
 import grimp
 import pytest
 
+from flows import cpp_source
 from flows.fingerprint import CARRIERS, PACKAGES, REPOSITORY, Code
 from flows.stages import STAGES, Stage
 
@@ -21,6 +22,15 @@ CLOSURES = {stage.name: CODE.closure(stage.entry) for stage in STAGES}
 REACHED = sorted({name for closure in CLOSURES.values() for name in closure})
 MODULES = [name for name in REACHED if "/" not in name]
 DATA = [name for name in REACHED if "/" in name]
+
+# Files beside the code that decide no artifact, or do so by values that are hashed elsewhere.
+UNHASHED = {
+    "flows/compare.html.jinja": "the page of `nanochat compare`",
+    "flows/series.html.jinja": "the page of a miniseries",
+    "infra/": "how machines are started",
+    "nanochat_core/server/page/": "the chat page",
+    "tasks/mixtures/": "a mixture is read when the configuration is made, and is part of it",
+}
 
 
 @pytest.fixture(scope="module")
@@ -176,15 +186,48 @@ def test_a_constant_of_a_module_decides_exactly_the_stages_that_reach_it(copy: P
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_a_byte_of_a_data_file_decides_exactly_the_stages_that_read_it(copy: Path, name: str):
+def test_an_edit_of_a_data_file_decides_exactly_the_stages_that_read_it(copy: Path, name: str):
     before = closures(copy)
     path = copy / name
     data = path.read_bytes()
-    path.write_bytes(data + b"\n")
+    is_cpp = path.suffix in cpp_source.SUFFIXES
+    path.write_bytes(data + (b"int changed;\n" if is_cpp else b"\n"))
     try:
         assert changed_stages(before, copy) == _stages_with(name, before)
     finally:
         path.write_bytes(data)
+
+
+def test_every_file_beside_the_code_is_hashed_or_known_to_decide_nothing():
+    """The files are found by walking the folders: the closure may be what is wrong."""
+    files = [
+        path.relative_to(REPOSITORY).as_posix()
+        for package in PACKAGES
+        for path in sorted((REPOSITORY / package).rglob("*"))
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    ]
+    assert len(files) > 30
+    unhashed = [name for name in files if name.startswith(tuple(UNHASHED))]
+    assert sorted(set(files) - set(unhashed) - set(DATA)) == []
+    assert set(unhashed) & set(DATA) == set()
+    assert [name for name in UNHASHED if not any(f.startswith(name) for f in unhashed)] == []
+
+
+KERNELS = [path.name for path in (REPOSITORY / "nanochat_core/engine").glob("kernels*")]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_native_source_decides_every_stage_with_the_engine(copy: Path, name: str):
+    before = closures(copy)
+    path = copy / "nanochat_core" / "engine" / name
+    source = path.read_text()
+    try:
+        path.write_text(f"// Other words.\n\n{source}  // and more\n")
+        assert changed_stages(before, copy) == set()
+        path.write_text(f"{source}\nstatic int changed = 1;\n")
+        assert changed_stages(before, copy) == _stages_with("nanochat_core.engine.engine", before)
+    finally:
+        path.write_text(source)
 
 
 def _stages_with(name: str, closures: dict[str, dict[str, str]]) -> set[str]:

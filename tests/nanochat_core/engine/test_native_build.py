@@ -32,17 +32,19 @@ def sources(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     empty = "".join(f"void {name}() {{}}\n" for name in NAMES)
     key = "long nf_row_key(long seed, long sample) { return seed + sample; }\n"
     (folder / "kernels.cpp").write_text(f'extern "C" {{\n{empty}{key}}}\n')
-    (folder / "kernels_more.h").write_text("// nothing\n")
+    for name in native_build.FILES[1:]:
+        (folder / name).write_text("// nothing\n")
     monkeypatch.setattr(native_build, "SOURCES", folder)
-    native_build._fingerprint.cache_clear()
+    native_build._read_sources.cache_clear()
     return folder
 
 
 def fingerprint() -> str:
+    native_build._read_sources.cache_clear()
     native_build._fingerprint.cache_clear()
     compiler = native_build.find_compiler()
     assert compiler is not None
-    return native_build._fingerprint(compiler)
+    return native_build._fingerprint(compiler, native_build._read_sources(native_build.SOURCES))
 
 
 def libraries(cache: Path) -> list[Path]:
@@ -108,6 +110,7 @@ def test_a_part_of_a_file_is_built_again_and_kills_nobody(
 def test_another_programs_library_is_built_again(tmp_path: Path, sources: Path) -> None:
     text = (sources / "kernels.cpp").read_text()
     (sources / "kernels.cpp").write_text("int nothing;\n")
+    native_build._read_sources.cache_clear()
     with pytest.raises(Unavailable, match=r"cannot be kept in .*nf_open"):
         load_kernels(tmp_path)
     assert libraries(tmp_path) == []  # what does not load is not kept
@@ -167,7 +170,7 @@ def test_another_source_or_header_or_flag_is_another_file(
     sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [fingerprint()]
-    (sources / "kernels_more.h").write_text("// something\n")
+    (sources / "kernels_draw.h").write_text("// something\n")
     names.append(fingerprint())
     (sources / "kernels.cpp").write_text("// another\n")
     names.append(fingerprint())
