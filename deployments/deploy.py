@@ -48,8 +48,8 @@ class Row:
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-# Besides, each pool has one for single stages, and there is the evaluation of every night; see
-# `_wanted`.
+# Besides, each pool of GPU stages has one for single stages, and there is the evaluation of every
+# night; see `_wanted`.
 ROWS = (
     Row(
         flow="flows.pipeline.nanochat",
@@ -128,7 +128,7 @@ def _more(name: str) -> Pool:
 
 def _wanted(pools: Sequence[Pool]) -> Iterator[Wanted]:
     version = f"{_OURS} {importlib.metadata.version('nanochat-flows')}"
-    for row in (*ROWS, *map(_one_stage, pools)):
+    for row in (*ROWS, *(_one_stage(pool) for pool in pools if pool.name != CPU)):
         yield Wanted(
             flow=_open_flow(row.flow),
             name=row.name,

@@ -19,9 +19,10 @@ from prefect.exceptions import (
 )
 from prefect.workers.process import ProcessWorker
 
+from infra.placement import CPU_POOL
 from infra.stack.workers import HEARTBEAT_SECONDS
 
-CPU = "cpu"  # orchestrates, and runs stages that need no GPU
+CPU = CPU_POOL  # orchestrates, and runs stages that need no GPU
 GPU = "gpu"  # runs one GPU stage at a time on each machine
 TRAIN, EVAL = "train", "eval"  # queues of the pool gpu
 PROCESS = "process"  # the type of pools that we make

@@ -1,9 +1,10 @@
 """A GPU stage built by the workers of a pool: ordered, followed, and stopped when the run is.
 
-The order is a run of the deployment one-stage/<pool>, one for each node. Whoever wants a stage
-looks for a live run of it first and goes on with that one, so a caller that died and was started
-again finds what it ordered, and two callers share one. Whether the stage is built is asked of the
-store alone, never of a run's state.
+The order is a run of the deployment one-stage/<pool>, one for each node. A caller looks for a live
+run of the same order first and follows that one, so a caller that died and was started again finds
+what it ordered, and two callers share one. Whether the stage is built is asked of the store alone,
+never of a run's state; whether the run is alive, of Prefect alone: one without heartbeats is set to
+Crashed by an automation. A caller sets no order's state, except to cancel its own.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from flows.lease import find_holder
 from flows.lost import StageLost
 from flows.manifest import Manifest
 from flows.order import Order, make_order
-from flows.orders import LIVE, check_pool, find_or_order, give_up, state_name
+from flows.orders import LIVE, check_pool, find_or_order, state_name
 from flows.prefect_client import NOT_ANSWERING, quick_client, telling_refusals
 from flows.runs import Run
 from flows.stages import Stage
@@ -34,11 +35,6 @@ SECONDS_BETWEEN_LOOKS = 2.0  # at the runs, which costs a request each
 SECONDS_BETWEEN_TELLING = 5.0
 PATIENCE = 3600.0  # seconds without an answer of Prefect; the stage is built meanwhile
 HINT = "\nhint: "  # between the two lines of a failed run's message
-# A running order's builder renews its lease every ten seconds, and another one may take it
-# after a minute and a half. What shows none for ten minutes has no process, and nothing may ever
-# tell Prefect.
-SECONDS_WITHOUT_LEASE = 600.0
-_NOBODY_BUILDS = "it is said to run, but nobody has held its lease for ten minutes"
 
 
 def dispatch(
@@ -149,10 +145,6 @@ def _follow(site: Site, order: Order, runs: list[FlowRun], told: "_Told") -> lis
                 with telling_refusals():
                     runs, ended = _look(client, runs)
                     told.tell(runs)
-                    if told.is_abandoned(runs[0]):
-                        if _is_there(site, order):
-                            return ended
-                        give_up(client, runs[0], why=_NOBODY_BUILDS)
             except NOT_ANSWERING as error:
                 if _is_there(site, order):
                     return []
@@ -255,7 +247,6 @@ class _Told:
         self._said = ""
         self._next = 0.0
         self._step = -1
-        self._alive: float | None = None  # when it began to run, or its lease was last seen
 
     def say(self, text: str) -> None:
         """Tell it, unless it was the last thing told."""
@@ -272,32 +263,13 @@ class _Told:
             self.say(f"{where}: {', '.join(states)}{wait}")
         if "Running" in states and time.monotonic() >= self._next:
             self._next = time.monotonic() + SECONDS_BETWEEN_TELLING
-            try:
+            with contextlib.suppress(StoreError, ArtifactError):
                 self._tell_progress()
-            except (StoreError, ArtifactError):
-                self._alive = None  # nobody knows
-
-    def is_abandoned(self, run: FlowRun) -> bool:
-        """Whether the order has run for long, as Prefect says, without a lease in the store.
-
-        Told once: the time is counted anew afterwards.
-        """
-        now = time.monotonic()
-        if run.state_type != StateType.RUNNING:
-            self._alive = None
-        elif self._alive is None:
-            self._alive = now
-        elif now - self._alive > SECONDS_WITHOUT_LEASE:
-            self._alive = now
-            return True
-        return False
 
     def _tell_progress(self) -> None:
         """What the builder's last renewal of its lease says."""
         order = self._order
         holder = find_holder(self._site.store, order.stage, order.fingerprint)
-        if holder is not None:
-            self._alive = time.monotonic()
         if holder is None or not holder.record.total or holder.record.step == self._step:
             return
         step, total = holder.record.step, holder.record.total

@@ -14,7 +14,7 @@ from flows.references import MODELS
 from flows.series import LEAST_DEPTHS, MOST_DEPTHS
 from flows.stages import REPORT, STAGES
 from flows.suites import Against
-from infra.placement import SETTINGS
+from infra.placement import CPU_POOL, SETTINGS
 
 LABEL = "label"  # where the schema has the name that people read, until the deployment is made
 MOST_NODES = 64
@@ -112,7 +112,10 @@ GpusField: TypeAlias = Annotated[
 NodesField: TypeAlias = Annotated[int, FormField("Machines", {"minimum": 1, "maximum": MOST_NODES})]
 PoolField: TypeAlias = Annotated[
     str | None,
-    FormField("Work pool of GPU stages", {"pattern": r"^[^/%&><\s]+$", "maxLength": 100}),
+    FormField(
+        "Work pool of GPU stages",
+        {"pattern": rf"^(?!{CPU_POOL}$)[^/%&><\s]+$", "maxLength": 100},  # see check_gpu_pool
+    ),
 ]
 PlaceField: TypeAlias = Annotated[
     tuple[str, ...],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from flows.artifacts import find_manifest
 from flows.build import Built, Site, Watch, build
-from flows.fingerprint import Code, Identity, identify, short
+from flows.fingerprint import Code, Identity, fingerprint_of, identify, short
 from flows.manifest import Manifest
 from flows.profiles import make_placement, open_profile
 from flows.references import check_stage
@@ -43,6 +43,38 @@ class Order:
     def name(self) -> str:
         """As people call it: stage/fingerprint."""
         return f"{self.stage}/{short(self.fingerprint)}"
+
+
+# Settings of the placement that decide whether a machine can build the stage at all: by its memory,
+# and by the kernels that it has. The others change how often something is done on the way.
+_DECIDING = ("device_batch_size", "attention", "compile", "determinism")
+
+
+def match_digest(order: Order, *, pool: str | None) -> str:
+    """Return 12 hex digits that are the same for two orders if either may stand for the other.
+
+    They build the same artifact in the same store, on machines of the same pool, with the same
+    number of nodes and processes and the same demands on each. A forced order stands for the orders
+    of its own run only.
+    """
+    pace = open_profile(order.profile, depth=order.depth, snapshots=False).pace
+    settings = {"device_batch_size": str(pace.device_batch_size)}
+    settings |= {name: text for name, _, text in (item.partition("=") for item in order.place)}
+    return short(
+        fingerprint_of(
+            {
+                "store": order.store,
+                "pool": pool,
+                "nodes": order.nodes,
+                # None: as many as a node has and the profile can fill.
+                "gpus": f"up to {pace.max_gpus}" if order.gpus is None else order.gpus,
+                "stage": order.stage,
+                "fingerprint": order.fingerprint,
+                "force": order.run if order.force else None,
+                "placement": {name: settings[name] for name in _DECIDING if name in settings},
+            }
+        )
+    )
 
 
 def make_order(

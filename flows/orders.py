@@ -1,6 +1,8 @@
 """Orders as runs of the flow `one-stage`: found, made, and cancelled.
 
-Each has tags: what it builds, which of the machines it is for, and the run that wants it.
+Each has four tags. `order:` is the digest by which a run finds an order that it can share, `node:`
+the machine that it is for; `stage:` and `run:`, what it builds and for which run, are for people,
+and `run:` is also how a run finds what it has to cancel.
 """
 
 import contextlib
@@ -20,13 +22,15 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelling, Crashed
+from prefect.runtime import flow_run
+from prefect.states import Cancelling
 
 from flows.lease import find_holder
-from flows.order import Order
+from flows.order import Order, match_digest
 from flows.prefect_client import NOT_ANSWERING, quick_client, telling_refusals
 from flows.site import Site
 from infra.launch.torchrun import SECONDS_TO_STOP
+from infra.placement import check_gpu_pool
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, StoreError
 
@@ -39,21 +43,25 @@ _STOPPED = (StateType.CANCELLING, StateType.CANCELLED)
 
 
 def check_pool(pool: str) -> None:
-    """Raises ConfigError unless stages can be ordered of the pool."""
+    """Raise ConfigError unless GPU stages can be ordered of the pool, inside a flow or not."""
     with telling_refusals(), get_client(sync_client=True) as client:
+        own = flow_run.get_id()
+        check_gpu_pool(pool, own=client.read_flow_run(UUID(own)).work_pool_name if own else None)
         try:
             client.read_deployment_by_name(f"{FLOW}/{pool}")
         except ObjectNotFound:
             raise ConfigError(
                 f"no stage can be ordered of the pool '{pool}': there is no deployment "
                 f"{FLOW}/{pool}",
-                hint="`nanochat up` makes those of the pools cpu and gpu",
+                hint=f"register it with: nanochat deploy --pool {pool}",
             ) from None
 
 
 def find_or_order(client: SyncPrefectClient, site: Site, order: Order, node: int) -> FlowRun:
-    """The run that builds the node's share: the live one, else a new one."""
-    tags = [f"stage:{order.name}", f"node:{node}"]
+    """Return the flow run that builds the node's share: a live one, else a new one."""
+    pool = site.placement.pool
+    digest = match_digest(order, pool=pool)
+    tags = [f"order:{digest}", f"node:{node}"]
     if live := _find_runs(client, tags, _TO_GO_ON_WITH):
         text = f"goes on with run {live[0].name}, which is {state_name(live[0])}"
         site.watch(order.stage, {"kind": "message", "text": text})
@@ -62,11 +70,11 @@ def find_or_order(client: SyncPrefectClient, site: Site, order: Order, node: int
     last = _find_runs(client, tags, None)
     after = str(last[0].id) if last else "first"
     return run_deployment(  # pyright: ignore[reportReturnType] - typed as a coroutine too
-        f"{FLOW}/{site.placement.pool}",
+        f"{FLOW}/{pool}",
         parameters={**asdict(order), "node": node},
         flow_run_name=order.name if order.nodes == 1 else f"{order.name} node {node}",
-        tags=[*tags, f"run:{order.run}"],
-        idempotency_key=f"{order.name}/{node} after {after}",
+        tags=[*tags, f"stage:{order.name}", f"run:{order.run}"],
+        idempotency_key=f"{digest}/{node} after {after}",
         work_queue_name="eval" if "_eval" in order.stage else "train",
         timeout=0,
     )
@@ -95,11 +103,6 @@ def _created(run: FlowRun) -> float:
 def state_name(run: FlowRun) -> str:
     """What Prefect's pages call its state."""
     return (run.state.name if run.state else None) or "unknown"
-
-
-def give_up(client: SyncPrefectClient, run: FlowRun, *, why: str) -> None:
-    """An order whose machine is gone is Crashed, which nobody else may be there to say."""
-    client.set_flow_run_state(run.id, Crashed(message=why), force=False)
 
 
 def is_cancelled(flow_run_id: str | None) -> bool:

@@ -22,6 +22,9 @@ SINKS = ("trackio", "wandb")
 # What `--place` takes: everything that a job sees but its device, which follows from the GPUs.
 SETTINGS = tuple(field.name for field in dataclasses.fields(Resources) if field.name != "device")
 
+# The work pool whose workers run the flows; `nanochat up` makes it.
+CPU_POOL = "cpu"
+
 _LEAST = {
     "threads": 1,
     "device_batch_size": 1,
@@ -53,6 +56,20 @@ class Placement:
     def mirrors_checkpoints(self) -> bool:
         """Whether checkpoints go to the store too: not when it lies in the home, as they do."""
         return not self.store.startswith(f"{self.home.as_uri()}/")
+
+
+def check_gpu_pool(pool: str, *, own: str | None = None) -> None:
+    """Raise ConfigError if flows run in the pool: it is `cpu`, or the calling flow's `own` one.
+
+    A flow keeps its worker's slot while it waits for its GPU stages. With as many flows as slots in
+    one pool every stage would wait for a slot that no flow gives back.
+    """
+    if pool in (CPU_POOL, own):
+        raise ConfigError(
+            f"GPU stages cannot run in the work pool '{pool}': flows run there, and would wait "
+            "for their own slots",
+            hint="name a pool whose workers build stages only, such as gpu",
+        )
 
 
 def device_for(gpus: int) -> str:

@@ -14,6 +14,7 @@ from flows.commands.run import saying_how_to_go_on
 from flows.commands.terminal import print_json, print_lines, print_warning, screen
 from flows.listing import columns
 from flows.suites import DROP, NIGHTLY, Against, Rule, Suite, check_metric, open_suite
+from infra.placement import check_gpu_pool
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every command imports this
@@ -128,6 +129,8 @@ def schedule(
         raise ConfigError(f"{webhook!a} is not an address", hint="it begins with https://")
     if remove:
         return _remove(model, where)
+    if pool is not None:
+        check_gpu_pool(pool)
     suite = judging.check(where, model)
     api_url = _connect(where)
     from deployments.alerts import ensure_regressions_are_posted

@@ -15,6 +15,7 @@ from flows.profiles import Profile, make_placement, open_profile
 from infra.placement import (
     SETTINGS,
     Placement,
+    check_gpu_pool,
     count_gpus,
     default_cache_limit,
     default_home,
@@ -264,7 +265,7 @@ class Workers:
         return [*pool, *nodes, *retries]
 
     def check(self) -> None:
-        """Raises ConfigError for numbers that cannot be."""
+        """Raise ConfigError for numbers that cannot be, and for a pool that runs no GPU stages."""
         if self.nodes < 1:
             raise ConfigError(f"--nodes is {self.nodes}", hint="at least 1")
         if self.nodes > 1 and self.pool is None:
@@ -272,6 +273,8 @@ class Workers:
                 f"--nodes is {self.nodes}, but this command is on one machine",
                 hint="name the work pool whose workers run on the others, such as --pool gpu",
             )
+        if self.pool is not None:
+            check_gpu_pool(self.pool)
         if self.retries < 0:
             raise ConfigError(f"--retries is {self.retries}", hint="0 tries each stage once")
 

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.prefect
 
 DEPLOYMENTS = (
     "nanochat/nanochat",
-    "one-stage/cpu",
     "one-stage/gpu",
     "miniseries/miniseries",
     "nanochat-eval/main",
@@ -42,7 +41,6 @@ def test_all_of_it_is_registered_and_a_second_time_changes_nothing(
     ("name", "pool", "queue", "tags"),
     [
         ("nanochat/nanochat", "cpu", "default", ["auto-resume"]),
-        ("one-stage/cpu", "cpu", "default", []),
         ("one-stage/gpu", "gpu", "train", []),
         ("miniseries/miniseries", "cpu", "default", ["auto-resume"]),
         ("nanochat-eval/main", "cpu", "default", ["nanochat-eval", "auto-resume"]),

@@ -44,6 +44,7 @@ WRONG = [
     ("nodes", 65),
     ("pool", "a/b"),
     ("pool", ""),
+    ("pool", "cpu"),
     ("retries", -1),
     ("retries", 101),
     ("place", ["device_batch=8"]),
@@ -58,6 +59,7 @@ RIGHT = [
     {"from_stage": "sft", "force": STAGE_NAMES},
     {"use": ["main", "pretrain@main", "chat_eval_sft/1a2b", "tiny-20261121t030000z-ab12"]},
     {"run_name": "mine_2.b", "store": "s3://bucket/prefix", "pool": "h100 x8".replace(" ", "-")},
+    {"pool": "cpu-and-gpu"},
     {"store": "file:///data", "place": ["device_batch_size=8", "sinks=wandb,trackio"]},
 ]
 

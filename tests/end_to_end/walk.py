@@ -17,7 +17,6 @@ from tests.end_to_end.stack import Stack, wait_until_gone
 
 DEPLOYMENTS = (
     "nanochat/nanochat",
-    "one-stage/cpu",
     "one-stage/gpu",
     "nanochat-eval/main",
     "miniseries/miniseries",

@@ -320,7 +320,21 @@ def test_a_pool_without_a_deployment_is_refused(server: Server) -> None:
 
     with pytest.raises(ConfigError, match="no stage can be ordered of the pool 'none'") as caught:
         check_pool("none")
-    assert "nanochat up" in (caught.value.hint or "")
+    assert "nanochat deploy --pool none" in (caught.value.hint or "")
+
+
+def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(
+    pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.orders import check_pool
+    from tests.flows.pools import start_toys
+
+    check_pool(pool)
+    run = start_toys("toy-own", pool=pool)
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(run.id))
+    with pytest.raises(ConfigError, match=f"cannot run in the work pool '{pool}'") as caught:
+        check_pool(pool)
+    assert "such as gpu" in (caught.value.hint or "")
 
 
 def test_several_machines_take_an_order_each(make_caller: Callable[[str], Caller]) -> None:

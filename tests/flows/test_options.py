@@ -67,6 +67,7 @@ def test_workers_are_named_again_in_the_command_that_goes_on() -> None:
         (Workers(nodes=0, pool="gpu"), "--nodes is 0"),
         (Workers(nodes=2), "--nodes is 2, but this command is on one machine"),
         (Workers(retries=-1), "--retries is -1"),
+        (Workers(pool="cpu"), "GPU stages cannot run in the work pool 'cpu'"),
     ],
     ids=str,
 )

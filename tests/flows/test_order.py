@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from flows.build import build, seek
-from flows.order import Order, check_same, make_order, open_order
+from flows.order import Order, check_same, make_order, match_digest, open_order
+from flows.profiles import tiny
 from flows.runs import Run
 from flows.stages import SHARDS, TOKENIZER
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -99,3 +100,61 @@ def test_an_input_that_this_machine_does_not_see_is_told(
     with pytest.raises(ArtifactError, match="shards/000000000000 is not in") as caught:
         open_order(order, watch=watch)
     assert "same store" in (caught.value.hint or "")
+
+
+ORDER = Order(
+    stage="sft",
+    fingerprint="ab" * 32,
+    inputs=(),
+    profile="tiny",
+    run="toy-1",
+    store="file:///store",
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"store": "s3://elsewhere"},
+        {"stage": "rl"},
+        {"fingerprint": "ab" * 31 + "cd"},
+        {"nodes": 2},
+        {"gpus": 0},
+        {"gpus": 4},
+        {"profile": "d12"},
+        {"force": True},
+        {"place": ("device_batch_size=1",)},
+        {"place": ("attention=sdpa",)},
+        {"place": ("compile=false",)},
+        {"place": ("determinism=strict",)},
+    ],
+)
+def test_an_order_that_could_run_elsewhere_or_makes_something_else_is_not_shared(
+    changes: dict[str, Any],
+) -> None:
+    assert match_digest(replace(ORDER, **changes), pool="gpu") != match_digest(ORDER, pool="gpu")
+
+
+def test_an_order_of_another_pool_is_not_shared() -> None:
+    assert match_digest(ORDER, pool="gpu") != match_digest(ORDER, pool="h100")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": "toy-2"},
+        {"depth": 3},  # what tiny is without it
+        {"overrides": ("rl.num_steps=9",)},
+        {"strict": True},
+        {"place": ("save_every_seconds=1", "threads=1")},
+        {"place": (f"device_batch_size={tiny().pace.device_batch_size}",)},
+    ],
+)
+def test_an_order_that_differs_only_in_how_it_is_built_is_shared(changes: dict[str, Any]) -> None:
+    assert match_digest(replace(ORDER, **changes), pool="gpu") == match_digest(ORDER, pool="gpu")
+
+
+def test_a_forced_order_is_shared_with_no_other_run() -> None:
+    first, second = (replace(ORDER, force=True, run=run) for run in ("toy-1", "toy-2"))
+    assert match_digest(first, pool="gpu") != match_digest(second, pool="gpu")
+    assert match_digest(first, pool="gpu") == match_digest(replace(first, strict=True), pool="gpu")

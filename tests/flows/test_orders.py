@@ -1,13 +1,16 @@
-"""Which run an order goes on with, and what becomes of one that nobody builds."""
+"""Which run an order is shared with, and when it is ordered again."""
 
-import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.lost import StageLost
+from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError
+from tests.flows.pools import read_run
 from tests.flows.test_dispatch import Caller, end, make_caller, pool, quick, threads
 
 __all__ = ["make_caller", "pool", "quick", "threads"]
@@ -55,45 +58,38 @@ def test_a_caller_whose_clock_was_ahead_does_not_get_an_old_run_for_ever(
             result.result()
 
 
-@pytest.fixture
-def impatient(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows import dispatch
-
-    monkeypatch.setattr(dispatch, "SECONDS_WITHOUT_LEASE", 0.5)
-    monkeypatch.setattr(dispatch, "SECONDS_BETWEEN_TELLING", 0.1)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_an_order_that_runs_without_a_lease_is_given_up_and_ordered_again(
+def test_a_caller_with_another_store_makes_its_own_order_and_leaves_the_other_alone(
     make_caller: Callable[[str], Caller],
 ) -> None:
-    from tests.flows.pools import read_run
-
-    caller = make_caller("one")
-    result = caller.order()
-    [run] = caller.wait_for_runs(1)
+    first, second = make_caller("one"), make_caller("two")
+    result = first.order()
+    [run] = first.wait_for_runs(1)
     end(run, "RUNNING")
-    with pytest.raises(StageLost, match="nobody has held its lease for ten minutes"):
-        result.result()
-    assert read_run(run.id).state.is_crashed()
-    caller.order()
-    caller.wait_for_runs(2)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_an_order_whose_lease_is_held_is_left_alone(make_caller: Callable[[str], Caller]) -> None:
-    from flows.lease import TTL, Claim, try_acquire
-    from tests.flows.pools import read_run
-
-    caller = make_caller("one")
-    result = caller.order()
-    [run] = caller.wait_for_runs(1)
-    claim = Claim(owner="0" * 32, run="one", host="far", pid=1, home="far", since="then")
-    try_acquire(caller.site.store, "gpu", run.parameters["fingerprint"], claim, ttl=TTL)
-    end(run, "RUNNING")
-    time.sleep(2.0)  # four times what it would take
-    assert not result.done()
+    second.site = replace(second.site, store=LocalStore(second.site.placement.home / "other"))
+    other = second.order()
+    own = second.wait_for_runs(2)[1]
+    assert own.parameters["store"] == second.site.store.url
+    second.carry_out()
+    end(own, "COMPLETED")
+    assert not other.result().cached
     assert read_run(run.id).state.is_running()
+    assert not result.done()
+
+
+def test_an_order_in_a_pool_without_workers_holds_up_no_run_of_another_pool(
+    make_caller: Callable[[str], Caller], tmp_path: Path
+) -> None:
+    from tests.flows.pools import deploy
+
+    deploy(tmp_path, "played-too")
+    first, second = make_caller("one"), make_caller("two")
+    first.order()
+    first.wait_for_runs(1)
+    second.site = replace(second.site, placement=replace(second.site.placement, pool="played-too"))
+    second.order()
+    own = second.wait_for_runs(2)[1]
+    assert own.work_pool_name == "played-too"
+    assert f"run:{second.run.run}" in own.tags
 
 
 def test_a_refusal_ends_the_following(
@@ -117,8 +113,6 @@ def test_a_refusal_ends_the_following(
 def test_more_parameters_than_the_server_takes_are_refused_and_not_retried(
     make_caller: Callable[[str], Caller],
 ) -> None:
-    from dataclasses import replace
-
     caller = make_caller("one")
     caller.run = replace(caller.run, overrides=("x.y=" + "0" * 600_000,))
     with pytest.raises(ConfigError, match=r"Prefect refuses \(422\)"):
