@@ -28,7 +28,7 @@ from flows.stages import Stage
 from flows.turn import Turn, hold_turn
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import Store
-from nanochat_core.errors import NanochatError, StageError
+from nanochat_core.errors import ArtifactError, NanochatError, StageError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.metrics import FILE as METRICS_FILE
 
@@ -40,6 +40,7 @@ __all__ = [
     "build",
     "find_usable",
     "leaked_modules",
+    "reserve_found",
     "reuse",
     "seek",
     "telling_its_end",
@@ -127,7 +128,29 @@ def find_usable(site: Site, identity: Identity) -> Manifest | None:
 
 def _keep(site: Site, identity: Identity) -> Manifest | None:
     """The artifact, which the run's record keeps from being collected; None when it is gone."""
-    stage = identity.stage
+    _reserve(site, identity.stage, identity.fingerprint)
+    return find_usable(site, identity)
+
+
+def reserve_found(site: Site, manifests: Iterable[Manifest]) -> None:
+    """Record that the run uses these artifacts, which were looked up before, revoked or not.
+
+    Raises ArtifactError if one was collected before it was recorded, StageInterrupted if the run is
+    stopped while a collection is waited for.
+    """
+    for manifest in manifests:
+        stage, fingerprint = manifest.stage, manifest.fingerprint
+        _reserve(site, stage, fingerprint)
+        if find_manifest(site.store, stage, fingerprint) is None:
+            raise ArtifactError(
+                f"{manifest.name} was deleted from {site.store.url} by a garbage collection before "
+                f"run {site.run_id} had recorded that it uses it",
+                hint="run the same command again: it looks for its artifacts anew",
+            )
+
+
+def _reserve(site: Site, stage: str, fingerprint: str) -> None:
+    """Record in the run that it uses an artifact, in time for every collection."""
 
     def pause(seconds: float) -> None:
         if site.stop.wait(seconds):
@@ -135,11 +158,10 @@ def _keep(site: Site, identity: Identity) -> Manifest | None:
 
     reserve(
         site.store,
-        lambda: site.record(stage, identity.fingerprint),
+        lambda: site.record(stage, fingerprint),
         tell=lambda text: site.watch(stage, {"kind": "waiting", "text": text}),
         pause=pause,
     )
-    return find_usable(site, identity)
 
 
 def _turn(stage: Stage, site: Site, identity: Identity, *, redo: bool) -> Turn:

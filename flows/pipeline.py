@@ -14,7 +14,7 @@ from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.build import Built, Site
+from flows.build import Built, Site, reserve_found
 from flows.cache import fetch
 from flows.caller import CALLER, stoppable_by_hand
 from flows.forms import (
@@ -295,8 +295,8 @@ def cancel_orders_of(run: str) -> list[FlowRun]:
 
 
 def _given(site: Site, manifest: Manifest) -> Built:
-    """An artifact that stands for its stage."""
-    site.record(manifest.stage, manifest.fingerprint)
+    """Return an artifact that stands for its stage. Raises what `reserve_found` raises."""
+    reserve_found(site, [manifest])
     uri = f"{site.store.url}/{manifest.stage}/{manifest.fingerprint}/manifest.json"
     site.watch(manifest.stage, {"kind": "cached", "uri": uri})
     return Built(manifest=manifest, uri=uri, cached=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from flows.build import Built, Site
+from flows.build import Built, Site, reserve_found
 from flows.commands.options import ProfileName, What, Where, profile_of
 from flows.commands.run import saying_how_to_go_on
 from flows.commands.terminal import print_mistake, print_warning
@@ -133,7 +133,7 @@ def stage(
             strict=strict,
             terms=replace(_TERMS, meet=wait),
         )
-        with _recorded(run, site) if node == 0 else contextlib.nullcontext(site) as site:
+        with _recorded(run, site, inputs) if node == 0 else contextlib.nullcontext(site) as site:
             built: Built = build_share(built_stage, site, inputs, node=node, force=force)
         display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
     return ended.code
@@ -177,15 +177,18 @@ def _go_on(store: Store, run: Run) -> Run:
 
 
 @contextlib.contextmanager
-def _recorded(run: Run, site: Site) -> Generator[Site]:
-    """The site of a run whose record the store has, from now to the end of the block.
+def _recorded(run: Run, site: Site, inputs: Mapping[str, Manifest]) -> Generator[Site]:
+    """Yield the site of a run whose record the store has until the block ends.
 
-    It names what is up to date of all stages, so that the last of several commands names them all.
+    The record names what is up to date of all stages, so that the last of several commands names
+    them all. The inputs are reserved: they were looked up before the record named them.
     """
     record = RunRecord(site.store, _go_on(site.store, run))
+    site = replace(site, record=record.add)
     record.write()
     try:
-        yield replace(site, record=record.add)
+        reserve_found(site, inputs.values())
+        yield site
     except BaseException as error:
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
         with contextlib.suppress(StoreError):  # perhaps the very error that is on its way

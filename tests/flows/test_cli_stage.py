@@ -1,13 +1,18 @@
 """`nanochat stage` builds one stage, and says which command makes what it lacks."""
 
 import json
+import threading
+import time
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
 
+from flows import lease
 from flows.cli import main
+from flows.gc import make_claim
 from flows.lost import StageLost
+from flows.reservations import SWEEP
 from flows.runs import find_run
 from infra.storage.base import Store
 from tests.flows.terminal import Terminal
@@ -66,6 +71,38 @@ def test_a_run_with_an_id_goes_on_and_builds_anew_once(
     assert "run slurm-7 of" in error
     assert "was of other settings (depth)" in error
     assert hint == "give --run an id that was not used before"
+
+
+def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
+    terminal: Terminal,
+    store: Store,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = words_of(tmp_path / "a")
+    terminal.said("stage", "shards", "tiny", *words, "--run", "first")
+    first = find_run(store, "first")
+    assert first is not None
+    held = lease.try_acquire(store, *SWEEP, make_claim(), ttl=lease.TTL)
+    assert isinstance(held, lease.Held)
+
+    def collect() -> None:
+        """Play a collection that has read the runs' records already, until the run has its own."""
+        while find_run(store, "second") is None:
+            time.sleep(0.02)
+        store.delete(f"shards/{first.stages['shards']}/manifest.json")
+        lease.release(store, held)
+
+    collector = threading.Thread(target=collect, daemon=True)
+    collector.start()
+    assert main(("stage", "tokenizer", "tiny", *words, "--run", "second")) == 1
+    collector.join()
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: shards/{first.stages['shards'][:12]} was deleted from file://")
+    assert hint == "hint: run the same command again: it looks for its artifacts anew"
+    ended = find_run(store, "second")
+    assert ended is not None
+    assert ended.status == "failed"
 
 
 def test_what_was_lost_has_an_exit_code_of_its_own(

@@ -14,6 +14,7 @@ from flows.run_record import RunRecord
 from flows.runs import Run, find_run
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError
 from tests.reliability.memory_store import MemoryStore
 
 RUN = Run(
@@ -104,6 +105,28 @@ def test_a_run_builds_what_was_collected_while_it_waited(toys: Any):
     kinds = toys.kinds("first")
     assert kinds[0] == "waiting"
     assert kinds[-1] == "finished"
+
+
+def test_a_given_artifact_is_recorded_again_after_a_collection(toys: Any):
+    from flows.pipeline import _given
+
+    made = build(toys.stage("first"), toys.site(), {}, force=False).manifest
+    toys.told.clear()
+    collection = Collection(toys.site().store)
+    site = dataclasses.replace(toys.site("toy-2"), record=collection.record)
+    assert _given(site, made).manifest == made
+    assert collection.said == [("first", made.fingerprint)] * 2
+    assert toys.kinds("first") == ["waiting", "cached"]
+
+
+def test_a_given_artifact_that_was_collected_before_it_was_recorded_is_an_error(toys: Any):
+    from flows.pipeline import _given
+
+    made = build(toys.stage("first"), toys.site(), {}, force=False).manifest
+    collection = Collection(toys.site().store, deletes="manifest.json")
+    site = dataclasses.replace(toys.site("toy-2"), record=collection.record)
+    with pytest.raises(ArtifactError, match=f"{made.name} was deleted from .* by a garbage"):
+        _given(site, made)
 
 
 def test_a_run_that_is_stopped_does_not_wait_for_the_collections_end(toys: Any):
