@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from flows.documents import find_document, seal
+from flows.documents import OtherFormat, find_document, seal
 from flows.manifest import File
 from flows.verify import sha256_of
 from infra.storage.base import Missing, Store, check_key
 from nanochat_core.errors import ArtifactError, StageError, StoreError
-from nanochat_core.job import Job, sync_directory, write_json
+from nanochat_core.job import Job, check_checkpoints, check_format, sync_directory, write_json
 
 FORMAT = 1
 KEEP = 2  # steps in the store; an older one goes after newer ones are there
@@ -116,11 +116,15 @@ def restore(store: Store, job: Job, *, tell: Tell) -> None:
 
     A damaged one is named to `tell` and passed over for the one before; it stays, for the damage
     may be this machine's. Raises StoreError when the store cannot be asked, StageError when this
-    machine's disk refuses.
+    machine's disk refuses, or when a checkpoint here or in the store is of another format.
     """
-    for step, place in _committed(store, _root(job)):
+    check_checkpoints(job.checkpoints)
+    stored = _committed(store, _root(job))
+    for _, place in stored:  # all of them: what is saved from here on prunes older steps
+        _check_format(store, place)
+    for step, place in stored:
         local = job.checkpoints / f"step-{step:07d}"
-        if any(is_whole(d) for d in _local_from(job, step)):
+        if any(d >= local and is_whole(d) for d in job.checkpoints.glob("step-*")):
             return
         try:
             found = _open(store, place)
@@ -143,6 +147,7 @@ def restore_step(store: Store, job: Job, step: int, *, commit: str, tell: Tell) 
     Later ones are set aside, earlier ones and what was never committed go. Step 0: have none.
     Raises ArtifactError when the store has no such checkpoint whole, StoreError, StageError.
     """
+    check_checkpoints(job.checkpoints)
     local = job.checkpoints / f"step-{step:07d}"
     is_here = step > 0 and is_whole(local) and commit_of(local) == commit
     for directory in list(job.checkpoints.glob("step-*")):
@@ -172,8 +177,10 @@ def restore_step(store: Store, job: Job, step: int, *, commit: str, tell: Tell) 
 def settle(job: Job) -> Path | None:
     """The job's newest whole checkpoint on this machine, after which there is nothing.
 
-    What is no whole checkpoint is set aside, or removed if it was never committed.
+    What is no whole checkpoint is set aside, or removed if it was never committed. Raises
+    StageError when one is of another format.
     """
+    check_checkpoints(job.checkpoints)
     for directory in sorted(job.checkpoints.glob("step-*"), reverse=True):
         if not (directory / _COMMIT).exists():
             shutil.rmtree(directory)
@@ -311,6 +318,17 @@ def _committed(store: Store, root: str) -> list[tuple[int, str]]:
     return sorted(found, reverse=True)
 
 
+def _check_format(store: Store, place: str) -> None:
+    """Raise StageError if the checkpoint or its record is of another format; damage passes."""
+    try:
+        check_format(_open(store, place).commit.get("format"), where=f"{store.url}/{place}")
+    except OtherFormat as error:
+        hint = "resume with that version, or begin anew: `nanochat run --force STAGE`"
+        raise StageError(str(error), hint=hint) from error
+    except ArtifactError:
+        return
+
+
 def _open(store: Store, place: str) -> StoredCheckpoint:
     key = f"{place}/{_COMMIT}"
     tree = find_document(store, key, format=FORMAT)
@@ -325,13 +343,6 @@ def _open(store: Store, place: str) -> StoredCheckpoint:
         return found
     except (TypeError, KeyError, StoreError) as error:
         raise ArtifactError(f"{store.url}/{key} is no checkpoint: {error}") from error
-
-
-def _local_from(job: Job, step: int) -> Iterator[Path]:
-    """The job's own checkpoints of `step` and later."""
-    for directory in job.checkpoints.glob("step-*"):
-        if directory.name >= f"step-{step:07d}":
-            yield directory
 
 
 def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None:

@@ -17,6 +17,10 @@ _T = TypeVar("_T")
 _READS = 3  # a damaged answer may be the network's fault; a damaged object stays damaged
 
 
+class OtherFormat(ArtifactError):
+    """A record that another version of nanochat-flows has written."""
+
+
 def seal(tree: Mapping[str, Any], *, format: int) -> bytes:
     """A record as an object of the store. `tree` is plain JSON values under plain names."""
     assert "check" not in tree, "the checksum's own name"
@@ -29,7 +33,7 @@ def seal(tree: Mapping[str, Any], *, format: int) -> bytes:
 def unseal(data: bytes, *, format: int, where: str) -> dict[str, Any]:
     """The record's tree without format and checksum. `where` is what errors call it.
 
-    Raises ArtifactError when it is damaged, or of another format.
+    Raises ArtifactError when it is damaged, OtherFormat when it is of another format.
     """
     try:
         tree: Any = json.loads(data)
@@ -39,7 +43,7 @@ def unseal(data: bytes, *, format: int, where: str) -> dict[str, Any]:
         raise _damaged(where, "it is not a record")
     fields = cast("dict[str, Any]", tree)
     if fields.get("format") != format:
-        raise ArtifactError(
+        raise OtherFormat(
             f"{where} is of format {fields.get('format')}, this version reads {format}",
             hint="it was written by another version of nanochat-flows, or is damaged",
         )

@@ -36,7 +36,6 @@ CARRIERS = frozenset(
         "nanochat_core.eras",
         "nanochat_core.errors",
         "nanochat_core.job",
-        "nanochat_core.model.checkpoint",
         "nanochat_core.runtime.garbage",
         "nanochat_core.runtime.heartbeat",
         "nanochat_core.runtime.interrupt",

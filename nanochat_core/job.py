@@ -21,6 +21,7 @@ from typing import Any, Literal, Self, TypeAlias
 from nanochat_core.errors import StageError
 
 FORMAT = 1
+CHECKPOINT_FORMAT = 2  # of what lies in checkpoints/, see nanochat_core/train/checkpoint.py
 
 Status: TypeAlias = Literal["finished", "interrupted"]
 Determinism: TypeAlias = Literal["default", "strict"]
@@ -167,6 +168,30 @@ def digests_of(directory: Path) -> dict[str, str]:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         found[path.relative_to(directory).as_posix()] = digest
     return found
+
+
+def check_checkpoints(directory: Path) -> None:
+    """Raise StageError if `directory` has a committed checkpoint of another format.
+
+    Another version of the code can resume from it: nothing may rename it, prune it or save beside
+    it.
+    """
+    for commit in sorted(directory.glob("step-*/COMMIT.json")):
+        try:
+            number = json.loads(commit.read_text(encoding="utf-8"))["format"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # damaged: of no format
+        check_format(number, where=commit.parent)
+
+
+def check_format(number: object, *, where: object) -> None:
+    """Raise StageError unless `number` is the format of checkpoints that this version reads."""
+    if number != CHECKPOINT_FORMAT:
+        raise StageError(
+            f"checkpoint {where} is of format {number}, this version reads {CHECKPOINT_FORMAT}",
+            hint="resume with the version of the code that wrote it, or begin anew: "
+            "`nanochat run --force STAGE`",
+        )
 
 
 def write_json(path: Path, tree: Any) -> None:

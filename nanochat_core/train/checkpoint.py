@@ -7,7 +7,8 @@
 
 COMMIT.json names every file with its size and sha256, the step and the loop's own state. Without
 it the directory is no checkpoint yet; with another hash it is set aside, so that neither `prune`
-nor who sends checkpoints elsewhere counts it, and the one before it is taken. A tensor that several
+nor who sends checkpoints elsewhere counts it, and the one before it is taken. One of another format
+is not damaged: it is refused, and stays for the version that wrote it. A tensor that several
 ranks share is saved in pieces: the key `weight/x#128` holds its rows from 128 on. Never a
 pickle.
 """
@@ -28,9 +29,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nanochat_core.errors import ModelError
-from nanochat_core.job import sync_directory, write_json
+from nanochat_core.job import CHECKPOINT_FORMAT as FORMAT
+from nanochat_core.job import check_checkpoints, sync_directory, write_json
 
-FORMAT = 2
 BEST = "best.json"
 _COMMIT = "COMMIT.json"
 _DAMAGED = "damaged-"
@@ -222,8 +223,10 @@ def find_checkpoint(
     """The newest whole checkpoint, or None. A damaged one is named to `warn` and set aside.
 
     Every rank calls this; each reads through its share of the files, and `any_rank` tells whether
-    one of them found damage, so that all return the same.
+    one of them found damage, so that all return the same. Raises StageError when any checkpoint is
+    of another format.
     """
+    check_checkpoints(root)
     for directory in sorted(root.glob("step-*"), reverse=True):
         found, problem = None, None
         was_committed = (directory / _COMMIT).exists()  # else the job was killed while it saved
@@ -255,8 +258,6 @@ def _set_aside(directory: Path) -> None:
 
 def _open(directory: Path, rank: int, world_size: int) -> Checkpoint:
     tree = json.loads((directory / _COMMIT).read_text(encoding="utf-8"))
-    if tree["format"] != FORMAT:
-        raise ModelError(f"format {tree['format']}, this version reads {FORMAT}")
     pieces: dict[str, list[tuple[int, str, str]]] = {}
     for number, (name, expected) in enumerate(tree["files"].items()):
         path = directory / name

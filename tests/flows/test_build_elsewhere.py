@@ -31,7 +31,7 @@ def save(job, step):
     data = f"state after {step}".encode()
     (directory / "tensors.safetensors").write_bytes(data)
     entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    commit = {"format": 1, "step": step, "total": 3, "files": {"tensors.safetensors": entry}}
+    commit = {"format": 2, "step": step, "total": 3, "files": {"tensors.safetensors": entry}}
     (directory / "COMMIT.json").write_text(json.dumps({**commit, "state": {}}))
 
 

@@ -2,14 +2,24 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flows.checkpoints import find_steps, forget, is_whole, prune, restore, send
+from flows.checkpoints import (
+    find_steps,
+    forget,
+    is_whole,
+    prune,
+    restore,
+    restore_step,
+    send,
+    settle,
+)
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError
-from nanochat_core.job import Job, Resources
+from nanochat_core.job import CHECKPOINT_FORMAT, Job, Resources
 
 RESOURCES = Resources(
     device="cpu",
@@ -42,7 +52,7 @@ def save(job: Job, step: int) -> Path:
     (directory / "tensors.safetensors").write_bytes(data)
     entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     commit = {
-        "format": 1,
+        "format": CHECKPOINT_FORMAT,
         "step": step,
         "total": 900,
         "files": {"tensors.safetensors": entry},
@@ -234,3 +244,54 @@ def test_later_steps_that_were_passed_over_do_not_crowd_out_new_ones(
     restore(store, third, tell=told.append)
     assert [d.name for d in third.checkpoints.glob("step-*")] == ["step-0000300"]
     assert sum("passed over" in text for text in told) == 2
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+ANOTHER_FORMAT = r"step-0000100.* is of format \d+, this version reads \d+"
+
+
+LOOKS: dict[str, Callable[[LocalStore, Job], object]] = {
+    "restore": lambda store, job: restore(store, job, tell=pytest.fail),
+    "restore_step": lambda store, job: restore_step(
+        store, job, 100, commit="c0ffee", tell=pytest.fail
+    ),
+    "settle": lambda store, job: settle(job),
+}
+
+
+@pytest.mark.parametrize("use", LOOKS)
+def test_a_local_checkpoint_of_another_format_is_refused_and_stays(
+    store: LocalStore, here: Job, there: Job, use: str
+) -> None:
+    send_one(store, here, 100)
+    committed = save(there, 100) / "COMMIT.json"
+    committed.write_text('{"format": 7, "shards": ["in another layout"]}')
+    before = contents(there.checkpoints)
+    with pytest.raises(StageError, match=ANOTHER_FORMAT) as told:
+        LOOKS[use](store, there)
+    assert "--force" in str(told.value.hint)
+    assert contents(there.checkpoints) == before
+
+
+@pytest.mark.parametrize("part", ["record", "commit"])
+def test_a_stored_checkpoint_of_another_format_is_refused_and_stays(
+    store: LocalStore, here: Job, there: Job, part: str
+) -> None:
+    from flows import checkpoints
+
+    for step in (100, 200):  # the older one: nothing may prune it
+        send_one(store, here, step)
+    key = f"{place_of(store, here, 100)}/COMMIT.json"
+    tree = checkpoints.find_document(store, key, format=checkpoints.FORMAT)
+    assert tree
+    tree["commit"]["format"] += part == "commit"
+    store.put(key, checkpoints.seal(tree, format=checkpoints.FORMAT + (part == "record")))
+    before = contents(store.path_of("pretrain"))
+    with pytest.raises(StageError, match=ANOTHER_FORMAT) as told:
+        restore(store, there, tell=pytest.fail)
+    assert "--force" in str(told.value.hint)
+    assert contents(store.path_of("pretrain")) == before
+    assert steps_of(there) == []

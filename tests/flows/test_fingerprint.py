@@ -278,7 +278,7 @@ def test_every_carrier_is_a_module():
 
 def test_a_carrier_computes_nothing():
     """Whatever touches numbers decides. These move tensors, or read them for people, no more."""
-    movers = {"model.checkpoint", "train.checkpoint", "train.keeper"}
+    movers = {"train.checkpoint", "train.keeper"}
     readers = {"train.losses", "train.machine"}
     for name in CARRIERS - {f"nanochat_core.{name}" for name in movers | readers}:
         source = (REPOSITORY / f"{name.replace('.', '/')}.py").read_bytes()

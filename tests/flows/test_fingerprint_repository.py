@@ -260,3 +260,16 @@ def test_the_closure_is_what_another_tool_finds(graph: grimp.ImportGraph, stage:
 
 def _not_packages(names: set[str]) -> Iterator[str]:
     yield from (name for name in names if path_of(REPOSITORY, name).name != "__init__.py")
+
+
+def test_how_a_models_numbers_are_written_decides_every_stage_that_makes_a_model(copy: Path):
+    """bf16 instead of fp32 halves an artifact: the same fingerprint may not stand for both."""
+    before = closures(copy)
+    path = path_of(copy, "nanochat_core.model.checkpoint")
+    source = path.read_text()
+    assert source.count(".contiguous()") == 1
+    path.write_text(source.replace(".contiguous()", ".bfloat16().contiguous()"))
+    try:
+        assert {"pretrain", "midtrain", "sft", "rl"} <= changed_stages(before, copy)
+    finally:
+        path.write_text(source)

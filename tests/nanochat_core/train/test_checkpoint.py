@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nanochat_core.errors import ModelError
+from nanochat_core.errors import ModelError, StageError
 from nanochat_core.train import checkpoint as checkpoint_module
 from nanochat_core.train.checkpoint import (
     Facts,
@@ -89,7 +89,7 @@ def test_rank_0_commits_only_when_the_last_rank_has_written(tmp_path: Path) -> N
     assert newest_step(tmp_path) == 5
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "commit", "format"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "commit"])
 def test_a_damaged_newest_is_named_and_the_one_before_counts(tmp_path: Path, damage: str) -> None:
     for step in (1, 2):
         save(tmp_path, step, {"weight/x": torch.full((100,), float(step))})
@@ -104,10 +104,8 @@ def test_a_damaged_newest_is_named_and_the_one_before_counts(tmp_path: Path, dam
             path.write_bytes(data[:-1])
         case "gone":
             path.unlink()
-        case "commit":
-            committed.write_text(committed.read_text()[:40])
         case _:
-            committed.write_text(committed.read_text().replace('"format": 2', '"format": 1'))
+            committed.write_text(committed.read_text()[:40])
     told: list[str] = []
     found = find_checkpoint(tmp_path, warn=told.append)
     assert found is not None
@@ -120,11 +118,27 @@ def test_a_damaged_newest_is_named_and_the_one_before_counts(tmp_path: Path, dam
     assert find_checkpoint(tmp_path, warn=pytest.fail) is not None  # once is enough
 
 
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_checkpoint_of_another_format_is_refused_and_stays_where_it_is(
+    tmp_path: Path, which: int
+) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, {"a": torch.ones(1)})
+    committed = tmp_path / f"step-000000{which}" / "COMMIT.json"
+    committed.write_text(json.dumps({"format": 7, "shards": ["in another layout"]}))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(StageError, match=rf"step-000000{which} is of format 7, .* reads 2") as told:
+        find_checkpoint(tmp_path, warn=pytest.fail)
+    assert "\n" not in str(told.value)
+    assert "--force" in str(told.value.hint)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize(("damaged", "keep"), [((8, 9), 2), ((9,), 1), ((9,), 2)])
 def test_what_is_saved_after_damage_outlives_the_damaged(
     tmp_path: Path, damaged: tuple[int, ...], keep: int
 ) -> None:
-    """Two at once, as when the format is another one: the job begins again, and gets somewhere."""
+    """Also when both are damaged: the job begins again, and gets somewhere."""
     for step in damaged:
         for _ in range(2):  # again: what was set aside before gives way
             save(tmp_path, step, {"a": torch.ones(1)})
