@@ -21,6 +21,7 @@ from nanochat_core.job import Job, Result, digests_of, write_json
 from nanochat_core.runtime import interrupt
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.metrics import write_metrics
+from nanochat_core.runtime.process_start import this_process
 from nanochat_core.runtime.sinks import following, may_linger
 
 _PACKAGES = ("nanochat_core", "tasks", "flows", "infra")
@@ -110,9 +111,13 @@ def imported_modules() -> tuple[str, ...]:
 
 
 def _only_worker(job: Job, rank: int) -> IO[Any]:
-    """Wait until an earlier attempt's worker has saved; the lock ends with the process."""
-    lock = (job.directory / f"worker-{rank}.lock").open("w")
+    """Wait until an earlier attempt's worker has saved; the lock ends with the process.
+
+    The file names this process, so that a launcher can end it when it is stuck.
+    """
+    lock = (job.directory / f"worker-{rank}.lock").open("a", encoding="utf-8")
     fcntl.flock(lock, fcntl.LOCK_EX)
+    this_process().write(lock)
     return lock
 
 

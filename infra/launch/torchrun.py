@@ -7,7 +7,6 @@ the kernel's "parent died" signal, which keeps orphans from training on, follows
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import shlex
@@ -15,10 +14,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
+from infra.launch.earlier import earlier_workers_ended
 from infra.launch.hang import Hang, HangWatch, find_place, pulses_of
 from infra.launch.meeting import Meeting
 from nanochat_core.errors import StageError
@@ -79,7 +79,13 @@ def run_job(
     stop = stop or threading.Event()
     job.directory.mkdir(parents=True, exist_ok=True)
     path = job.write()
-    with _earlier_workers_gone(job, on_event):
+
+    def log(text: str) -> None:
+        on_event({"kind": "message", "text": text})
+
+    with earlier_workers_ended(job, log, stop) as ended:
+        if not ended:
+            raise StageInterrupted(f"{job.stage} was not started: the run is being stopped")
         for name in ("result.json", "error.json"):
             (job.directory / name).unlink(missing_ok=True)
         forget_pulses(pulses_of(job))
@@ -95,12 +101,12 @@ def run_job(
             watch.dump_stacks()
             raise _hung(job, hang, is_alone=meeting is None)
 
-    with (job.directory / "worker.log").open("wb") as log:
+    with (job.directory / "worker.log").open("wb") as worker_log:
         returncode = _supervise(
             _command(path, processes, meeting),
             _environment(job, processes, root=root, steps=steps)
             | (meeting.environment() if meeting else {}),
-            log,
+            worker_log,
             look,
             stop,
         )
@@ -161,20 +167,6 @@ def _environment(
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             environment.pop(name, None)
     return environment
-
-
-@contextlib.contextmanager
-def _earlier_workers_gone(job: Job, on_event: OnEvent) -> Generator[None]:
-    """Hold the locks of the directory's workers: those of a killed attempt may still be saving."""
-    with contextlib.ExitStack() as locks:
-        for path in sorted(job.directory.glob("worker-*.lock")):
-            lock = locks.enter_context(path.open("w"))
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                on_event({"kind": "message", "text": "waiting for an earlier attempt to save"})
-                fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _supervise(

@@ -5,13 +5,14 @@ PID namespace and the start in clock ticks since boot, none of which moves when 
 Elsewhere (macOS) it is the start in unix seconds that the kernel stored when the process began.
 """
 
+import json
 import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     import psutil
@@ -25,6 +26,23 @@ class ProcessRef:
 
     pid: int
     start: str  # see `start_of`
+
+    def __str__(self) -> str:
+        return f"process {self.pid}"
+
+    @classmethod
+    def find(cls, path: Path) -> Self | None:
+        """Read a reference from `path`; None if there is none, or it is not whole yet."""
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def write(self, file: IO[str]) -> None:
+        """Replace what a file opened for appending holds."""
+        file.truncate(0)
+        json.dump(asdict(self), file)
+        file.flush()
 
 
 def this_process() -> ProcessRef:

@@ -1,0 +1,80 @@
+"""Wait for the workers that an earlier attempt left behind, and end those that do not end.
+
+A worker whose launcher was killed gets SIGTERM, saves and ends within `SECONDS_TO_SAVE` of
+nanochat_core/runtime/interrupt.py. One that is stuck in C code never runs its signal handler, and
+would hold the job's directory, and its GPU, for ever.
+"""
+
+import contextlib
+import fcntl
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import IO
+
+from nanochat_core.errors import StageError
+from nanochat_core.job import Job
+from nanochat_core.runtime.process_start import ProcessRef, kill
+
+SECONDS_TO_END = 30.0  # more than saving may take, see the module
+_SECONDS_BETWEEN_TRIES = 0.1
+
+
+@contextlib.contextmanager
+def earlier_workers_ended(
+    job: Job, log: Callable[[str], None], stop: threading.Event, *, seconds: float = SECONDS_TO_END
+) -> Generator[bool]:
+    """Hold the locks of the directory's workers; yields False if `stop` was set first.
+
+    A worker that still holds its lock after `seconds` is killed. One that is no process of this
+    boot and PID namespace is only waited for: here its number means another process, or none.
+    Raises StageError if it belongs to another user.
+    """
+    with contextlib.ExitStack() as files:
+        paths = job.directory.glob("worker-*.lock")
+        pending = {path: files.enter_context(path.open("a")) for path in paths}
+        since: dict[ProcessRef | None, float] = {}  # None: a holder that has not written its name
+        while True:
+            for path, file in list(pending.items()):
+                if _try_lock(file):
+                    del pending[path]
+                else:
+                    _look_at_holder(ProcessRef.find(path), since, seconds, log)
+            if not pending or stop.wait(_SECONDS_BETWEEN_TRIES):
+                break
+        yield not pending
+
+
+def _look_at_holder(
+    holder: ProcessRef | None,
+    since: dict[ProcessRef | None, float],
+    seconds: float,
+    log: Callable[[str], None],
+) -> None:
+    """Log a holder when it is first seen, and kill it `seconds` later."""
+    now = time.monotonic()
+    if holder not in since:
+        since[holder] = now
+        of = f"{holder} of " if holder else ""
+        log(f"waiting for {of}an earlier attempt to save")
+    elif holder is not None and now - since[holder] > seconds and _kill(holder):
+        since[holder] = now
+        log(f"killed {holder} of an earlier attempt: it had not ended after {seconds:g} s")
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _kill(holder: ProcessRef) -> bool:
+    try:
+        return kill(holder)
+    except PermissionError as error:
+        raise StageError(
+            f"{holder} of an earlier attempt belongs to another user and does not end",
+            hint=f"as that user: kill -9 {holder.pid}",
+        ) from error

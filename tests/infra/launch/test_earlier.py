@@ -1,0 +1,179 @@
+"""What an earlier attempt left in a job's directory is waited for, and ended when it is stuck."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.launch import torchrun
+from infra.launch.earlier import earlier_workers_ended
+from infra.launch.torchrun import StageInterrupted, run_job
+from nanochat_core.job import Job, Resources
+from nanochat_core.runtime.process_start import start_of
+
+# A signal interrupts no mutex, and Python's handler waits for the call to return.
+STUCK_IN_C = """
+import ctypes, os
+def run(job):
+    mutex = ctypes.create_string_buffer(64)
+    libc = ctypes.CDLL(None)
+    libc.pthread_mutex_lock(mutex)
+    (job.directory / "pid").write_text(str(os.getpid()))
+    libc.pthread_mutex_lock(mutex)
+"""
+LAUNCH = """
+import sys
+from pathlib import Path
+from infra.launch.torchrun import run_job
+from nanochat_core.job import Job
+run_job(Job.read(Path(sys.argv[1])), processes=1, on_event=lambda event: None)
+"""
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print(flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "stuck_entry.py").write_text(STUCK_IN_C)
+    (tmp_path / "quick_entry.py").write_text("def run(job):\n    return {}\n")
+    (tmp_path / "job").mkdir()
+    return job_of(tmp_path, "stuck_entry")
+
+
+def job_of(directory: Path, entry: str) -> Job:
+    return Job(
+        directory=directory / "job",
+        stage="toy",
+        entry=entry,
+        fingerprint="f" * 64,
+        config={},
+        inputs={},
+        resources=Resources(
+            device="cpu",
+            threads=1,
+            device_batch_size=1,
+            save_every_seconds=1.0,
+            eval_every_steps=0,
+        ),
+    )
+
+
+@pytest.fixture
+def holder(job: Job) -> Iterator[subprocess.Popen[bytes]]:
+    """A live process that holds the lock of rank 0 and has not written its name."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(job.directory / "worker-0.lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def wait_for(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_worker_stuck_in_c_code_is_killed_and_the_next_attempt_runs(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCH, str(job.write())])
+    pid_file = job.directory / "pid"
+    wait_for(lambda: pid_file.exists() and pid_file.read_text() != "")
+    worker = int(pid_file.read_text())
+    os.kill(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    monkeypatch.setattr(
+        torchrun, "earlier_workers_ended", partial(earlier_workers_ended, seconds=0.5)
+    )
+    said: list[str] = []
+
+    def note(event: dict[str, Any]) -> None:
+        said.append(event["text"])
+
+    result = run_job(job_of(tmp_path, "quick_entry"), processes=1, on_event=note)
+
+    assert result.status == "finished"
+    assert start_of(worker) is None
+    assert said == [
+        f"waiting for process {worker} of an earlier attempt to save",
+        f"killed process {worker} of an earlier attempt: it had not ended after 0.5 s",
+    ]
+
+
+def test_a_stop_ends_the_wait_for_an_earlier_attempt(
+    job: Job, holder: subprocess.Popen[bytes]
+) -> None:
+    stop = threading.Event()
+    said: list[str] = []
+
+    def stop_then(event: dict[str, Any]) -> None:
+        said.append(event["text"])
+        stop.set()
+
+    with pytest.raises(StageInterrupted, match="toy was not started: the run is being stopped"):
+        run_job(job, processes=1, on_event=stop_then, stop=stop)
+
+    assert said == ["waiting for an earlier attempt to save"]
+    assert holder.poll() is None
+
+
+@pytest.mark.parametrize("elsewhere", ["another process", "another boot"])
+def test_no_process_is_killed_for_having_the_number_of_an_earlier_one(
+    job: Job, holder: subprocess.Popen[bytes], elsewhere: str
+) -> None:
+    start = start_of(holder.pid)
+    assert start is not None
+    other = start_of(os.getpid()) if elsewhere == "another process" else f"x{start}"
+    (job.directory / "worker-0.lock").write_text(json.dumps({"pid": holder.pid, "start": other}))
+    stop = threading.Event()
+    timer = threading.Timer(1.0, stop.set)
+    timer.start()
+    said: list[str] = []
+
+    with earlier_workers_ended(job, said.append, stop, seconds=0.1) as ended:
+        assert not ended
+
+    assert said == [f"waiting for process {holder.pid} of an earlier attempt to save"]
+    assert holder.poll() is None
+
+
+def test_stuck_workers_of_several_ranks_are_waited_for_together(
+    job: Job, holder: subprocess.Popen[bytes]
+) -> None:
+    lock = job.directory / "worker-1.lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as second:
+        assert second.stdout is not None
+        second.stdout.readline()
+        for rank, process in enumerate((holder, second)):
+            record = {"pid": process.pid, "start": start_of(process.pid)}
+            (job.directory / f"worker-{rank}.lock").write_text(json.dumps(record))
+        said: list[str] = []
+
+        with earlier_workers_ended(job, said.append, threading.Event(), seconds=0.3) as ended:
+            assert ended
+
+        assert [line.split()[0] for line in said] == ["waiting", "waiting", "killed", "killed"]
+        assert (holder.wait(), second.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
