@@ -35,8 +35,7 @@ def main():
     fault = ""
     try:
         _set_limits(order["limits"])
-        if "confine" in order:
-            globals()["confine"](order["confine"])  # of tasks.sandbox_confine, handed over with us
+        globals()["confine"](order["confine"])  # of tasks.sandbox_confine, handed over with us
         ROLES[order["role"]](order)
     except BaseException as error:  # noqa: BLE001 (SystemExit too: the check was not reached)
         fault = "! " + ": ".join(filter(None, described(error)))

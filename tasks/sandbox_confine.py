@@ -1,20 +1,22 @@
-"""How a process walls itself in where bubblewrap cannot: another user, Landlock, a filter of calls.
+"""How a process confines itself before it runs a program: another user, Landlock, seccomp.
 
-Runs inside the interpreter that is to run a program, before the program does; handed over like
-`sandbox_child`, so it imports nothing of ours. Each step either worked or raises OSError.
+Runs inside the interpreter that is to run the program; handed over like `sandbox_child`, so it
+imports nothing of ours. Each step either worked or raises OSError.
 
     user      root becomes a user that owns nothing                        (setresuid)
     parent    the process dies with the thread that started it             (PR_SET_PDEATHSIG)
     rights    nothing that is run gives rights                             (PR_SET_NO_NEW_PRIVS)
-    files     all are out of reach but those to read, and none is written  (Landlock, Linux 5.13)
-    calls     see sandbox_syscalls                                         (seccomp)
+    files     all are out of reach but those to read                       (Landlock, Linux 5.13)
+    calls     only those of an allow-list                                  (seccomp)
 
-A program that is held this way still sees by name which files exist and what the machine is called,
-and has nowhere to write a file.
+Under bubblewrap, which has changed the user and hidden the files, the other three are left.
+A program that only Landlock holds still sees by name which files exist and what the machine is
+called, and has nowhere to write a file.
 """
 
 import ctypes
 import posix
+import select
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SECCOMP_FILTER = 2
@@ -24,24 +26,25 @@ _ASK_VERSION = 1
 _BENEATH = 1  # a rule about a folder and all in it
 _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
 # Rights on files by version: 13 at first, then moving between folders, truncating, ioctl.
-_NUM_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+_NUM_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 _TCP = 3  # binding and connecting
 _SCOPES = 3  # of sockets without a file, and of signals
 
 
 def landlock_version():
-    """The version of Landlock that this kernel has, 0 for none."""
+    """Return the version of Landlock that this kernel has, 0 for none."""
     libc = ctypes.CDLL(None, use_errno=True)
     return max(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION), 0)
 
 
 def confine(order):
-    """Does all of the above with this process. `order` has
+    """Do all of the above with this process. `order` has
 
     user      the number to become, or null to stay who one is
-    parent    the number of the process that has to live
-    readable  the files and folders to leave in reach; null to do without Landlock
-    filter    that of the system calls, in hexadecimal digits; null to do without
+    landlock  the version of it to use, 0 to do without
+    readable  the files and folders that it leaves in reach
+    filter    that of the system calls, in hexadecimal digits
+    own       what stands in it for the number of this process, in hexadecimal digits
     """
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -56,20 +59,23 @@ def confine(order):
         posix.setresgid(*[order["user"]] * 3)
         posix.setresuid(*[order["user"]] * 3)
     must(libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0))
-    if posix.getppid() != order["parent"]:  # it died before we asked
+    # The parent may have died before we asked. It holds the other end of standard input while it
+    # lives, and bubblewrap lets us start only after it asked for its own end.
+    parent = select.poll()
+    parent.register(0, 0)
+    if parent.poll(0):
         posix._exit(1)
     must(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    if order["readable"] is not None:
-        _landlock(libc, must, order["readable"])
-    if order["filter"] is not None:
-        code = bytes.fromhex(order["filter"])
-        kept = ctypes.create_string_buffer(code, len(code))
-        program = _FilterProgram(len(code) // 8, ctypes.addressof(kept))
-        must(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, ctypes.byref(program), 0, 0))
+    if order["landlock"]:
+        _landlock(libc, must, order["landlock"], order["readable"])
+    own = posix.getpid().to_bytes(4, "little")
+    code = bytes.fromhex(order["filter"]).replace(bytes.fromhex(order["own"]), own)
+    kept = ctypes.create_string_buffer(code, len(code))
+    program = _FilterProgram(len(code) // 8, ctypes.addressof(kept))
+    must(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, ctypes.byref(program), 0, 0))
 
 
-def _landlock(libc, must, readable):
-    version = landlock_version()
+def _landlock(libc, must, version, readable):
     rights = (1 << _NUM_RIGHTS.get(version, 16)) - 1
     rules = _Ruleset(rights, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8

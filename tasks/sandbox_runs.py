@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tasks.sandbox_ways import Way, command_of, message, open_filter, order_for
+from tasks.sandbox_ways import Way, command_of, message, order_for
 
 OUTPUT_KEPT = 64 << 10  # bytes
 OUTPUT_AT_MOST = 8 << 20  # bytes; a program that prints more is ended
 
 _LOOK_FOR_STOP = 0.05  # seconds
-_GONE_AFTER = 10.0  # seconds that killed processes get to be gone, before it counts as a defect
+_GONE_AFTER = 10.0  # seconds that killed processes get to be gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def run_in(
     if stop is not None and stop.is_set():
         return Verdict(passed=False, timed_out=False, output="", reason="stopped")
     nonce = secrets.token_hex(16)
-    with _Processes(way, seconds=seconds, memory_mb=memory_mb) as processes:
+    with _Processes(way) as processes:
         verdict, verdict_end = processes.pipe()
         output, output_end = processes.pipe()
         if check is None:
@@ -69,20 +69,19 @@ def run_in(
                 ({**tester, "verdict": verdict_end}, subprocess.DEVNULL),
                 ({**candidate, "program": program}, output_end),
             ]
-        inputs: dict[int, bytes] = {}
-        for order, prints_to in orders:
-            stdin_end, first = processes.start(order, prints_to)
-            inputs[stdin_end] = message({**first, **order}, nonce)
+        first = order_for(way, seconds=seconds, memory_mb=memory_mb)
+        inputs = {
+            processes.start(order, prints_to): message({**first, **order}, nonce)
+            for order, prints_to in orders
+        }
         return _judge(processes, inputs, verdict, output, nonce, seconds, stop)
 
 
 class _Processes:
     """The sandboxes of one run and our ends of their pipes; all gone when left."""
 
-    def __init__(self, way: Way, *, seconds: float, memory_mb: int) -> None:
+    def __init__(self, way: Way) -> None:
         self._way = way
-        self._seconds = seconds
-        self._memory_mb = memory_mb
         self._started: list[subprocess.Popen[bytes]] = []
         self._open: set[int] = set()
 
@@ -105,20 +104,16 @@ class _Processes:
         self._open.discard(fd)
         os.close(fd)
 
-    def start(self, order: Mapping[str, object], prints_to: int) -> tuple[int, dict[str, object]]:
-        """Starts a sandbox that an order is for, with the pipes that it names.
+    def start(self, order: Mapping[str, object], prints_to: int) -> int:
+        """Start a sandbox that an order is for, with the pipes that it names.
 
-        Gives the end of its standard input, and what the order has to begin with. Ends that were
-        handed over are closed on our side, so that a reader sees the last writer go.
+        Returns the end of its standard input, which stays open: it shows that this process lives.
+        Ends that were handed over are closed on our side, so that a reader sees the last writer go.
         """
         stdin, stdin_end = self.pipe()
-        filter_fd = open_filter(self._way)
         ends = [end for end in order.values() if isinstance(end, int)]
-        if filter_fd is not None:
-            self._open.add(filter_fd)
-            ends.append(filter_fd)
         process = subprocess.Popen(
-            command_of(self._way, filter_fd=filter_fd),
+            command_of(self._way),
             stdin=stdin,
             stdout=prints_to,
             stderr=prints_to,
@@ -131,9 +126,7 @@ class _Processes:
         for end in (stdin, prints_to, *ends):
             if end in self._open:
                 self.close(end)
-        return stdin_end, order_for(
-            self._way, process=process.pid, seconds=self._seconds, memory_mb=self._memory_mb
-        )
+        return stdin_end
 
     def exit_status(self) -> int | None:
         """That of the sandbox started last, where it ends by itself within a second.
@@ -168,7 +161,6 @@ def _judge(
 ) -> Verdict:
     told, printed = bytearray(), bytearray()
     decided = _exchange(
-        processes,
         inputs,
         {verdict: told, output: printed},
         until=lambda open_ends: verdict not in open_ends or b"\n" in told or len(told) > 1000,
@@ -180,8 +172,10 @@ def _judge(
     too_much = len(printed) > OUTPUT_AT_MOST
     status = processes.exit_status() if decided and not told and not too_much else None
     processes.kill()
-    _drain((verdict, output))
-    if passed:
+    if not _drained((verdict, output)):
+        passed = False
+        reason = f"its pipes are still open {_GONE_AFTER:g} s after its processes were killed"
+    elif passed:
         reason = "passed"
     elif too_much:
         reason = f"ended: printed more than {OUTPUT_AT_MOST >> 20} MiB"
@@ -202,7 +196,6 @@ def _judge(
 
 
 def _exchange(
-    processes: _Processes,
     inputs: Mapping[int, bytes],
     outputs: Mapping[int, bytearray],
     *,
@@ -234,7 +227,6 @@ def _exchange(
                     left[key.fd] = _write_some(key.fd, left[key.fd])
                     if not left[key.fd]:
                         selector.unregister(key.fd)
-                        processes.close(key.fd)
                 elif data := os.read(key.fd, 1 << 16):
                     outputs[key.fd].extend(data)
                 else:
@@ -253,15 +245,20 @@ def _write_some(fd: int, data: memoryview) -> memoryview:
         return data[:0]
 
 
-def _drain(fds: Sequence[int]) -> None:
-    """Waits until nobody holds the other ends: then no process of the run is left."""
+def _drained(fds: Sequence[int]) -> bool:
+    """Wait until no process holds the other ends; False if one still does, outside of any sandbox.
+
+    Each process of the run has been killed by then.
+    """
     deadline = time.monotonic() + _GONE_AFTER
     with selectors.DefaultSelector() as selector:
         for fd in fds:
             selector.register(fd, selectors.EVENT_READ)
         while selector.get_map():
             remaining = deadline - time.monotonic()
-            assert remaining > 0, f"a killed sandbox is not gone after {_GONE_AFTER:g} s"
+            if remaining <= 0:
+                return False
             for key, _ in selector.select(remaining):
                 if not os.read(key.fd, 1 << 16):
                     selector.unregister(key.fd)
+    return True

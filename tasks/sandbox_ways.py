@@ -5,9 +5,8 @@ without a network, without another process, without /proc and /dev. Started by r
 user that owns nothing comes *before* bubblewrap: with root outside, what slips in of root's is
 root's inside, above all the kernel's switches under /proc/sys.
 
-Where bubblewrap is missing or user namespaces are forbidden, as in many containers, the process
-walls itself in with what needs no rights (see sandbox_confine): Landlock, a filter of system calls
-that also refuses threads, and limits. Whatever of this the kernel does not have is left out.
+Where bubblewrap is missing or user namespaces are forbidden, as in many containers, Landlock keeps
+files out of reach. Both ways, the process confines itself further (see sandbox_confine).
 """
 
 import functools
@@ -26,15 +25,15 @@ from typing import Any, Literal
 
 from tasks import sandbox_child, sandbox_confine
 from tasks.base import TaskError
-from tasks.sandbox_syscalls import MACHINES, syscall_filter
+from tasks.sandbox_syscalls import OWN_NUMBER, syscall_filter
 
-USER = 61234  # and group, of what root starts: nobody's, so that no file and no process is its own
+USER = 61234  # and group, of what root starts: no file and no process is this user's own
 TMP_BYTES = 32 << 20
 NUM_PROCESSES = 8  # threads, under bubblewrap, whose own first process counts
 NUM_OPEN_FILES = 64
 FILE_BYTES = 16 << 20
 
-Kind = Literal["bubblewrap", "landlock", "limits"]
+Kind = Literal["bubblewrap", "landlock"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,24 +43,19 @@ class Way:
     kind: Kind
     python: str
     compiled: bool  # whether that interpreter reads what ours compiles
-    before: tuple[str, ...] = ()  # the command up to the filter: dropping rights, bubblewrap
-    filtered: bool  # whether system calls are
-    user: int | None = None  # whom a process that walls itself in becomes
-    readable: tuple[str, ...] | None = None  # to such a process; None: Landlock is not there
+    before: tuple[str, ...] = ()  # the command before the interpreter: dropping rights, bubblewrap
+    user: int | None = None  # whom a process that confines itself becomes
+    landlock: int = 0  # the version to use
+    readable: tuple[str, ...] = ()  # with Landlock
 
 
-def command_of(way: Way, *, filter_fd: int | None) -> list[str]:
-    """The command that starts an interpreter in a sandbox, which waits for its order.
-
-    `filter_fd` is that of `open_filter` for bubblewrap, handed over under the same number.
-    """
-    walls = [*way.before, *(["--seccomp", str(filter_fd)] if filter_fd is not None else [])]
-    python = [way.python, "-I", "-S", "-B", "-X", "utf8", "-c", _code(way.kind, way.compiled)]
-    return [*walls, *(["--"] if walls else []), *python]
+def command_of(way: Way) -> list[str]:
+    """Return the command that starts an interpreter in a sandbox, which waits for its order."""
+    return [*way.before, way.python, "-I", "-S", "-B", "-X", "utf8", "-c", _code(way.compiled)]
 
 
-def order_for(way: Way, *, process: int, seconds: float, memory_mb: int) -> dict[str, Any]:
-    """What each process of a sandbox has to do before all else; `process` is its number."""
+def order_for(way: Way, *, seconds: float, memory_mb: int) -> dict[str, Any]:
+    """Return what each process of a sandbox has to do before all else."""
     limits = {
         "RLIMIT_CORE": 0,
         "RLIMIT_CPU": math.ceil(seconds) + 1,
@@ -70,27 +64,17 @@ def order_for(way: Way, *, process: int, seconds: float, memory_mb: int) -> dict
         "RLIMIT_NOFILE": NUM_OPEN_FILES,
         "RLIMIT_MEMLOCK": 0,
     }
-    if way.kind == "bubblewrap":  # where it counts the threads of this sandbox only
-        return {"limits": {**limits, "RLIMIT_NPROC": NUM_PROCESSES}}
-    machine = os.uname().machine
+    namespaces = way.kind == "bubblewrap"  # where it counts the threads of this sandbox only
+    if namespaces:
+        limits["RLIMIT_NPROC"] = NUM_PROCESSES
     confine = {
         "user": way.user,
-        "parent": os.getpid(),
+        "landlock": way.landlock,
         "readable": way.readable,
-        "filter": syscall_filter(machine, alone=process).hex() if way.filtered else None,
+        "filter": syscall_filter(os.uname().machine, own_files_and_threads=namespaces).hex(),
+        "own": OWN_NUMBER.to_bytes(4, "little").hex(),
     }
     return {"limits": limits, "confine": confine}
-
-
-def open_filter(way: Way) -> int | None:
-    """The reading end of a pipe with the filter for one start of bubblewrap; None without one."""
-    if way.kind != "bubblewrap" or not way.filtered:
-        return None
-    data = syscall_filter(os.uname().machine)
-    reading, writing = os.pipe()
-    os.write(writing, data)  # a few KiB: fits
-    os.close(writing)
-    return reading
 
 
 def programs() -> Mapping[str, str | None]:
@@ -100,14 +84,18 @@ def programs() -> Mapping[str, str | None]:
 
 
 def ways(found: Mapping[str, str | None]) -> Iterator[Way | str]:
-    """All ways, the strongest first; for one that cannot be, the reason instead.
+    """Yield all ways, the strongest first; for one that cannot be, the reason instead.
 
-    Raises TaskError when there is no interpreter for it.
+    Raises TaskError when there is no filter for this processor, or no interpreter.
     """
+    if sys.platform != "linux":
+        raise TaskError(
+            f"model-written code runs in a sandbox only, and there is none for {sys.platform}"
+        )
+    syscall_filter(os.uname().machine, own_files_and_threads=False)
     as_root = os.geteuid() == 0
     python, folders = _interpreter(as_user=not as_root)
     compiled = _reads_our_bytecode(python)
-    known = os.uname().machine in MACHINES
     missing = [name for name, path in found.items() if path is None]
     if missing:
         yield f"{' and '.join(missing)} not installed"
@@ -118,35 +106,27 @@ def ways(found: Mapping[str, str | None]) -> Iterator[Way | str]:
             rights = "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"
             drop = (str(found["setpriv"]), *user, *rights, "--")
         bwrap = str(found["bwrap"])
-        yield Way(
-            kind="bubblewrap",
-            python=python,
-            compiled=compiled,
-            before=(*drop, bwrap, *_options(bwrap, folders)),
-            filtered=known,
-        )
-    user = USER if as_root else None
-    readable = tuple(path for path in ("/usr", "/lib", "/lib64", *folders) if os.path.exists(path))
-    if sandbox_confine.landlock_version() == 0:
+        before = (*drop, bwrap, *_options(bwrap, folders), "--")
+        yield Way(kind="bubblewrap", python=python, compiled=compiled, before=before)
+    version = sandbox_confine.landlock_version()
+    if version == 0:
         yield "Landlock is not in this kernel, or not allowed"
-    else:
-        yield Way(
-            kind="landlock",
-            python=python,
-            compiled=compiled,
-            filtered=known,
-            user=user,
-            readable=readable,
-        )
-    for filtered in [True, False] if known else [False]:
-        yield Way(kind="limits", python=python, compiled=compiled, filtered=filtered, user=user)
+        return
+    readable = tuple(path for path in ("/usr", "/lib", "/lib64", *folders) if os.path.exists(path))
+    yield Way(
+        kind="landlock",
+        python=python,
+        compiled=compiled,
+        user=USER if as_root else None,
+        landlock=version,
+        readable=readable,
+    )
 
 
 @functools.cache
-def _code(kind: Kind, compiled: bool) -> str:
-    """What `python -c` is given: the modules that run inside, compiled where that can be read."""
-    modules = [sandbox_child] if kind == "bubblewrap" else [sandbox_confine, sandbox_child]
-    sources = [Path(module.__file__ or "").read_text() for module in modules]
+def _code(compiled: bool) -> str:
+    """Return what `python -c` is given: what runs inside, compiled where that can be read."""
+    sources = [Path(m.__file__ or "").read_text() for m in (sandbox_confine, sandbox_child)]
     if not compiled:
         return "\n".join(sources)
     code = [compile(source, "<sandbox>", "exec", optimize=2) for source in sources]
@@ -198,17 +178,17 @@ def _options(bwrap: str, folders: Sequence[str]) -> tuple[str, ...]:
     options += ["--cap-drop", "ALL", "--clearenv", "--hostname", "sandbox"]
     if "--disable-userns" in known:  # since 0.8
         options.append("--disable-userns")
-    for name in ("/usr", *folders):
+    if "--size" in known:  # since 0.7; a folder without a limit would be one without end
+        options += ["--size", str(TMP_BYTES), "--tmpfs", "/tmp"]
+    else:
+        options += ["--dir", "/tmp"]
+    for name in ("/usr", *folders):  # after /tmp, below which the interpreter may lie
         options += ["--ro-bind", name, name]
     for name in ("/bin", "/lib", "/lib64"):  # links into /usr on most systems
         if os.path.islink(name):
             options += ["--symlink", os.readlink(name), name]
         elif os.path.isdir(name):
             options += ["--ro-bind", name, name]
-    if "--size" in known:  # since 0.7; a folder without a limit would be one without end
-        options += ["--size", str(TMP_BYTES), "--tmpfs", "/tmp"]
-    else:
-        options += ["--dir", "/tmp"]
     return (*options, "--chdir", "/tmp", "--remount-ro", "/")
 
 

@@ -3,7 +3,8 @@
 Nothing here does harm where it is let: files are opened, not written, signals are number 0, and
 what the kernel is asked to do has arguments that it refuses from anyone. Words in capitals are
 replaced by what the test made: a FILE that anyone may write, the TEST's process, a PORT and a
-SOCKET that listen, a MARK to find processes by.
+SOCKET that listen, a socket for datagrams at DGRAM, a segment of SHARED memory, SEMAPHORES, a QUEUE
+of messages, another queue named NAMED, a MARK to find processes by.
 """
 
 # Each passes if the attempt is refused. Outside the sandbox those marked "control" do not.
@@ -19,6 +20,9 @@ def refused(attempt, *kinds):
     assert result == -1, "escaped"
 def call(x86, arm64, *arguments):
     return libc.syscall(arm64 if arm else x86, *arguments)
+def send(call):
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    call(a, 'DGRAM')
 """
 ATTEMPTS = {
     "control: open a file of the host": "refused(lambda: open('FILE'))",
@@ -163,7 +167,65 @@ ATTEMPTS = {
     "    libc.semctl(n, 0, 0)\n    return n\nrefused(get)",
     "control: get a queue of messages": "def get():\n    n = call(68, 186, 0, 0o1600)\n"
     "    libc.msgctl(n, 0, None)\n    return n\nrefused(get)",
-    "open a queue by name": "refused(lambda: call(240, 180, b'x', 0o102, 0o600, None))",
+    "control: write to the test's shared memory": "libc.shmat.restype = ctypes.c_ssize_t\n"
+    "def write():\n    at = libc.shmat(SHARED, None, 0)\n    if at != -1:\n"
+    "        ctypes.memmove(at, b'overwritten', 11)\n    return at\nrefused(write)",
+    "control: ask about the test's shared memory": "refused(lambda: "
+    "libc.shmctl(SHARED, 2, ctypes.create_string_buffer(256)))",
+    "detach shared memory": "refused(lambda: call(67, 197, 0))",
+    "control: raise the test's semaphore": "one = (ctypes.c_short * 3)(0, 1, 0o4000)\n"
+    "refused(lambda: libc.semop(SEMAPHORES, one, 1))",
+    "control: raise it with a time limit": "one = (ctypes.c_short * 3)(0, 1, 0o4000)\n"
+    "refused(lambda: libc.semtimedop(SEMAPHORES, one, 1, None))",
+    "control: read the test's semaphore": "refused(lambda: libc.semctl(SEMAPHORES, 0, 12))",
+    "control: send to the test's queue": "message = (ctypes.c_long * 2)(1, 0)\n"
+    "refused(lambda: libc.msgsnd(QUEUE, message, 8, 0o4000))",
+    "control: receive from the test's queue": "message = (ctypes.c_long * 9)(1, 0)\n"
+    "refused(lambda: libc.msgrcv(QUEUE, message, 64, 1, 0o14000))",
+    "control: ask about the test's queue": "refused(lambda: "
+    "libc.msgctl(QUEUE, 2, ctypes.create_string_buffer(256)))",
+    "control: open the test's queue by name": "refused(lambda: "
+    "call(240, 180, b'NAMED', 0, 0, None))",
+    "control: remove the test's queue by name": "refused(lambda: call(241, 181, b'NAMED'))",
+    "send to and receive from queues by number": "for n in ((242, 182), (243, 183), (244, 184), "
+    "(245, 185)):\n    refused(lambda: call(*n, -1, None, 0, 0, None))",
+    "control: connect a pair to a socket of the host": "refused(lambda: send("
+    "socket.socket.connect))",
+    "control: send a datagram to a socket of the host": "refused(lambda: send("
+    "lambda s, to: s.sendto(b'x', to)))",
+    "control: send a message to a socket of the host": "refused(lambda: send("
+    "lambda s, to: s.sendmsg([b'x'], [], 0, to)))",
+    "control: send several messages to a socket of the host": "import struct\n"
+    "def several(s, to):\n"
+    "    name = struct.pack('=H108s', 1, to.encode())\n"
+    "    kept = ctypes.create_string_buffer(name, len(name))\n"
+    "    head = (ctypes.c_uint64 * 8)(ctypes.addressof(kept), len(name))\n"
+    "    if call(307, 269, s.fileno(), ctypes.byref(head), 1, 0) == -1: raise OSError\n"
+    "refused(lambda: send(several))",
+    "control: hand a pipe to a socket of the host": "import array\ndef hand(s, to):\n"
+    "    end = array.array('i', [os.pipe()[0]])\n"
+    "    s.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, end)], 0, to)\n"
+    "refused(lambda: send(hand))",
+    "control: hand a pipe to itself": "import array\ndef hand():\n"
+    "    a, b = socket.socketpair()\n    end = array.array('i', [os.pipe()[0]])\n"
+    "    a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, end)])\nrefused(hand)",
+    "control: give a pair's end a name": "refused(lambda: send("
+    "lambda s, to: s.bind(chr(0) + 'SOCKET-%d' % os.getpid())))",
+    "control: outlive the test": "refused(lambda: libc.prctl(1, 0, 0, 0, 0))",
+    "control: take contexts of the kernel's input and output": "taken = ctypes.c_ulong(0)\n"
+    "refused(lambda: call(206, 0, 1, ctypes.byref(taken)))",
+    "write all disks": "refused(lambda: call(162, 81))",
+    "write one disk": "root = os.open('/usr', os.O_RDONLY)\n"
+    "refused(lambda: call(306, 267, -1) if root < 0 else call(306, 267, root))",
+    "open a file by the newer call": "how = (ctypes.c_uint64 * 3)(0o1000, 0, 0)\n"
+    "refused(lambda: libc.syscall(437, -100, b'/usr', how, 24))",
+    "control: lock a file of the host": "import fcntl\n"
+    "def lock():\n    with open('/usr/bin/env', 'rb') as f: fcntl.lockf(f, fcntl.LOCK_SH)\n"
+    "refused(lock)",
+    "control: take a big pipe": "import fcntl\na, b = os.pipe()\n"
+    "refused(lambda: fcntl.fcntl(a, 1031, 1 << 20))",
+    "control: change what programs may expect of the machine": "refused(lambda: "
+    "libc.personality(0x20000 | libc.personality(0xffffffff)))",
     "lock memory": "refused(lambda: libc.mlockall(3))",
     "take huge pages": "import mmap\nrefused(lambda: mmap.mmap(-1, 1 << 30, flags=0x40022))",
     "take memory without a reserve": "import mmap\n"

@@ -9,7 +9,7 @@ from tasks import humaneval, registry
 from tasks.base import TaskError
 from tasks.sandbox import run_untrusted
 from tasks.sandbox_pool import run_all, usable_cpus
-from tests.tasks.sandbox_campaign import CHECK, WRONG
+from tests.campaigns.security.sandbox import CHECK, WRONG
 from tests.tasks.sandbox_forgeries import RIGHT
 
 LIMITS = {"seconds": 20.0, "memory_mb": 512}

@@ -1,16 +1,18 @@
-"""All that is tried against the sandbox, in one go: `python -m tests.tasks.sandbox_campaign`.
+"""Everything that is tried against the sandbox, under each wall, as an ordinary user.
 
-Prints what got through, then a summary; exits with 1 when anything did. With `--without bubblewrap`
-the sandbox is made of what is left. It needs nothing but the standard library, so that any user can
-run a copy of it.
+`run` copies this module and what it imports, all of it standard library, to where that user can
+read it, and runs `python -m tests.campaigns.security.sandbox` there once for each wall.
 """
 
-import argparse
 import contextlib
+import ctypes
+import dataclasses
+import json
 import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from tasks import sandbox_runs, sandbox_ways
 from tasks.sandbox import Check, protections, run_untrusted
+from tests.campaigns.security.rows import Row
 from tests.tasks.sandbox_corpus import ATTEMPTS, ENDED, LET_WITHOUT_NAMESPACES, REFUSED
 from tests.tasks.sandbox_forgeries import DECEIVED, EXHAUSTING, FORGED, HONEST, NEED_NAMESPACES
 
@@ -31,13 +34,18 @@ def check(candidate):
 """
 CHECK = Check(setup="def add(a, b):\n    '''The sum.'''\n", test=TESTS, entry_point="add")
 WRONG = "def add(a, b): return 0"
+ROOT = Path(__file__).parents[3]
+COPIED = ("tasks/*.py", "tests/tasks/sandbox_*.py", "tests/campaigns/security/*.py")
+WALLS = ("bubblewrap", "landlock")
+ORDINARY_USER = 65534
+NO_SUCH_WALL = 3  # exit status
 SECONDS = 0.4  # for what does not end
 SECONDS_TO_END = 30.0  # for what ends by itself, on a machine that is busy
 
 
 @contextlib.contextmanager
 def things_of_the_host() -> Iterator[Callable[[str], str]]:
-    """Makes what programs try to reach; gives what replaces the words in capitals by it."""
+    """Make what programs try to reach; yield what replaces the words in capitals by it."""
     folder = Path(tempfile.mkdtemp(prefix="sandbox-"))  # in reach of other users too
     folder.chmod(0o755)
     file = folder / "file"
@@ -46,15 +54,24 @@ def things_of_the_host() -> Iterator[Callable[[str], str]]:
     opened = os.open(file, os.O_RDONLY)
     os.dup2(opened, 57, inheritable=True)
     os.environ["SANDBOX_SECRET"] = "1"
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as unix:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as unix,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
+        objects_of_ipc(folder.name) as objects,
+    ):
         unix.bind(f"\0{folder}")
         unix.listen()
+        datagrams.bind(str(folder / "datagrams"))
+        (folder / "datagrams").chmod(0o666)
         words = {
             "FILE": str(file),
             "HOME": str(Path.home()),
             "TEST": str(os.getpid()),
             "PORT": str(server.getsockname()[1]),
             "SOCKET": str(folder),
+            "DGRAM": str(folder / "datagrams"),
+            **objects,
             "INHERITED": "57",
             "USER": str(sandbox_ways.USER if os.geteuid() == 0 else os.geteuid()),
             "MARK": f"3600.{time.time_ns()}",
@@ -65,6 +82,33 @@ def things_of_the_host() -> Iterator[Callable[[str], str]]:
     os.close(opened)
     os.close(57)
     shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def objects_of_ipc(name: str) -> Iterator[dict[str, str]]:
+    """Make a System V segment, semaphore and queue, and a POSIX queue, that anyone may use."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    shared = libc.shmget(0, 4096, 0o1666)
+    semaphores = libc.semget(0, 1, 0o1666)
+    queue = libc.msgget(0, 0o1666)
+    libc.msgsnd(queue, (ctypes.c_long * 2)(1, 0), 8, 0)
+    mask = os.umask(0)
+    named = libc.mq_open(f"/{name}".encode(), os.O_CREAT | os.O_RDWR, 0o666, None)
+    os.umask(mask)
+    assert min(shared, semaphores, queue, named) >= 0, os.strerror(ctypes.get_errno())
+    try:
+        yield {
+            "SHARED": str(shared),
+            "SEMAPHORES": str(semaphores),
+            "QUEUE": str(queue),
+            "NAMED": name,
+        }
+    finally:
+        libc.shmctl(shared, 0, None)
+        libc.semctl(semaphores, 0, 0)
+        libc.msgctl(queue, 0, None)
+        libc.mq_unlink(f"/{name}".encode())
+        os.close(named)
 
 
 def processes_of(mark: str) -> list[str]:
@@ -86,7 +130,7 @@ def gone_wrong(name: str, fill: Callable[[str], str]) -> str:
     if kind == "attempt":
         if not namespaces and name in LET_WITHOUT_NAMESPACES:
             return ""
-        verdict = run_untrusted(REFUSED + fill(ATTEMPTS[name]), seconds=SECONDS_TO_END)
+        verdict = run_untrusted(fill(REFUSED + ATTEMPTS[name]), seconds=SECONDS_TO_END)
         return "" if verdict.passed else verdict.reason
     if kind == "ended":
         program, reason = ENDED[name]
@@ -129,28 +173,55 @@ def names() -> list[str]:
     return [f"{kind}/{name}" for kind, programs in corpus.items() for name in programs]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--without", choices=["bubblewrap"], help="what not to use")
-    parser.add_argument("--workers", type=int, default=2)
-    arguments = parser.parse_args()
-    if arguments.without:
-        os.environ["PATH"] = "/nowhere"
-    found = protections()
-    started = time.monotonic()
-    with things_of_the_host() as fill, ThreadPoolExecutor(arguments.workers) as pool:
-        todo = names()
-        wrong = list(pool.map(lambda name: gone_wrong(name, fill), todo))
-        left = processes_of(fill("MARK"))
-    for name, what in zip(todo, wrong, strict=True):
-        if what:
-            print(f"{name}: {what}")  # noqa: T201
-    count = sum(map(bool, wrong))
-    print(  # noqa: T201
-        f"{found.kind}, user {os.geteuid()}: {count} of {len(todo)} went wrong, {len(left)} "
-        f"processes left, {time.monotonic() - started:.0f} s; missing: {found.missing or 'nothing'}"
+def run() -> list[Row]:
+    """Try everything under each wall, as user 65534 when this is root."""
+    with tempfile.TemporaryDirectory(prefix="sandbox-") as copy:
+        rows = (run_copy(Path(copy), wall, ORDINARY_USER) for wall in WALLS)
+        return [row for row in rows if row is not None]
+
+
+def run_copy(copy: Path, wall: str, user: int) -> Row | None:
+    """Try everything under one wall, as `user` if this is root; None without that wall here."""
+    for path in [p for pattern in COPIED for p in ROOT.glob(pattern)]:
+        target = copy / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    command = [sys.executable]
+    if os.geteuid() == 0 and user != 0:
+        who = f"--reuid={user}", f"--regid={user}", "--clear-groups"
+        command = ["setpriv", *who, "--", "/usr/bin/python3"]
+    subprocess.run(["chmod", "-R", "a+rX", copy], check=True)
+    done = subprocess.run(
+        [*command, "-B", "-m", __spec__.name, wall], cwd=copy, stdout=subprocess.PIPE, text=True
     )
-    return 1 if count or left else 0
+    if done.returncode == NO_SUCH_WALL:
+        return None
+    done.check_returncode()
+    row = json.loads(done.stdout)
+    return Row(**{**row, "got_through": tuple(row["got_through"])})
+
+
+def main() -> int:
+    """Try everything under the wall that the command line names; print a row as JSON."""
+    wall = sys.argv[1]
+    if wall != "bubblewrap":
+        os.environ["PATH"] = "/nowhere"  # so that bubblewrap is not found
+    if protections().kind != wall:
+        return NO_SUCH_WALL
+    started = time.monotonic()
+    with things_of_the_host() as fill, ThreadPoolExecutor(2) as pool:
+        todo = names()
+        wrong = pool.map(lambda name: gone_wrong(name, fill), todo)
+        through = [f"{name}: {what}" for name, what in zip(todo, wrong, strict=True) if what]
+        through += [f"process {number} is left" for number in processes_of(fill("MARK"))]
+    row = Row(
+        part=f"sandbox, {wall}, user {os.geteuid()}",
+        attempts=len(todo),
+        got_through=tuple(through),
+        seconds=time.monotonic() - started,
+    )
+    print(json.dumps(dataclasses.asdict(row)))
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,218 @@
+"""What each wall holds under conditions that the corpus cannot bring about."""
+
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks import sandbox, sandbox_confine, sandbox_pool, sandbox_runs, sandbox_ways
+from tasks.sandbox import Check, protections
+from tasks.sandbox_runs import run_in
+from tests.tasks.sandbox_corpus import REFUSED
+
+ROOT = Path(__file__).parents[2]
+LIMITS = {"check": None, "seconds": 60.0, "memory_mb": 512, "stop": None}
+FOUND = {
+    way.kind: way for way in sandbox_ways.ways(sandbox_ways.programs()) if not isinstance(way, str)
+}
+wall = pytest.mark.parametrize("kind", FOUND)
+
+
+def allow_all(machine, *, own_files_and_threads):
+    return struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)
+
+
+@pytest.fixture
+def folder():
+    """A folder in which the sandbox's user may do everything."""
+    path = Path(tempfile.mkdtemp(prefix="sandbox-"))
+    path.chmod(0o777)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def file(folder):
+    path = folder / "file"
+    path.write_text("of the host")
+    path.chmod(0o666)
+    return path
+
+
+def older_landlock(monkeypatch, version, folder):
+    """The wall without bubblewrap as an older kernel has it, with a folder in reach to read."""
+    if sandbox_confine.landlock_version() < version:
+        pytest.skip("this kernel's Landlock is older")
+    monkeypatch.setattr(sandbox_confine, "landlock_version", lambda: version)
+    way = list(sandbox_ways.ways({"bwrap": None}))[-1]
+    assert way.landlock == version
+    return replace(way, readable=(*way.readable, str(folder)))
+
+
+TRUNCATE = "os.close(os.open('{file}', os.O_RDONLY | os.O_TRUNC))"
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 5])
+def test_under_an_older_landlock_files_and_sockets_are_out_of_reach(
+    version, monkeypatch, folder, file
+):
+    way = older_landlock(monkeypatch, version, folder)
+    name = f"\0{folder}"
+    attempts = [
+        f"open('{file}').read(1)\nrefused(lambda: {TRUNCATE.format(file=file)})",
+        f"refused(lambda: os.truncate('{file}', 0))",
+        f"refused(lambda: os.truncate(os.open('{file}', 0), 0))",
+        f"refused(lambda: os.link('{file}', '{file}2'))",
+        f"refused(lambda: os.rename('{file}', '{file}2'))",
+        f"refused(lambda: os.kill({os.getpid()}, 0))",
+        f"a, b = socket.socketpair(type=socket.SOCK_DGRAM)\nrefused(lambda: a.connect({name!r}))",
+    ]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
+        there.bind(name)
+        for attempt in attempts:
+            assert run_in(way, REFUSED + attempt, **LIMITS).reason == "passed", attempt
+    assert file.read_text() == "of the host"
+    assert sandbox._try_out(way) == ""
+
+
+def test_an_older_landlock_alone_lets_files_be_truncated_and_the_probe_says_so(
+    monkeypatch, folder, file
+):
+    way = older_landlock(monkeypatch, 1, folder)
+    monkeypatch.setattr(sandbox_ways, "syscall_filter", allow_all)
+    assert run_in(way, f"import os\n{TRUNCATE.format(file=file)}", **LIMITS).passed
+    assert file.read_text() == ""
+    assert "disk" in sandbox._try_out(way)
+
+
+GRADER = """
+import sys
+from tasks import sandbox_ways
+from tasks.sandbox_runs import run_in
+way = [w for w in sandbox_ways.ways(sandbox_ways.programs()) if getattr(w, "kind", "") == {kind!r}]
+program = '''
+import ctypes, os, time
+ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+os.write(1, b'begun')
+time.sleep(600)
+'''
+run_in(way[0], program, check=None, seconds=600, memory_mb=512, stop=None)
+"""
+
+
+@wall
+def test_a_program_ends_with_a_grader_that_is_killed(kind):
+    with subprocess.Popen([sys.executable, "-c", GRADER.format(kind=kind)], cwd=ROOT) as grader:
+        ours = psutil.Process(grader.pid)
+        sleeping = {}
+        while not sleeping and grader.poll() is None:
+            there = ours.children(recursive=True)
+            sleeping = {p for p in there if sleeps(p)}
+        grader.kill()
+    assert there
+    _, alive = psutil.wait_procs(there, timeout=60)
+    assert alive == []
+
+
+def sleeps(process):
+    """Whether a process has come to its `time.sleep`; what it does before needs other calls."""
+    try:
+        call = Path(f"/proc/{process.pid}/syscall").read_text().split()[0]
+    except (OSError, IndexError):
+        return False
+    return call in ("230", "115")  # clock_nanosleep
+
+
+@wall
+def test_a_program_whose_grader_is_gone_before_it_starts_does_not_run(kind, folder):
+    way = FOUND[kind]
+    asked, order = os.pipe()
+    told, tell = os.pipe()
+    first = sandbox_ways.order_for(way, seconds=9, memory_mb=512)
+    whole = {**first, "role": "program", "program": "print('ran')", "verdict": tell}
+    os.write(order, sandbox_ways.message(whole, "0" * 32))
+    os.close(order)  # as when the grader dies
+    done = subprocess.run(
+        sandbox_ways.command_of(way),
+        stdin=asked,
+        capture_output=True,
+        pass_fds=[tell],
+        cwd="/",
+        env={},
+    )
+    os.close(tell)
+    assert (done.returncode, done.stdout, done.stderr, os.read(told, 99)) == (1, b"", b"", b"")
+    os.close(asked)
+    os.close(told)
+
+
+def test_a_program_that_gives_its_pipe_away_fails_alone(monkeypatch, folder):
+    """The filter refuses that; without it, the others are graded nevertheless."""
+    if "landlock" not in FOUND:
+        pytest.skip("this kernel has no Landlock")
+    monkeypatch.setattr(sandbox_ways, "syscall_filter", allow_all)
+    monkeypatch.setattr(sandbox_runs, "_GONE_AFTER", 1.0)
+    monkeypatch.setattr(
+        sandbox_pool, "run_untrusted", lambda program, **rest: run_in(way, program, **rest)
+    )
+    way = FOUND["landlock"]
+    right = "def add(a, b): return a + b"
+    check = Check(setup="", test="def check(add): assert add(1, 2) == 3", entry_point="add")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
+        there.bind(str(folder / "socket"))
+        (folder / "socket").chmod(0o666)
+        give = (
+            "import array, socket\na, b = socket.socketpair(type=socket.SOCK_DGRAM)\n"
+            "what = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [1, 2]))]\n"
+            f"a.sendmsg([b'x'], what, 0, '{folder}/socket')\n{right}"
+        )
+        programs = [right, give, "def add(a, b): return 0", f"x = 1\n{right}"]
+        runs = [(program, check) for program in programs]
+        verdicts = sandbox_pool.run_all(runs, seconds=60, memory_mb=512)
+        assert [verdict.passed for verdict in verdicts] == [True, False, False, True]
+        assert verdicts[1].reason == "its pipes are still open 1 s after its processes were killed"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces of processes")
+@pytest.mark.parametrize("number", [1, 2])
+def test_bubblewrap_holds_for_a_grader_that_is_among_the_first_processes(number):
+    """In a namespace of its own the sandbox has processes of these numbers too."""
+    if "bubblewrap" not in FOUND:
+        pytest.skip("there is no bubblewrap here")
+    ask = "import os; from tasks.sandbox import protections; print(os.getpid(), protections().kind)"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    before = ["sh", "-c", '"$@"; exit $?', "sh"] if number == 2 else []
+    done = subprocess.run(
+        [*command, *before, sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == f"{number} bubblewrap\n", done.stderr
+
+
+def test_bubblewrap_holds_where_the_interpreter_lies_below_tmp(monkeypatch, folder):
+    if "bubblewrap" not in FOUND or not Path("/usr/bin/python3").exists():
+        pytest.skip("there is no bubblewrap here, or no Python of the system's")
+    assert folder.is_relative_to("/tmp")
+    system = Path("/usr/bin/python3").resolve()
+    python, library = folder / "bin" / system.name, folder / "lib"
+    python.parent.mkdir()
+    library.mkdir()
+    shutil.copy(system, python)
+    (library / system.name).symlink_to(f"/usr/lib/{system.name}")
+    where = str(python), (str(python), str(library))
+    monkeypatch.setattr(sandbox_ways, "_interpreter", lambda as_user: where)
+    sandbox._choose.cache_clear()
+    try:
+        assert protections().kind == "bubblewrap"
+        way = sandbox._choose(os.geteuid(), tuple(sandbox_ways.programs().items()))[0]
+        verdict = run_in(way, "import sys\nprint(sys.executable, sys.prefix)", **LIMITS)
+        assert verdict.output == f"{python} {folder}\n"
+    finally:
+        sandbox._choose.cache_clear()
