@@ -4,7 +4,6 @@ The two stages differ in their config section and in the model they start from; 
 one loop, so that they cannot drift apart. Only the assistant's tokens carry loss.
 """
 
-import json
 import math
 import shutil
 import time
@@ -19,9 +18,7 @@ import torch
 from nanochat_core.config import ChatTrainConfig, OptimizerConfig
 from nanochat_core.data.chat_rows import ChatRows, conversation_rows
 from nanochat_core.data.examples import open_task
-from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError
-from nanochat_core.evaluate.generate import greedy_answers
 from nanochat_core.job import Job
 from nanochat_core.model.attention import choose
 from nanochat_core.model.checkpoint import Tensors, has_state, load_model, load_state, save_model
@@ -44,7 +41,6 @@ from nanochat_core.train.keeper import Keeper
 from nanochat_core.train.losses import StepLog, pace_of
 from nanochat_core.train.machine import machine
 from nanochat_core.train.step import IGNORE, gradients_of
-from tasks.base import text_of
 from tasks.mixture import mixture
 
 
@@ -130,15 +126,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         keeper.close()
     whole = optimizer.gather()
     if world.is_first:
-        write_output(
-            job,
-            model,
-            tokenizer,
-            config,
-            optimizer=whole,
-            made_by=section,
-            tell=progress.message,
-        )
+        write_output(job, model, tokenizer, optimizer=whole, made_by=section)
     return {
         "val_loss_first": first_loss,
         "val_loss": last_loss,
@@ -274,16 +262,9 @@ def mean_loss(
 
 
 def write_output(
-    job: Job,
-    model: GPT,
-    tokenizer: Tokenizer,
-    config: ChatTrainConfig,
-    *,
-    optimizer: Tensors,
-    made_by: str,
-    tell: Callable[[str], None],
+    job: Job, model: GPT, tokenizer: Tokenizer, *, optimizer: Tensors, made_by: str
 ) -> None:
-    """The model, and some of its answers; `tell` hears what writes them."""
+    """Write the model, and what it was trained with."""
     write_chat_facts(job.output, tokenizer)
     save_model(
         job.output,
@@ -292,25 +273,3 @@ def write_output(
         optimizer=optimizer,
         made_by=made_by,
     )
-    write_samples(job, model, tokenizer, config, tell=tell)
-
-
-def write_samples(
-    job: Job,
-    model: GPT,
-    tokenizer: Tokenizer,
-    config: ChatTrainConfig,
-    *,
-    tell: Callable[[str], None],
-) -> None:
-    """A few held-out conversations and the model's answers, for people to read."""
-    engine = Engine(model.eval(), tokenizer, on_choice=lambda choice: tell(f"answers: {choice}"))
-    directory = job.inputs["task_data"]
-    lines: list[str] = []
-    for entry in config.mixture:
-        examples = open_task(entry.task, directory, "test").first(2).examples
-        answers = greedy_answers(engine, examples, max_new_tokens=96)
-        for conversation, answer in zip(examples, answers, strict=True):
-            question = text_of(conversation["messages"][0]["content"])
-            lines.append(json.dumps({"task": entry.task, "prompt": question, "text": answer}))
-    (job.output / "samples.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

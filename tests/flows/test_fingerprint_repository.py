@@ -273,3 +273,10 @@ def test_how_a_models_numbers_are_written_decides_every_stage_that_makes_a_model
         assert {"pretrain", "midtrain", "sft", "rl"} <= changed_stages(before, copy)
     finally:
         path.write_text(source)
+
+
+@pytest.mark.parametrize("stage", ["midtrain", "sft"])
+def test_training_on_conversations_depends_on_no_engine_and_no_sandbox(stage: str):
+    names = CLOSURES[stage]
+    assert len(names) <= 55
+    assert not [name for name in names if "engine" in name or "sandbox" in name]
