@@ -32,6 +32,7 @@ from flows.forms import (
     StrictField,
     SuiteField,
 )
+from flows.lease import check_decides
 from flows.lost import RETRIES
 from flows.manifest import Manifest
 from flows.pipeline import (
@@ -39,7 +40,6 @@ from flows.pipeline import (
     check_budget,
     run_pipeline,
     tell_nobody,
-    tell_weaknesses,
     with_pool,
 )
 from flows.profiles import make_placement
@@ -144,6 +144,7 @@ def nanochat_eval(
         strict=strict,
         stop=caller.stop if caller else threading.Event(),
     )
+    check_decides(site.store)
     run = Run(
         run=site.run_id,
         name=history_name(model),
@@ -157,7 +158,6 @@ def nanochat_eval(
         started=timestamp(time.time()),
         ended=None,
         stages={},
-        weaknesses=tell_weaknesses(site),
     )
     return evaluate(model, suite.stages, site, run, rule, given=suite.given, retries=retries)
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from flows.documents import find_stored, mend_hint, seal
 from flows.fingerprint import short
 from infra.storage.base import Store, StoreAway, Stored
-from nanochat_core.errors import ArtifactError, StageError
+from nanochat_core.errors import ArtifactError, StageError, StoreError
 
 FORMAT = 1
 TTL = 90.0  # seconds without renewal after which anybody may take a lease over
@@ -106,6 +106,16 @@ class Holder:
         return f"run {record.run} on host {record.host}, {step}heartbeat {self.age:.0f} s ago"
 
 
+def check_decides(store: Store) -> None:
+    """Raise StoreError if a store cannot decide between writers, so that nothing is built in it."""
+    if missing := store.weaknesses():
+        raise StoreError(
+            f"store {store.url} cannot hold a run: it {' and '.join(missing)}",
+            hint="use a store with atomic If-None-Match and If-Match; `push`, `pull`, `ls` and "
+            "`plan` work with this one, as a mirror that one process at a time writes to",
+        )
+
+
 def try_acquire(
     store: Store, stage: str, fingerprint: str, me: Claim, *, ttl: float
 ) -> Held | Holder:
@@ -113,8 +123,10 @@ def try_acquire(
 
     The caller holds the kernel lock of this fingerprint in its home, so another owner in the same
     home is dead, and its lease is taken over at once. May be repeated with the same claim after an
-    error: a lease that was ours without our knowing is found to be.
+    error: a lease that was ours without our knowing is found to be. Raises StoreError where the
+    store cannot decide.
     """
+    check_decides(store)
     key = _key(stage, fingerprint)
     seen = None
     for _ in range(_TRIES):

@@ -32,13 +32,13 @@ from flows.forms import (
     StoreField,
     StrictField,
 )
+from flows.lease import check_decides
 from flows.lost import RETRIES
 from flows.pipeline import (
     cancel_orders_of,
     check_budget,
     is_last_word,
     tell_nobody,
-    tell_weaknesses,
     with_pool,
 )
 from flows.precedence import Place, Queue
@@ -136,7 +136,8 @@ def miniseries(
         stop=caller.stop if caller else threading.Event(),
     )
     planned = plan_series(series, site.store, site.work, placement)
-    weaknesses = () if planned.is_done else tell_weaknesses(site)
+    if not planned.is_done:
+        check_decides(site.store)
     runs = {
         member.depth: Run(
             run=ids[member.depth],
@@ -150,7 +151,6 @@ def miniseries(
             started=timestamp(time.time()),
             ended=None,
             stages={},
-            weaknesses=weaknesses,
         )
         for member in series.members
     }

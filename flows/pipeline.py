@@ -34,6 +34,7 @@ from flows.forms import (
     UseField,
 )
 from flows.given import open_given, stages_with
+from flows.lease import check_decides
 from flows.lost import RETRIES
 from flows.manifest import Manifest
 from flows.orders import cancel_orders, check_pool, is_cancelled, wait_saved
@@ -146,7 +147,8 @@ def nanochat(
         given=given,
         placement=placement,
     )
-    weaknesses = tell_weaknesses(site) if plan.exit_code else ()
+    if plan.exit_code:
+        check_decides(site.store)
     run = Run(
         run=site.run_id,
         name=run_name or profile,
@@ -160,7 +162,6 @@ def nanochat(
         started=timestamp(time.time()),
         ended=None,
         stages={},
-        weaknesses=weaknesses,
     )
     stages = stages_with(given)
     redo = stages_to_redo(stages, force=force, from_stage=from_stage)
@@ -180,15 +181,6 @@ def with_pool(placement: Placement, *, nodes: int, pool: str | None) -> Placemen
             hint="name the work pool whose workers run there, such as gpu",
         )
     return replace(placement, nodes=nodes, pool=pool)
-
-
-def tell_weaknesses(site: Site) -> tuple[str, ...]:
-    """What the store does not guarantee is said before anything is decided in it."""
-    weaknesses = tuple(site.store.weaknesses())
-    for text in weaknesses:
-        get_run_logger().warning(f"store {site.store.url}: {text}")
-        site.watch("store", {"kind": "warning", "text": text})
-    return weaknesses
 
 
 def run_pipeline(

@@ -144,6 +144,11 @@ def push(
     interrupted push left there is gone on with. Raises ArtifactError, naming the file, when the
     source's own bytes are damaged or gone, and StoreError.
     """
+    if missing := target.weaknesses():
+        tell(
+            f"{target.url} can be a mirror that one process at a time writes to, and holds no "
+            f"runs: it {' and '.join(missing)}"
+        )
     with pin(target, _places(chosen.manifests), why="push", tell=tell, pause=pause):
         lacking = find_lacking(target, chosen.manifests)
         adopted = list(lacking.adopted)

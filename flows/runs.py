@@ -44,7 +44,6 @@ class Run:
     started: str  # UTC, 2026-11-21T05:53:38Z
     ended: str | None
     stages: dict[str, str]  # stage -> fingerprint, of the artifacts known so far
-    weaknesses: tuple[str, ...] = ()  # what the store did not guarantee, one line each
 
 
 def timestamp(seconds: float) -> str:
@@ -83,8 +82,9 @@ def find_run(store: Store, run: str) -> Run | None:
     if tree is None:
         return None
     try:
-        for name in ("overrides", "uses", "place", "weaknesses"):
+        for name in ("overrides", "uses", "place"):
             tree[name] = tuple(tree[name])
+        tree.pop("weaknesses", None)  # in records of runs on stores that are refused today
         found = Run(**tree)
     except (TypeError, KeyError) as error:
         raise ArtifactError(f"{store.url}/{key} is not a run's record: {error}") from error

@@ -76,8 +76,6 @@ def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
     yield f"run {run.run}: {run.status}"
     yield f"  command  {command}" if is_known else f"  profile  {run.profile}"
     yield f"  started  {run.started}" + (f", ended {run.ended}" if run.ended else "")
-    for text in run.weaknesses:
-        yield f"  store    {text}"
     if not is_known or model is not None:
         yield from _all_done(run)
         return

@@ -37,6 +37,7 @@ _PASSING = {
 }
 _PASSING_STATUS = {408, 409, 425, 429}
 _NEVER = {"NotImplemented", "NoSuchBucket"}  # whatever their status
+NOT_S3, REDIRECT = "NotS3", "Redirect"  # our codes for what does not come from a store
 
 
 class Lost(Exception):
@@ -261,6 +262,25 @@ def _elsewhere(error: Refused, where: Where) -> _Words:
     )
 
 
+def _redirected(error: Refused, where: Where) -> _Words:
+    target = error.headers.get("location")
+    return (
+        f"{where.endpoint} answers with a redirect ({error.status})"
+        + (f" to {target[:200]!r}" if target else ""),
+        f"the bucket is in another region or at another endpoint, or a login page or proxy is in "
+        f"the way: check AWS_REGION, {where.setting} and the network",
+    )
+
+
+def _not_s3(error: Refused, where: Where) -> _Words:
+    said = error.message or ("a web page" if error.status != 200 else "something that is not S3")
+    return (
+        f"{where.endpoint} answers with {said} (status {error.status})",
+        f"a login page, a proxy or another web server answers in the store's place: check "
+        f"{where.setting} and the network, then run the command again",
+    )
+
+
 def _region_in(message: str) -> str | None:
     found = re.search(r"expecting '([a-z0-9-]+)'", message)
     return found.group(1) if found else None
@@ -280,6 +300,8 @@ _KNOWN: dict[str, Callable[[Refused, Where], _Words]] = {
     "AuthorizationHeaderMalformed": _elsewhere,
     "IllegalLocationConstraintException": _elsewhere,
     "301": _elsewhere,
+    **dict.fromkeys((REDIRECT, "TemporaryRedirect", "302", "303", "307", "308"), _redirected),
+    NOT_S3: _not_s3,
     "AccessDenied": _denied,
     "403": _denied,
 }

@@ -122,7 +122,10 @@ class Store(Protocol):
         ...
 
     def weaknesses(self) -> Sequence[str]:
-        """What this store does not guarantee, one line each; asks it once. Empty: all is well."""
+        """Return what keeps this store from deciding between writers; asks it once.
+
+        Pieces of a sentence: the store "ignores If-Match". Nothing is built where there are any.
+        """
         ...
 
 

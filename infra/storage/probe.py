@@ -95,7 +95,7 @@ class _Trial:
         return self._keys[-1]
 
     def clean(self) -> list[str]:
-        """Remove everything; what could not be."""
+        """Remove everything; return what could not be."""
         problems: list[str] = []
 
         def delete(key: str) -> None:
@@ -106,6 +106,11 @@ class _Trial:
 
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(delete, self._keys))
+        with contextlib.suppress(StoreError):  # a finding of its own
+            left = [entry.key for entry in self._store.list(f"{self._root}/")]
+            for key in left:  # perhaps written by a request that came late
+                delete(key)
+            problems += [entry.key for entry in self._store.list(f"{self._root}/")] if left else []
         return problems
 
     def put(self) -> Finding:
@@ -345,10 +350,10 @@ def _supported(name: str, support: Support, header: str) -> Finding:
     found = f"the store {describe(support, header)}"
     if support == "atomic":
         return Finding(name=name, state="ok", found=found)
-    remedy = f"run one pipeline at a time on this store, or use one that honours {header}"
-    if support == "unquoted":
-        remedy = "set NANOCHAT_S3_ETAG=plain"
-    return Finding(name=name, state="warn", found=found, remedy=remedy)
+    remedy = "use another store for runs; `push`, `pull`, `ls` and `plan` work with this one"
+    if (support, header) == ("refused", "If-Match"):
+        remedy += "; if it wants versions without quotes, set NANOCHAT_S3_ETAG=plain"
+    return _fail(name, found, remedy)
 
 
 def _decided(name: str, winners: Sequence[int]) -> Finding:

@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 
 from infra.storage import conditional
 from infra.storage.answers import (
+    NOT_S3,
+    REDIRECT,
     Changed,
     Head,
     Lost,
@@ -55,7 +57,7 @@ from nanochat_core.errors import StoreError
 COPY_LIMIT = 5 << 30  # bytes that one request may copy, on AWS
 _FIRST_CONTACT = 3  # tries of a store that never answered: its address may be wrong
 _ROUNDS = 3  # for an object that changes under a fetch
-_TROUBLED = {"SignatureDoesNotMatch"}  # damage on the way, once the credentials were accepted
+_TROUBLED = {"SignatureDoesNotMatch", NOT_S3, REDIRECT}  # on the way, once a request was accepted
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _T = TypeVar("_T")
 
@@ -93,18 +95,16 @@ class S3Store:
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See Store."""
         check_key(key)
-        support = self.semantics().creates
-        return self._persist(
-            f"put {key}", lambda: conditional.put_if_absent(self.bucket, key, data, support)
-        )
+        is_atomic = self.semantics() == ATOMIC
+        write = functools.partial(conditional.put_if_absent, is_atomic=is_atomic)
+        return self._persist(f"put {key}", lambda: write(self.bucket, key, data))
 
     def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
         """See Store."""
         check_key(key)
-        support = self.semantics().swaps
-        return self._persist(
-            f"put {key}", lambda: conditional.put_if_same(self.bucket, key, data, version, support)
-        )
+        is_atomic = self.semantics() == ATOMIC
+        write = functools.partial(conditional.put_if_same, is_atomic=is_atomic)
+        return self._persist(f"put {key}", lambda: write(self.bucket, key, data, version))
 
     def get(self, key: str) -> bytes:
         """See Store."""
@@ -254,12 +254,12 @@ class S3Store:
 
     def try_conditions(self, *, rounds: int = conditional.ROUNDS) -> Semantics:
         """Find out what the store makes of conditions, with so many races of each kind."""
-        return conditional.find_semantics(
+        trial = conditional.Trial(
             self.bucket,
             under=TRIALS,
-            rounds=rounds,
             persist=lambda request: self._persist("try the store's conditions", request),
         )
+        return trial.run(rounds)
 
     @property
     def _uploads(self) -> Uploads:

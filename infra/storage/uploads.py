@@ -157,7 +157,9 @@ def checks_parts(
     if damaged is not None or told is None:
         ask(lambda: bucket.abort_upload(key, upload))
         return False
-    ask(lambda: bucket.complete_upload(key, upload, [told]))
-    is_whole = ask(lambda: bucket.get(key)) == _BODY
-    ask(lambda: bucket.delete(key) if is_whole else bucket.abort_upload(key, upload))
-    return is_whole
+    try:
+        ask(lambda: bucket.complete_upload(key, upload, [told]))
+        return ask(lambda: bucket.get(key)) == _BODY
+    finally:
+        ask(lambda: bucket.abort_upload(key, upload))
+        ask(lambda: bucket.delete(key))

@@ -50,6 +50,7 @@ def send(
     scratch: Path | None = None,
     verify: bool = False,
     watch: Watch = unseen,
+    said: list[str] | None = None,
 ) -> Pushed:
     def pause(seconds: float) -> None:
         raise AssertionError("nobody collects garbage")
@@ -63,7 +64,7 @@ def send(
         choose(source, references),
         scratch=scratch,
         watch=watch,
-        tell=lambda text: None,
+        tell=lambda text: None if said is None else said.append(text),
         pause=pause,
         verify=verify,
     )

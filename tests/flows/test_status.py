@@ -127,15 +127,6 @@ def test_another_builder_does_not_pass_for_a_job_that_was_left_here(
     assert "step 7/9" not in said(capsys)
 
 
-def test_what_the_store_did_not_guarantee_is_part_of_the_run(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = find_run(store_of(home), "tiny-1")
-    assert run is not None
-    write_run(store_of(home), replace(run, weaknesses=("the store ignores If-None-Match",)))
-    assert "  store    the store ignores If-None-Match\n" in said(capsys)
-
-
 # Artifacts that were given.
 
 

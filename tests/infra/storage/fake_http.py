@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tests.infra.storage.misbehaviour import Answer, FakeError, Fault, Kind, Quirk, Request
+from tests.infra.storage.misbehaviour import PAGE, Answer, FakeError, Fault, Kind, Quirk, Request
 
 
 class Fake(Protocol):
@@ -109,6 +109,9 @@ def carry_out(fake: Fake, request: Request, fault: Fault | None) -> Answer | Non
             raise FakeError(fault.status, fault.code, fault.headers)
         if kind is Kind.RESET:
             return None
+        if fault and kind is Kind.PAGE:
+            headers = {"Content-Type": "text/html", **fault.headers}
+            return Answer(status=fault.status, body=PAGE, headers=headers)
         if kind is Kind.ERROR_200:
             return FakeError(200, "InternalError").answer
         if kind is Kind.FLIP_REQUEST and request.body:

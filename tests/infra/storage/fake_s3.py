@@ -89,6 +89,8 @@ class FakeS3:
             "Last-Modified": formatdate(found.written, usegmt=True),
         }
         span = request.headers.get("range")
+        if span and Quirk.LOSES_SIGNED_RANGES in self.quirks:
+            raise FakeError(403, "SignatureDoesNotMatch")
         if span is None or Quirk.IGNORES_RANGES in self.quirks:
             return Answer(body=found.data, headers=headers)
         first, last = (int(n) for n in span.removeprefix("bytes=").split("-"))
@@ -159,7 +161,7 @@ class FakeS3:
         token = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if tells else ""
         return _xml(
             "ListBucketResult",
-            f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{items}",
+            f"<Name>{self.bucket}</Name><IsTruncated>{str(more).lower()}</IsTruncated>{token}{items}",
         )
 
     def _list_uploads(self, request: Request) -> Answer:

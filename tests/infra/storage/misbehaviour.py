@@ -19,6 +19,7 @@ class Quirk(Enum):
     REFUSES_IF_MATCH = auto()
     REFUSES_QUOTED_VERSIONS = auto()
     IGNORES_RANGES = auto()
+    LOSES_SIGNED_RANGES = auto()  # a proxy in front removes the header, which is signed
     LISTS_1000_SILENTLY = auto()
     CHECKS_NO_CHECKSUMS = auto()
     CHECKS_NO_MD5 = auto()
@@ -47,6 +48,7 @@ class Kind(Enum):
     SHORTEN = auto()  # the answer's body is shorter, and so is its Content-Length
     FLIP = auto()  # a byte of the answer's body is changed
     ERROR_200 = auto()  # carried out not at all, but answered with 200 and an error
+    PAGE = auto()  # not carried out, answered with `status`, `headers` and a web page
     HANG = auto()  # not answered for as long as `seconds`
 
 
@@ -104,6 +106,9 @@ class Answer:
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict[str, str])
+
+
+PAGE = b"<!DOCTYPE html><html><head><title>Log in</title></head><body>Wi-Fi<br></body></html>"
 
 
 class FakeError(Exception):

@@ -27,14 +27,6 @@ PART = 1 << 16  # bytes; a part of a large object here
 IMPATIENT = Patience(first_wait=0.005, longest_wait=0.05)
 BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
     "plain": (),
-    "ignores-if-none-match": (Quirk.IGNORES_IF_NONE_MATCH,),
-    "racy-if-none-match": (Quirk.RACY_IF_NONE_MATCH,),
-    "refuses-if-none-match": (Quirk.REFUSES_IF_NONE_MATCH,),
-    "ignores-if-match": (Quirk.IGNORES_IF_MATCH,),
-    "racy-if-match": (Quirk.RACY_IF_MATCH,),
-    "refuses-if-match": (Quirk.REFUSES_IF_MATCH,),
-    "refuses-quotes": (Quirk.REFUSES_QUOTED_VERSIONS,),
-    "no-conditions": (Quirk.IGNORES_IF_MATCH, Quirk.IGNORES_IF_NONE_MATCH),
     "no-ranges": (Quirk.IGNORES_RANGES,),
     "lists-1000-silently": (Quirk.LISTS_1000_SILENTLY,),
     "no-checksums": (Quirk.CHECKS_NO_CHECKSUMS,),
@@ -56,8 +48,6 @@ BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
     "resets": (Fault(kind=Kind.RESET, verb="*", every=5),),
     "loses-everything-often": (Fault(kind=Kind.LOSE, verb="*", every=5),),
 }
-WEAK = {name for name in BAD_SERVERS if "if-none-match" in name or name == "no-conditions"}
-WEAK_SWAPS = {"ignores-if-match", "racy-if-match", "refuses-if-match", "refuses-quotes"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,11 +277,8 @@ def test_nothing_is_left_half_written(place: Place, tmp_path: Path) -> None:
         assert place.fake.uploads == {}
 
 
-def test_what_a_store_cannot_do_is_said(place: Place) -> None:
-    words = " ".join(place.store.weaknesses())
-    assert bool(words) == (place.name in WEAK | WEAK_SWAPS)
-    assert ("If-None-Match" in words) == (place.name in WEAK)
-    assert ("If-Match" in words) == (place.name in WEAK_SWAPS | {"no-conditions"})
+def test_a_store_that_keeps_the_contract_has_no_weakness(place: Place) -> None:
+    assert tuple(place.store.weaknesses()) == ()
 
 
 def test_a_key_that_not_every_store_can_hold_is_refused(place: Place, tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""Clients of servers that speak S3: the only file that knows botocore.
+
+Botocore is what boto3 makes requests with. Its retries are off: `S3Store` repeats whole operations
+instead. Everything that goes wrong leaves here as Refused or Lost.
+"""
+
+import contextlib
+import functools
+import http.client
+import re
+from collections.abc import Generator
+from typing import Any
+
+import botocore.session  # pyright: ignore[reportMissingTypeStubs]
+import urllib3.exceptions
+from botocore import exceptions as boto  # pyright: ignore[reportMissingTypeStubs]
+from botocore import handlers as boto_handlers  # pyright: ignore[reportMissingTypeStubs]
+from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
+from botocore.loaders import Loader  # pyright: ignore[reportMissingTypeStubs]
+from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
+
+from infra.storage.answers import Lost, Refused, describe_loss
+from infra.storage.gateways import check_response
+from infra.storage.parts import THREADS
+from infra.storage.settings import Settings
+
+CONNECT_SECONDS = 5
+
+_LOST = (
+    *(boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError),
+    *(boto.FlexibleChecksumError, ResponseParserError, urllib3.exceptions.HTTPError),
+    *(http.client.HTTPException, OSError),
+)
+NO_CLIENT = (boto.BotoCoreError, ValueError)  # the settings make none
+_NO_CREDENTIALS = (
+    *(boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError),
+    *(boto.NoAuthTokenError, boto.TokenRetrievalError, boto.SSOError),
+)
+
+
+def make_client(settings: Settings, *, seconds: float) -> tuple[Any, bool]:
+    """A client by AWS's ordinary environment and files, and whether it speaks to AWS itself."""
+    client = _make_client(settings, seconds=seconds, is_aws=False)
+    host = re.sub(r"^https?://|[:/].*$", "", client.meta.endpoint_url)
+    if not host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
+        return client, False
+    client.close()
+    return _make_client(settings, seconds=seconds, is_aws=True), True
+
+
+def _make_client(settings: Settings, *, seconds: float, is_aws: bool) -> Any:
+    # Other servers refuse or ignore the checksums that botocore sends and asks for by itself.
+    checksums = "when_supported" if is_aws else "when_required"
+    config = Config(
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=seconds,
+        retries={"total_max_attempts": 1},
+        max_pool_connections=4 * THREADS,
+        s3={"addressing_style": settings.addressing or ("auto" if is_aws else "path")},
+        request_checksum_calculation=checksums,
+        response_checksum_validation=checksums,
+        tcp_keepalive=True,
+    )
+    session: Any = botocore.session.Session()
+    session.register_component("data_loader", _descriptions())
+    client = session.create_client("s3", config=config)
+    builtin: Any = vars(boto_handlers)["BUILTIN_HANDLERS"]
+    for event, handler, *_ in builtin:
+        if event == "before-parse.s3.*":  # makes a passing error of what is no XML
+            client.meta.events.unregister(event, handler)
+    client.meta.events.register("before-parse.s3.*", check_response)
+    return client
+
+
+@functools.cache
+def _descriptions() -> Any:
+    """What botocore knows of S3, read once: that is most of what making a client takes."""
+    return Loader()
+
+
+@contextlib.contextmanager
+def translating() -> Generator[None]:
+    """What botocore raises, in our words."""
+    try:
+        yield
+    except boto.ClientError as error:
+        answer: Any = error.response
+        meta = answer.get("ResponseMetadata", {})
+        told = answer.get("Error", {})
+        raise Refused(
+            told.get("Code") or str(meta.get("HTTPStatusCode")),
+            status=meta.get("HTTPStatusCode", 0),
+            message=told.get("Message", ""),
+            headers=meta.get("HTTPHeaders", {}),
+        ) from error
+    except _LOST as error:
+        cause: Any = getattr(error, "kwargs", {}).get("error", error)
+        raise Lost(describe_loss(type(error).__name__, str(cause))) from error
+    except _NO_CREDENTIALS as error:
+        raise Refused("NoCredentials", message=str(error)) from error
+    except boto.BotoCoreError as error:
+        raise Refused(type(error).__name__, message=str(error)) from error

@@ -1,0 +1,101 @@
+"""What answers in a store's place, or in front of it: login pages, redirects, proxies."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.storage.s3_store import S3Store
+from nanochat_core.errors import StoreError
+from tests.infra.storage.conftest import MakeFake, store_on
+from tests.infra.storage.fake_s3 import FakeS3
+from tests.infra.storage.misbehaviour import Answer, Fault, Kind, Quirk
+
+VERBS: dict[str, Callable[[S3Store, Path], object]] = {
+    "list": lambda store, path: list(store.list("")),
+    "get": lambda store, path: store.get("a"),
+    "head": lambda store, path: store.head("a"),
+    "put": lambda store, path: store.put("a", b"x"),
+    "upload": lambda store, path: store.upload("large", path),
+    "copy": lambda store, path: store.copy("a", "b"),
+    "fetch": lambda store, path: store.fetch("a", path.with_name("target")),
+    "uploads": lambda store, path: store.list_unfinished(),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("status", [200, 301, 302, 307, 308])
+def test_a_web_page_is_one_line_after_few_requests_whatever_was_asked(
+    fake: FakeS3, large: Path, verb: str, status: int
+) -> None:
+    headers = {"Location": "http://portal.invalid/login"} if status != 200 else {}
+    fake.faults.append(Fault(kind=Kind.PAGE, verb="*", status=status, headers=headers))
+    with pytest.raises(StoreError) as caught:
+        VERBS[verb](store_on(fake), large)
+    assert "\n" not in str(caught.value)
+    assert fake.endpoint in str(caught.value)
+    assert "AWS_ENDPOINT_URL_S3" in (caught.value.hint or "")
+    assert "AWS_REGION" in (caught.value.hint or "") or status == 200
+    assert len(fake.requests) <= 4
+    assert fake.objects == {}
+
+
+BODIES = {
+    "html": b"<!DOCTYPE html><html><body>log in<br></body></html>",
+    "xhtml": b"<html><body>log in</body></html>",
+    "empty": b"",
+    "json": b'{"Contents": []}',
+    "other": b"<ListAllMyBucketsResult><Owner/></ListAllMyBucketsResult>",
+    "bucket": b"<ListBucketResult><Name>another</Name></ListBucketResult>",
+    "nameless": b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>",
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_what_is_no_listing_of_this_bucket_is_never_an_empty_store(fake: FakeS3, body: str) -> None:
+    fake.answer = lambda request: Answer(body=BODIES[body])
+    with pytest.raises(StoreError, match=f"store s3://fake/.*{fake.endpoint}"):
+        list(store_on(fake).list("runs/"))
+
+
+def test_a_listing_needs_no_namespace(fake: FakeS3) -> None:
+    fake.answer = lambda request: Answer(
+        body=b"<?xml version='1.0'?>\n<ListBucketResult><Name>fake</Name></ListBucketResult>"
+    )
+    assert list(store_on(fake).list("")) == []
+
+
+def test_a_page_between_answers_of_a_store_that_works_is_asked_again(fake: FakeS3) -> None:
+    store = store_on(fake)
+    store.put("a", b"x")
+    fake.faults.append(Fault(kind=Kind.PAGE, verb="GET list-type", status=200, times=2))
+    assert [entry.key for entry in store.list("")] == ["a"]
+
+
+def test_a_bucket_that_has_moved_names_its_region(fake: FakeS3) -> None:
+    headers = {"x-amz-bucket-region": "eu-west-1"}
+    fake.faults.append(Fault(kind=Kind.PAGE, verb="*", status=301, headers=headers))
+    with pytest.raises(StoreError, match="is in region eu-west-1") as caught:
+        store_on(fake).get("a")
+    assert "AWS_REGION=eu-west-1" in (caught.value.hint or "")
+
+
+def test_objects_come_whole_where_a_proxy_removes_the_range(
+    make_fake: MakeFake, large: Path, tmp_path: Path
+) -> None:
+    fake = make_fake(Quirk.LOSES_SIGNED_RANGES)
+    store = store_on(fake)
+    store.upload("large", large)
+    data = large.read_bytes()
+    assert store.get_range("large", start=70_000, length=9) == data[70_000:70_009]
+    store.fetch("large", tmp_path / "target")
+    assert (tmp_path / "target").read_bytes() == data
+    fake.requests.clear()
+    store.fetch("large", tmp_path / "again")
+    assert fake.count("GET") == 1, "it is remembered"
+
+
+def test_a_wrong_secret_is_still_named_where_a_range_is_asked_for(fake: FakeS3) -> None:
+    fake.faults.append(Fault(kind=Kind.REFUSE, verb="*", status=403, code="SignatureDoesNotMatch"))
+    with pytest.raises(StoreError, match="the secret does not fit the access key"):
+        store_on(fake).get_range("a", start=0, length=1)
