@@ -159,7 +159,9 @@ def checks_parts(
         return False
     try:
         ask(lambda: bucket.complete_upload(key, upload, [told]))
-        return ask(lambda: bucket.get(key)) == _BODY
+        is_whole = ask(lambda: bucket.get(key)) == _BODY
+        if not is_whole:
+            ask(lambda: bucket.abort_upload(key, upload))
+        return is_whole
     finally:
-        ask(lambda: bucket.abort_upload(key, upload))
         ask(lambda: bucket.delete(key))
