@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from flows.contents import content_of
 from flows.documents import find_document, find_stored, mend_hint, seal
 from flows.fingerprint import Identity, short
 from flows.manifest import FORMAT, File, Input, Manifest, Provenance, digest_of
@@ -249,12 +250,13 @@ def _upload(
 
     def upload_one(path: Path, on_bytes: OnBytes) -> File:
         name = path.relative_to(base).as_posix()
-        size, sha256 = path.stat().st_size, sha256_of(path)
+        size, sha256, content = path.stat().st_size, sha256_of(path), content_of(path)
         key = find_shared(store, shared, size=size, sha256=sha256)
         if key is not None:
             on_bytes(size)
-            return File(path=name, size=size, sha256=sha256, key=key)
-        file = File(path=name, size=size, sha256=sha256, key=f"{prefix}/{name}")
+            return File(path=name, size=size, sha256=sha256, key=key, content=content)
+        key = f"{prefix}/{name}"
+        file = File(path=name, size=size, sha256=sha256, key=key, content=content)
         store.upload(file.key, path, on_bytes=on_bytes)
         return file
 

@@ -294,6 +294,7 @@ def _publish(
             created=timestamp(time.time()),
             git_commit=find_commit(site.root),
             metrics=result.metrics,
+            versions=result.versions,
             segments=tuple(read_segments(job)),
         ),
         fence=lease.check,

@@ -43,6 +43,7 @@ CARRIERS = frozenset(
         "nanochat_core.runtime.peak",
         "nanochat_core.runtime.progress",
         "nanochat_core.runtime.sinks",
+        "nanochat_core.runtime.versions",
         # Its choices, and those of `eras` behind it, are configuration; its counts are reported.
         "nanochat_core.scaling",
         "nanochat_core.section",

@@ -5,7 +5,7 @@ does not follow from its parts, or a path that would leave its directory, is ref
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self, TypeAlias, TypeVar
 
 from flows.documents import mend_hint, seal, unseal
@@ -28,6 +28,9 @@ class File:
     size: int  # bytes
     sha256: str
     key: str  # of the object that holds the bytes; may belong to an older artifact
+    # Digest of what the bytes say, where another version of their writer may encode the same
+    # otherwise (flows/contents.py); None: the bytes are what they say.
+    content: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,8 @@ class Provenance:
     created: str  # UTC, 2026-11-21T05:53:38Z
     git_commit: str | None
     metrics: Facts  # what the stage says of its result
+    # Of the packages that the job loaded, its compiler and its runner, in its last execution.
+    versions: dict[str, str] = field(default_factory=dict[str, str])
     # One group per execution: first_step, last_step, started and ended (unix seconds), host,
     # device ("cpu" or "cuda"), processes, device_batch_size, torch, ...
     segments: tuple[Facts, ...]
@@ -100,16 +105,20 @@ class Manifest:
 
 
 def digest_of(files: Iterable[File]) -> str:
-    """The content digest: 64 hex digits over (path, size, sha256) in order of path.
+    """The content digest: 64 hex digits over the files in order of path.
 
+    A file counts by (path, content) if it has a content digest, else by (path, size, sha256).
     Where an artifact is stored does not matter to it.
     """
-    rows: list[Tree] = [[f.path, f.size, f.sha256] for f in sorted(files, key=lambda f: f.path)]
+    rows: list[Tree] = [
+        [f.path, f.size, f.sha256] if f.content is None else [f.path, f.content]
+        for f in sorted(files, key=lambda f: f.path)
+    ]
     return fingerprint_of({"files": rows})
 
 
 def _from_tree(cls: type[_M], tree: Facts) -> _M:
-    if unknown := tree.keys() - {field.name for field in fields(cls)}:
+    if unknown := tree.keys() - {known.name for known in fields(cls)}:
         raise ValueError(f"unknown parts {sorted(unknown)}")
     provenance = dict(tree["provenance"])
     provenance["segments"] = tuple(provenance["segments"])

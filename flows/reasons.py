@@ -145,7 +145,7 @@ def _file_changes(old: Manifest, new: Manifest) -> Iterator[FileChange]:
     after = {file.path: file for file in new.files}
     for path in sorted(before.keys() | after.keys()):
         was, now = before.get(path), after.get(path)
-        if was is None or now is None or was.sha256 != now.sha256:
+        if was is None or now is None or (was.content or was.sha256) != (now.content or now.sha256):
             yield FileChange(
                 path=path, old=was.size if was else None, new=now.size if now else None
             )

@@ -131,6 +131,7 @@ class Result:
     metrics: dict[str, Any]  # what the stage reports of itself: plain numbers and short strings
     modules: tuple[str, ...]  # modules of this repository that the job really imported
     output: dict[str, str] = field(default_factory=dict[str, str])  # sha256 by path in output/
+    versions: dict[str, str] = field(default_factory=dict[str, str])  # of what made the result
 
     def write(self, directory: Path) -> None:
         """Write result.json, whole or not at all."""
@@ -142,6 +143,7 @@ class Result:
                 "metrics": self.metrics,
                 "modules": list(self.modules),
                 "output": self.output,
+                "versions": self.versions,
             },
         )
 
@@ -156,6 +158,7 @@ class Result:
             status=tree["status"],
             metrics=tree["metrics"],
             modules=tuple(tree["modules"]),
+            versions=tree.get("versions", {}),
             output=tree.get("output", {}),
         )
 

@@ -23,6 +23,7 @@ from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.metrics import write_metrics
 from nanochat_core.runtime.process_start import this_process
 from nanochat_core.runtime.sinks import following, may_linger
+from nanochat_core.runtime.versions import versions_in_use
 
 _PACKAGES = ("nanochat_core", "tasks", "flows", "infra")
 _PR_SET_PDEATHSIG = 1
@@ -65,12 +66,14 @@ def _run(job: Job, rank: int) -> int:
         _write_error(job, rank, error)
         return 1
     if rank == 0:
+        versions = versions_in_use()  # before the log loads pyarrow
         write_metrics(job)
         Result(
             status="finished",
             metrics=metrics,
             modules=imported_modules(),
             output=digests_of(job.output),
+            versions=versions,
         ).write(job.directory)
     return 0
 

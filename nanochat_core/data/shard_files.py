@@ -4,6 +4,7 @@ Row groups hold 1024 documents: what a reader takes into memory at once. No docu
 last shard is for validation.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -22,6 +25,7 @@ FORMAT = 1
 INDEX_FILE = "shards.json"
 ROW_GROUP_DOCUMENTS = 1024
 _HINT = "it is damaged: get it again from where it came, or make the shards again"
+_TEXT_TYPES = (pa.string(), pa.large_string())
 _SCHEMA = pa.schema([("text", pa.string())])
 
 
@@ -181,6 +185,42 @@ def inspect_shard(path: Path, *, name: str) -> tuple[ShardFile, int]:
             f"{path} has {rows} documents, all of them blank", hint="a shard holds some text"
         )
     return ShardFile(name=name, documents=rows - blanks, characters=characters), blanks
+
+
+def find_text_digest(path: Path) -> str | None:
+    """Return 64 hex digits over the documents and row groups of a parquet file of text.
+
+    Compression, encoding and the writer's name in the footer do not count: they differ between
+    versions of pyarrow. None if the file is not parquet, or has another schema than a shard.
+    Raises DataError if a row group is damaged.
+    """
+    try:
+        opened = pq.ParquetFile(path)
+    except (OSError, pa.ArrowException):
+        return None
+    with opened as file:
+        schema = file.schema_arrow
+        if schema.names != ["text"] or schema.field("text").type not in _TEXT_TYPES:
+            return None
+        digest = hashlib.sha256()
+        for group in range(file.num_row_groups):
+            column = _read_group(file, group, path).cast(pa.large_string())
+            parts = [_offsets_and_bytes(chunk) for chunk in column.chunks]
+            lengths = [np.diff(offsets) for offsets, _ in parts]
+            digest.update(np.int64(len(column)).tobytes() + b"".join(x.tobytes() for x in lengths))
+            for _, data in parts:
+                digest.update(data)
+        return digest.hexdigest()
+
+
+def _offsets_and_bytes(
+    chunk: pa.Array,
+) -> tuple[npt.NDArray[np.int64], memoryview]:
+    """Where each value of an array begins and the last one ends, and all values' bytes."""
+    _, starts, data = chunk.buffers()
+    first = np.frombuffer(starts, np.int64)[chunk.offset :] if starts else np.zeros(1, np.int64)
+    offsets = first[: len(chunk) + 1]
+    return offsets, memoryview(data or b"")[offsets[0] : offsets[-1]]
 
 
 def _are_blank(column: pa.ChunkedArray) -> pa.ChunkedArray:

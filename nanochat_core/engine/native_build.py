@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from nanochat_core.runtime.user_cache import user_cache
+from nanochat_core.runtime.versions import note_version
 
 COMPILERS = ("g++", "clang++", "c++")
 # Without contraction a sum has one rounding per operation wherever it is inlined.
@@ -93,6 +94,7 @@ def load_kernels(cache: Path | None = None) -> ctypes.CDLL:
     except RuntimeError as error:  # nobody's home is known
         raise Unavailable(f"there is no folder to keep the kernels in: {error}") from error
     try:
+        note_version("compiler", _version(compiler).partition("\n")[0])
         sources = _read_sources(SOURCES)
         path = folder / f"{_fingerprint(compiler, sources)}.so"
         if _is_ours_and_whole(path):
@@ -172,15 +174,19 @@ def _build(compiler: str, path: Path, sources: Sources) -> ctypes.CDLL:
 
 
 @lru_cache(maxsize=4)
-def _fingerprint(compiler: str, sources: Sources) -> str:
-    """Return 16 hex digits of all that the library depends on."""
+def _version(compiler: str) -> str:
     try:
-        version = subprocess.run(
+        return subprocess.run(
             [compiler, "--version"], capture_output=True, text=True, timeout=60, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(f"{compiler} does not run: {error}") from error
-    digest = hashlib.sha256(repr((version, FLAGS, sorted(processor_flags()))).encode())
+
+
+@lru_cache(maxsize=4)
+def _fingerprint(compiler: str, sources: Sources) -> str:
+    """Return 16 hex digits of all that the library depends on."""
+    digest = hashlib.sha256(repr((_version(compiler), FLAGS, sorted(processor_flags()))).encode())
     for name, data in sources:
         digest.update(name.encode() + b"\0" + data + b"\0")
     return digest.hexdigest()[:16]

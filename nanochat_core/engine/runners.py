@@ -24,6 +24,7 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
 from nanochat_core.runtime.device import compute_dtype
 from nanochat_core.runtime.memory import memory_left
+from nanochat_core.runtime.versions import note_version
 from nanochat_core.scaling import num_lm_head_params, num_matrix_params
 
 PRECISIONS = ("model", "fp32", "bf16", "int8")
@@ -151,7 +152,12 @@ def open_runner(
         threads=threads,
         runner=runner,
     )
-    tell = on_choice or (lambda choice: None)
+
+    def tell(choice: Choice) -> None:
+        note_version("runner", f"{choice.runner} in {choice.precision}")
+        if on_choice is not None:
+            on_choice(choice)
+
     if choice.runner == "native":
         tell(choice)
         return NativeRunner(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from flows.artifacts import Published, find_manifest, newest_manifests, publish, supersede
@@ -14,6 +15,7 @@ from flows.cache import Cache, fetch
 from flows.manifest import Manifest
 from infra.storage.base import Missing
 from infra.storage.local import LocalStore
+from nanochat_core.data.shard_files import write_shard
 from nanochat_core.errors import ArtifactError, StageError, StoreError
 from tests.flows.rows import (
     GIGABYTE,
@@ -94,6 +96,20 @@ def test_a_second_one_with_other_contents_is_adopted_and_recorded(
         store, recorded, Cache(tmp_path / "cache", GIGABYTE)
     )  # its bytes are there to be compared
     assert (directory / "files" / "train.rows").read_bytes() == b"other!"
+
+
+def test_the_same_text_from_another_version_of_the_writer_is_the_same_artifact(
+    store: LocalStore, tmp_path: Path
+):
+    path = write_output(tmp_path) / "shard_00000.parquet"
+    write_shard(path, ["one document", "another"], scratch=path.parent.parent)
+    first = publish_rows(store, tmp_path)
+    written_by = f"version {pa.__version__}".encode()
+    path.write_bytes(path.read_bytes().replace(written_by, written_by[:-1] + b"x"))
+    again = publish_rows(store, tmp_path)
+    assert again == Published(manifest=first.manifest, adopted=True, divergence=None)
+    write_shard(path, ["one document", "a third"], scratch=path.parent.parent)
+    assert publish_rows(store, tmp_path).divergence is not None
 
 
 PUBLISHER = """

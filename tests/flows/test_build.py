@@ -1,6 +1,7 @@
 """Reuse, lease, fetch, run, publish: what happens to one stage, without Prefect."""
 
 import os
+import platform
 import threading
 import time
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_the_manifest_says_how_the_stage_was_executed(toys: Any) -> None:
 
     assert manifest.provenance.run == "run-7"
     assert [log.path for log in manifest.logs] == ["events.jsonl", "metrics.parquet"]
+    assert manifest.provenance.versions == {"python": platform.python_version()}  # all it loaded
     (segment,) = manifest.provenance.segments
     assert (segment["first_step"], segment["last_step"]) == (0, 2)
     assert (segment["device"], segment["processes"], segment["threads"]) == ("cpu", 1, 1)

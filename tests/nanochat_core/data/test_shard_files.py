@@ -8,6 +8,7 @@ from nanochat_core.data.shard_files import (
     Origin,
     ShardFile,
     ShardSet,
+    find_text_digest,
     inspect_shard,
     read_row_groups,
     row_group_sizes,
@@ -148,3 +149,47 @@ def test_shards_remember_where_they_came_from(write_shards):
     origin = Origin(repository="me/data", revision="main", commit="0" * 40)
     ShardSet(directory=made.directory, shards=made.shards, origin=origin).write()
     assert ShardSet.open(made.directory).origin == origin
+
+
+def by_another_version(path):
+    """The same file as another version of pyarrow names itself in its footer."""
+    data, written_by = path.read_bytes(), f"version {pa.__version__}".encode()
+    assert data.count(written_by) == 1
+    other = path.with_name(f"other-{path.name}")
+    other.write_bytes(data.replace(written_by, written_by[:-1] + b"x"))
+    return other
+
+
+def test_text_has_one_digest_whichever_version_and_compression_wrote_it(tmp_path):
+    texts = ["\u00e9t\u00e9 \u4e2d", "", *DOCUMENTS * 3]
+    path = tmp_path / "shard.parquet"
+    write_shard(path, texts, scratch=tmp_path)
+    other = by_another_version(path)
+    large = pa.array(texts, pa.large_string())
+    again = write(tmp_path / "again.parquet", large, compression="gzip", row_group_size=1024)
+    assert path.read_bytes() != other.read_bytes()
+    assert find_text_digest(path) == find_text_digest(other) == find_text_digest(again)
+
+
+def test_other_documents_or_row_groups_have_another_digest(tmp_path):
+    digests = {
+        find_text_digest(write(tmp_path / "shard.parquet", texts, row_group_size=size))
+        for texts, size in (
+            (["ab", "c", "d"], 3),
+            (["a", "bc", "d"], 3),
+            (["c", "ab", "d"], 3),
+            (["ab", "c"], 3),
+            (["ab", "c", "d"], 2),
+            (["ab", "c", "d", ""], 4),
+        )
+    }
+    assert len(digests) == 6
+    assert None not in digests
+
+
+def test_only_parquet_files_of_text_alone_have_a_text_digest(tmp_path):
+    pq.write_table(pa.table({"text": ["a"], "id": [1]}), tmp_path / "two.parquet")
+    pq.write_table(pa.table({"text": [1]}), tmp_path / "number.parquet")
+    (tmp_path / "none.parquet").write_bytes(b"no parquet")
+    names = ("two", "number", "none")
+    assert [find_text_digest(tmp_path / f"{name}.parquet") for name in names] == [None] * 3

@@ -1,5 +1,7 @@
 """Which runner is chosen, and the memory it is said to take."""
 
+import importlib.metadata
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from nanochat_core.engine.speed import make_endless
 from nanochat_core.engine.torch_runner import TorchRunner
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
+from nanochat_core.runtime.versions import versions_in_use
 from nanochat_core.scaling import model_for_depth, numerics
 from nanochat_core.tokenizer.bpe import Tokenizer
 
@@ -238,3 +241,13 @@ def test_kernels_are_chosen_where_they_run_and_agree_with_torch(make_model, prec
     ]
     share = (logits[0] - logits[1]).square().mean() / logits[1].square().mean()
     assert share.sqrt() < {"fp32": 1e-5, "bf16": 0.03, "int8": 0.1}[precision]
+
+
+@pytest.mark.parametrize("name", ["torch", pytest.param("native", marks=needs_kernels)])
+def test_what_runs_a_model_is_noted_for_the_manifest(make_model, name):
+    open_runner(make_model(), park_tokens=[], num_slots=1, memory=GB, runner=name)
+    versions = versions_in_use()
+    assert versions["runner"] == f"{name} in fp32"
+    assert versions["torch"] == importlib.metadata.version("torch")
+    if name == "native":
+        assert re.search(r"\d+\.\d+", versions["compiler"])

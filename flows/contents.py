@@ -1,0 +1,15 @@
+"""Content digests of files whose bytes depend on the version of the library that wrote them."""
+
+from pathlib import Path
+
+PARQUET = ".parquet"
+
+
+def content_of(path: Path) -> str | None:
+    """Return the digest of the documents in a parquet file of text; None for any other file."""
+    if path.suffix != PARQUET:
+        return None
+    # Only artifacts with such files pay for pyarrow.
+    from nanochat_core.data.shard_files import find_text_digest
+
+    return find_text_digest(path)

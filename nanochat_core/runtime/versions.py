@@ -1,0 +1,23 @@
+"""Versions of what made a result: recorded with the artifact, and no part of its identity."""
+
+import importlib.metadata
+import platform
+import sys
+
+_PACKAGES = ("torch", "numpy", "pyarrow", "tiktoken", "rustbpe")
+_NOTED: dict[str, str] = {}
+
+
+def note_version(name: str, version: str) -> None:
+    """Record what no package version tells, such as the compiler of the kernels in use."""
+    _NOTED[name] = version
+
+
+def versions_in_use() -> dict[str, str]:
+    """Return name -> version: of Python, of the packages that this process loaded, as noted."""
+    found = {"python": platform.python_version()}
+    found |= {name: importlib.metadata.version(name) for name in _PACKAGES if name in sys.modules}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        found["cuda"] = str(torch.version.cuda)
+    return found | _NOTED
