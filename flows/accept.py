@@ -17,7 +17,7 @@ from flows.manifest import File, Input, Manifest
 from flows.parallel import in_parallel
 from flows.plan import Plan, StagePlan
 from flows.prove import Proof, Tell, code_that_made, prove
-from flows.reasons import Change, compare, nearest
+from flows.reasons import PASSED_ON, Change, compare, nearest
 from flows.revocation import accepted_from, find_revoked, one_line
 from flows.stages import Stage
 from infra.placement import Placement
@@ -221,7 +221,7 @@ def _check_only_code(origin: Manifest, changes: Iterable[Change]) -> None:
 
 def _decisive(changes: Iterable[Change]) -> list[Change]:
     """What makes an artifact another one, whatever a person says of it."""
-    return [change for change in changes if change.kind in ("config", "input")]
+    return [change for change in changes if change.kind in ("config", *PASSED_ON)]
 
 
 def _check_there(store: Store, manifest: Manifest) -> None:

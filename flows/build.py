@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from flows import checkpoints, lock
 from flows.artifacts import Published, find_manifest, publish, supersede
-from flows.fingerprint import CARRIERS, Code, Identity, identify
+from flows.fingerprint import CARRIERS, Code, Identity
 from flows.heartbeat import Lease
 from flows.lease import Claim
-from flows.manifest import Manifest, Provenance
+from flows.manifest import Manifest, Provenance, identify_from
 from flows.reservations import reserve
 from flows.revocation import find_revoked
 from flows.running import fetch_inputs, make_job, run_stage, work_of
@@ -87,10 +87,9 @@ class Sought:
 
 def seek(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bool) -> Sought:
     """Look whether the artifact of `stage` made from `inputs` is there, as `build` does first."""
-    digests = {source.name: inputs[source.name].digest for source in stage.inputs}
     # The files are read now, not at the start of the run: they are what the job will import.
     code = Code(site.root, cache=site.work / "code.json")
-    identity = identify(stage, site.run, digests, code=code)
+    identity = identify_from(stage, site.run, inputs, code=code)
     found = find_usable(site, identity)
     redo = force and (found is None or found.provenance.run != site.run_id)
     kept = _keep(site, identity) if found is not None and not redo else None

@@ -1,9 +1,9 @@
 """Fetched artifacts on this machine: verified at each use, shared by processes, limited in size.
 
-{stage}/{fingerprint}-{digest}/          files/, logs/, manifest.json
-{stage}/.{fingerprint}-{digest}.new/     an unfinished fetch; the next one goes on with it
-{stage}/{fingerprint}-{digest}.used      locked shared by whoever uses it; its time is the last use
-{stage}/{fingerprint}-{digest}.lock      held by the one who fetches
+{stage}/{fingerprint}-{record}/          files/, logs/, manifest.json
+{stage}/.{fingerprint}-{record}.new/     an unfinished fetch; the next one goes on with it
+{stage}/{fingerprint}-{record}.used      locked shared by whoever uses it; its time is the last use
+{stage}/{fingerprint}-{record}.lock      held by the one who fetches
 
 What is in use is known by a kernel lock, which ends with its process, however that ends. It is
 flock and not the filelock package, because many may use an artifact at once and that package has no
@@ -12,6 +12,7 @@ shared locks.
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -138,7 +139,10 @@ class Cache:
                     total -= size
 
     def _entry(self, manifest: Manifest) -> _Entry:
-        name = f"{short(manifest.fingerprint)}-{short(manifest.digest)}"
+        # By the whole manifest: another store's artifact of the same content has other records,
+        # which are not to replace those that a job is reading.
+        record = hashlib.sha256(manifest.to_json()).hexdigest()
+        name = f"{short(manifest.fingerprint)}-{short(record)}"
         return _Entry(directory=self.directory / manifest.stage / name)
 
     def _use(self, entry: _Entry) -> None:

@@ -78,15 +78,25 @@ class Module:
 
 
 def identify(
-    stage: Stage, run: RunConfig, inputs: Mapping[str, str], *, code: "Code | None" = None
+    stage: Stage,
+    run: RunConfig,
+    inputs: Mapping[str, str],
+    *,
+    code: "Code | None" = None,
+    records: Mapping[str, str] | None = None,
 ) -> Identity:
     """The identity of `stage` in `run`, given the content digest of each of its inputs.
 
+    `records` has the digest of each input's manifest and logs, for a stage that reads them.
     `code` is the code that would run; without one it is read from this repository.
     """
     assert set(inputs) == {source.name for source in stage.inputs}, (stage.name, sorted(inputs))
     preimage = preimage_of(stage, run, code=code or Code(REPOSITORY))
     preimage["inputs"] = dict(inputs)
+    if stage.reads_records:
+        assert records is not None, stage.name
+        assert set(records) == set(inputs), (stage.name, sorted(records))
+        preimage["records"] = dict(records)
     return Identity(stage=stage.name, fingerprint=fingerprint_of(preimage), preimage=preimage)
 
 

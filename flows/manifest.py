@@ -4,17 +4,20 @@ An artifact exists once its manifest does. What a manifest says is checked on re
 does not follow from its parts, or a path that would leave its directory, is refused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self, TypeAlias, TypeVar
 
 from flows.documents import mend_hint, seal, unseal
-from flows.fingerprint import fingerprint_of, short
+from flows.fingerprint import Code, Identity, fingerprint_of, identify, short
+from flows.stages import Stage
 from infra.storage.base import check_key
+from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, StoreError
 from nanochat_core.section import Tree
 
 FORMAT = 2
+EVENTS = "events.jsonl"  # the log with a job's steps and evaluations
 Facts: TypeAlias = dict[str, Any]  # plain JSON values: numbers, short strings, lists, groups
 
 _M = TypeVar("_M", bound="Manifest")
@@ -115,6 +118,33 @@ def digest_of(files: Iterable[File]) -> str:
         for f in sorted(files, key=lambda f: f.path)
     ]
     return fingerprint_of({"files": rows})
+
+
+def identify_from(
+    stage: Stage, run: RunConfig, inputs: Mapping[str, Manifest], *, code: Code
+) -> Identity:
+    """Return the identity of `stage` in `run`, made from these artifacts."""
+    digests = {source.name: inputs[source.name].digest for source in stage.inputs}
+    records = {name: record_digest(inputs[name]) for name in digests}
+    return identify(stage, run, digests, code=code, records=records)
+
+
+def record_digest(manifest: Manifest) -> str:
+    """Return 64 hex digits over all that the report reads of an artifact besides its files.
+
+    Run, owner, time of creation and versions are not shown there and do not count.
+    """
+    made = manifest.provenance
+    return fingerprint_of(
+        {
+            "fingerprint": manifest.fingerprint,  # stands for its pre-image and its inputs
+            "files": [[file.path, file.size] for file in manifest.files],
+            "git_commit": made.git_commit,
+            "metrics": made.metrics,
+            "segments": list(made.segments),
+            "logs": [[log.path, log.sha256] for log in manifest.logs if log.path == EVENTS],
+        }
+    )
 
 
 def _from_tree(cls: type[_M], tree: Facts) -> _M:

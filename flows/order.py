@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from flows.artifacts import find_manifest
 from flows.build import Built, Site, Watch, build
-from flows.fingerprint import Code, Identity, fingerprint_of, identify, short
-from flows.manifest import Manifest
+from flows.fingerprint import Code, Identity, fingerprint_of, short
+from flows.manifest import Manifest, identify_from
 from flows.profiles import make_placement, open_profile
 from flows.references import check_stage
 from flows.runs import Run
@@ -147,9 +147,8 @@ def check_same(order: Order, stage: Stage, site: Site, inputs: Mapping[str, Mani
     """What this machine would build, which is what was ordered. Raises ConfigError when not."""
     if missing := [source.name for source in stage.inputs if source.name not in inputs]:
         raise ConfigError(f"the order of {order.name} lacks its input {missing[0]}")
-    digests = {source.name: inputs[source.name].digest for source in stage.inputs}
     code = Code(site.root, cache=site.work / "code.json")
-    ours = identify(stage, site.run, digests, code=code)
+    ours = identify_from(stage, site.run, inputs, code=code)
     if ours.fingerprint != order.fingerprint:
         raise ConfigError(
             f"{order.name} was ordered, but this machine would build "

@@ -17,10 +17,10 @@ from typing import Literal, TypeAlias
 
 from flows.artifacts import find_manifest, newest_manifests
 from flows.estimate import Estimate, estimate, remaining
-from flows.fingerprint import REPOSITORY, Code, Identity, identify, preimage_of
+from flows.fingerprint import REPOSITORY, Code, Identity, preimage_of
 from flows.given import check_stages, stages_with
-from flows.manifest import Manifest
-from flows.reasons import Change, compare, is_built, nearest
+from flows.manifest import Manifest, identify_from
+from flows.reasons import PASSED_ON, Change, compare, is_built, nearest
 from flows.revocation import Revoked, find_revocation, find_revoked
 from flows.stages import STAGES, Stage, stages_to_redo
 from flows.unfinished import Resume, find_builder, find_resume
@@ -158,11 +158,11 @@ class _Planner:
     ) -> StagePlan:
         """The plan of `stage`, those of its inputs being `done`."""
         inputs = [done[source.name] for source in stage.inputs]
-        digests = {item.stage.name: item.manifest.digest for item in inputs if item.manifest}
+        made = {item.stage.name: item.manifest for item in inputs if item.manifest}
         is_wanted = stage.name in wanted
         if any(item.state != "=" for item in inputs):
-            return self._after(stage, inputs, digests, is_wanted=is_wanted)
-        identity = identify(stage, self._run, digests, code=self._code)
+            return self._after(stage, inputs, made, is_wanted=is_wanted)
+        identity = identify_from(stage, self._run, made, code=self._code)
         manifest, revoked = self._find(identity)
         if manifest is None:
             return self._to_build(stage, identity, is_wanted=is_wanted)
@@ -234,13 +234,13 @@ class _Planner:
         self,
         stage: Stage,
         inputs: Sequence[StagePlan],
-        digests: Mapping[str, str],
+        made: Mapping[str, Manifest],
         *,
         is_wanted: bool,
     ) -> StagePlan:
         """A stage after others that are to be built first."""
-        if len(digests) == len(inputs):
-            identity = identify(stage, self._run, digests, code=self._code)
+        if len(made) == len(inputs):
+            identity = identify_from(stage, self._run, made, code=self._code)
             manifest, revoked = self._find(identity)
             if manifest is not None:
                 return self._provisional(stage, manifest, revoked, inputs, is_wanted=is_wanted)
@@ -361,8 +361,8 @@ def _why(history: list[Manifest], changes: list[Change]) -> tuple[State, str]:
     """The state and reason of a stage that no artifact fits: its own changes, then its inputs'."""
     if not history:
         return "+", ""
-    own = [str(change) for change in changes if change.kind != "input"]
-    passed_on = [str(change) for change in changes if change.kind == "input"]
+    own = [str(change) for change in changes if change.kind not in PASSED_ON]
+    passed_on = [str(change) for change in changes if change.kind in PASSED_ON]
     return "~", _joined(_listed(own), _listed(passed_on))
 
 

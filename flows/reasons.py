@@ -11,13 +11,15 @@ from typing import Any, Literal, TypeAlias, cast
 from flows.manifest import Facts, Input, Manifest
 from nanochat_core.section import Tree
 
-Kind: TypeAlias = Literal["format", "config", "code", "input"]
+Kind: TypeAlias = Literal["format", "config", "code", "input", "record"]
 _PARTS: dict[Kind, str] = {  # of a pre-image, root causes first
     "format": "format",
     "config": "config",
     "code": "code",
     "input": "inputs",
+    "record": "records",
 }
+PASSED_ON: tuple[Kind, ...] = ("input", "record")  # from what the stage is made from
 _MAX_TEXT = 40  # characters of a value that are shown
 
 
@@ -30,7 +32,7 @@ _ABSENT = _Absent()
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One leaf that differs. An input's change is propagation; the others are root causes."""
+    """One leaf that differs. An input's or its record's is propagation, others are root causes."""
 
     kind: Kind
     name: str  # pretrain.num_steps; nanochat_core.optim.muon or tasks/words.txt; rows
@@ -109,12 +111,14 @@ def compare(
     old: Mapping[str, Tree], new: Mapping[str, Tree], *, with_inputs: bool = True
 ) -> list[Change]:
     """Every difference between two pre-images of one stage, root causes first."""
-    return [
+    changes = [
         Change(kind=kind, name=name, old=_text(before), new=_text(after))
         for kind, part in _PARTS.items()
-        if with_inputs or kind != "input"
+        if with_inputs or kind not in PASSED_ON
         for name, before, after in _differences("", old.get(part, _ABSENT), new.get(part, _ABSENT))
     ]
+    others = {change.name for change in changes if change.kind == "input"}  # so is their record
+    return [change for change in changes if change.kind != "record" or change.name not in others]
 
 
 def nearest(

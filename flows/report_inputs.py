@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from flows.manifest import Manifest
+from flows.manifest import EVENTS, Manifest
 from flows.stages import REPORT
 from nanochat_core.errors import ArtifactError
 from nanochat_core.runtime.progress import last_by_step, read_events
@@ -108,7 +108,7 @@ def open_artifacts(inputs: Mapping[str, Path]) -> dict[str, Artifact]:
 
 def _open_artifact(stage: str, files: Path) -> Artifact:
     path = files.parent / "manifest.json"
-    events = files.parent / "logs" / "events.jsonl"
+    events = files.parent / "logs" / EVENTS
     for needed in (path, files):
         if not needed.exists():
             raise ArtifactError(

@@ -20,6 +20,7 @@ class Stage:
     entry: str  # module with `run(job)`
     compute: Literal["cpu", "gpu"]
     format: int = 1  # of the files it writes; raise it when their meaning changes
+    reads_records: bool = False  # reads its inputs' manifests and logs besides their files
 
 
 SHARDS = Stage(
@@ -138,6 +139,7 @@ REPORT = Stage(
     config=(),
     entry="flows.report",
     compute="cpu",
+    reads_records=True,
 )
 
 STAGES: tuple[Stage, ...] = (*_BEFORE_REPORT, REPORT)

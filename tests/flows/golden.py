@@ -63,7 +63,7 @@ def _of_run(run: RunConfig, code: Code) -> dict[str, str]:
     found: dict[str, str] = {}
     for stage in STAGES:
         inputs = {source.name: digests[source.name] for source in stage.inputs}
-        found[stage.name] = identify(stage, run, inputs, code=code).fingerprint
+        found[stage.name] = identify(stage, run, inputs, code=code, records=inputs).fingerprint
     return found
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.artifacts import publish
-from flows.fingerprint import Code, identify
-from flows.manifest import Manifest, Provenance
+from flows.fingerprint import Code
+from flows.manifest import Manifest, Provenance, identify_from
 from flows.plan import Plan, make_plan
 from flows.runs import Run
 from flows.stages import STAGES
@@ -64,7 +64,7 @@ def build(
     built: dict[str, Manifest] = {}
     for stage in STAGES:
         inputs = {source.name: built[source.name] for source in stage.inputs}
-        identity = identify(stage, run, {n: m.digest for n, m in inputs.items()}, code=code)
+        identity = identify_from(stage, run, inputs, code=code)
         output = work / "output" / stage.name
         output.mkdir(parents=True, exist_ok=True)
         (output / "data").write_text(content(identity.fingerprint))

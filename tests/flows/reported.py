@@ -10,6 +10,7 @@ from flows.fingerprint import canonical_config, fingerprint_of
 from flows.manifest import File, Input, Manifest, Provenance, digest_of
 from flows.profiles import open_profile
 from flows.stages import REPORT, Stage
+from flows.verify import sha256_of
 from nanochat_core.config import RunConfig
 from nanochat_core.job import Job, Resources
 
@@ -191,7 +192,10 @@ def make_manifest(stage: Stage, files: Path, made: dict[str, Manifest], run: Run
         fingerprint=fingerprint_of(preimage),
         preimage=preimage,
         files=listed,
-        logs=(),
+        logs=tuple(
+            File(path=p.name, size=p.stat().st_size, sha256=sha256_of(p), key=f"logs/{p.name}")
+            for p in sorted((files.parent / "logs").iterdir())
+        ),
         digest=digest_of(listed),
         inputs=inputs,
         provenance=Provenance(

@@ -231,7 +231,7 @@ class Campaign:
 
     def _damage_copy(self, number: int, place: str, kind: str, item: Manifest) -> None:
         """In the cache: it must be mended, and nothing else fetched."""
-        directory = self._cache / item.stage / f"{short(item.fingerprint)}-{short(item.digest)}"
+        (directory,) = (self._cache / item.stage).glob(f"{short(item.fingerprint)}-*[0-9a-f]")
         file = self._generator.choice([*item.files, *item.logs])
         folder = "files" if file in item.files else "logs"
         path = directory / folder / file.path
