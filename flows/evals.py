@@ -37,7 +37,7 @@ from flows.lost import RETRIES
 from flows.manifest import Manifest
 from flows.pipeline import (
     Outcome,
-    check_budget,
+    open_starts,
     run_pipeline,
     tell_nobody,
     with_pool,
@@ -121,7 +121,9 @@ def nanochat_eval(
     rule = Rule(metric=metric, drop=drop, against=against)
     home = caller.home if caller else default_home()
     opened_store = open_store(store or default_store(home))
-    check_budget(opened_store, [flow_run.get_name() or history_name(model)], pool=pool)
+    run_id = flow_run.get_name() or history_name(model)
+    # An evaluation leaves no checkpoints, so its records say all.
+    starts = open_starts(opened_store, [run_id], pool=pool, will_plan=False)
     suite = open_suite(
         opened_store,
         model,
@@ -137,7 +139,7 @@ def nanochat_eval(
     placement.home.mkdir(parents=True, exist_ok=True)
     site = Site(
         run=suite.opened.run,
-        run_id=flow_run.get_name() or history_name(model),
+        run_id=run_id,
         placement=placement,
         store=opened_store,
         watch=caller.watch if caller else tell_nobody,
@@ -159,6 +161,7 @@ def nanochat_eval(
         ended=None,
         stages={},
     )
+    run = starts.record_in(run)
     return evaluate(model, suite.stages, site, run, rule, given=suite.given, retries=retries)
 
 

@@ -38,6 +38,7 @@ from flows.pipeline import (
     cancel_orders_of,
     check_budget,
     is_last_word,
+    open_starts,
     tell_nobody,
     with_pool,
 )
@@ -123,7 +124,7 @@ def miniseries(
         member.depth: f"{member.name}-{run_id.removeprefix(f'miniseries-{series.name}-')}"
         for member in series.members
     }
-    check_budget(opened_store, list(ids.values()), pool=pool)
+    starts = open_starts(opened_store, list(ids.values()), pool=pool)
     placement = with_pool(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     site = Site(
@@ -136,6 +137,10 @@ def miniseries(
         stop=caller.stop if caller else threading.Event(),
     )
     planned = plan_series(series, site.store, site.work, placement)
+    for depth, run in ids.items():
+        mine = [p.item for p in planned.units if depth in {m.depth for m in p.unit.members}]
+        starts = starts.add_plan(run, mine)
+    check_budget(opened_store, starts, pool=pool)
     if not planned.is_done:
         check_decides(site.store)
     runs = {
@@ -154,6 +159,7 @@ def miniseries(
         )
         for member in series.members
     }
+    runs = {depth: starts.record_in(run) for depth, run in runs.items()}
     return sweep(series, units_of(series), site, runs, planned=planned, retries=retries)
 
 

@@ -46,6 +46,7 @@ from flows.run_record import RunRecord
 from flows.runs import Run, check_name, find_run, new_run_id, timestamp
 from flows.stage_task import failing_in_a_line, submit
 from flows.stages import REPORT, Stage, stages_to_redo
+from flows.starts import Starts, read_starts
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
 from infra.placement import Placement
 from infra.storage.base import Store
@@ -54,7 +55,7 @@ from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreEr
 
 REPORT_PAGE = "report.html"
 _REPORT_TEXT = "report.md"
-MOST_STARTS = 10  # of one flow run: crashed ones are started again by themselves
+MOST_STARTS = 10  # of one flow run in a row without getting further: crashed ones are resumed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +126,13 @@ def nanochat(
         settings=place,
     )
     opened_store = open_store(placement.store)
-    check_budget(opened_store, [flow_run.get_name() or profile], pool=pool)
+    run_id = flow_run.get_name() or profile
+    starts = open_starts(opened_store, [run_id], pool=pool)
     placement = with_pool(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     site = Site(
         run=opened.run,
-        run_id=flow_run.get_name() or profile,
+        run_id=run_id,
         placement=placement,
         store=opened_store,
         watch=caller.watch if caller else tell_nobody,
@@ -147,6 +149,8 @@ def nanochat(
         given=given,
         placement=placement,
     )
+    starts = starts.add_plan(run_id, plan.stages)
+    check_budget(opened_store, starts, pool=pool)
     if plan.exit_code:
         check_decides(site.store)
     run = Run(
@@ -165,6 +169,7 @@ def nanochat(
     )
     stages = stages_with(given)
     redo = stages_to_redo(stages, force=force, from_stage=from_stage)
+    run = starts.record_in(run)
     return run_pipeline(stages, site, run, plan=plan, redo=redo, given=given, retries=retries)
 
 
@@ -248,23 +253,36 @@ def run_pipeline(
     )
 
 
-def check_budget(store: Store, runs: Sequence[str], *, pool: str | None) -> None:
-    """What is resumed by itself ends at last, and as Failed: only Crashed runs are resumed.
+def open_starts(
+    store: Store, runs: Sequence[str], *, pool: str | None, will_plan: bool = True
+) -> Starts:
+    """Return what earlier starts of this flow run reached. Raises what `check_budget` raises.
 
     Called before anything that may end the process. `runs` are the ids of the records that the flow
-    run writes; nothing that they have ordered of the pool goes on.
+    run writes. If a plan follows, one more start is allowed: only the plan finds the checkpoints of
+    the start before.
     """
-    count = flow_run.get_run_count()
-    if count <= MOST_STARTS:
+    starts = read_starts(store, runs, number=flow_run.get_run_count())
+    check_budget(store, starts, pool=pool, spare=int(will_plan))
+    return starts
+
+
+def check_budget(store: Store, starts: Starts, *, pool: str | None, spare: int = 0) -> None:
+    """Raise StageError if too many starts in a row got no further, so that resuming ends.
+
+    The flow run ends as Failed, and only Crashed ones are resumed. Its orders are cancelled.
+    """
+    if starts.idle < MOST_STARTS + spare:
         return
-    for run in runs:
+    for run in starts.reached:
         if pool is not None:
             cancel_orders_of(run)
         with contextlib.suppress(StoreError, ArtifactError):  # it may be what ended the process
             if (found := find_run(store, run)) is not None:
                 RunRecord(store, found).end("failed")
     raise StageError(
-        f"{runs[0]} was started {count} times and never came to its end",
+        f"{next(iter(starts.reached))} was started {starts.number} times; the last {starts.idle} "
+        "got no further than those before",
         hint="see in its logs what ended it; a new run goes on from what is stored",
     )
 

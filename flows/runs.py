@@ -8,7 +8,7 @@ import datetime
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
 from flows.documents import find_document, mend_hint, seal
@@ -44,6 +44,10 @@ class Run:
     started: str  # UTC, 2026-11-21T05:53:38Z
     ended: str | None
     stages: dict[str, str]  # stage -> fingerprint, of the artifacts known so far
+    # What the starts of its flow run reached (flows/starts.py): stage/fingerprint -> step of the
+    # newest checkpoint, stage/fingerprint/manifest.json -> 1 for an artifact.
+    reached: dict[str, int] = field(default_factory=dict[str, int])
+    progressed: int = 0  # the newest start that got further; 0: none
 
 
 def timestamp(seconds: float) -> str:

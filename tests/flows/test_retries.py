@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from flows.runs import find_run, write_run
+from flows.lost import StageLost
+from flows.runs import Run, find_run, write_run
+from flows.starts import read_starts
 from infra.launch.torchrun import JobFailed
 from infra.prefect_server import Server
 from infra.storage.local import LocalStore
@@ -129,8 +131,8 @@ def test_a_run_that_was_started_too_often_fails_before_it_plans(
 
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
     monkeypatch.setattr(pipeline, "make_plan", plan)
-    monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: pipeline.MOST_STARTS + 1)
-    with pytest.raises(StageError, match="was started 11 times and never came to its end"):
+    monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: pipeline.MOST_STARTS + 2)
+    with pytest.raises(StageError, match="was started 12 times; the last 11 got no further"):
         pipeline.nanochat(store=(tmp_path / "store").as_uri())
 
 
@@ -143,13 +145,40 @@ def test_what_was_started_too_often_leaves_a_record_and_no_orders(
     write_run(store, make_run("one"))
     cancelled: list[str] = []
     monkeypatch.setattr(pipeline, "cancel_orders_of", cancelled.append)
-    monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: pipeline.MOST_STARTS)
-    pipeline.check_budget(store, ["one", "two"], pool="gpu")
-    monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: pipeline.MOST_STARTS + 1)
+    starts = read_starts(store, ["one", "two"], number=pipeline.MOST_STARTS)
+    pipeline.check_budget(store, starts, pool="gpu")
+    starts = read_starts(store, ["one", "two"], number=pipeline.MOST_STARTS + 1)
     with pytest.raises(StageError, match="one was started 11 times"):
-        pipeline.check_budget(store, ["one", "two"], pool="gpu")
+        pipeline.check_budget(store, starts, pool="gpu")
     assert cancelled == ["one", "two"]
     found = find_run(store, "one")
     assert found is not None
     assert found.status == "failed"
     assert find_run(store, "two") is None
+
+
+def test_starts_that_get_further_are_not_counted(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows import pipeline
+
+    store = LocalStore(tmp_path / "store")
+    built: dict[str, str] = {}
+
+    def die(stages: Any, site: Any, run: Run, **options: Any) -> Any:
+        write_run(store, replace(run, stages=built))
+        raise StageLost("the process died")
+
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
+    monkeypatch.setattr(pipeline, "run_pipeline", die)
+    monkeypatch.setattr(pipeline, "MOST_STARTS", 2)
+    monkeypatch.setattr(pipeline.flow_run, "get_name", lambda: "one")
+    for number in range(1, 7):
+        monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda number=number: number)
+        if number <= 4:
+            built[f"stage{number}"] = "0" * 64
+        with pytest.raises(StageLost, match="the process died"):
+            pipeline.nanochat(store=store.url)
+    monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: 7)
+    with pytest.raises(StageError, match="one was started 7 times; the last 2 got no further"):
+        pipeline.nanochat(store=store.url)
