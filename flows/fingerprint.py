@@ -41,6 +41,7 @@ CARRIERS = frozenset(
         "nanochat_core.runtime.interrupt",
         "nanochat_core.runtime.metrics",
         "nanochat_core.runtime.peak",
+        "nanochat_core.runtime.process_start",
         "nanochat_core.runtime.progress",
         "nanochat_core.runtime.sinks",
         "nanochat_core.runtime.versions",
