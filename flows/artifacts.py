@@ -15,6 +15,7 @@ import os
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from flows.fingerprint import Identity, short
 from flows.manifest import FORMAT, File, Input, Manifest, Provenance, digest_of
 from flows.shared_files import LOOKED_AT, Shared, find_shared, sharing
 from flows.verify import sha256_of, transfer_each
-from infra.storage.base import OnBytes, Store, ignore_bytes
+from infra.storage.base import OnBytes, Persist, Store, call_once, ignore_bytes
 from nanochat_core.errors import ArtifactError
 
 _PUT_ASIDE = "superseded"  # in a manifest's place: the digest of the one that was put aside
@@ -67,26 +68,31 @@ def publish(
     provenance: Provenance,
     fence: Callable[[], None],
     on_bytes: OnBytes = ignore_bytes,
+    persist: Persist = call_once,
 ) -> Published:
     """Store the files under `output` as the artifact `identity`; `logs` are single files beside it.
 
     `fence` is called last, right before the manifest is written, and raises if this attempt has
     lost its right to (see flows/lease.py). Whoever finds that another attempt was first adopts its
-    artifact. Raises ArtifactError when `output` holds nothing, or something that no artifact can
-    hold, or cannot be read, and StoreError.
+    artifact. `persist` repeats each file's upload, and the commit with its fence, while the store
+    does not answer. Raises ArtifactError when `output` holds nothing, or something that no artifact
+    can hold, or cannot be read, and StoreError.
     """
     attempt = uuid.uuid4().hex[:12]
     place = f"{identity.stage}/{identity.fingerprint}"
     with contextlib.ExitStack() as stack:
         with _reading_output(identity.stage):
             found = _files_of(identity.stage, output)
-            earlier = newest_manifests(store, identity.stage, LOOKED_AT)
             sizes = [path.stat().st_size for path in found]
-            shared = stack.enter_context(sharing(store, identity, sizes, earlier))
-            files = _upload(store, f"{place}/files/{attempt}", output, found, shared, on_bytes)
-            kept = [
-                _upload(store, f"{place}/logs/{attempt}", x.parent, [x], {}, on_bytes) for x in logs
-            ]
+
+            def share() -> Shared:
+                earlier = newest_manifests(store, identity.stage, LOOKED_AT)
+                return stack.enter_context(sharing(store, identity, sizes, earlier))
+
+            upload = partial(_upload, store, on_bytes=on_bytes, persist=persist)
+            shared = persist(share)
+            files = upload(f"{place}/files/{attempt}", output, found, shared)
+            kept = [upload(f"{place}/logs/{attempt}", x.parent, [x], {}) for x in logs]
         digest = digest_of(files)
         manifest = Manifest(
             stage=identity.stage,
@@ -99,9 +105,9 @@ def publish(
                 n: Input(fingerprint=m.fingerprint, digest=m.digest) for n, m in inputs.items()
             },
             provenance=provenance,
-            divergences=tuple(_other_contents(store, place, digest)),
+            divergences=tuple(persist(lambda: _other_contents(store, place, digest))),
         )
-        return commit(store, manifest, attempt=attempt, fence=fence)
+        return persist(lambda: commit(store, manifest, attempt=attempt, fence=fence))
 
 
 def commit(
@@ -244,7 +250,14 @@ def _reading_output(stage: str) -> Generator[None]:
 
 
 def _upload(
-    store: Store, prefix: str, base: Path, paths: list[Path], shared: Shared, on_bytes: OnBytes
+    store: Store,
+    prefix: str,
+    base: Path,
+    paths: list[Path],
+    shared: Shared,
+    *,
+    on_bytes: OnBytes,
+    persist: Persist,
 ) -> tuple[File, ...]:
     """Store files whose bytes are nowhere in `shared`."""
 
@@ -260,7 +273,10 @@ def _upload(
         store.upload(file.key, path, on_bytes=on_bytes)
         return file
 
-    return tuple(transfer_each(upload_one, paths, on_bytes=on_bytes))
+    def upload_until_stored(path: Path, on_bytes: OnBytes) -> File:
+        return persist(lambda: upload_one(path, on_bytes))
+
+    return tuple(transfer_each(upload_until_stored, paths, on_bytes=on_bytes))
 
 
 def _other_contents(store: Store, place: str, digest: str) -> list[str]:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from flows import checkpoints, lock
 from flows.artifacts import Published, find_manifest, publish, supersede
@@ -18,6 +19,7 @@ from flows.fingerprint import CARRIERS, Code, Identity
 from flows.heartbeat import Lease
 from flows.lease import Claim
 from flows.manifest import Manifest, Provenance, identify_from
+from flows.outage import StoreWait
 from flows.reservations import reserve
 from flows.revocation import find_revoked
 from flows.running import fetch_inputs, make_job, run_stage, work_of
@@ -54,8 +56,8 @@ def build(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bo
     With `force` an existing one is put aside and built again, unless this very run built it.
 
     Raises StageError (StageInterrupted, JobFailed, LeaseLost) when the job does not finish; its
-    work directory stays, and the next attempt goes on there. Raises StoreError when the store
-    cannot be reached.
+    work directory stays, and the next attempt goes on there. Waits while the store does not
+    answer; raises StoreError when it refuses.
     """
     with telling_its_end(stage, site):
         return _reuse_or_build(stage, site, inputs, force=force)
@@ -90,9 +92,10 @@ def seek(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: boo
     # The files are read now, not at the start of the run: they are what the job will import.
     code = Code(site.root, cache=site.work / "code.json")
     identity = identify_from(stage, site.run, inputs, code=code)
-    found = find_usable(site, identity)
+    wait = StoreWait(site, stage.name)
+    found = wait(lambda: find_usable(site, identity))
     redo = force and (found is None or found.provenance.run != site.run_id)
-    kept = _keep(site, identity) if found is not None and not redo else None
+    kept = wait(lambda: _keep(site, identity)) if found is not None and not redo else None
     return Sought(identity=identity, redo=redo, manifest=kept)
 
 
@@ -105,16 +108,30 @@ def _reuse_or_build(
     identity, redo = sought.identity, sought.redo
     while True:
         with hold_turn(_turn(stage, site, identity, redo=redo)) as turn:
-            found = find_manifest(site.store, identity.stage, identity.fingerprint)
-            unwanted = redo or (found is not None and find_revoked(site.store, found) is not None)
-            if found is not None and not unwanted and (kept := _keep(site, identity)):
-                return reuse(site, kept)  # built by whoever had the lease before
+            wait = _wait_under(site, stage, turn)
+            found, unwanted = wait(lambda: _find_unwanted(site, identity, redo=redo))
+            if found is not None and not unwanted and (kept := wait(lambda: _keep(site, identity))):
+                return reuse(site, kept)  # built by the owner of the lease before
             if isinstance(turn, Manifest):  # collected while we waited for the collection's end
                 continue
-            _put_aside(site, identity, found, redo=redo, fence=turn.check)
+            wait(partial(_put_aside, site, identity, found, redo=redo, fence=turn.check))
             built = _build(stage, site, identity, inputs, lease=turn)
-            checkpoints.forget(site.store, stage.name, identity.fingerprint)
+            wait(lambda: checkpoints.forget(site.store, stage.name, identity.fingerprint))
             return built
+
+
+def _wait_under(site: Site, stage: Stage, turn: Lease | Manifest) -> StoreWait:
+    """Wait for the store for as long as the lease, if it is one, is not known to be lost."""
+    if isinstance(turn, Manifest):
+        return StoreWait(site, stage.name)
+    return StoreWait(site, stage.name, check=turn.raise_if_lost)
+
+
+def _find_unwanted(site: Site, identity: Identity, *, redo: bool) -> tuple[Manifest | None, bool]:
+    """Return the artifact, if it exists, and whether it is to be built all the same."""
+    found = find_manifest(site.store, identity.stage, identity.fingerprint)
+    is_revoked = found is not None and find_revoked(site.store, found) is not None
+    return found, redo or is_revoked
 
 
 def find_usable(site: Site, identity: Identity) -> Manifest | None:
@@ -239,13 +256,14 @@ def _build(
     lease: Lease,
 ) -> Built:
     started = time.time()
+    wait = _wait_under(site, stage, lease)
     with site.open_cache() as cache:
         files = fetch_inputs(stage, site, inputs, cache, check=lease.raise_if_lost)
         job = make_job(stage, site, identity, files)
         result = run_stage(stage, site, job, lease)
     _check_modules(stage, site, identity, result)
-    published = _publish(site, identity, job, inputs, result, lease)
-    site.record(stage.name, identity.fingerprint)
+    published = _publish(site, identity, job, inputs, result, lease, wait)
+    wait(lambda: site.record(stage.name, identity.fingerprint))
     shutil.rmtree(job.directory, ignore_errors=True)
     uri = uri_of(site.store, published.manifest)
     site.watch(
@@ -278,6 +296,7 @@ def _publish(
     inputs: Mapping[str, Manifest],
     result: Result,
     lease: Lease,
+    wait: StoreWait,
 ) -> Published:
     logs = [job.events, job.directory / METRICS_FILE, job.directory / "worker.log"]
     published = publish(
@@ -297,6 +316,7 @@ def _publish(
             segments=tuple(read_segments(job)),
         ),
         fence=lease.check,
+        persist=wait,
     )
     differs = published.divergence or (published.manifest.divergences or (None,))[0]
     if differs is not None:

@@ -1,12 +1,13 @@
 """Holds a lease while a job runs: renews it, and notices when it is lost.
 
-A lease is lost when another owner is seen, or when no renewal succeeded for half of its time to
-live; the other half is left for the job to save and end before anybody may take over.
+A lease is lost when the record has another owner, and only then. While the store does not answer
+the job continues: nothing says that another process wants the lease, and what the job saves on this
+machine is not lost by waiting. At the next contact the record decides. An owner that was replaced
+meanwhile is kept from publishing by `check`, not by a clock.
 """
 
 import contextlib
 import threading
-import time
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -55,10 +56,6 @@ class Lease:
         self._progress = (held.record.step, held.record.total)
         self._error: LeaseLost | None = None
         self._over = threading.Event()  # the block has ended
-        # Seconds in which this process ran. One that was stopped for an hour, or on a machine that
-        # slept, asks the store before it gives up: perhaps nobody wanted the lease.
-        self._awake = 0.0
-        self._renewed = 0.0  # the value of `_awake` when the last good renewal began
 
     @property
     def owner(self) -> str:
@@ -105,7 +102,6 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._over.wait(self._terms.beat):
-            began = self._awake
             step, total = self._progress
             try:
                 self._held = renew(self._store, self._held, step=step, total=total)
@@ -113,21 +109,14 @@ class Lease:
                 self._lose(error)
                 return
             except _UNREACHABLE:
-                continue  # until `_watch` gives up, and even then: the job may take long to end
-            self._renewed = began
+                continue  # the record decides when it can be read again
 
     def _watch(self) -> None:
-        """Give up when renewals fail, or hang, for too long. Pass on the stop of the run."""
-        limit = self._terms.ttl / 2
-        before = time.monotonic()
+        """Pass on the stop of the run: a heartbeat may hang in the store for minutes."""
         while not self._over.wait(_SECONDS_BETWEEN_LOOKS):
-            now = time.monotonic()
-            self._awake += min(now - before, 5 * _SECONDS_BETWEEN_LOOKS)
-            before = now
-            if self._awake - self._renewed > limit and not self.lost.is_set():
-                self._lose(_silent(self._store, self._held, limit))
             if self._stop.is_set():
                 self.ending.set()
+                return
 
     def _lose(self, error: LeaseLost) -> None:
         self._error = self._error or error
@@ -157,11 +146,3 @@ def hold_lease(
     lease = Lease(store, found, stop=stop, terms=terms)
     with lease.keep():
         yield lease
-
-
-def _silent(store: Store, held: Held, seconds: float) -> LeaseLost:
-    return LeaseLost(
-        f"{held.name} lost its lease: {store.url} was not reached for {seconds:g} s",
-        hint="check the store, then run the same command again: it goes on from the last "
-        "checkpoint, or uses what another run built meanwhile",
-    )

@@ -4,6 +4,7 @@ On several nodes this is node 0's side (flows/leader.py); flows/nodes.py has the
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from flows.fingerprint import Identity
 from flows.heartbeat import Lease
 from flows.leader import Leader, lead
 from flows.manifest import File, Manifest
+from flows.outage import StoreWait
 from flows.segments import append_segment
 from flows.site import Site
 from flows.stages import Stage
@@ -57,10 +59,12 @@ def fetch_inputs(
     names = [source.name for source in stage.inputs]
     if names:
         site.watch(stage.name, {"kind": "fetching", "inputs": names})
-    return {
-        name: fetch(site.store, inputs[name], cache, on_bytes=check_not_stopped) / "files"
-        for name in names
-    }
+    wait = StoreWait(site, stage.name, check=check)
+
+    def fetch_one(name: str) -> Path:
+        return wait(lambda: fetch(site.store, inputs[name], cache, on_bytes=check_not_stopped))
+
+    return {name: fetch_one(name) / "files" for name in names}
 
 
 def make_job(stage: Stage, site: Site, identity: Identity, inputs: dict[str, Path]) -> Job:
@@ -109,7 +113,8 @@ def run_stage(stage: Stage, site: Site, job: Job, lease: Lease) -> Result:
             hint="give one with --store or NANOCHAT_STORE",
         )
     # Also from a store in this home: another machine may have sent its checkpoints there.
-    checkpoints.restore(site.store, job, tell=tell)
+    wait = StoreWait(site, stage.name, check=lease.raise_if_lost)
+    wait(lambda: checkpoints.restore(site.store, job, tell=tell))
     tell_building(stage, site, job)
 
     def on_event(event: dict[str, Any]) -> None:
@@ -207,8 +212,14 @@ def _mirror(site: Site, job: Job, lease: Lease, leader: Leader | None) -> Genera
         with contextlib.suppress(StoreError):  # the next one prunes for this one
             checkpoints.prune(site.store, job, sent=sent)
 
+    reported, next_report = "", 0.0
+
     def warn(error: NanochatError) -> None:
-        _warn(site, job, f"checkpoint not stored: {error}")
+        nonlocal reported, next_report
+        now = time.monotonic()  # a store that does not answer is asked again every second
+        if str(error) != reported or now >= next_report:
+            reported, next_report = str(error), now + site.terms.say
+            _warn(site, job, f"checkpoint not stored: {error}")
 
     with mirror(job.checkpoints, send, on_error=warn, skip=skip):
         try:

@@ -16,9 +16,10 @@ from flows import lock
 from flows.heartbeat import Lease, Terms, hold_lease
 from flows.lease import Claim, Holder, find_holder
 from flows.manifest import Manifest
+from flows.outage import not_reached
 from flows.precedence import Device
 from infra.launch.torchrun import StageInterrupted
-from infra.storage.base import Store
+from infra.storage.base import Store, StoreAway
 from nanochat_core.errors import StoreError
 
 _SECONDS_BETWEEN_TRIES = 0.2  # for what this machine gives without asking the store
@@ -48,8 +49,8 @@ def hold_turn(turn: Turn) -> Generator[Lease | Manifest]:
     """Hold all that is needed to build while the block runs; or give what was built meanwhile.
 
     Whoever got the lease looks for the artifact again: the owner before may have made it. Raises
-    StageInterrupted when the run is stopped while it waits, and StoreError when the store was not
-    reached at first, or not for as long as a lease lives.
+    StageInterrupted when the run is stopped while it waits, and StoreError when the store refuses
+    at first, or for as long as a lease lives. A store that does not answer is waited for.
     """
     with contextlib.ExitStack() as held:
         yield _wait(turn, held)
@@ -60,6 +61,7 @@ def _wait(turn: Turn, held: contextlib.ExitStack) -> Lease | Manifest:
     pause = turn.terms.look
     next_look = time.monotonic()
     reached: float | None = None  # when the store last answered
+    away_since: float | None = None
     while True:
         if turn.stop.is_set():
             raise StageInterrupted(f"{turn.stage} was not started: the run is being stopped")
@@ -69,7 +71,11 @@ def _wait(turn: Turn, held: contextlib.ExitStack) -> Lease | Manifest:
                 continue
             try:
                 found = _ask_store(turn, mine, words, is_free_here=is_free_here)
-                reached = time.monotonic()
+                reached, away_since = time.monotonic(), None
+            except StoreAway as error:
+                away_since = away_since or time.monotonic()
+                words.say_away(time.monotonic() - away_since, error)
+                found = None
             except StoreError:
                 if reached is None or time.monotonic() - reached > turn.terms.ttl:
                     raise
@@ -138,3 +144,10 @@ class _Words:
             self._said, self._when = said, now
             after = f"; taken over after {self._terms.ttl:g} s without one" if is_silent else ""
             self._tell(f"waiting: built by {builder}{after}")
+
+    def say_away(self, seconds: float, error: StoreAway) -> None:
+        """Say that the store does not answer, unless it was said just before."""
+        now = time.monotonic()
+        if self._said is not None or now - self._when >= self._terms.say or not seconds:
+            self._said, self._when = None, now
+            self._tell(not_reached(seconds, error))

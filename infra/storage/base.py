@@ -8,9 +8,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from nanochat_core.errors import StoreError
+
+T = TypeVar("T")
 
 MAX_SEGMENT = 200  # bytes; some stores refuse longer ones
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -131,6 +133,19 @@ class Store(Protocol):
 
 class StoreAway(StoreError):
     """No answer, or a refusal that passes: the same may succeed later though nobody mends it."""
+
+
+class Persist(Protocol):
+    """Calls an action, perhaps again and again while the store does not answer."""
+
+    def __call__(self, action: Callable[[], T], /) -> T:
+        """Return what `action` returns."""
+        ...
+
+
+def call_once(action: Callable[[], T], /) -> T:
+    """Call the action and let its StoreAway through."""
+    return action()
 
 
 def check_key(key: str) -> str:

@@ -49,12 +49,14 @@ _OF_THE_WAY = (TimeoutError, ConnectionError, BlockingIOError, InterruptedError)
 class LocalStore:
     """Objects in `directory`, which is created by the first write if its parent exists.
 
-    A missing parent is an error: it is how a disk that is not mounted looks.
+    A missing parent is an error: it is how a disk that is not mounted looks. A directory that this
+    process has seen and that is gone is a store that does not answer: its disk was unmounted.
     """
 
     def __init__(self, directory: Path) -> None:
         assert directory.is_absolute(), directory
         self._root = directory
+        self._was_seen = False
 
     @property
     def url(self) -> str:
@@ -249,8 +251,12 @@ class LocalStore:
             return time.time()
 
     def _check_reachable(self) -> None:
+        was_seen = self._was_seen  # before the look: another thread may be making it just now
         if self._root.is_dir():
+            self._was_seen = True
             return
+        if was_seen:
+            raise StoreAway(f"store {self.url} is gone", hint="mount the disk that it is on again")
         if self._root.exists() and not self._root.is_dir():  # both: it may just have been made
             raise StoreError(f"store {self.url} is a file, not a directory")
         if not self._root.parent.is_dir():

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, cast
 import flows.build
 import flows.heartbeat
 import flows.lock
+import flows.outage
 import flows.turn
 import infra.storage.answers
 from flows.artifacts import find_manifest, publish
@@ -25,11 +26,12 @@ from flows.build import Built, Site, build
 from flows.fingerprint import Identity, fingerprint_of
 from flows.heartbeat import Lease, Terms
 from flows.manifest import File, Manifest, Provenance
+from flows.outage import StoreWait
 from flows.profiles import open_profile
 from flows.revocation import revoke
 from flows.stages import Stage
 from infra.placement import Placement
-from infra.storage.base import Missing
+from infra.storage.base import Missing, Persist, call_once
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Resources
@@ -162,25 +164,30 @@ class Builder(Actor):
         built = build(_STAGE, site, {}, force=self.force)
         self.judge.on_used(built.manifest, revoked)
 
-    def build_under(self, lease: Lease) -> Built:
-        """What flows.build does when it is its turn: a job, then publishing."""
+    def build_under(self, site: Site, lease: Lease) -> Built:
+        """Run a job and publish, as flows.build does under its lease."""
         if lease.ending.wait(self.seconds_of_job()):
             lease.raise_if_lost()
         self.judge.owners[self.process] = lease.owner
-        manifest = self.publish(fence=lease.check, owner=lease.owner, epoch=lease.epoch)
+        wait = StoreWait(site, _STAGE.name, check=lease.raise_if_lost)
+        manifest = self.publish(
+            fence=lease.check, owner=lease.owner, epoch=lease.epoch, persist=wait
+        )
         return Built(manifest=manifest, uri="", cached=False)
 
     def build_rudely(self) -> None:
         """Without a lease."""
         if self.find() is None:
             self.world.sleep(self.process, self.seconds_of_job())
-            self.publish(fence=lambda: None, owner="nobody", epoch=0)
+            self.publish(fence=lambda: None, owner="nobody", epoch=0, persist=call_once)
 
     def seconds_of_job(self) -> float:
         """Some take longer than a lease lasts without renewals."""
         return self.world.rng.choice((10.0, 60.0, 200.0)) * self.world.rng.random()
 
-    def publish(self, *, fence: Callable[[], None], owner: str, epoch: int) -> Manifest:
+    def publish(
+        self, *, fence: Callable[[], None], owner: str, epoch: int, persist: Persist
+    ) -> Manifest:
         """Under a name of this attempt, so that the judge can tell who won."""
         self.attempts += 1
         published = publish(
@@ -199,6 +206,7 @@ class Builder(Actor):
                 segments=(),
             ),
             fence=fence,
+            persist=persist,
         )
         self.judge.on_published(published, self.process, self.attempts)
         return published.manifest
@@ -265,7 +273,7 @@ def _build_simulated(
     """In place of flows.build._build, in the process that calls it."""
     builder = cast("AnyStore", site.store).process.program
     assert isinstance(builder, Builder)
-    return builder.build_under(lease)
+    return builder.build_under(site, lease)
 
 
 @contextlib.contextmanager
@@ -273,9 +281,9 @@ def simulated(world: World) -> Generator[None]:
     """The product's modules get the world's clock, threads and names while the block runs."""
     time, threading = SimTime(world), SimThreading(world)
     patches: tuple[tuple[Any, str, Any], ...] = (
-        (flows.heartbeat, "time", time),
         (flows.heartbeat, "threading", threading),
         (flows.heartbeat, "_SECONDS_BETWEEN_LOOKS", 10.0),
+        (flows.outage, "time", time),
         (flows.turn, "time", time),
         (infra.storage.answers, "time", time),
         (infra.storage.answers, "threading", threading),

@@ -17,7 +17,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from nanochat_core.errors import StoreError
+from infra.storage.base import StoreAway
 
 TIMEOUT = 20.0  # virtual seconds after which a caller gives up an answer
 _REPEATED = ("duplicate", "late", "retried")
@@ -40,6 +40,7 @@ class Faults:
     slow: float = 0.0
     crash: float = 0.0
     pause: float = 0.0
+    cut_off: float = 0.0  # from then on nothing reaches the store, perhaps for many leases
     stale: float = 0.0  # of lists
     damaged: float = 0.0  # of reads
 
@@ -59,6 +60,7 @@ HEAVY = Faults(
     slow=0.15,
     crash=0.04,
     pause=0.08,
+    cut_off=0.04,
     stale=0.5,
     damaged=0.1,
 )
@@ -67,7 +69,16 @@ HEAVY = Faults(
 class Process:
     """A process on some machine: its greenlets live, stop and die together."""
 
-    __slots__ = ("alive", "greenlets", "home", "name", "paused_until", "program", "skew")
+    __slots__ = (
+        "alive",
+        "cut_off_until",
+        "greenlets",
+        "home",
+        "name",
+        "paused_until",
+        "program",
+        "skew",
+    )
 
     def __init__(self, name: str, *, home: str, skew: float) -> None:
         self.name = name
@@ -76,6 +87,7 @@ class Process:
         self.program: object = None  # what it runs, for whoever needs to know
         self.alive = True
         self.paused_until = 0.0
+        self.cut_off_until = 0.0  # it runs, and nothing that it sends reaches the store
         self.greenlets: list[greenlet] = []
 
 
@@ -179,6 +191,12 @@ class World:
         process.paused_until = self.now + self.rng.choice((10.0, 200.0, 400.0)) * self.rng.random()
         self.note(process, f"is stopped until {process.paused_until:.2f}")
 
+    def cut_off(self, process: Process) -> None:
+        """Let nothing that a process sends reach the store, perhaps for many leases."""
+        seconds = self.rng.choice((30.0, 300.0, 800.0)) * self.rng.random()
+        process.cut_off_until = self.now + seconds
+        self.note(process, f"is cut off from the store until {process.cut_off_until:.2f}")
+
     def close(self) -> None:
         """Unwind whatever still runs. Nothing of it is part of the history."""
         self.trace = None
@@ -202,7 +220,11 @@ class World:
         self._check_alive(process)
         self.operations += 1
         request.fault = fault = self._draw(request.verb)
-        if fault == "crash before":
+        if fault == "cut off":
+            self.cut_off(process)
+        if process.cut_off_until > self.now and self.faulty:
+            self.at(self.now + TIMEOUT, self.wake, (process, request.caller, _no_answer()))
+        elif fault == "crash before":
             self.at(self.now, self.kill, process)
         elif fault == "lost request":
             self.note(process, f"{request.verb} {request.key} [{fault}]")
@@ -311,6 +333,7 @@ def _table(faults: Faults) -> list[tuple[float, str]]:
         ("crash after", faults.crash / 2),
         ("pause before", faults.pause / 2),
         ("pause after", faults.pause / 2),
+        ("cut off", faults.cut_off),
     ):
         if chance:
             upto += chance
@@ -319,5 +342,5 @@ def _table(faults: Faults) -> list[tuple[float, str]]:
     return table
 
 
-def _no_answer() -> StoreError:
-    return StoreError("the store did not answer")
+def _no_answer() -> StoreAway:
+    return StoreAway("the store did not answer")

@@ -30,8 +30,8 @@ HAPPENS = (
         "stale",
         "damaged",
     ),
-    *("crash before", "crash after", "started again", "pause before", "pause after"),
-    *("lease taken up", "lease taken over", "LeaseLost", "StoreError"),
+    *("crash before", "crash after", "started again", "pause before", "pause after", "cut off"),
+    *("lease taken up", "lease taken over", "LeaseLost", "StoreAway"),
     *("published", "adopted", "divergent", "read"),
 )
 
