@@ -111,7 +111,7 @@ class _Simulation:
         self.kind = kind
         chosen = MUTATIONS[kind.mutation].store if kind.mutation else None
         store = chosen or rng.choice((SimStore, SimS3Store))
-        faults = Faults.draw(rng)
+        faults = replace(Faults.draw(rng), cut_off=rng.choice((0, 0, 0.01, 0.04)))
         unknown = {"retried": 0.0} if issubclass(store, SimS3Store) else {"refused": 0.0}
         self.world = World(seed, faults=replace(faults, **unknown), trace=trace)
         self.judge = Judge(
