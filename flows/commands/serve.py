@@ -25,7 +25,8 @@ class Limits:
     """Who may ask a server, and for how much."""
 
     key_file: Annotated[
-        Path | None, Parameter(help="File with an API key that every request must have.")
+        Path | None,
+        Parameter(help="File with API keys, one a line, of which every request must have one."),
     ] = None
     trusted_host: Annotated[
         tuple[str, ...],
@@ -93,7 +94,7 @@ def serve(
     directory = _open(where, model)
     from nanochat_core.server.__main__ import Newer
     from nanochat_core.server.__main__ import serve as serve_directory
-    from nanochat_core.server.launch import Engines, read_key, trusted_hosts
+    from nanochat_core.server.launch import Engines, read_keys, trusted_hosts
 
     serve_directory(
         directory,
@@ -110,7 +111,7 @@ def serve(
             max_waiting=limits.max_waiting,
             max_seconds=limits.max_seconds,
             overflow=limits.overflow,
-            key=read_key(limits.key_file) if limits.key_file else None,
+            keys=read_keys(limits.key_file) if limits.key_file else (),
             hosts=trusted_hosts(host, limits.trusted_host),
             origins=limits.allow_origin,
             log=limits.log,

@@ -115,7 +115,8 @@ class Passes:
         """Begin with pages that are there; False: better wait for what is being read just now."""
         # One token at least is read, for its logits.
         known = (len(sample.tokens) - 1) // self._size
-        extend_keys(sample.keys, sample.tokens, known, self._size)
+        salt = sample.ticket.request.cache_salt
+        extend_keys(sample.keys, sample.tokens, known, self._size, salt=salt)
         found = find_prefix(self.slots.groups, sample.keys[:known], self._size)
         num_pages = len(found[0]) if found else 0
         if num_pages < known and sample.keys[num_pages] in coming:

@@ -1,7 +1,9 @@
 """Pages that were filled before: of earlier turns of a conversation, of a shared beginning.
 
 What a page holds depends on its tokens and on all before them, so its key is a hash of both: a
-chain, each page's key made of the one before it and its own tokens. Only full pages have one.
+chain, each page's key made of the one before it and its own tokens. Only full pages have one. The
+chain begins with the request's salt, so requests of different salts share no pages: how long a
+first token takes says nothing of what another salt's prompts were.
 """
 
 import hashlib
@@ -13,11 +15,13 @@ from nanochat_core.engine.pages import SCRATCH, Pages, first_seen
 KEY_BYTES = 16  # of blake2b: nobody finds two texts of one key
 
 
-def extend_keys(keys: list[bytes], tokens: Sequence[int], num_pages: int, page_size: int) -> None:
+def extend_keys(
+    keys: list[bytes], tokens: Sequence[int], num_pages: int, page_size: int, *, salt: int = 0
+) -> None:
     """Append the keys of the first `num_pages` pages of `tokens` that are still missing."""
     for i in range(len(keys), num_pages):
         own = array("q", tokens[i * page_size : (i + 1) * page_size]).tobytes()
-        before = keys[-1] if keys else b""
+        before = keys[-1] if keys else salt.to_bytes(KEY_BYTES)
         keys.append(hashlib.blake2b(before + own, digest_size=KEY_BYTES).digest())
 
 

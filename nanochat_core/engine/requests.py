@@ -76,6 +76,7 @@ class Request:
     max_tokens: int | None = None  # of one answer, the ending token not counted; None: the context
     draw: Draw = Draw()
     seed: int = 42  # sample i of a request draws what it draws alone, whatever else is in flight
+    cache_salt: int = 0  # 0 or more; cached pages are shared among requests of one salt
     priority: int = 0  # lower goes first; equals in the order they came
     num_log_probs: int | None = None  # alternatives told with each token; None: no log_probs at all
 

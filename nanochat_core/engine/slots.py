@@ -192,7 +192,8 @@ class Slots:
 
     def name(self, sample: Sample, read: int) -> None:
         """Let the full pages of what it has read be found by others."""
-        extend_keys(sample.keys, sample.tokens, read // self._size, self._size)
+        salt = sample.ticket.request.cache_salt
+        extend_keys(sample.keys, sample.tokens, read // self._size, self._size, salt=salt)
         sample.held.name(sample.keys[: read // self._size])
 
     def grow(self, sample: Sample, upto: int) -> bool:

@@ -60,6 +60,7 @@ class Ask:
     max_tokens: int
     draw: Draw
     seed: int
+    cache_salt: int
     num_log_probs: int | None = None
 
     def tree(self) -> dict[str, Any]:

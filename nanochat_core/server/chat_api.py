@@ -47,6 +47,7 @@ async def chat_completions(request: Request) -> Response:
         max_tokens=int(max_tokens),
         draw=make_draw(chat.temperature, chat.top_k),
         seed=engine_seed(chat.seed),
+        cache_salt=request.state.cache_salt,
     )
     answering = Answering(service, pool, ask)
     request.state.answering = answering

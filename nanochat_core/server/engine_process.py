@@ -148,6 +148,7 @@ def _submit(
             max_tokens=ask.max_tokens,
             draw=ask.draw,
             seed=ask.seed,
+            cache_salt=ask.cache_salt,
             num_log_probs=ask.num_log_probs,
         )
     )

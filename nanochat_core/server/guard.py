@@ -36,7 +36,7 @@ class Guard:
         self._app = app
         self._service = service
         rules = service.rules
-        self._key = rules.key.encode() if rules.key else None
+        self._keys = [key.encode() for key in rules.keys]
         self._hosts = {host.lower() for host in rules.hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,9 +57,12 @@ class Guard:
         headers = Headers(scope=scope)
         path = scope["path"]
         app = self._app
+        client = self._client(headers)
+        # Clients with different keys share no cached pages; without keys there is one client.
+        scope.setdefault("state", {})["cache_salt"] = client or 0
         if not self._is_ours(headers.get("host", "")):
             app = refusal(path, 400, "this server does not go by that host name")
-        elif path != _OPEN and self._key and not self._has_key(headers):
+        elif path != _OPEN and self._keys and client is None:
             # A browser that opens the page asks for a password; a program knows what it needs.
             wants_page = "text/html" in headers.get("accept", "")
             asks = 'Basic realm="nanochat"' if wants_page else "Bearer"
@@ -77,19 +80,22 @@ class Guard:
     def _is_ours(self, host: str) -> bool:
         return not self._hosts or _PORT.sub("", host).strip("[]").lower() in self._hosts
 
-    def _has_key(self, headers: Mapping[str, str]) -> bool:
-        """As OpenAI's clients send it, or as a browser does that asked for a password."""
-        assert self._key is not None
+    def _client(self, headers: Mapping[str, str]) -> int | None:
+        """Return the index of the key that a request has, None if it has none.
+
+        It comes as OpenAI's clients send it, or as a browser does that asked for a password.
+        """
         kind, _, given = headers.get("authorization", "").partition(" ")
         key = given.strip().encode("latin-1", "replace")
         if kind.lower() == "basic":
             try:
                 key = base64.b64decode(key, validate=True).partition(b":")[2]
             except binascii.Error:
-                return False
+                return None
         elif kind.lower() != "bearer":
-            return False
-        return hmac.compare_digest(key, self._key)
+            return None
+        found = [i for i, ours in enumerate(self._keys) if hmac.compare_digest(key, ours)]
+        return found[0] if found else None
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         # The route and not the path: whoever asks chooses the path, and could fill a log with it.

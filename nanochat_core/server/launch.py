@@ -113,17 +113,19 @@ def trusted_hosts(host: str, more: Sequence[str]) -> tuple[str, ...]:
     return ("localhost", "127.0.0.1", "::1", host) if is_local else ()
 
 
-def read_key(path: Path) -> str:
-    """The API key in a file. Raises ConfigError when there is none."""
+def read_keys(path: Path) -> tuple[str, ...]:
+    """Return the API keys in a file, one a line. Raises ConfigError when there is none."""
     try:
-        key = path.read_text(encoding="utf-8").strip()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    if not key.isascii() or not key.isprintable() or " " in key or not key:
+    keys = tuple(line.strip() for line in lines if line.strip())
+    if not keys or any(not k.isascii() or not k.isprintable() or " " in k for k in keys):
         raise ConfigError(
-            f"{path} holds no API key", hint="one line of ASCII letters, digits and signs"
+            f"{path} holds no API key or a line that is none",
+            hint="a key a line, each of ASCII letters, digits and signs",
         )
-    return key
+    return keys
 
 
 def _count_gpus() -> int:

@@ -87,7 +87,8 @@ async def chat_completions(request: Request) -> Response:
     pool.find_place(chat.n or 1)
     prompt = await prepared(pool, make_prompt, size=sum(len(content) for _, content in messages))
     wants_log_probs = chat.logprobs or chat.top_logprobs
-    ask = _make_ask(chat, prompt, max_tokens, (chat.top_logprobs or 0) if wants_log_probs else None)
+    log_probs = (chat.top_logprobs or 0) if wants_log_probs else None
+    ask = _make_ask(request, chat, prompt, max_tokens, log_probs)
     return await _respond(request, pool, chat, [ask], CHAT)
 
 
@@ -126,7 +127,7 @@ async def completions(request: Request) -> Response:
 
     pool.find_place(n)
     prompts = await prepared(pool, make_prompts, size=sum(map(len, text.prompt)))
-    asks = [_make_ask(text, prompt, max_tokens, text.logprobs) for prompt in prompts]
+    asks = [_make_ask(request, text, prompt, max_tokens, text.logprobs) for prompt in prompts]
     return await _respond(request, pool, text, asks, TEXT)
 
 
@@ -152,7 +153,9 @@ def _model(service: Service) -> dict[str, Any]:
     }
 
 
-def _make_ask(form: Sampled, prompt: list[int], max_tokens: int, log_probs: int | None) -> Ask:
+def _make_ask(
+    request: Request, form: Sampled, prompt: list[int], max_tokens: int, log_probs: int | None
+) -> Ask:
     alternatives = (form.n or 1) * max_tokens * (log_probs or 0)
     if alternatives > MAX_ALTERNATIVES:
         raise RequestError(
@@ -167,6 +170,7 @@ def _make_ask(form: Sampled, prompt: list[int], max_tokens: int, log_probs: int 
         max_tokens=max_tokens,
         draw=make_draw(form.temperature, form.top_k, form.top_p),
         seed=engine_seed(form.seed),
+        cache_salt=request.state.cache_salt,
         num_log_probs=log_probs,
     )
 

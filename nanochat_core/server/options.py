@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from nanochat_core.server.launch import Device, Engines, read_key, trusted_hosts
+from nanochat_core.server.launch import Device, Engines, read_keys, trusted_hosts
 from nanochat_core.server.rules import Log, Overflow, Rules
 
 
@@ -39,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="for one answer, its wait included",
     )
     add("--overflow", choices=get_args(Overflow), default=rules.overflow, help="of the context")
-    add("--key-file", type=Path, help="a file with the API key to ask for")
+    add("--key-file", type=Path, help="a file with the API keys to ask for, one a line")
     add("--trusted-host", action="append", default=[], help="a name this server goes by")
     add("--allow-origin", action="append", default=[], help="a web site that may ask")
     add("--log", choices=get_args(Log), default=rules.log)
@@ -62,7 +62,7 @@ def rules_of(options: argparse.Namespace) -> Rules:
         max_waiting=options.max_waiting,
         max_seconds=options.max_seconds,
         overflow=options.overflow,
-        key=read_key(options.key_file) if options.key_file else None,
+        keys=read_keys(options.key_file) if options.key_file else (),
         hosts=trusted_hosts(options.host, options.trusted_host),
         origins=tuple(options.allow_origin),
         log=options.log,

@@ -19,7 +19,7 @@ class Rules:
     max_waiting: int = 64  # answers that wait at each engine process
     max_seconds: float = 600.0  # of one request, its wait included
     overflow: Overflow = "drop"  # what to do with a conversation longer than the context
-    key: str | None = None  # asked of every route but /health
+    keys: tuple[str, ...] = ()  # one of them is asked for by every route but /health; none: open
     hosts: tuple[str, ...] = ()  # names this server answers to; none: any
     origins: tuple[str, ...] = ()  # web pages elsewhere that may ask from a browser
     log: Log = "access"

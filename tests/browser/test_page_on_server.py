@@ -19,7 +19,7 @@ def live() -> Iterator[Live]:
 
 @pytest.fixture
 def keyed() -> Iterator[Live]:
-    with serving(Rules(log="none", key="secret")) as server:
+    with serving(Rules(log="none", keys=("secret",))) as server:
         yield server
 
 

@@ -32,6 +32,21 @@ def test_a_conversation_goes_on_from_the_pages_of_its_earlier_turns():
     assert case.scheduler.stats().prefix_tokens == 40
 
 
+def test_requests_of_another_salt_share_no_pages_and_do_not_wait_for_each_other():
+    case = Case(num_slots=4, settings={"prefill_tokens": 64}, ends=0.0, calls=0.0)
+    for salt in (0, 1):
+        case.ask([1] * 21, max_tokens=4, cache_salt=salt)
+        case.work()
+    together = [case.ask([2] * 21, max_tokens=4, cache_salt=salt) for salt in (0, 1)]
+    case.work()
+    assert case.scheduler.stats().prefix_tokens == 0
+    case.ask([1] * 21, max_tokens=4, cache_salt=1)
+    case.work()
+    assert case.scheduler.stats().prefix_tokens == 20
+    for asked in together:
+        case.check(asked)
+
+
 def test_prompts_that_come_together_read_what_they_share_once():
     case = Case(num_slots=8, settings={"prefill_tokens": 64})
     asked = [case.ask([*[1] * 40, i], max_tokens=3) for i in range(8)]

@@ -1,7 +1,8 @@
 """An engine without a model, for what must be known of the server and not of an answer.
 
 It does what the last message says: `echo X` writes X, `long` writes until it may not, `call` asks
-the calculator, `die` ends the process, `fail` fails, `token N ...` writes those ids.
+the calculator, `die` ends the process, `fail` fails, `token N ...` writes those ids, `salt` writes
+the salt of its pages.
 """
 
 import os
@@ -161,6 +162,8 @@ def _answer_to(request: Request) -> list[int]:
         call = [special("<|python_start|>"), *b"12*3", special("<|python_end|>")]
         result = [special("<|output_start|>"), *b"36", special("<|output_end|>")]
         return [*b"it is ", *call, *result, *b"36", end]
+    if text == "salt":
+        return [*str(request.cache_salt).encode(), end]
     if text.startswith("long"):
         return list(b"abcdefgh" * 1024)
     return [*TOKENIZER.encode(text.removeprefix("echo ")), end]

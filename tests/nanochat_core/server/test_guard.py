@@ -4,11 +4,18 @@ import httpx
 import pytest
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.server.launch import read_key, trusted_hosts
+from nanochat_core.server.launch import read_keys, trusted_hosts
 from nanochat_core.server.rules import Rules
-from tests.nanochat_core.server.live import Live, body, serving, wait_until
+from tests.nanochat_core.server.live import (
+    NAME,
+    Live,
+    body,
+    events_of,
+    serving,
+    wait_until,
+)
 
-KEY = "correct-horse"
+KEY, OTHER_KEY = "correct-horse", "battery-staple"
 ROUTES = ["/", "/stats", "/metrics", "/openapi.json", "/v1/models", "/nothing"]
 GET_WITH = {"Authorization": f"Bearer {KEY}"}
 
@@ -17,7 +24,7 @@ GET_WITH = {"Authorization": f"Bearer {KEY}"}
 def locked():
     rules = Rules(
         log="none",
-        key=KEY,
+        keys=(KEY, OTHER_KEY),
         hosts=trusted_hosts("127.0.0.1", ["chat.example"]),
         origins=("https://friend.example",),
     )
@@ -132,16 +139,33 @@ def test_a_wrong_route_or_method_is_told_in_the_apis_form(live):
     assert get(live, "/chat/completions").status_code == 405
 
 
-def test_a_key_file_holds_one_word(tmp_path):
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions", "/v1/completions"])
+def test_clients_with_different_keys_share_no_cached_pages(locked, path):
+    asked = {"model": NAME, "prompt": "salt"} if path == "/v1/completions" else body("salt")
+
+    def salt(key: str) -> str:
+        with locked.client(headers={"Authorization": f"Bearer {key}"}) as http:
+            said = http.post(path, json=asked)
+        if path == "/chat/completions":
+            return "".join(event.get("token", "") for event in events_of(said.text))
+        choice = said.json()["choices"][0]
+        return choice["text"] if "text" in choice else choice["message"]["content"]
+
+    assert [salt(key) for key in (KEY, OTHER_KEY, KEY)] == ["0", "1", "0"]
+
+
+def test_a_key_file_holds_a_word_a_line(tmp_path):
     path = tmp_path / "key"
     path.write_text(" secret-1\n")
-    assert read_key(path) == "secret-1"
-    for text in ("", "two words", "sch\u00f6n"):
+    assert read_keys(path) == ("secret-1",)
+    path.write_text("secret-1\n\nsecret-2\n")
+    assert read_keys(path) == ("secret-1", "secret-2")
+    for text in ("", "\n", "two words", "good\nsch\u00f6n"):
         path.write_text(text)
         with pytest.raises(ConfigError, match="holds no API key"):
-            read_key(path)
+            read_keys(path)
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_key(tmp_path / "none")
+        read_keys(tmp_path / "none")
 
 
 def test_a_method_of_the_clients_own_is_not_written_to_the_log(live, caplog, monkeypatch):

@@ -34,7 +34,13 @@ def test_events_arrive_as_they_were_sent(event):
 
 def test_asks_arrive_as_they_were_sent():
     ask = Ask(
-        prompt=[1, 2], num_samples=1, max_tokens=3, draw=Draw(top_k=5), seed=9, num_log_probs=2
+        prompt=[1, 2],
+        num_samples=1,
+        max_tokens=3,
+        draw=Draw(top_k=5),
+        seed=9,
+        cache_salt=3,
+        num_log_probs=2,
     )
     assert Ask.from_tree(ask.tree()) == ask
 
