@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.base import Conversation
-from tasks.humaneval import MEMORY_MB, SECONDS, are_correct, check_of, program_of
+from tasks.humaneval_grader import MEMORY_MB, SECONDS, are_correct, check_of, program_of
 from tasks.sandbox_pool import usable_cpus
 from tasks.sandbox_runs import run_in
 from tasks.sandbox_ways import Way, programs, ways

@@ -11,7 +11,8 @@ from nanochat_core.config import DatasetConfig, ShardsConfig, TaskDataConfig
 from nanochat_core.data.pydocs import installed_snapshot
 from nanochat_core.data.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError
-from tasks.registry import TASKS
+from tasks.names import TASKS
+from tasks.registry import task_named
 from tasks.sources import HubTask
 
 
@@ -66,7 +67,7 @@ def _check_task(dataset: DatasetConfig) -> None:
     if dataset.snapshot is not None:
         raise ConfigError(f"the dataset '{dataset.name}' has a snapshot, but no path")
     counts = (dataset.num_train, dataset.num_test)
-    if not isinstance(TASKS[dataset.name], HubTask) and None in counts:
+    if not isinstance(task_named(dataset.name), HubTask) and None in counts:
         raise ConfigError(
             f"{dataset.name} is made up: there are as many examples as are asked for",
             hint=f"give num_train and num_test of {dataset.name} in task_data.datasets",
@@ -76,7 +77,8 @@ def _check_task(dataset: DatasetConfig) -> None:
 def _check_revision(dataset: DatasetConfig) -> None:
     if dataset.revision is None:
         return
-    if dataset.path is not None or not isinstance(TASKS.get(dataset.name), HubTask):
+    is_published = dataset.name in TASKS and isinstance(task_named(dataset.name), HubTask)
+    if dataset.path is not None or not is_published:
         raise ConfigError(
             f"the dataset '{dataset.name}' has revision {dataset.revision}, "
             "but none that is published has that name",

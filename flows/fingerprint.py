@@ -7,7 +7,8 @@ and it lies in that module's own directory ("identity.jsonl" beside tasks/identi
 tokens (flows/cpp_source.py), any other file by its bytes.
 
 Not counted: `CARRIERS`, and what is imported under `if TYPE_CHECKING:`. Imports inside functions
-count. Imports by computed names are not seen, so stages must not use them.
+count. Imports by computed names are not seen, so stages must not use them; but for the modules of
+the tasks that a stage's configuration names (`task_modules`), which are entries like its own.
 """
 
 import ast
@@ -25,6 +26,7 @@ from flows.stages import Stage
 from nanochat_core.config import RunConfig
 from nanochat_core.job import write_json
 from nanochat_core.section import Section, Tree
+from tasks.names import modules_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("flows", "infra", "nanochat_core", "tasks")
@@ -52,6 +54,8 @@ CARRIERS = frozenset(
         "nanochat_core.train.keeper",
         "nanochat_core.train.losses",
         "nanochat_core.train.machine",
+        # Where a task is; what it is, is hashed for each stage that loads it.
+        "tasks.names",
     }
 )
 
@@ -103,13 +107,29 @@ def identify(
 
 def preimage_of(stage: Stage, run: RunConfig, *, code: "Code") -> dict[str, Tree]:
     """All of the pre-image that is known before the inputs are."""
+    config = canonical_config(stage, run)
     return {
         "stage": stage.name,
         "format": stage.format,
-        "config": canonical_config(stage, run),
+        "config": dict(config),
         "inputs": {},
-        "code": dict(code.closure(stage.entry)),
+        "code": dict(code_of(stage, config, code=code)),
     }
+
+
+def code_of(stage: Stage, config: Mapping[str, Tree], *, code: "Code") -> dict[str, str]:
+    """Return the digests of all code that decides `stage` with `config`, its canonical sections."""
+    return code.closure(stage.entry, *task_modules(stage, config))
+
+
+def task_modules(stage: Stage, config: Mapping[str, Tree]) -> list[str]:
+    """Return the modules of the tasks that `config` names and `stage` imports by name."""
+    if stage.tasks is None:
+        return []
+    section, field = stage.tasks.split(".")
+    value: Any = cast("dict[str, Any]", config[section])[field]
+    names: list[str] = [value] if isinstance(value, str) else [entry["name"] for entry in value]
+    return [module for name in names for module in modules_of(name, grades=stage.grades)]
 
 
 def fingerprint_of(preimage: Mapping[str, Tree]) -> str:
@@ -166,11 +186,14 @@ class Code:
         self._digests: dict[str, dict[str, str]] = {}  # of a module and the data files it names
         self._imports: dict[str, list[str]] = {}
 
-    def closure(self, entry: str) -> dict[str, str]:
-        """Digest per module and data file that the entry module reaches, in order of name."""
+    def closure(self, entry: str, *more: str) -> dict[str, str]:
+        """Digest per module and data file that the entry module reaches, in order of name.
+
+        So for `more` modules, where they exist.
+        """
         assert self._find(entry), f"no module {entry} in {self._root}"
         digests: dict[str, str] = {}
-        seen, waiting = set(CARRIERS), list(self._modules([entry]))
+        seen, waiting = set(CARRIERS), list(self._modules([entry, *more]))
         while waiting:
             name = waiting.pop()
             if name not in seen:

@@ -117,7 +117,7 @@ def make_plan(
     wanted = _wanted(stages, given, force, from_stage)
     code = Code(root, cache=work / "code.json")
     for stage in stages:
-        code.closure(stage.entry)  # from here on it is only read, so that threads may share it
+        preimage_of(stage, run, code=code)  # then it is only read, so that threads may share it
     done = {
         stage.name: StagePlan(stage=stage, state="=", manifest=given[stage.name], reason="given")
         for stage in stages

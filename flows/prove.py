@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
-from flows.fingerprint import Code, Identity, fingerprint_of, short
+from flows.fingerprint import Code, Identity, code_of, fingerprint_of, short
 from flows.manifest import Manifest
 from flows.reasons import compare
 from flows.stages import Stage
@@ -90,10 +90,11 @@ def prove(
     the two differ, naming the first value that does, and when the old code cannot be had or run.
     """
     assert steps > 0, steps
+    config = cast("dict[str, Tree]", identity.preimage["config"])
     commit = _open_commit(manifest, root)
     old_root = scratch / "code"
     _take_out(root, commit, old_root)
-    if changes := _listed_changes(stage, old_root, code_that_made(manifest)):
+    if changes := _listed_changes(stage, old_root, config, code_that_made(manifest)):
         raise ArtifactError(
             f"commit {short(commit)} does not hold the code of {manifest.name}: {changes}",
             hint=f"it was built from uncommitted changes; {_INSTEAD}",
@@ -113,7 +114,7 @@ def prove(
                 name=name,
             )
         )
-    if changes := _listed_changes(stage, root, identity.preimage["code"]):
+    if changes := _listed_changes(stage, root, config, identity.preimage["code"]):
         raise ArtifactError(
             f"{root} was edited while {stage.name} was proven: {changes}",
             hint="run the command again",
@@ -275,20 +276,20 @@ def _take_out(root: Path, commit: str, directory: Path) -> None:
         tar.extractall(directory, filter="data")
 
 
-def _listed_changes(stage: Stage, root: Path, code: Tree) -> str:
+def _listed_changes(stage: Stage, root: Path, config: dict[str, Tree], code: Tree) -> str:
     """How the code in `root` differs from that of a pre-image; "" when it does not."""
-    found: dict[str, Tree] = dict(_closure(stage, root))
+    found: dict[str, Tree] = dict(_closure(stage, root, config))
     changes = [str(change) for change in compare({"code": code}, {"code": found})]
     more = len(changes) - _SHOWN_CHANGES
     return ", ".join(changes[:_SHOWN_CHANGES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _closure(stage: Stage, root: Path) -> dict[str, str]:
+def _closure(stage: Stage, root: Path, config: dict[str, Tree]) -> dict[str, str]:
     """The code that the stage runs in `root`; none where its entry is not there."""
     entry = root.joinpath(*stage.entry.split("."))
     if not entry.with_name(f"{entry.name}.py").is_file():
         return {}
-    return Code(root).closure(stage.entry)
+    return code_of(stage, config, code=Code(root))
 
 
 def _find_commit(stage: Stage, root: Path, identity: Identity, scratch: Path) -> str | None:
@@ -296,7 +297,8 @@ def _find_commit(stage: Stage, root: Path, identity: Identity, scratch: Path) ->
     commit = _git(root, "rev-parse", "HEAD").decode().strip()
     _take_out(root, commit, scratch)
     code = cast("dict[str, str]", identity.preimage["code"])
-    return commit if _closure(stage, scratch) == code else None
+    config = cast("dict[str, Tree]", identity.preimage["config"])
+    return commit if _closure(stage, scratch, config) == code else None
 
 
 def _git(root: Path, *arguments: str) -> bytes:

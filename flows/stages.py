@@ -19,6 +19,8 @@ class Stage:
     config: tuple[str, ...]  # sections of RunConfig that decide the result
     entry: str  # module with `run(job)`
     compute: Literal["cpu", "gpu"]
+    tasks: str | None = None  # the field of RunConfig naming the tasks that it imports by name
+    grades: bool = False  # whether it grades answers to them
     format: int = 1  # of the files it writes; raise it when their meaning changes
     reads_records: bool = False  # reads its inputs' manifests and logs besides their files
 
@@ -38,6 +40,7 @@ TASK_DATA = Stage(
     config=("seed", "task_data"),
     entry="nanochat_core.data.task_data",
     compute="cpu",
+    tasks="task_data.datasets",
 )
 TOKENIZER = Stage(
     name="tokenizer",
@@ -103,6 +106,8 @@ RL = Stage(
     config=("seed", "optimizer", "rl"),
     entry="nanochat_core.train.rl",
     compute="gpu",
+    tasks="rl.task",
+    grades=True,
 )
 
 
@@ -114,6 +119,8 @@ def _chat_eval(model: Stage) -> Stage:
         config=("chat_eval",),
         entry="nanochat_core.evaluate.chat",
         compute="gpu",
+        tasks="chat_eval.tasks",
+        grades=True,
         format=2,
     )
 

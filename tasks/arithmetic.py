@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tasks.base import Conversation, TaskError, check_split, distinct, final_number, parts_of
-from tasks.sources import GeneratedTask
+from tasks.sources import GeneratedTask, Grader
 from tasks.stories import CLOSINGS, NAMES, OBJECTS, OPENINGS, STEPS, STORIES
 
 NAME = "arithmetic"
@@ -147,4 +147,6 @@ def _apply(a: int, sign: str, b: int) -> int:
     return {"+": a + b, "-": a - b, "*": a * b}[sign]
 
 
-TASK = GeneratedTask(name=NAME, generate=generate, is_correct=is_correct)
+TASK = GeneratedTask(
+    name=NAME, generate=generate, grader=Grader(is_correct=is_correct, baseline=0.0)
+)

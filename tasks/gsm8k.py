@@ -7,7 +7,7 @@ A solution has calls written `<<48/2=24>>` and ends in `#### 72`.
 import re
 
 from tasks.base import Conversation, Part, text_of
-from tasks.sources import HubDataset, HubTask, Row, text
+from tasks.sources import Grader, HubDataset, HubTask, Row, text
 
 _CALL = re.compile(r"<<([^>]+)>>")
 _ANSWER = re.compile(r"#### (-?[0-9.,]+)")
@@ -57,5 +57,5 @@ TASK = HubTask(
         files={split: f"main/{split}-*.parquet" for split in ("train", "test")},
     ),
     convert=convert,
-    is_correct=is_correct,
+    grader=Grader(is_correct=is_correct, baseline=0.0),
 )

@@ -29,4 +29,4 @@ def generate(split: str, num_examples: int, *, grade: int, seed: int) -> Iterato
         yield {"messages": example["messages"]}
 
 
-TASK = GeneratedTask(name=NAME, generate=generate, is_correct=None)
+TASK = GeneratedTask(name=NAME, generate=generate, grader=None)

@@ -30,5 +30,5 @@ TASK = HubTask(
         files={"train": "all/auxiliary_train-*.parquet", "test": "all/test-*.parquet"},
     ),
     convert=convert,
-    is_correct=multiple_choice.is_correct,
+    grader=multiple_choice.grader(baseline=1 / len(LETTERS)),
 )

@@ -8,6 +8,7 @@ be compared.
 from collections.abc import Sequence
 
 from tasks.base import Conversation, TaskError
+from tasks.sources import Grader
 
 
 def make_conversation(
@@ -41,3 +42,13 @@ def make_conversation(
 def is_correct(conversation: Conversation, answer: str) -> bool:
     """Whether `answer` is the letter, and nothing else."""
     return answer.strip() == conversation["messages"][-1]["content"]
+
+
+def grader(*, baseline: float) -> Grader:
+    """Return the grader of a task with lettered choices; `baseline` is the accuracy of guessing.
+
+    Raises TaskError unless that is between 0 and 1: ChatCORE would count guesses as knowledge.
+    """
+    if not 0.0 < baseline < 1.0:
+        raise TaskError(f"lettered choices have a guessing baseline of {baseline}, not in (0, 1)")
+    return Grader(is_correct=is_correct, baseline=baseline)

@@ -1,47 +1,51 @@
-"""The list of tasks, and what can be done with one by name: make examples, grade answers.
+"""What can be done with a task by its name: make examples, grade answers.
 
-To add a task, write a module with a `GeneratedTask` or a `HubTask` and name it here.
+`tasks.names` says where each task is; its module is imported when the task is first asked for.
 """
 
+import importlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from tasks import (
-    arc,
-    arithmetic,
-    gsm8k,
-    humaneval,
-    identity,
-    mmlu,
-    smoltalk,
-    spelling,
-    spelling_bee,
-)
 from tasks.base import Conversation, TaskError, check_split
-from tasks.sources import AnyTask, GeneratedTask, HubTask
-
-TASKS: dict[str, AnyTask] = {
-    task.name: task
-    for task in (
-        arithmetic.TASK,
-        identity.TASK,
-        spelling.TASK,
-        spelling_bee.SIMPLE,
-        spelling_bee.BEE,
-        smoltalk.TASK,
-        mmlu.TASK,
-        arc.EASY,
-        arc.CHALLENGE,
-        gsm8k.TASK,
-        humaneval.TASK,
-    )
-}
+from tasks.names import GRADERS, TASKS
+from tasks.sources import AnyTask, GeneratedTask, Grader
 
 
 def task_named(name: str) -> AnyTask:
-    """The task called `name`. Raises TaskError for an unknown one."""
+    """Return the task called `name`. Raises TaskError for an unknown one."""
     if name not in TASKS:
         raise TaskError(f"there is no task '{name}' (one of: {', '.join(sorted(TASKS))})")
-    return TASKS[name]
+    task: AnyTask = _load(TASKS[name])
+    assert task.name == name, f"{TASKS[name]} is task '{task.name}', not '{name}'"
+    return task
+
+
+def find_grader(name: str) -> Grader | None:
+    """Return the grader of a task; None where answers are neither right nor wrong.
+
+    A dataset that is no task has none.
+    """
+    if name in GRADERS:
+        return _load(GRADERS[name])
+    return task_named(name).grader if name in TASKS else None
+
+
+def grader_of(name: str) -> Grader:
+    """Return the grader of a task. Raises TaskError for an unknown task or one without grading."""
+    grader = find_grader(task_named(name).name)
+    if grader is None:
+        raise TaskError(f"answers of task '{name}' cannot be graded")
+    return grader
+
+
+def _load(place: str) -> Any:
+    """Import what `module:attribute` names.
+
+    The scan of imports cannot see these: a fingerprint adds the modules that `modules_of` names.
+    """
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def generate(
@@ -61,26 +65,23 @@ def generate(
 
 def is_gradable(name: str) -> bool:
     """Whether answers can be right or wrong. Those to a dataset that is no task here cannot."""
-    return name in TASKS and TASKS[name].is_correct is not None
+    return name in GRADERS or find_grader(name) is not None
 
 
 def is_correct(name: str, conversation: Conversation, answer: str) -> bool:
     """Whether `answer` is right. Raises TaskError for an unknown task or one without grading."""
-    grade = task_named(name).is_correct
-    if grade is None:
-        raise TaskError(f"answers of task '{name}' cannot be graded")
-    return grade(conversation, answer)
+    return grader_of(name).is_correct(conversation, answer)
 
 
 def are_correct(name: str, graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
     """Whether each of many answers is right, graded side by side where that takes less time.
 
-    Raises TaskError for an unknown task or one without grading.
+    Raises TaskError for an unknown task or one without grading, and where this machine cannot.
     """
-    task = task_named(name)
-    if isinstance(task, HubTask) and task.are_correct is not None:
-        return task.are_correct(graded)
-    return [is_correct(name, conversation, answer) for conversation, answer in graded]
+    grader = grader_of(name)
+    if grader.are_correct is not None:
+        return grader.are_correct(graded)
+    return [grader.is_correct(conversation, answer) for conversation, answer in graded]
 
 
 def reward(name: str, conversation: Conversation, answer: str) -> float:

@@ -32,5 +32,5 @@ TASK = HubTask(
         files={split: f"data/{split}-*.parquet" for split in ("train", "test")},
     ),
     convert=convert,
-    is_correct=None,
+    grader=None,
 )

@@ -25,12 +25,22 @@ AreCorrect: TypeAlias = Callable[[Sequence[tuple[Conversation, str]]], list[bool
 
 
 @dataclass(frozen=True, kw_only=True)
+class Grader:
+    """How answers to a task are graded."""
+
+    is_correct: IsCorrect
+    baseline: float  # accuracy of guessing; 0.0 where nothing can be guessed
+    are_correct: AreCorrect | None = None  # for a task that grades many at a time in less time
+    check_machine: Callable[[], object] | None = None  # raises TaskError where it cannot grade
+
+
+@dataclass(frozen=True, kw_only=True)
 class GeneratedTask:
     """A task whose examples are made up, or kept in a small file of ours."""
 
     name: str
     generate: Generate
-    is_correct: IsCorrect | None  # None: there is nothing to grade
+    grader: Grader | None  # None: there is nothing to grade
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +59,7 @@ class HubTask:
     name: str
     dataset: HubDataset
     convert: Callable[[Row], Conversation]  # raises TaskError for a row that is none
-    is_correct: IsCorrect | None
-    are_correct: AreCorrect | None = None  # for a task that grades many at a time in less time
+    grader: Grader | None  # None: nothing to grade, or graded by one of `tasks.names.GRADERS`
 
 
 AnyTask: TypeAlias = GeneratedTask | HubTask

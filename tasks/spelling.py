@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.base import Conversation, TaskError, check_split, distinct, final_number, parts_of
-from tasks.sources import GeneratedTask
+from tasks.sources import GeneratedTask, Grader
 
 NAME = "spelling"
 
@@ -163,4 +163,6 @@ def _phrase(
     return text[0].upper() + text[1:] + end
 
 
-TASK = GeneratedTask(name=NAME, generate=generate, is_correct=is_correct)
+TASK = GeneratedTask(
+    name=NAME, generate=generate, grader=Grader(is_correct=is_correct, baseline=0.0)
+)

@@ -17,7 +17,7 @@ import random
 from collections.abc import Iterator
 
 from tasks.base import Conversation, Part, check_split, final_number
-from tasks.sources import GeneratedTask
+from tasks.sources import GeneratedTask, Grader
 from tasks.spelling import ABSENT_PERCENT, ALPHABET, COUNT_DIRECT, QUOTES, words_of
 
 LONGEST = 30  # letters; every word we have
@@ -98,5 +98,13 @@ def _answer(word: str, letter: str) -> list[Part]:
     ]
 
 
-SIMPLE = GeneratedTask(name="simple_spelling", generate=generate_spelling, is_correct=is_spelled)
-BEE = GeneratedTask(name="spelling_bee", generate=generate_bee, is_correct=is_counted)
+SIMPLE = GeneratedTask(
+    name="simple_spelling",
+    generate=generate_spelling,
+    grader=Grader(is_correct=is_spelled, baseline=0.0),
+)
+BEE = GeneratedTask(
+    name="spelling_bee",
+    generate=generate_bee,
+    grader=Grader(is_correct=is_counted, baseline=0.0),
+)

@@ -9,10 +9,10 @@ what the model writes, greedily; the tasks grade it. Writes
     samples.jsonl     {prompt, text}, answers to the prompts of the config
 
 `low` and `high` are a 95 % interval, see intervals.py. `centred` is the accuracy on a scale from
-guessing (0) to all right (1), `chatcore` the mean of that over the tasks. A task that cannot be
-judged, for want of its data or of a sandbox, say, is among the `failed`, and `chatcore` is null:
-without it, it would be another measure. `suite` is the digest of what was asked: two scores of the
-same suite compare.
+guessing (0) to all right (1), `chatcore` the mean of that over the tasks. A task whose data cannot
+be used is among the `failed`, and `chatcore` is null: without it, it would be another measure. What
+the machine lacks, a sandbox for one, is no result: it fails the stage before anything is asked.
+`suite` is the digest of what was asked: two scores of the same suite compare.
 """
 
 import hashlib
@@ -27,7 +27,12 @@ from nanochat_core.config import ChatEvalConfig, EvalTaskConfig
 from nanochat_core.data.examples import open_task
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError
-from nanochat_core.evaluate.generate import check_gradable, greedy_answers
+from nanochat_core.evaluate.generate import (
+    cannot_grade,
+    check_gradable,
+    check_machine,
+    greedy_answers,
+)
 from nanochat_core.evaluate.intervals import Interval, centred, mean_of, share_of
 from nanochat_core.evaluate.letters import has_letters, likeliest_letters
 from nanochat_core.evaluate.records import write_records, write_table
@@ -38,13 +43,10 @@ from nanochat_core.runtime.distributed import World, open_world
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tasks.base import Conversation, Task, TaskError, prompt_of, text_of
-from tasks.registry import are_correct
+from tasks.registry import are_correct, grader_of
 
 FORMAT = 2
 BLOCK = 256  # examples that a rank takes at a time, the same however many ranks there are
-# What guessing scores; 0 where nothing can be guessed. nanochat's, though some questions of ARC
-# have three or five choices.
-BASELINES = {"arc_easy": 0.25, "arc_challenge": 0.25, "mmlu": 0.25}
 EXAMPLES = pa.schema(
     [
         ("task", pa.string()),
@@ -58,6 +60,14 @@ EXAMPLES = pa.schema(
 
 
 @dataclass(frozen=True, kw_only=True)
+class Opened:
+    """The tasks of the configuration."""
+
+    tasks: Mapping[str, Task]  # that can be graded here
+    failed: Mapping[str, str]  # task -> what is wrong with its data
+
+
+@dataclass(frozen=True, kw_only=True)
 class Judged:
     """What was found out about the tasks."""
 
@@ -67,17 +77,18 @@ class Judged:
 
 def run(job: Job) -> dict[str, Any]:
     """Judge the chat model; the ranks share the questions. Raises DataError when every task fails,
-    and ModelError when the model is none."""
+    StageError when this machine cannot grade one, and ModelError when the model is none."""
     config = ChatEvalConfig.from_tree(job.config["chat_eval"])
     world = open_world(job.resources.device)
     device = open_device(job.resources, local_rank=world.local_rank)
     progress = Progress(job.events, active=world.is_first)
+    opened = open_tasks(job, config)
     engine = Engine(
         load_model(job.model_input, device),
         Tokenizer.load(job.model_input / "tokenizer"),
         on_choice=lambda choice: progress.message(f"answers: {choice}"),
     )
-    found = judge_all(engine, job, config, world, progress)
+    found = judge_all(engine, opened, config, world, progress)
     for name, reason in found.failed.items():
         progress.message(f"{name} could not be judged: {reason}")
     if config.tasks and not found.records:
@@ -104,13 +115,8 @@ def run(job: Job) -> dict[str, Any]:
     return _metrics(scores, chatcore, found.failed)
 
 
-def judge_all(
-    engine: Engine, job: Job, config: ChatEvalConfig, world: World, progress: Progress
-) -> Judged:
-    """Every task's records, on every rank the same. A task that fails on any rank has failed.
-
-    What is no fault of a task, as too little memory for the engine, ends the stage.
-    """
+def open_tasks(job: Job, config: ChatEvalConfig) -> Opened:
+    """Open every task. Raises StageError when this machine cannot grade one of them."""
     tasks: dict[str, Task] = {}
     failed: dict[str, str] = {}
     for entry in config.tasks:
@@ -118,6 +124,19 @@ def judge_all(
             tasks[entry.name] = _open(job, entry)
         except DataError as error:
             failed[entry.name] = str(error)
+    for name in tasks:
+        check_machine(name)
+    return Opened(tasks=tasks, failed=failed)
+
+
+def judge_all(
+    engine: Engine, opened: Opened, config: ChatEvalConfig, world: World, progress: Progress
+) -> Judged:
+    """Every task's records, on every rank the same. A task that fails on any rank has failed.
+
+    What is no fault of a task, as too little memory for the engine, ends the stage.
+    """
+    tasks, failed = opened.tasks, dict(opened.failed)
     blocks = [
         (entry, range(first, min(first + BLOCK, len(tasks[entry.name]))))
         for entry in config.tasks
@@ -135,7 +154,7 @@ def judge_all(
             continue
         try:
             own[name] += judge(engine, tasks[name], places, entry)
-        except (DataError, TaskError) as error:
+        except DataError as error:
             failed[name] = str(error)
             continue
         share = sum(record["correct"] for record in own[name]) / len(own[name])
@@ -154,11 +173,14 @@ def judge_all(
 def judge(engine: Engine, task: Task, places: range, entry: EvalTaskConfig) -> list[dict[str, Any]]:
     """The rows of examples.parquet of some examples of a task.
 
-    Raises TaskError when answers cannot be graded here, DataError when a prompt is of no use.
+    Raises StageError when answers cannot be graded here, DataError when a prompt is of no use.
     """
     examples = [task[i] for i in places]
     answers = _answers(engine, examples, max_new_tokens=entry.max_new_tokens)
-    correct = are_correct(task.name, list(zip(examples, answers, strict=True)))
+    try:
+        correct = are_correct(task.name, list(zip(examples, answers, strict=True)))
+    except TaskError as error:  # the data was read: what is missing is missing here
+        raise cannot_grade(task.name, error) from error
     return [
         {
             "task": task.name,
@@ -196,7 +218,7 @@ def share_of_right(records: Sequence[Mapping[str, Any]]) -> Interval:
 
 def chatcore_of(scores: Mapping[str, Interval]) -> Interval:
     """The mean of the tasks' accuracies, each from guessing (0) to all right (1)."""
-    return mean_of([centred(s, BASELINES.get(name, 0.0)) for name, s in scores.items()])
+    return mean_of([centred(s, grader_of(name).baseline) for name, s in scores.items()])
 
 
 def suite_digest(job: Job, config: ChatEvalConfig) -> str:
@@ -217,7 +239,7 @@ def _task_tree(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, flo
         "total": len(records),
         "low": score.low,
         "high": score.high,
-        "centred": centred(score, BASELINES.get(name, 0.0)).value,
+        "centred": centred(score, grader_of(name).baseline).value,
     }
 
 
@@ -234,4 +256,6 @@ def _metrics(
 def _open(job: Job, entry: EvalTaskConfig) -> Task:
     task = open_task(entry.name, job.inputs["task_data"], "test")
     check_gradable(task)
+    asks_letters = len(task) > 0 and has_letters(task[0])
+    assert grader_of(entry.name).baseline > 0 or not asks_letters, f"{entry.name} can be guessed"
     return task.first(entry.max_examples)

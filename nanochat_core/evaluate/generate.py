@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from nanochat_core.engine.engine import Engine
-from nanochat_core.errors import DataError
+from nanochat_core.errors import DataError, StageError
 from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
-from tasks.base import Conversation, Task
-from tasks.registry import are_correct, is_gradable
+from tasks.base import Conversation, Task, TaskError
+from tasks.registry import are_correct, find_grader, is_gradable
 
 
 def greedy_answers(
@@ -114,3 +114,23 @@ def check_gradable(task: Task) -> None:
             f"the task '{task.name}' has no right answers to grade by",
             hint="leave it out of chat_eval and rl",
         )
+
+
+def check_machine(name: str) -> None:
+    """Raise StageError if this machine lacks what grading answers of the task needs."""
+    grader = find_grader(name)
+    if grader is None or grader.check_machine is None:
+        return
+    try:
+        grader.check_machine()
+    except TaskError as error:
+        raise cannot_grade(name, error) from error
+
+
+def cannot_grade(name: str, error: TaskError) -> StageError:
+    """Return the error about a task that cannot be graded here, but can on another machine."""
+    return StageError(
+        f"answers to '{name}' cannot be graded on this machine: {error}",
+        hint="`nanochat doctor` says what is missing; else run on another machine, or leave the "
+        "task out of chat_eval.tasks and rl.task",
+    )

@@ -20,7 +20,7 @@ import torch
 from nanochat_core.config import OptimizerConfig, RLConfig
 from nanochat_core.data.examples import open_task
 from nanochat_core.engine.engine import Engine
-from nanochat_core.evaluate.generate import accuracy, sampled_pass_at
+from nanochat_core.evaluate.generate import accuracy, check_machine, sampled_pass_at
 from nanochat_core.evaluate.records import write_records
 from nanochat_core.job import Job
 from nanochat_core.model.attention import choose
@@ -69,6 +69,7 @@ def run(job: Job) -> dict[str, Any]:
     world = open_world(job.resources.device)
     device = open_device(job.resources, local_rank=world.local_rank)
     progress = Progress(job.events, active=world.is_first)
+    train, test = open_questions(job, config)
     model = load_model(job.model_input, device)
     choose(
         job.resources.attention,
@@ -92,8 +93,6 @@ def run(job: Job) -> dict[str, Any]:
         on_choice=lambda choice: progress.message(f"answers: {choice}"),
     )
     reference = load_model(job.model_input, device) if config.kl_weight else None
-    train = open_task(config.task, job.inputs["task_data"], "train")
-    test = open_task(config.task, job.inputs["task_data"], "test").first(config.eval_examples)
     log = StepLog(progress, None, late=False)
     keeper = Keeper(job, optimizer, world, progress, log)
 
@@ -153,6 +152,16 @@ def run(job: Job) -> dict[str, Any]:
         "steps": config.num_steps,
         **machine(job, device, world, device_batch_size=fitting.size),
     }
+
+
+def open_questions(job: Job, config: RLConfig) -> tuple[Task, Task]:
+    """Open the questions to learn from and those to evaluate with.
+
+    Raises StageError when this machine cannot grade answers to them.
+    """
+    check_machine(config.task)
+    train, test = (open_task(config.task, job.inputs["task_data"], s) for s in ("train", "test"))
+    return train, test.first(config.eval_examples)
 
 
 def write_output(

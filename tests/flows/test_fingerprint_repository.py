@@ -14,11 +14,30 @@ import grimp
 import pytest
 
 from flows import cpp_source
-from flows.fingerprint import CARRIERS, PACKAGES, REPOSITORY, Code
-from flows.stages import STAGES, Stage
+from flows.build import leaked_modules
+from flows.fingerprint import (
+    CARRIERS,
+    PACKAGES,
+    REPOSITORY,
+    Code,
+    canonical_config,
+    code_of,
+    identify,
+    task_modules,
+)
+from flows.profiles import open_profile
+from flows.stages import CHAT_EVALS, RL, STAGES, TASK_DATA, Stage
+from nanochat_core.config import RunConfig
+
+RUN = open_profile("d12").run  # its chat evaluations name a task of every kind
+
+
+def closures_of(code: Code, run: RunConfig = RUN) -> dict[str, dict[str, str]]:
+    return {s.name: code_of(s, canonical_config(s, run), code=code) for s in STAGES}
+
 
 CODE = Code(REPOSITORY)
-CLOSURES = {stage.name: CODE.closure(stage.entry) for stage in STAGES}
+CLOSURES = closures_of(CODE)
 REACHED = sorted({name for closure in CLOSURES.values() for name in closure})
 MODULES = [name for name in REACHED if "/" not in name]
 DATA = [name for name in REACHED if "/" in name]
@@ -42,10 +61,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def closures(root: Path) -> dict[str, dict[str, str]]:
+def closures(root: Path, run: RunConfig = RUN) -> dict[str, dict[str, str]]:
     """With the scans of unchanged files kept: each plan reads all of them."""
     code = Code(root, cache=root / "code.json")
-    found = {stage.name: code.closure(stage.entry) for stage in STAGES}
+    found = closures_of(code, run)
     code.save_cache()
     return found
 
@@ -248,7 +267,7 @@ def graph() -> grimp.ImportGraph:
 def test_the_closure_is_what_another_tool_finds(graph: grimp.ImportGraph, stage: Stage):
     """Less the carriers and what only they reach, and the packages, which are empty."""
     found: set[str] = set()
-    waiting = [stage.entry]
+    waiting = [stage.entry, *task_modules(stage, canonical_config(stage, RUN))]
     while waiting:
         name = waiting.pop()
         if name not in found and name not in CARRIERS:
@@ -280,3 +299,41 @@ def test_training_on_conversations_depends_on_no_engine_and_no_sandbox(stage: st
     names = CLOSURES[stage]
     assert len(names) <= 55
     assert not [name for name in names if "engine" in name or "sandbox" in name]
+
+
+CODE_GRADERS = {stage.name for stage in CHAT_EVALS}
+
+
+@pytest.mark.parametrize(("profile", "expected"), [("d12", CODE_GRADERS), ("tiny", set())])
+def test_a_constant_of_the_sandbox_decides_only_evaluations_that_grade_programs(
+    copy: Path, profile: str, expected: set[str]
+):
+    run = open_profile(profile).run
+    before = closures(copy, run)
+    path = path_of(copy, "tasks.sandbox")
+    source = path.read_text()
+    path.write_text(_with_another_constant(source))
+    try:
+        after = closures(copy, run)
+        assert {name for name in before if before[name] != after[name]} == expected
+    finally:
+        path.write_text(source)
+
+
+def test_a_stage_depends_on_the_tasks_that_its_configuration_names():
+    run = open_profile("tiny").run
+    found = closures_of(CODE, run)
+    assert run.rl.task == "arithmetic"
+    assert "tasks.arithmetic" in found["rl"]
+    assert "tasks.spelling" not in found["rl"]
+    assert {"tasks.spelling", "tasks/words.txt"} <= found["task_data"].keys()
+    assert "tasks.gsm8k" not in found["task_data"]
+    for stage in (TASK_DATA, RL, *CHAT_EVALS):  # and where a task is decides nothing
+        assert "tasks.names" not in found[stage.name]
+
+
+def test_a_task_that_is_loaded_and_not_named_is_found_out():
+    inputs = {source.name: "0" * 64 for source in RL.inputs}
+    identity = identify(RL, open_profile("tiny").run, inputs, code=CODE)
+    loaded = ("tasks", "tasks.names", "tasks.registry", "tasks.arithmetic", "tasks.gsm8k")
+    assert leaked_modules(identity, loaded) == ["tasks.gsm8k"]

@@ -7,7 +7,7 @@ from tasks.base import TaskError
 from tasks.files import open_task, write_examples
 from tasks.sources import GeneratedTask
 
-MADE = sorted(name for name, task in registry.TASKS.items() if isinstance(task, GeneratedTask))
+MADE = sorted(n for n in registry.TASKS if isinstance(registry.task_named(n), GeneratedTask))
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
 

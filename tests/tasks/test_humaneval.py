@@ -1,6 +1,6 @@
 import pytest
 
-from tasks import humaneval, registry
+from tasks import humaneval, humaneval_grader, registry
 from tasks.base import TaskError, check_conversation
 from tasks.sandbox import run_untrusted
 
@@ -63,7 +63,7 @@ def test_a_row_without_a_column_is_refused(column):
     ],
 )
 def test_the_program_is_the_first_block_or_the_whole_answer(answer, code):
-    assert humaneval.code_of(answer) == code
+    assert humaneval_grader.code_of(answer) == code
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_program_is_the_first_block_or_the_whole_answer(answer, code):
 )
 def test_a_prompts_first_imports_go_before_the_program(prompt, imports):
     conversation = {**humaneval.convert(ROW), "messages": [{"role": "user", "content": prompt}]}
-    assert humaneval.program_of(conversation, "x = 1") == f"{imports}\n\nx = 1\n"
+    assert humaneval_grader.program_of(conversation, "x = 1") == f"{imports}\n\nx = 1\n"
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,11 @@ def test_an_answer_is_right_when_its_function_passes_the_tests(sandbox, answer, 
 def test_what_a_test_calls_beside_the_answer_has_to_be_in_the_answer(sandbox):
     conversation = humaneval.convert(PAIR)
     whole = conversation["messages"][1]["content"]
-    assert humaneval.is_correct(conversation, whole)
-    assert not humaneval.is_correct(conversation, "def decode(s): return s[::-1]")
-    assert not humaneval.is_correct(conversation, whole.replace("[::-1]", "").replace("s\n", "0\n"))
+    assert humaneval_grader.is_correct(conversation, whole)
+    assert not humaneval_grader.is_correct(conversation, "def decode(s): return s[::-1]")
+    assert not humaneval_grader.is_correct(
+        conversation, whole.replace("[::-1]", "").replace("s\n", "0\n")
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,9 +130,9 @@ def test_what_a_test_calls_beside_the_answer_has_to_be_in_the_answer(sandbox):
 def test_a_prompt_runs_before_its_test_when_that_uses_something_of_it(prompt, test, needed):
     conversation = {**humaneval.convert(ROW), "test": test, "entry_point": "f"}
     conversation["messages"] = [{"role": "user", "content": prompt}]
-    assert humaneval.check_of(conversation).setup == (prompt if needed else "")
+    assert humaneval_grader.check_of(conversation).setup == (prompt if needed else "")
 
 
 def test_there_are_only_examples_for_testing():
-    assert registry.TASKS["humaneval"].dataset.files.keys() == {"test"}
+    assert humaneval.TASK.dataset.files.keys() == {"test"}
     assert registry.is_gradable("humaneval")

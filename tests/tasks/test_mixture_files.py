@@ -2,7 +2,7 @@ import pytest
 
 from tasks.base import TaskError
 from tasks.mixture_files import Share, mixture_names, read_mixture
-from tasks.registry import TASKS
+from tasks.names import TASKS
 
 MIDTRAIN = {
     "smoltalk": (None, 1),

@@ -1,8 +1,11 @@
+import subprocess
+import sys
+
 import pytest
 
 from tasks import registry
 from tasks.base import TaskError
-from tasks.sources import HubTask
+from tasks.sources import Grader, HubTask
 
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
@@ -20,6 +23,45 @@ def test_grading_goes_to_the_task():
 def test_answers_without_right_or_wrong_are_not_graded(name):
     with pytest.raises(TaskError, match=f"answers of task '{name}' cannot be graded"):
         registry.is_correct(name, GOOD, "I am a tiny model.")
+
+
+def test_what_guessing_scores_is_said_by_each_task_with_choices():
+    graded = [name for name in registry.TASKS if registry.is_gradable(name)]
+    baselines = {n: b for n in graded if (b := registry.grader_of(n).baseline)}
+    assert baselines == {"arc_easy": 0.25, "arc_challenge": 0.25, "mmlu": 0.25}
+
+
+CHOICE_TASK = """
+from tasks import multiple_choice
+from tasks.sources import GeneratedTask
+TASK = GeneratedTask(name="new", generate=list, grader=multiple_choice.grader({baseline}))
+"""
+
+
+@pytest.mark.parametrize(("baseline", "error"), [("", TypeError), ("baseline=0.0", TaskError)])
+def test_a_task_with_choices_cannot_be_imported_without_a_baseline(baseline, error):
+    with pytest.raises(error, match="baseline"):
+        exec(CHOICE_TASK.format(baseline=baseline))
+    exec(CHOICE_TASK.format(baseline="baseline=0.2"))
+
+
+def test_no_grader_goes_without_a_baseline():
+    with pytest.raises(TypeError, match="baseline"):
+        Grader(is_correct=lambda conversation, answer: True)
+
+
+LOADED = """
+import sys
+from tasks import registry
+registry.task_named("humaneval")
+print(registry.is_gradable("humaneval"), *sorted(m for m in sys.modules if m[:6] == "tasks."))
+"""
+
+
+def test_making_examples_loads_neither_another_task_nor_the_sandbox():
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True)
+    modules = ["base", "humaneval", "names", "registry", "sources"]
+    assert done.stdout.split() == ["True", *(f"tasks.{name}" for name in modules)]
 
 
 def test_a_dataset_of_a_person_has_no_grading():
@@ -49,7 +91,7 @@ def test_a_dataset_of_the_hub_is_not_made():
 
 
 @pytest.mark.parametrize(
-    "task", [task for task in registry.TASKS.values() if isinstance(task, HubTask)]
+    "task", [t for t in map(registry.task_named, registry.TASKS) if isinstance(t, HubTask)]
 )
 def test_datasets_name_splits_there_are_and_a_revision(task):
     assert task.dataset.repository.count("/") == 1

@@ -5,7 +5,7 @@ import time
 import psutil
 import pytest
 
-from tasks import humaneval, registry
+from tasks import humaneval_grader, registry
 from tasks.base import TaskError
 from tasks.sandbox import run_untrusted
 from tasks.sandbox_pool import run_all, usable_cpus
@@ -77,7 +77,7 @@ def test_a_task_that_grades_many_at_a_time_says_what_it_says_of_one():
     }
     graded = [(conversation, answer) for answer in (RIGHT, WRONG, RIGHT, "")]
     assert registry.are_correct("humaneval", graded) == [True, False, True, False]
-    assert humaneval.are_correct([]) == []
+    assert humaneval_grader.are_correct([]) == []
     for conversation, answer in graded[:2]:
         alone = registry.is_correct("humaneval", conversation, answer)
         assert registry.are_correct("humaneval", [(conversation, answer)]) == [alone]

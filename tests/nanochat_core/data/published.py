@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.registry import TASKS
+from tasks.registry import task_named
 from tasks.sources import HubTask
 from tests.nanochat_core.data.hub_server import HubServer
 from tests.tasks.peer import parquet_of
@@ -13,7 +13,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 def publish(hub: HubServer, name: str, *, train: Rows = (), test: Rows = ()) -> str:
     """Commit rows as the files of a task's dataset, those of training in two; the commit."""
-    task = TASKS[name]
+    task = task_named(name)
     assert isinstance(task, HubTask)
     dataset = task.dataset
     half = len(train) // 3

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -15,8 +16,9 @@ from nanochat_core.runtime.interrupt import Interrupted
 from nanochat_core.runtime.progress import last_by_step, read_events
 from tasks.base import prompt_key, text_of
 from tasks.files import open_task
-from tasks.registry import TASKS, is_correct, is_gradable
-from tasks.sources import GeneratedTask
+from tasks.names import TASKS
+from tasks.registry import is_correct, is_gradable
+from tasks.sources import GeneratedTask, Grader
 
 RESOURCES = Resources(
     device="cpu",
@@ -161,10 +163,11 @@ def test_a_generated_prompt_in_both_splits_is_refused_where_it_would_be_graded(
         first = {"train": 0, "test": 8}[split]
         yield from (ask(str(i)) for i in range(first, first + num_examples))
 
-    task = GeneratedTask(
-        name="numbers", generate=generate, is_correct=(lambda c, a: True) if gradable else None
-    )
-    monkeypatch.setitem(TASKS, "numbers", task)
+    grader = Grader(is_correct=lambda c, a: True, baseline=0.0) if gradable else None
+    module = ModuleType("numbers_task")
+    vars(module)["TASK"] = GeneratedTask(name="numbers", generate=generate, grader=grader)
+    monkeypatch.setitem(sys.modules, "numbers_task", module)
+    monkeypatch.setitem(TASKS, "numbers", "numbers_task:TASK")
     job = make_job(tmp_path, datasets=(("numbers", 1, 10, 5),))
     if gradable:
         with pytest.raises(DataError, match=r"2 prompts of task 'numbers' are in both .*'user: 8'"):

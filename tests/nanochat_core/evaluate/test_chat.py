@@ -3,7 +3,9 @@ import itertools
 import json
 import random
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,17 +13,19 @@ import torch
 
 from infra.launch.torchrun import run_job
 from nanochat_core.engine.engine import Engine
-from nanochat_core.errors import ConfigError, DataError
+from nanochat_core.errors import ConfigError, DataError, StageError
 from nanochat_core.evaluate import chat
 from nanochat_core.evaluate.generate import accuracy, greedy_answers
 from nanochat_core.evaluate.letters import likeliest_letters
 from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.progress import read_events
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
-from tasks import multiple_choice
+from tasks import multiple_choice, sandbox
 from tasks.base import Task, TaskError
 from tasks.files import open_task, write_examples
-from tasks.registry import are_correct, is_correct
+from tasks.names import TASKS
+from tasks.registry import are_correct, generate, is_correct
+from tasks.sources import GeneratedTask
 
 pytestmark = pytest.mark.torch
 
@@ -211,27 +215,68 @@ def test_chatcore_is_the_mean_above_guessing(make, many_tasks_dir):
     assert [r["place"] for r in rows] == [*range(5), *range(40)]
 
 
-def test_one_task_that_fails_leaves_the_others(make, many_tasks_dir, monkeypatch):
+def test_chatcore_takes_what_guessing_scores_from_the_task(make, many_tasks_dir, monkeypatch):
+    module = ModuleType("pairs_task")
+    grader = multiple_choice.grader(baseline=0.5)
+    vars(module)["TASK"] = GeneratedTask(name="pairs", generate=generate, grader=grader)
+    monkeypatch.setitem(sys.modules, "pairs_task", module)
+    monkeypatch.setitem(TASKS, "pairs", "pairs_task:TASK")
+    (many_tasks_dir / "pairs").mkdir()
+    pairs = [
+        multiple_choice.make_conversation(f"Which {i}?", "AB", ("this", "that"), "AB"[i % 2])
+        for i in range(20)
+    ]
+    write_examples(many_tasks_dir / "pairs" / "test.jsonl", pairs)
+    metrics = chat.run(make(("pairs", 20), task_data=many_tasks_dir))
+    assert metrics["chatcore"] == pytest.approx((metrics["pairs"] - 0.5) / 0.5)
+
+
+def test_one_task_whose_data_is_of_no_use_leaves_the_others(make, many_tasks_dir):
+    job = make(("spelling", 5), ("mmlu", 3), ("identity", 1), task_data=many_tasks_dir)
+    metrics = chat.run(job)
+    scores = json.loads((job.output / "scores.json").read_text())
+    assert list(scores["tasks"]) == ["spelling"]
+    assert scores["chatcore"] is None
+    assert list(scores["failed"]) == ["mmlu", "identity"]
+    assert "mmlu" in scores["failed"]["mmlu"] == metrics["mmlu_failed"]
+    assert "chatcore" not in metrics
+    told = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
+    assert f"mmlu could not be judged: {scores['failed']['mmlu']}" in told
+    assert sum(" in fp32 (" in text for text in told) == 1  # which runner answers, and why it
+
+
+@pytest.fixture
+def no_sandbox(monkeypatch):
+    """A machine where no wall can be put up: not one of the programs, and a kernel without any."""
+    monkeypatch.setattr(sandbox, "ways", lambda found: iter(["nothing is installed"]))
+    sandbox._choose.cache_clear()
+    yield
+    sandbox._choose.cache_clear()
+
+
+def test_a_machine_without_a_sandbox_fails_the_stage_before_any_task_is_asked(
+    make, many_tasks_dir, no_sandbox
+):
+    job = make(("spelling", 5), ("humaneval", 1), task_data=many_tasks_dir)
+    with pytest.raises(StageError, match=r"'humaneval' cannot be graded .*installed") as e:
+        chat.run(job)
+    assert "nanochat doctor" in str(e.value.hint)
+    assert not job.events.exists()  # no example was asked
+    assert not list(job.output.iterdir())
+    chat.run(make(("spelling", 5), name="without", task_data=many_tasks_dir))  # it needs none
+
+
+def test_a_machine_that_loses_its_sandbox_publishes_no_score(make, many_tasks_dir, monkeypatch):
     def refuse(name, graded):
         if name == "humaneval":
             raise TaskError("no sandbox here")
         return are_correct(name, graded)
 
     monkeypatch.setattr(chat, "are_correct", refuse)
-    job = make(
-        ("spelling", 5), ("humaneval", 1), ("mmlu", 3), ("identity", 1), task_data=many_tasks_dir
-    )
-    metrics = chat.run(job)
-    scores = json.loads((job.output / "scores.json").read_text())
-    assert list(scores["tasks"]) == ["spelling"]
-    assert scores["chatcore"] is None
-    assert list(scores["failed"]) == ["humaneval", "mmlu", "identity"]
-    assert scores["failed"]["humaneval"] == metrics["humaneval_failed"] == "no sandbox here"
-    assert "mmlu" in scores["failed"]["mmlu"]
-    assert "chatcore" not in metrics
-    told = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
-    assert "humaneval could not be judged: no sandbox here" in told
-    assert sum(" in fp32 (" in text for text in told) == 1  # which runner answers, and why it
+    job = make(("humaneval", 1), ("spelling", 5), task_data=many_tasks_dir)
+    with pytest.raises(StageError, match="cannot be graded on this machine: no sandbox here"):
+        chat.run(job)
+    assert not list(job.output.iterdir())
 
 
 def test_what_is_no_fault_of_a_task_ends_the_stage(make, many_tasks_dir, monkeypatch):

@@ -16,12 +16,13 @@ from nanochat_core.data.chat_rows import ChatRows, make_piece, write_rows
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
 from tasks.base import Conversation, text_of
-from tasks.registry import TASKS, generate, task_named
+from tasks.names import TASKS
+from tasks.registry import generate, task_named
 from tasks.sources import GeneratedTask, HubTask
 from tests.tasks.rows import ROWS, rows_of
 
 COUNT = 1000
-MADE = sorted(name for name, task in TASKS.items() if isinstance(task, GeneratedTask))
+MADE = sorted(name for name in TASKS if isinstance(task_named(name), GeneratedTask))
 ALL = [*MADE, *sorted(ROWS)]
 ROW_LEN = 129  # so that the longest conversations are cut off
 

@@ -1,0 +1,31 @@
+"""Where each task is: its name, and the module and attribute that hold it.
+
+To add a task, write a module with a `GeneratedTask` or a `HubTask` and name it here. A module is
+imported when its task is asked for (tasks/registry.py), so that a stage loads, and its fingerprint
+covers, the tasks that its configuration names and no other.
+"""
+
+TASKS: dict[str, str] = {
+    "arithmetic": "tasks.arithmetic:TASK",
+    "identity": "tasks.identity:TASK",
+    "spelling": "tasks.spelling:TASK",
+    "simple_spelling": "tasks.spelling_bee:SIMPLE",
+    "spelling_bee": "tasks.spelling_bee:BEE",
+    "smoltalk": "tasks.smoltalk:TASK",
+    "mmlu": "tasks.mmlu:TASK",
+    "arc_easy": "tasks.arc:EASY",
+    "arc_challenge": "tasks.arc:CHALLENGE",
+    "gsm8k": "tasks.gsm8k:TASK",
+    "humaneval": "tasks.humaneval:TASK",
+}
+# Graders apart from their task: what only makes examples does not load, say, the sandbox.
+GRADERS: dict[str, str] = {"humaneval": "tasks.humaneval_grader:GRADER"}
+
+
+def modules_of(name: str, *, grades: bool) -> tuple[str, ...]:
+    """Return the modules imported for the task `name`, with those of its grader if it `grades`.
+
+    A dataset that is no task has none.
+    """
+    tables = (TASKS, GRADERS) if grades else (TASKS,)
+    return tuple(table[name].partition(":")[0] for table in tables if name in table)
