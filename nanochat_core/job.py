@@ -41,7 +41,7 @@ class Resources:
     dollars_per_hour: float = 0.0  # price of the whole placement, for estimates and reports
     save_every_steps: int = 0  # a checkpoint after each so many steps besides; 0: by time alone
     keep_checkpoints: int = 2  # the newest so many stay on this machine, and the best
-    hang_seconds: float = 600.0  # so long without a sign of life from any rank the job is ended
+    hang_seconds: float = 600.0  # so long without a heartbeat of any rank the job is ended
     retry_smaller_batch: bool = True  # when out of memory: half the device batch, and go on
     attention: Attention = "auto"  # a backend; "auto": the first that this device can run
     compile: bool = False  # whether torch.compile makes kernels for the model

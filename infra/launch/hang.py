@@ -16,7 +16,6 @@ from pathlib import Path
 from nanochat_core.job import Job
 from nanochat_core.runtime.heartbeat import Pulse, read_pulses
 
-FIRST_STEP_FACTOR = 4  # more patience until every rank has done a step: kernels are compiled there
 _SECONDS_FOR_STACKS = 1.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
@@ -51,10 +50,9 @@ class HangWatch:
         pulses = list(read_pulses(self._directory))
         if not pulses:
             return None
-        silence = now - max(pulse.beat for pulse in pulses)
-        is_first_step = min(pulse.steps for pulse in pulses) == 0
-        if silence <= self._patience * (FIRST_STEP_FACTOR if is_first_step else 1):
+        if any(now - pulse.beat <= self._patience * pulse.times for pulse in pulses):
             return None
+        silence = now - max(pulse.beat for pulse in pulses)
         first = min(pulses, key=lambda pulse: pulse.beat)
         return Hang(rank=first.rank, seconds=silence, doing=first.doing, steps=first.steps)
 

@@ -283,12 +283,13 @@ def _failure(job: Job, error: dict[str, Any], *, first_rank: int) -> StageError:
 def _hung(job: Job, hang: Hang, *, is_alone: bool) -> JobFailed:
     log = _log_tail(job, local_rank=hang.rank)  # of node 0, where both are the same
     place = find_place(log)
-    where = f"{hang.doing}, after {hang.steps} steps" + (f", at {place}" if place else "")
+    steps = f", after {hang.steps} steps" if hang.steps else ""
+    where = f"{hang.doing}{steps}" + (f", at {place}" if place else "")
     of_all = "" if is_alone else ", of those on node 0,"  # it may be another's that hangs
     return JobFailed(
         f"{job.stage} hangs: nothing has moved for {hang.seconds:.0f} seconds; rank {hang.rank}"
         f"{of_all} stopped first ({where})",
-        hint="run the same command again: it goes on from the last checkpoint; if the machine is "
+        hint="run the same command again: it resumes from what was saved; if the machine is "
         f"only slow, with --place hang_seconds={4 * job.resources.hang_seconds:g}",
         log_tail=log,
     )

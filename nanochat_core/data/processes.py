@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Any, TypeVar
 
 from nanochat_core.errors import StageError
+from nanochat_core.runtime.heartbeat import HEART
 
 _PR_SET_PDEATHSIG = 1
 _AHEAD = 4  # items for each process, from the one whose result is due
@@ -52,7 +54,9 @@ def map_in_processes(
     """
     processes = min(processes, len(items))
     if processes < 2:
-        yield from map(work, items)
+        for item in items:
+            yield work(item)
+            HEART.beat("working")
         return
     workers: dict[Connection, _Worker] = {}
     try:
@@ -71,7 +75,7 @@ def map_in_processes(
 def _start(work: Callable[[Any], Any]) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, work, HEART.path), daemon=True)
     process.start()
     theirs.close()  # so that the process's end shows as the end of the pipe
     return _Worker(process=process, pipe=ours)
@@ -99,6 +103,7 @@ def _results(items: Sequence[Any], pipes: list[Connection]) -> Iterator[Any]:
             number, result, error = _receive(pipe)
             if error is not None:
                 raise error
+            HEART.beat("working")
             early[number] = result
             free.append(pipe)
 
@@ -114,12 +119,14 @@ def _receive(pipe: Connection) -> tuple[int, Any, Exception | None]:
         ) from error
 
 
-def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
+def _serve(pipe: Connection, work: Callable[[Any], Any], pulse: Path | None) -> None:
     """A process's life: take an item, send its result, until the parent is gone."""
     # Ctrl-C reaches every process of the terminal: the job decides, and takes this one along.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if pulse is not None:
+        HEART.join(pulse)
     while True:
         try:
             number, item = pipe.recv()

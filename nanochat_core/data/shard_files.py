@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from nanochat_core.errors import DataError
 from nanochat_core.job import sync_directory, write_json
+from nanochat_core.runtime.heartbeat import HEART
 
 FORMAT = 1
 INDEX_FILE = "shards.json"
@@ -131,6 +132,7 @@ def _write_groups(
         temporary, _SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
     ) as writer:
         for group in groups:
+            HEART.beat("writing documents")
             writer.write_table(pa.table({"text": group}, schema=_SCHEMA))
     move_into_place(temporary, path)
 
@@ -256,6 +258,7 @@ def _open(path: Path) -> pq.ParquetFile:
 
 def _read_group(file: pq.ParquetFile, group: int, path: Path) -> pa.ChunkedArray:
     """The documents of a row group, a null one as an empty one."""
+    HEART.beat("reading documents")
     try:
         column = file.read_row_group(group, columns=["text"], use_threads=False)["text"]
     except (OSError, pa.ArrowException) as error:

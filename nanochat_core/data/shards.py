@@ -20,6 +20,7 @@ from nanochat_core.data.hub_shards import DATASETS, fetch_shards
 from nanochat_core.data.shard_files import ShardFile, ShardSet, shard_name, write_shard
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.job import Job
+from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 
@@ -100,6 +101,7 @@ def _deal(documents: Iterable[Document], piles: list[Path], *, seed: int) -> tup
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(pile.open("w", encoding="ascii")) for pile in piles]
         for document in documents:
+            HEART.beat("dealing out documents")
             if not document.text.strip():
                 blanks += 1
                 continue

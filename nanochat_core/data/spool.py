@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanochat_core.data.shard_files import move_into_place
+from nanochat_core.runtime.heartbeat import HEART
 from tasks.base import Conversation, prompt_key
 from tasks.files import line_of
 
@@ -40,6 +41,7 @@ class Spool:
 
     def add(self, conversation: Conversation) -> None:
         """Keep one more."""
+        HEART.beat("converting examples")
         size = self._file.write(line_of(conversation).encode("ascii"))
         self._starts.append(self._starts[-1] + size)
         self._prompts.append(prompt_digest(conversation))
@@ -64,6 +66,7 @@ class Spool:
         """The lines of these numbers."""
         self._file.flush()
         for number in order:
+            HEART.beat("writing examples")
             start = self._starts[number]
             yield os.pread(self._file.fileno(), self._starts[number + 1] - start, start)
 

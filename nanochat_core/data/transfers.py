@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Generic, NoReturn, TypeAlias, TypeVar
 
+from nanochat_core.runtime.heartbeat import HEART
+
 THREADS = 8  # as many as the Hub's own client takes
 SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -94,6 +96,8 @@ class Transfers(Generic[_Item, _Result]):
         # A client with threads of its own calls from them: what is raised there reaches nobody.
         if self._stop.is_set() and threading.current_thread() in self._threads:
             raise _Stopped
+        if count:
+            HEART.beat("downloading")
         with self._lock:
             self._count += count
 

@@ -14,6 +14,7 @@ import httpx
 from nanochat_core.data.shard_files import move_into_place
 from nanochat_core.errors import DataError
 from nanochat_core.job import write_json
+from nanochat_core.runtime.heartbeat import HEART
 
 WAITS = (1.0, 4.0, 15.0)  # seconds before trying again; anew after every attempt that brought bytes
 MAX_WAIT = 60.0  # seconds, whatever the server asks for
@@ -135,6 +136,7 @@ def _copy(
     began = told = time.monotonic()
     first = done
     for chunk in answer.iter_raw():
+        HEART.beat("downloading")
         file.write(chunk)
         done += len(chunk)
         now = time.monotonic()

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.interrupt import STOP
 
 
@@ -33,10 +34,12 @@ class Progress:
     def start(self, total: int, *, unit: str = "step", step: int = 0) -> None:
         """A loop of `total` units begins at `step` (greater than 0 when resumed)."""
         self._total = total
+        HEART.started()
         self._write("start", step=step, total=total, unit=unit, resumed=step > 0)
 
     def step(self, step: int, **values: float) -> None:
         """`step` units are done."""
+        HEART.beat(f"after {step} of {self._total}")
         self._write("step", step=step, total=self._total, values=values)
         STOP.after_step()
 

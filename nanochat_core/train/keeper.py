@@ -12,6 +12,7 @@ is the loop's: a lower one takes no less of a CPU, and when the job has to end w
 other busy programs, the save would come too late.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -45,6 +46,7 @@ _SECONDS_BETWEEN_BEATS = 0.25
 # While a save is written the loop that waits for it is well; after so long it is the disk that
 # hangs, and the launcher may find it.
 _SECONDS_FOR_A_DISK = 3600.0
+_FIRST_STEP_TIMES = _WRITING_TIMES = 4.0  # see heartbeat.busy
 
 
 class Keeper:
@@ -61,10 +63,12 @@ class Keeper:
         self._staging = Staging()
         self._writing: _Writing | None = None
         log.last_good = self._last_good
+        self._allowance = contextlib.ExitStack()
 
     def resume(self) -> tuple[int, dict[str, Any]]:
         """Load the newest checkpoint; returns the number of steps done and the loop's own state."""
-        HEART.watch()
+        # Kernels are compiled in the first step, where no loop can beat.
+        self._allowance.enter_context(HEART.busy("the first step", times=_FIRST_STEP_TIMES))
         found = find_checkpoint(
             self._root,
             warn=self._progress.message,
@@ -95,6 +99,7 @@ class Keeper:
         ends first. Raises Interrupted, saved, when any rank was asked to stop, and whatever an
         earlier save ended with.
         """
+        self._allowance.close()
         HEART.beat("agreeing to go on", steps=1)
         stopping, due = self._world.any_of(STOP.requested, self._is_due(done))
         if self._writing is not None and self._writing.ended:
@@ -127,9 +132,14 @@ class Keeper:
         return self._writing is not None and not self._writing.ended
 
     def close(self) -> None:
-        """Wait until the last save is committed."""
+        """Wait until the last save is committed. What follows is the end of the job.
+
+        The optimizer's state is gathered and the model written in a few long calls that cannot
+        beat, so they are allowed more time.
+        """
         self._wait()
-        HEART.rest()
+        self._allowance.close()
+        self._allowance.enter_context(HEART.busy("writing the model", times=_WRITING_TIMES))
 
     def _is_due(self, done: int) -> bool:
         every = self._resources.save_every_steps

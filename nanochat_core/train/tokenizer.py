@@ -12,11 +12,13 @@ from typing import Any
 from nanochat_core.config import TokenizerConfig
 from nanochat_core.data.shard_files import ShardSet, read_row_groups
 from nanochat_core.job import Job
+from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.evaluation import HELD_OUT, evaluate
 
 MEASURED_CHARS = 2_000_000  # of validation text, to say how well the vocabulary fits
+_LEARNING_TIMES = 4.0  # minutes for billions of characters on a fast machine
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -31,7 +33,9 @@ def run(job: Job) -> dict[str, Any]:
     texts = limited_texts(
         shards.train, max_chars=config.max_chars, document_cap=config.document_cap
     )
-    tokenizer = Tokenizer.train(texts, vocab_size=config.vocab_size)
+    # It counts words and merges pairs in one call into Rust, silent after the last text.
+    with HEART.busy("learning the vocabulary", times=_LEARNING_TIMES):
+        tokenizer = Tokenizer.train(texts, vocab_size=config.vocab_size)
     progress.message(f"learnt them in {time.monotonic() - started:.1f} seconds")
     tokenizer.save(job.output)
     held_out = limited_texts(

@@ -1,12 +1,17 @@
 """A job that stands still is ended, and the rank that stopped first is named."""
 
+import contextlib
+import socket
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from flows.lost import is_lost
 from infra.launch.hang import Hang, HangWatch, find_place, pulses_of
 from infra.launch.torchrun import JobFailed, run_job
 from nanochat_core.job import Job, Resources
@@ -27,7 +32,6 @@ def run(job):
     (job.directory / f"pid-{rank}").write_text(str(os.getpid()))
     progress = Progress(job.events, active=rank == 0)
     progress.start(1000)
-    HEART.watch()
     for step in range(3):
         HEART.beat("gradients", steps=1)
         time.sleep(0.1)
@@ -37,6 +41,60 @@ def run(job):
     time.sleep(0.3)
     HEART.beat("agreeing to go on")
     time.sleep(1000)
+"""
+
+
+HANGS_IN_A_QUESTION = """
+import time
+from nanochat_core.runtime.progress import Progress
+
+def run(job):
+    progress = Progress(job.events)
+    progress.start(100, unit="example")
+    for done in range(1, 4):
+        progress.step(done)
+    time.sleep(1000)
+"""
+HANGS_IN_A_FILE = """
+import time
+from nanochat_core.data.processes import map_in_processes
+from nanochat_core.runtime.progress import Progress
+
+def read(number):
+    time.sleep(1000 if number == 5 else 0)
+    return number
+
+def run(job):
+    progress = Progress(job.events)
+    progress.start(8, unit="file")
+    for done in map_in_processes(read, list(range(8)), processes=2):
+        progress.step(done)
+"""
+HANGS_IN_A_DOWNLOAD = """
+from pathlib import Path
+from nanochat_core.data.web_file import download_file
+from nanochat_core.runtime.progress import Progress
+
+def run(job):
+    Progress(job.events).start(1, unit="file")
+    download_file(Path(job.config["address"]).read_text(), job.directory / "file",
+                  sha256=None, tell=print)
+"""
+MOVES_INSIDE_A_FILE = """
+import time
+from nanochat_core.data.processes import map_in_processes
+from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.progress import Progress
+
+def read(number):
+    for _ in range(12):
+        HEART.beat("reading documents")
+        time.sleep(0.5)
+    return number
+
+def run(job):
+    Progress(job.events).start(2, unit="file")
+    return {"files": sum(1 for _ in map_in_processes(read, [1, 2], processes=2))}
 """
 
 
@@ -83,22 +141,76 @@ def test_one_process_that_hangs_is_found_too(job: Job) -> None:
         run_job(job, processes=1, on_event=lambda event: None)
 
 
-def test_a_job_is_given_time_and_more_before_its_first_step(job: Job) -> None:
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """The address of a file of which a server sends the beginning, then nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connections: list[socket.socket] = []
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    connections.append(connection)
+                    connection.recv(4096)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\nabc")
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/file"
+        listener.shutdown(socket.SHUT_RDWR)
+        for connection in connections:
+            connection.close()
+
+
+@pytest.mark.parametrize("body", [HANGS_IN_A_QUESTION, HANGS_IN_A_FILE, HANGS_IN_A_DOWNLOAD])
+def test_a_stage_that_trains_nothing_is_ended_and_retried_too(
+    job: Job, tmp_path: Path, silent_server: str, body: str
+) -> None:
+    (tmp_path / "address").write_text(silent_server)
+    (tmp_path / "toy_entry.py").write_text(body)
+    job = replace(job, config={"address": str(tmp_path / "address")})
+
+    with pytest.raises(JobFailed, match="toy hangs: nothing has moved for") as caught:
+        run_job(job, processes=1, on_event=lambda event: None)
+
+    assert is_lost(caught.value)
+
+
+def test_a_file_that_takes_longer_is_no_hang_while_its_batches_are_read(
+    job: Job, tmp_path: Path
+) -> None:
+    (tmp_path / "toy_entry.py").write_text(MOVES_INSIDE_A_FILE)
+    result = run_job(
+        replace(job, resources=replace(job.resources, hang_seconds=4.0)),
+        processes=1,
+        on_event=lambda event: None,
+    )
+    assert result.metrics == {"files": 2}
+
+
+def test_a_job_is_given_its_time_and_more_where_it_declares_it(job: Job) -> None:
     job = replace(job, resources=replace(job.resources, hang_seconds=600.0))
     job.directory.mkdir()
 
     def find_after(seconds: float) -> Hang | None:
         return HangWatch(job, clock=lambda: time.monotonic() + seconds).find()
 
-    assert find_after(5000.0) is None  # no rank promised anything
+    assert find_after(5000.0) is None  # no worker has begun
     hearts = [Heart(), Heart()]
     for rank, heart in enumerate(hearts):
         heart.open(pulses_of(job), rank)
-        heart.watch()
-    assert find_after(2390.0) is None  # it compiles
+    assert find_after(2390.0) is None  # a model is loaded
     found = find_after(2410.0)
     assert found is not None
     assert found.rank == 0
+    hearts[0].started()
+    assert find_after(2390.0) is None  # rank 1 may still start
+    hearts[1].started()
+    assert find_after(610.0) is not None
+    with hearts[1].busy("compiling", times=3):
+        assert find_after(1790.0) is None
+        assert find_after(1810.0) is not None
+    assert find_after(610.0) is not None
     for rank in (1, 0):
         hearts[rank].beat("agreeing to go on", steps=1)
     assert find_after(590.0) is None
@@ -106,9 +218,6 @@ def test_a_job_is_given_time_and_more_before_its_first_step(job: Job) -> None:
     assert found is not None
     assert (found.rank, found.doing, found.steps) == (1, "agreeing to go on", 1)
     assert found.seconds == pytest.approx(610.0, abs=5.0)
-    for heart in hearts:
-        heart.rest()
-    assert find_after(99999.0) is None
 
 
 def test_one_rank_that_moves_is_enough(job: Job) -> None:
@@ -118,7 +227,7 @@ def test_one_rank_that_moves_is_enough(job: Job) -> None:
     hearts = [Heart(), Heart()]
     for rank, heart in enumerate(hearts):
         heart.open(pulses_of(job), rank)
-        heart.watch()
+        heart.started()
         heart.beat("training", steps=1)
     time.sleep(0.3)
     hearts[0].beat("evaluating")

@@ -1,24 +1,18 @@
-"""Signs of life: what the launcher reads is what the rank said last."""
+"""Heartbeats: what the launcher reads is what the rank noted last."""
 
 import os
 import time
 from pathlib import Path
 
-from nanochat_core.runtime.heartbeat import Heart, forget_pulses, read_pulses
+from nanochat_core.runtime.heartbeat import STARTING_TIMES, Heart, forget_pulses, read_pulses
 
 
-def test_the_launcher_reads_what_the_rank_said_last(tmp_path: Path) -> None:
+def test_the_launcher_reads_what_the_rank_noted_last(tmp_path: Path) -> None:
     hearts = [Heart(), Heart()]
+    before = time.monotonic()
     for rank, heart in enumerate(hearts):
         heart.open(tmp_path / "ranks", rank)
-    assert list(read_pulses(tmp_path / "ranks")) == []  # nobody promised to beat
-    for heart in hearts:
-        heart.beat("evaluating")
-    assert list(read_pulses(tmp_path / "ranks")) == []
-    before = time.monotonic()
-    for heart in hearts:
-        heart.watch()
-    assert [pulse.doing for pulse in read_pulses(tmp_path / "ranks")] == ["beginning"] * 2
+    assert [pulse.doing for pulse in read_pulses(tmp_path / "ranks")] == ["starting"] * 2
     hearts[1].beat("gradients")
     hearts[1].beat("saving", steps=1)
     hearts[0].beat("a name that is longer than the place there is for it, by far")
@@ -29,18 +23,51 @@ def test_the_launcher_reads_what_the_rank_said_last(tmp_path: Path) -> None:
     assert before <= second.beat <= first.beat <= time.monotonic()
 
 
-def test_a_rank_at_rest_is_not_watched_and_an_unopened_heart_is_silent(tmp_path: Path) -> None:
+def test_longer_silence_is_allowed_at_the_start_and_where_it_is_declared(tmp_path: Path) -> None:
     heart = Heart()
-    heart.watch()
+    heart.open(tmp_path, 0)
+
+    def times() -> float:
+        [pulse] = read_pulses(tmp_path)
+        return pulse.times
+
+    assert times() == STARTING_TIMES
+    heart.beat("loading the model")
+    assert times() == STARTING_TIMES
+    heart.started()
+    assert times() == 1
+    with heart.busy("compiling", times=3):
+        heart.beat("gradients")
+        with heart.busy("writing", times=2):
+            assert times() == 3
+        assert times() == 3
+    assert times() == 1
+
+
+def test_another_process_of_the_rank_beats_for_it(tmp_path: Path) -> None:
+    heart, helper = Heart(), Heart()
+    heart.open(tmp_path, 0)
+    heart.started()
+    heart.beat("waiting for files", steps=2)
+    [before] = read_pulses(tmp_path)
+    assert heart.path is not None
+    helper.join(heart.path)
+
+    helper.beat("reading documents", steps=5)
+
+    [after] = read_pulses(tmp_path)
+    assert after.beat > before.beat
+    assert (after.doing, after.steps, after.pid) == ("waiting for files", 2, os.getpid())
+
+
+def test_a_heart_that_is_not_open_writes_nothing(tmp_path: Path) -> None:
+    heart = Heart()
+    heart.started()
     heart.beat("unheard")
+    with heart.busy("unheard", times=2):
+        assert heart.path is None
     heart.open(tmp_path, 3)
-    heart.beat("evaluating")
-    heart.rest()
-    heart.beat("evaluating")
-    assert list(read_pulses(tmp_path)) == []
-    heart.watch()
-    heart.beat("once more", steps=2)
-    assert [(pulse.rank, pulse.steps) for pulse in read_pulses(tmp_path)] == [(3, 2)]
+    assert [pulse.rank for pulse in read_pulses(tmp_path)] == [3]
     forget_pulses(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -48,7 +75,6 @@ def test_a_rank_at_rest_is_not_watched_and_an_unopened_heart_is_silent(tmp_path:
 def test_a_beat_costs_less_than_a_tenth_of_a_millisecond(tmp_path: Path) -> None:
     heart = Heart()
     heart.open(tmp_path, 0)
-    heart.watch()
     began = time.perf_counter()
     for _ in range(1000):
         heart.beat("gradients", steps=1)

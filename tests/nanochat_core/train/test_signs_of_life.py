@@ -74,10 +74,10 @@ def heart(make_job: MakeJob, tmp_path: Path) -> Iterator[Job]:
     """A job of which the launcher expects a sign of life every second."""
     job = make_job("shards", tmp_path / "job", {}, resources={"hang_seconds": 1.0})
     HEART.open(pulses_of(job), 0)
-    HEART.watch()
+    HEART.started()
     HEART.beat("training", steps=1)
     yield job
-    HEART.rest()
+    vars(HEART).update(vars(Heart()))  # closed
 
 
 def test_a_loop_that_waits_for_a_slow_disk_does_not_hang(heart: Job) -> None:
