@@ -20,6 +20,7 @@ from flows.heartbeat import Lease
 from flows.lease import Claim
 from flows.manifest import Manifest, Provenance, identify_from
 from flows.outage import StoreWait
+from flows.rebuilds import NONE, find_rebuild_mark, mark_rebuild, open_work
 from flows.reservations import reserve
 from flows.revocation import find_revoked
 from flows.running import fetch_inputs, make_job, run_stage, work_of
@@ -213,17 +214,19 @@ def _put_aside(
 ) -> None:
     """Make room for another artifact when there is one that is not wanted. Safe to repeat.
 
-    A run begins anew once: its later attempts go on from what the first of them saved.
+    A run begins a rebuild once: its later attempts, on whichever machine, resume what the first of
+    them saved. Everything older is void: the mark comes before the artifact is put aside.
     """
     stage, fingerprint = identity.stage, identity.fingerprint
+    mark = find_rebuild_mark(site.store, stage, fingerprint)
+    has_begun = redo and mark is not None and mark.run == site.run_id
+    if (redo or unwanted is not None) and not has_begun:
+        fence()
+        checkpoints.forget(site.store, stage, fingerprint)
+        mark = mark_rebuild(site.store, stage, fingerprint, run=site.run_id)
     if unwanted is not None:
         supersede(site.store, unwanted, fence=fence)
-    has_begun = redo and checkpoints.find_anew(site.store, stage, fingerprint) == site.run_id
-    if unwanted is not None or (redo and not has_begun):
-        shutil.rmtree(work_of(site, identity), ignore_errors=True)
-        checkpoints.forget(site.store, stage, fingerprint)
-    if redo:
-        checkpoints.begin_anew(site.store, stage, fingerprint, run=site.run_id)
+    open_work(work_of(site, identity), mark.id if mark else NONE)
 
 
 def uri_of(store: Store, manifest: Manifest) -> str:

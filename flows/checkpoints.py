@@ -2,7 +2,7 @@
 
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/...            the files, uploaded first
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/COMMIT.json    put last
-{stage}/{fingerprint}/checkpoints/anew/run.json                           see `begin_anew`
+{stage}/{fingerprint}/checkpoints/anew/run.json                           flows/rebuilds.py
 {stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/...        flows/parts.py
 {stage}/{fingerprint}/checkpoints/nodes/...                             flows/calls.py
 
@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 from flows.documents import OtherFormat, find_document, seal
 from flows.manifest import File
+from flows.rebuilds import NONE, rebuild_of
 from flows.verify import sha256_of
 from infra.storage.base import Missing, Store, check_key
 from nanochat_core.errors import ArtifactError, StageError, StoreError
@@ -48,6 +49,7 @@ class StoredCheckpoint:
     commit: dict[str, Any]  # the job's own COMMIT.json
     owner: str  # of the lease it was written under
     epoch: int
+    rebuild: str = NONE  # that the job belongs to
 
 
 def send(
@@ -91,6 +93,7 @@ def send(
         commit=commit,
         owner=owner,
         epoch=epoch,
+        rebuild=rebuild_of(job.directory),
     )
     fence()
     store.put(f"{attempt}/{_COMMIT}", seal(asdict(record), format=FORMAT))
@@ -114,6 +117,7 @@ def prune(store: Store, job: Job, *, sent: int) -> None:
 def restore(store: Store, job: Job, *, tell: Tell) -> None:
     """Bring the store's newest whole checkpoint to `job`, unless it has one as new of its own.
 
+    One from before the rebuild that the job belongs to does not count.
     A damaged one is named to `tell` and passed over for the one before; it stays, for the damage
     may be this machine's. Raises StoreError when the store cannot be asked, StageError when this
     machine's disk refuses, or when a checkpoint here or in the store is of another format.
@@ -128,6 +132,8 @@ def restore(store: Store, job: Job, *, tell: Tell) -> None:
             return
         try:
             found = _open(store, place)
+            if found.rebuild != rebuild_of(job.directory):
+                continue
             tell(f"fetching checkpoint step {found.step}/{found.total} from the store")
             _fetch(store, found, local, job)
         except ArtifactError as error:
@@ -220,7 +226,9 @@ def is_of_last_step(directory: Path) -> bool:
     return commit["step"] >= commit["total"]
 
 
-def find_steps(store: Store, stage: str, fingerprint: str) -> tuple[int, int] | None:
+def find_steps(
+    store: Store, stage: str, fingerprint: str, *, rebuild: str = NONE
+) -> tuple[int, int] | None:
     """Step and total of the newest checkpoint in the store; for people, nothing is verified."""
     root = f"{stage}/{fingerprint}/checkpoints"
     for _, place in _committed(store, root):
@@ -228,34 +236,14 @@ def find_steps(store: Store, stage: str, fingerprint: str) -> tuple[int, int] | 
             found = _open(store, place)
         except ArtifactError:
             continue
-        return found.step, found.total
+        if found.rebuild == rebuild:
+            return found.step, found.total
     return None
 
 
 def forget(store: Store, stage: str, fingerprint: str) -> None:
     """Remove every checkpoint of an artifact that exists by now, or that is made anew."""
     _remove(store, f"{stage}/{fingerprint}/checkpoints")
-
-
-def begin_anew(store: Store, stage: str, fingerprint: str, *, run: str) -> None:
-    """Note that what is saved from now on is of the run that wanted the artifact made anew."""
-    store.put(_anew_key(stage, fingerprint), seal({"run": run}, format=FORMAT))
-
-
-def find_anew(store: Store, stage: str, fingerprint: str) -> str | None:
-    """The run that began anew and has not finished; its further attempts go on from what it saved.
-
-    None also when the note is damaged: then it begins anew once more.
-    """
-    try:
-        note = find_document(store, _anew_key(stage, fingerprint), format=FORMAT)
-    except ArtifactError:
-        return None
-    return None if note is None else note.get("run")
-
-
-def _anew_key(stage: str, fingerprint: str) -> str:
-    return f"{stage}/{fingerprint}/checkpoints/anew/run.json"
 
 
 def is_whole(directory: Path) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from flows import checkpoints, lock
 from flows.fingerprint import Identity
 from flows.lease import find_holder
+from flows.rebuilds import NONE, find_rebuild_mark, rebuild_of
 from infra.storage.base import Store
 
 
@@ -37,8 +38,11 @@ def find_builder(store: Store, work: Path, identity: Identity) -> str | None:
 def find_resume(store: Store, work: Path, identity: Identity) -> Resume | None:
     """Where a job would go on: of two checkpoints alike, the one on this machine is used."""
     stage, fingerprint = identity.stage, identity.fingerprint
-    here = _find_here(lock.work_directory(work, stage, fingerprint))
-    steps = checkpoints.find_steps(store, stage, fingerprint)
+    mark = find_rebuild_mark(store, stage, fingerprint)
+    rebuild = mark.id if mark else NONE
+    directory = lock.work_directory(work, stage, fingerprint)
+    here = _find_here(directory) if rebuild_of(directory) == rebuild else None
+    steps = checkpoints.find_steps(store, stage, fingerprint, rebuild=rebuild)
     if steps and (here is None or steps[0] > here.step):
         return Resume(step=steps[0], total=steps[1], in_store=True)
     return here

@@ -12,6 +12,7 @@ from flows import checkpoints
 from flows.build import Site, build
 from flows.cache import Cache, fetch
 from flows.fingerprint import Code, identify
+from flows.rebuilds import mark_rebuild
 from flows.unfinished import find_resume
 from infra.launch.torchrun import JobFailed
 from infra.storage.open import open_store
@@ -165,3 +166,65 @@ def test_an_asked_for_rebuild_begins_at_the_beginning(toys: Any, tmp_path: Path)
     assert checkpoints.find_steps(site.store, "train", fingerprint) == (2, 3)
     with pytest.raises(JobFailed):  # it began at 0 again: it fails again
         build(stage, site, {}, force=True)
+
+
+# Saves step 1, and fails at once after it; resumed, it fails at the next step, and finishes from 3.
+FAILING = ENTRY.replace("if step == 2 and not found", "if step < 3")
+
+
+def start_of(toys: Any, home: str) -> int:
+    """The step at which the last execution in a home began."""
+    (events,) = (toys.home.parent / home).glob("work/train/*/events.jsonl")
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    return [event["step"] for event in told if event["kind"] == "start"][-1]
+
+
+def test_a_rebuild_resumes_nothing_that_is_older_on_any_machine(toys: Any, tmp_path: Path) -> None:
+    stage = toys.stage("train", source=FAILING)
+    one, two = (site_at(toys, tmp_path / name, tmp_path / "shared") for name in ("one", "two"))
+
+    def start(site: Site, *, run: str = "run", force: bool = True) -> int:
+        with pytest.raises(JobFailed):
+            build(stage, replace(site, run_id=run), {}, force=force)
+        return start_of(toys, site.placement.home.name)
+
+    assert start(two, run="before", force=False) == 0  # leaves step 1 in its home and in the store
+    assert start(one) == 0
+    forced_mark(two, stage, "run")  # nothing that `one` saved was stored
+    assert start(two) == 0  # not from step 1 of before
+    assert start(two) == 1  # from what the rebuild saved
+    assert str(resume_of(one, stage)) == "step 2/3, from the store"
+    built = build(stage, one, {}, force=False)  # a run that does not ask for it resumes it too
+    assert result_of(one, built.manifest, tmp_path / "cache") == "began at 2"
+
+
+def test_a_checkpoint_that_an_older_job_sends_late_is_not_resumed(
+    toys: Any, tmp_path: Path
+) -> None:
+    stage = toys.stage("train", source=FAILING)
+    one, two = (site_at(toys, tmp_path / name, tmp_path / "shared") for name in ("one", "two"))
+    with pytest.raises(JobFailed):
+        build(stage, one, {}, force=False)
+    kept = {e.key: one.store.get(e.key) for e in one.store.list("train/") if "/step-" in e.key}
+    assert kept
+    forced_mark(two, stage, "run")
+    for key, data in kept.items():
+        one.store.put(key, data)
+
+    assert resume_of(two, stage) is None
+    with pytest.raises(JobFailed):
+        build(stage, replace(two, run_id="run"), {}, force=True)
+
+    assert start_of(toys, "two") == 0
+
+
+def forced_mark(site: Site, stage: Any, run: str) -> None:
+    """Begin a rebuild, and nothing more: the machine vanishes."""
+    fingerprint = identify(stage, site.run, {}, code=Code(site.root)).fingerprint
+    checkpoints.forget(site.store, stage.name, fingerprint)
+    mark_rebuild(site.store, stage.name, fingerprint, run=run)
+
+
+def resume_of(site: Site, stage: Any) -> Any:
+    """What `nanochat plan` says."""
+    return find_resume(site.store, site.work, identify(stage, site.run, {}, code=Code(site.root)))
