@@ -293,7 +293,7 @@ def simulated(world: World) -> Generator[None]:
         (flows.lock, "home_id", str),
         (flows.build, "time", time),
         (flows.build, "Code", lambda root, cache: None),
-        (flows.build, "identify", lambda *a, **k: IDENTITY),
+        (flows.build, "identify_from", lambda *a, **k: IDENTITY),
         (flows.build, "_build", _build_simulated),
         (uuid, "uuid4", world.uuid4),
     )
