@@ -371,13 +371,21 @@ def _build_simulated(stage: Stage, site: Site, *arguments: Any, **options: Any) 
     return built
 
 
+def _identity_from(
+    stage: Stage, run: Any, inputs: Mapping[str, Manifest], *, code: None
+) -> Identity:
+    """In place of flows.manifest.identify_from."""
+    digests = {source.name: inputs[source.name].digest for source in stage.inputs}
+    return identity_of(stage.name, run, digests)
+
+
 @contextlib.contextmanager
 def simulated_pipeline(world: World) -> Generator[None]:
     """The product's modules live in the world while the block runs."""
     before: dict[str, Callable[..., Any]] = {}
     with simulated(world):
         patches = {
-            "identify": lambda stage, run, digests, code: identity_of(stage.name, run, digests),
+            "identify_from": _identity_from,
             "_build": _build_simulated,
         }
         for name, value in patches.items():
