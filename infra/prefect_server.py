@@ -12,7 +12,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -36,6 +35,7 @@ from infra.webhook import WEBHOOK
 from nanochat_core.job import write_json
 from nanochat_core.runtime.process_start import find_process as find_live
 from nanochat_core.runtime.process_start import start_of
+from nanochat_core.runtime.user_cache import user_cache
 
 HOST = "127.0.0.1"
 FIRST_PORT = 4200
@@ -209,14 +209,26 @@ def _spawn_on_free_port(home: Path, first: int) -> Server:
 
     A server takes seconds to open its port; until then only this note says that it is taken.
     """
-    directory = Path(tempfile.gettempdir()) / f"nanochat-flows-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
+    directory = _notes_directory(home)
     with FileLock(directory / "ports.lock"):
         notes = directory / "ports.json"
         given = _read_notes(notes)
         server = _spawn(home, _free_port(first, but=set(given)))
         write_json(notes, [asdict(s) for s in (*given.values(), server)])
     return server
+
+
+def _notes_directory(home: Path) -> Path:
+    """Return where all homes of this user note their ports: no place that other users can write.
+
+    Where the user has no writable cache, as in a container, it is the home's own directory.
+    """
+    cache = user_cache()
+    with contextlib.suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        if os.access(cache, os.W_OK):
+            return cache
+    return _directory(home)
 
 
 def _read_notes(path: Path) -> dict[int, Server]:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -140,6 +141,34 @@ def test_a_taken_port_is_passed_over() -> None:
 def test_a_port_that_was_given_and_is_not_open_yet_is_left_out() -> None:
     first = prefect_server._free_port(prefect_server.FIRST_PORT, but=set())
     assert prefect_server._free_port(first, but={first}) > first
+
+
+def test_ports_are_noted_where_no_other_user_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, shared, cache = (tmp_path / name for name in ("victim", "tmp", "cache"))
+    victim.mkdir()
+    shared.mkdir()
+    (shared / f"nanochat-flows-{os.getuid()}").symlink_to(victim)  # by another user
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    me = this_process()
+    server = prefect_server.Server(port=4200, pid=me.pid, start=me.start)
+    monkeypatch.setattr(prefect_server, "_spawn", lambda home, port: server)
+
+    start_server(tmp_path / "home")
+
+    assert list(victim.iterdir()) == []
+    assert prefect_server._read_notes(cache / "nanochat-flows" / "ports.json") == {4200: server}
+
+
+def test_without_a_cache_ports_are_noted_in_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+
+    assert prefect_server._notes_directory(tmp_path) == tmp_path / "prefect"
 
 
 def test_a_server_that_dies_while_starting_is_told_with_its_last_words(tmp_path: Path) -> None:
