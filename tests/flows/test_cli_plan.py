@@ -164,7 +164,7 @@ def test_what_is_accepted_is_up_to_date(
     old = age(store, made["sft"])
     assert dict(states(terminal))["sft"] == "~"
     lines = terminal.said("accept", "tiny", "sft", "--why", "a new name")
-    assert lines[0].startswith(f"{old.name}: code tasks/words.txt changed")
+    assert lines[0].startswith(f"{old.name}: code tasks.mixture changed")
     assert lines[1] == f"accepted as {made['sft'].name}; nothing was compared"
     assert set(dict(states(terminal)).values()) == {"="}
     new = find_manifest(store, "sft", made["sft"].fingerprint)
