@@ -19,6 +19,7 @@ from flows.fingerprint import (
 )
 from flows.stages import PRETRAIN, REPORT, STAGES, stage_named
 from nanochat_core import scaling
+from nanochat_core.job import write_json
 from nanochat_core.section import Section
 
 RUN = scaling.run_for_depth(4)
@@ -284,6 +285,14 @@ def test_a_carrier_computes_nothing():
         source = (REPOSITORY / f"{name.replace('.', '/')}.py").read_bytes()
         imported = scan(source, package=name.rpartition(".")[0]).imports
         assert not {n.partition(".")[0] for n in imported} & {"torch", "numpy", "random"}, name
+
+
+def test_the_carrier_that_writes_json_into_artifacts_has_pinned_bytes(tmp_path: Path):
+    """To change them, move the writer out of the carriers: it would decide bytes unseen."""
+    write_json(tmp_path / "a.json", {"b": [1, 0.1], "a": {"text": "\u00e4"}, "empty": []})
+    assert (tmp_path / "a.json").read_bytes() == (
+        b'{\n "b": [\n  1,\n  0.1\n ],\n "a": {\n  "text": "\\u00e4"\n },\n "empty": []\n}\n'
+    )
 
 
 def _sources(entry: str) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import itertools
 import json
 import random
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from flows.profiles import open_profile
 from infra.launch.torchrun import run_job
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import ConfigError, DataError, StageError
@@ -20,6 +22,7 @@ from nanochat_core.evaluate.letters import likeliest_letters
 from nanochat_core.runtime.distributed import World
 from nanochat_core.runtime.progress import read_events
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
+from nanochat_core.train import rl
 from tasks import multiple_choice, sandbox
 from tasks.base import Task, TaskError
 from tasks.files import open_task, write_examples
@@ -264,6 +267,12 @@ def test_a_machine_without_a_sandbox_fails_the_stage_before_any_task_is_asked(
     assert not job.events.exists()  # no example was asked
     assert not list(job.output.iterdir())
     chat.run(make(("spelling", 5), name="without", task_data=many_tasks_dir))  # it needs none
+
+
+def test_reinforcement_on_programs_needs_a_sandbox_too(make, many_tasks_dir, no_sandbox):
+    config = dataclasses.replace(open_profile("tiny").run.rl, task="humaneval")
+    with pytest.raises(StageError, match=r"'humaneval' cannot be graded on this machine"):
+        rl.open_questions(make(("spelling", 5), task_data=many_tasks_dir), config)
 
 
 def test_a_machine_that_loses_its_sandbox_publishes_no_score(make, many_tasks_dir, monkeypatch):
