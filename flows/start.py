@@ -88,6 +88,7 @@ def connect(home: Path, say: Callable[[str], None]) -> str:
     """
     configured = configured_api_url()
     if configured is not None:
+        prefect_server.adopt_password(home)
         check_answers(configured)
         prefect_server.use_server(home, configured, console_logs=False)
         return configured

@@ -1,8 +1,9 @@
 """Where the Prefect server is, who may speak to it, and where it keeps its history.
 
-Two values are secret: NANOCHAT_PREFECT_AUTH, "user:password" for whoever speaks to the server, and
-NANOCHAT_PREFECT_DATABASE, the URL of its Postgres database. They come from the environment and go
-to the environment of processes that need them; no command line, record or log has them.
+Two values are secret: NANOCHAT_PREFECT_AUTH, "user:password" of the server, and
+NANOCHAT_PREFECT_DATABASE, the URL of its Postgres database. They come from the environment (the
+first one, for a local server, from the home: infra/prefect_password.py) and go to the environment
+of processes that need them; no command line, record or log has them.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+import uuid
 from typing import Any, Literal, TypeAlias
 
 from nanochat_core.errors import NanochatError
@@ -112,10 +114,24 @@ def ask(
     if body is not None:
         request.data = json.dumps(body).encode()
         request.add_header("Content-Type", "application/json")
+        for name, value in _csrf_headers(api_url, seconds=seconds).items():
+            request.add_header(name, value)
     # A proxy is for the world outside, and would be asked for this machine too.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=seconds) as response:
         return json.loads(response.read() or b"null")
+
+
+def _csrf_headers(api_url: str, *, seconds: float) -> dict[str, str]:
+    """What a server with CSRF protection wants to see with each change: a token it gave before."""
+    client = uuid.uuid4().hex
+    try:
+        token = ask(api_url, f"/csrf-token?client={client}", seconds=seconds)["token"]
+    except urllib.error.HTTPError as error:
+        if error.code in (404, 422):  # the server has no such protection, or it is switched off
+            return {}
+        raise
+    return {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": client}
 
 
 def answers(api_url: str, *, seconds: float = _ANSWER_SECONDS) -> bool:

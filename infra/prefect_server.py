@@ -28,8 +28,16 @@ from infra.prefect_access import (
     ServerError,
     answers,
     auth,
+    configured_api_url,
     database,
     shown_database,
+)
+from infra.prefect_password import (
+    ensure_password,
+    find_password,
+    login_url,
+    pages_directory,
+    remove_password,
 )
 from infra.webhook import WEBHOOK
 from nanochat_core.job import write_json
@@ -90,22 +98,51 @@ def ensure_server(home: Path, *, port: int = FIRST_PORT) -> Server:
     return server
 
 
-def start_server(home: Path, *, port: int = FIRST_PORT) -> Server:
-    """Like `ensure_server`, without waiting until it answers."""
+def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) -> Server:
+    """Like `ensure_server`, without waiting until it answers.
+
+    A server that is started asks for the environment's password, else for the home's own; with
+    `guarded` as False for none. This process uses the same from then on.
+    """
     directory = _directory(home)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o700)  # the history holds the webhook's address and its key
         with FileLock(directory / "start.lock"):
             server = find_process(home)
             if server is None:
+                if guarded and auth() is None:
+                    ensure_password(home)
+                elif not guarded:
+                    remove_password(home)
+                adopt_password(home)
                 return _spawn_on_free_port(home, port)
     except OSError as error:
         raise ServerError(
             f"{directory} cannot be written: {(error.strerror or str(error)).lower()}",
             hint="point NANOCHAT_HOME at a directory of yours with some free space",
         ) from error
+    adopt_password(home)
     check_wanted(server)
     return server
+
+
+def adopt_password(home: Path) -> None:
+    """Have this process use the password of the home's server, if it works with that server.
+
+    A password in the environment is left as it is: a person has set it.
+    """
+    if auth() is None and (password := find_password(home)) is not None:
+        shared = configured_api_url()
+        server = find_process(home) if shared is not None else None
+        if shared is None or (server is not None and server.api_url == shared):
+            os.environ[AUTH] = password
+
+
+def login_address(home: Path) -> str | None:
+    """The address that logs a browser in to the running server of `home`, if it has a password."""
+    server = find_process(home)
+    return login_url(home, server.ui_url) if server is not None and server.is_guarded else None
 
 
 def wait_for_server(home: Path, server: Server, *, seconds: float = SECONDS_TO_START) -> None:
@@ -191,6 +228,10 @@ def _server_environment(home: Path, port: int) -> dict[str, str]:
         **_password("PREFECT_SERVER_API_AUTH_STRING"),
         **({} if url is None else {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url}),
         "PREFECT_UI_API_URL": f"http://{HOST}:{port}/api",
+        "PREFECT_UI_STATIC_DIRECTORY": str(pages_directory(home)),
+        # By default pages of every origin may ask, and no change needs a token.
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
+        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         # Kept in memory, leases would be lost by a restart, and their holders terminated.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
             "prefect.server.concurrency.lease_storage.filesystem"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from infra.prefect_access import auth
 from infra.prefect_server import Server, client_environment, ensure_server, stop_server
 from infra.storage.base import Store
 from infra.storage.open import open_store
@@ -46,9 +47,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in client_environment(home, server.api_url, console_logs=False).items():
             patch.setenv(name, value)
-        from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+        from prefect.settings import (
+            PREFECT_API_AUTH_STRING,
+            PREFECT_API_URL,
+            PREFECT_HOME,
+            temporary_settings,
+        )
 
-        with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_HOME: str(home)}):
+        settings = {
+            PREFECT_API_URL: server.api_url,
+            PREFECT_API_AUTH_STRING: auth(),
+            PREFECT_HOME: str(home),
+        }
+        with temporary_settings(settings):
             yield server
             _send_what_is_queued()
     stop_server(home)

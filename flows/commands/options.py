@@ -132,7 +132,7 @@ class Place:
     def open_home(self) -> Path:
         """The home directory, made if need be. Raises ConfigError when a file is in its place."""
         try:
-            self.home_path.mkdir(parents=True, exist_ok=True)
+            self.home_path.mkdir(parents=True, exist_ok=True, mode=0o700)
         except (FileExistsError, NotADirectoryError) as error:
             raise ConfigError(
                 f"{self.home_path} cannot be a directory: {error.filename} is a file",

@@ -91,7 +91,7 @@ def run(
         )
     took = duration(time.monotonic() - began)
     place = Place(home=where.home, store=where.store).words
-    for line in _ending(outcome, profile, place=place, took=took):
+    for line in _ending(outcome, profile, home=where.home_path, place=place, took=took):
         screen().print(line)
     return 0
 
@@ -115,8 +115,12 @@ def saying_how_to_go_on(command: str) -> Generator[None]:
         raise KeyboardInterrupt from None
 
 
-def _ending(outcome: "Outcome", profile: str, *, place: Sequence[str], took: str) -> Iterator[str]:
+def _ending(
+    outcome: "Outcome", profile: str, *, home: Path, place: Sequence[str], took: str
+) -> Iterator[str]:
     """What a person wants to know when a run is over."""
+    from infra.prefect_server import login_address
+
     cached = sum(built.cached for built in outcome.stages.values())
     yield ""
     yield f"{len(outcome.stages) - cached} stages built, {cached} cached, in {took}"
@@ -125,6 +129,8 @@ def _ending(outcome: "Outcome", profile: str, *, place: Sequence[str], took: str
         yield f"report card  {outcome.report}"
     if outcome.ui_url:
         yield f"Prefect      {outcome.ui_url} (it keeps running; `nanochat down` stops it)"
+        if address := login_address(home):
+            yield f"log in       {address}"
     yield f"next         {shlex.join(['nanochat', 'chat', profile, *place])}"
     yield f"             {shlex.join(['nanochat', 'serve', profile, *place])}"
 

@@ -45,6 +45,14 @@ def up(
             help="Work only for this pool of runs; may be repeated. Default cpu and gpu.",
         ),
     ] = (),
+    no_password: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="A server that every user and program of this machine may use, and run code by, "
+            "without a password.",
+        ),
+    ] = False,
     foreground: Annotated[
         bool,
         Parameter(negative="", help="Stay, and end with Ctrl-C or SIGTERM: for systemd and such."),
@@ -56,13 +64,16 @@ def up(
     They run in the background until `nanochat down`. With PREFECT_API_URL set, only the workers,
     for the server there.
     """
+    from infra.prefect_server import adopt_password
+
     _take_database(postgres)
     if port is not None and not 0 < port < 1 << 16:
         raise ConfigError(f"--port is {port}", hint="from 1 to 65535")
     pools = pool or POOLS
     place.open_home()
+    adopt_password(place.home_path)
     if foreground:
-        return _keep(place, port, pools)
+        return _keep(place, port, pools, guarded=not no_password)
     from infra.stack.control import check_same, find_going, start_keeper, wait_until_ready
 
     missing = _what_is_missing(pools)  # before a worker makes itself a pool
@@ -73,7 +84,9 @@ def up(
         screen().print("it is up already")
     else:
         _check(place)
-        keeper = start_keeper(place.home_path, _command(place, port, pools))
+        command = _command(place, port, pools)
+        command += ["--no-password"] if no_password else []
+        keeper = start_keeper(place.home_path, command)
     stack = wait_until_ready(place.home_path, keeper, say=screen().print)
     for line in _lines(stack, place):
         screen().print(line)
@@ -136,7 +149,7 @@ def _command(place: Place, port: int | None, pools: tuple[str, ...]) -> list[str
     return [*words, *(word for pool in pools for word in ("--pool", pool))]
 
 
-def _keep(place: Place, port: int | None, pools: tuple[str, ...]) -> int:
+def _keep(place: Place, port: int | None, pools: tuple[str, ...], *, guarded: bool) -> int:
     """Be the keeper until a signal comes."""
     from infra.prefect_server import FIRST_PORT
     from infra.stack.control import check_adoptable
@@ -152,6 +165,7 @@ def _keep(place: Place, port: int | None, pools: tuple[str, ...]) -> int:
         port=FIRST_PORT if port is None else port,
         pools=tuple(pool_called(name) for name in pools),
         register=_registration(pools),
+        guarded=guarded,
     )
     Keeper(wanted, say=_say).run()
     return 0
@@ -178,15 +192,20 @@ def _say(text: str) -> None:
 
 def _lines(stack: "Stack", place: Place) -> Iterator[str]:
     """What a person wants to know of a stack that is up."""
-    from infra.prefect_access import AUTH, auth
+    from infra.prefect_access import AUTH
+    from infra.prefect_server import find_process, login_address
     from infra.stack.workers import pool_called
 
     home = place.home_path
     pools = [pool_called(name) for name in stack.workers]
     workers = ", ".join(f"{pool.name} (runs at once: {pool.limit})" for pool in pools)
     yield f"Prefect      {stack.ui_url}"
-    if auth() is not None:
+    if address := login_address(home):
+        yield f"log in       {address}"
+    elif (server := find_process(home)) is not None and server.is_guarded:
         yield f"             it asks for the user:password of {AUTH}"
+    elif server is not None:
+        yield "             without a password: every user of this machine may run code by it"
     yield f"workers      {workers}"
     if stack.database is not None:
         kept = home / "prefect" if stack.database == "sqlite" else stack.database

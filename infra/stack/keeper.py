@@ -48,6 +48,7 @@ class Wanted:
     pools: tuple[Pool, ...]
     store: str | None = None  # of the runs; None: what the environment names
     register: tuple[str, ...] = ()  # the command that tells the server what there is to run
+    guarded: bool = True  # whether a server that is started asks for a password
 
 
 class Keeper:
@@ -65,7 +66,7 @@ class Keeper:
         shared = configured_api_url()
         self._is_own = shared is None
         self._serving = (
-            OwnServer(wanted.home, wanted.port, say=say)
+            OwnServer(wanted.home, wanted.port, guarded=wanted.guarded, say=say)
             if shared is None
             else SharedServer(shared, say=say)
         )

@@ -48,10 +48,11 @@ class Silence:
 class OwnServer:
     """The server of a home: found or started, and started again where it was when it dies."""
 
-    def __init__(self, home: Path, port: int, *, say: Callable[[str], None]) -> None:
+    def __init__(self, home: Path, port: int, *, guarded: bool, say: Callable[[str], None]) -> None:
         self.server: Server | None = None
         self._home = home
         self._port = port
+        self._guarded = guarded  # whether one that is started asks for a password
         self._say = say
         self._pause = Pause()
         self._silence = Silence()
@@ -114,7 +115,7 @@ class OwnServer:
         if self._pause.is_over:
             self._pause.began()
             port = self.server.port if self.server else self._port
-            self.server = start_server(self._home, port=port)
+            self.server = start_server(self._home, port=port, guarded=self._guarded)
             self._silence = Silence()
             self._pause.ended()  # should it not come up, the next try waits longer
 

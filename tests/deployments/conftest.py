@@ -8,12 +8,13 @@ import pytest
 
 from infra.prefect_server import Server
 from tests.deployments.prefect_api import PrefectApi
+from tests.prefect_login import Login
 
 
 @pytest.fixture
 def api(server: Server) -> Iterator[PrefectApi]:
     """The server's API."""
-    with httpx.Client(base_url=server.api_url, timeout=60) as client:
+    with httpx.Client(base_url=server.api_url, auth=Login.to(server), timeout=60) as client:
         yield PrefectApi(client)
 
 

@@ -47,6 +47,13 @@ class Visitor:
         page.set_default_timeout(PATIENCE)
         expect.set_options(timeout=PATIENCE)
 
+    def log_in(self, said: str) -> None:
+        """Open the address that `nanochat up` printed for it."""
+        address = re.search(r"^log in\s+(\S+)$", said, flags=re.MULTILINE)
+        assert address is not None, said
+        self.page.goto(address[1])
+        expect(self.page.get_by_text("Dashboard").first).to_be_visible()
+
     def go(self, path: str) -> None:
         """Open a page of the server."""
         self.page.goto(f"{self.stack.api.url.removesuffix('/api')}/v2/{path}")
@@ -105,7 +112,7 @@ def visit(visitor: Visitor, diary: Diary) -> None:
     """All of it."""
     stack = visitor.stack
     with diary.check("`nanochat up`"):
-        stack.up()
+        visitor.log_in(stack.up())
     run = fill_form(visitor, diary)
     watch_failure(visitor, diary, run)
     retry(visitor, diary, run)

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import httpx
 
+from tests.prefect_login import Login
+
 T = TypeVar("T")
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 _PAGE = 200  # the most that the API gives at once
@@ -17,13 +19,14 @@ _PAGE = 200  # the most that the API gives at once
 class PrefectApi:
     """One server. Requests that do not reach it are tried again for `patience` seconds."""
 
-    def __init__(
-        self, url: str, *, auth: tuple[str, str] | None = None, patience: float = 60.0
-    ) -> None:
+    def __init__(self, url: str, *, password: str | None = None, patience: float = 60.0) -> None:
         self.url = url.rstrip("/")
         self._patience = patience
         self._client = httpx.Client(
-            base_url=f"{self.url}/", auth=auth, timeout=30.0, trust_env=False
+            base_url=f"{self.url}/",
+            auth=None if password is None else Login(self.url, password),
+            timeout=30.0,
+            trust_env=False,
         )
 
     def close(self) -> None:

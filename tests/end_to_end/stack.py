@@ -18,6 +18,7 @@ from typing import Literal
 
 import psutil
 
+from infra.prefect_password import find_password
 from tests.end_to_end.prefect_api import PrefectApi
 
 Kind = Literal["server", "keeper", "worker", "flow", "stage", "agent", "job", "other"]
@@ -33,7 +34,7 @@ class Stack:
     home: Path
     environment: dict[str, str] = field(default_factory=dict)
     port: int = 4200
-    auth: tuple[str, str] | None = None
+    password: str | None = None  # None: the one that the home's server makes for itself
     patience: float = 60.0  # seconds for a server that does not answer
     api: PrefectApi = field(init=False)
     _ours: dict[tuple[int, float], bool] = field(default_factory=dict)
@@ -67,7 +68,8 @@ class Stack:
         assert address is not None, f"no address in: {said}"
         if hasattr(self, "api"):
             self.api.close()
-        self.api = PrefectApi(f"{address[0]}/api", auth=self.auth, patience=self.patience)
+        password = self.password or find_password(self.home)
+        self.api = PrefectApi(f"{address[0]}/api", password=password, patience=self.patience)
         return said
 
     def down(self) -> str:

@@ -12,6 +12,7 @@ import pytest
 from flows.runs import new_run_id
 from infra.prefect_server import Server
 from tests.flows.house import make_run
+from tests.prefect_login import Login
 
 pytestmark = pytest.mark.prefect
 
@@ -38,7 +39,7 @@ class Pages:
     """The API that the pages ask."""
 
     def __init__(self, server: Server) -> None:
-        self._client = httpx.Client(base_url=server.api_url, trust_env=False)
+        self._client = httpx.Client(base_url=server.api_url, auth=Login.to(server), trust_env=False)
 
     def flow_run(self, name: str) -> dict[str, Any]:
         """The first flow run of this name."""

@@ -80,7 +80,7 @@ def stack(
         home=tmp_path / "place" / "home",
         port=4730,
         environment=environment,
-        auth=(USER, password),
+        password=f"{USER}:{password}",
     )
     yield stack
     stack.end()

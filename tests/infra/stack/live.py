@@ -1,21 +1,20 @@
 """A stack as a person starts it, in a home of its own, and a toy flow that its workers can run."""
 
-import base64
-import json
 import os
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
+from infra.prefect_password import find_password
 from infra.stack.record import Stack, read_stack
+from tests.prefect_login import Login
 
 PASSWORD = "only-in-the-environment"
 AUTH = f"nanochat:{PASSWORD}"
@@ -59,9 +58,7 @@ class LiveStack:
             "OMP_NUM_THREADS": "1",
             **({"NANOCHAT_PREFECT_AUTH": AUTH} if password else {}),
         }
-        self._headers = {"Content-Type": "application/json"}
-        if password:
-            self._headers["Authorization"] = f"Basic {base64.b64encode(AUTH.encode()).decode()}"
+        self._password = AUTH if password else None  # None: the one that the home makes
 
     def nanochat(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run one command of the command line."""
@@ -81,16 +78,16 @@ class LiveStack:
 
     def ask(self, path: str, body: Any = None) -> Any:
         """The API's answer to a GET, or to a POST of `body`."""
-        url = f"{self.record.api_url}{path}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data, self._headers)
-        while True:
-            try:
-                with urllib.request.urlopen(request, timeout=30) as response:
-                    return json.load(response)
-            except urllib.error.HTTPError as error:
-                if error.code != HTTPStatus.SERVICE_UNAVAILABLE:  # SQLite: somebody else writes
-                    raise
+        api_url = self.record.api_url
+        password = self._password or find_password(self.home)
+        assert api_url is not None
+        assert password is not None
+        with httpx.Client(auth=Login(api_url, password), timeout=30, trust_env=False) as client:
+            while True:
+                method = "GET" if body is None else "POST"
+                answer = client.request(method, f"{api_url}{path}", json=body)
+                if answer.status_code != HTTPStatus.SERVICE_UNAVAILABLE:  # SQLite is being written
+                    return answer.raise_for_status().json()
                 time.sleep(1)
 
     def deploy_toy(self) -> None:

@@ -73,7 +73,7 @@ class Servers:
 
     def keep(self) -> OwnServer:
         """The one that looks after them, once it has found the first one up."""
-        own = OwnServer(self._home, 4200, say=self.said.append)
+        own = OwnServer(self._home, 4200, guarded=True, say=self.said.append)
         wait_for(lambda: own.look() is not None, "the server")
         return own
 
@@ -163,7 +163,7 @@ def test_what_keeps_a_server_from_starting_at_all_is_told(servers: Servers, tmp_
     servers.problem = "the disk is full"
 
     with pytest.raises(ServerError, match="the disk is full"):
-        OwnServer(tmp_path, 4200, say=servers.said.append).look()
+        OwnServer(tmp_path, 4200, guarded=True, say=servers.said.append).look()
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(

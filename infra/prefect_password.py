@@ -1,0 +1,98 @@
+"""The password of a home's Prefect server: HOME/prefect/password, readable by its owner only.
+
+Whoever reaches Prefect's API can run code as the user of its workers, so a local server asks for a
+password too: other users of the machine, and pages of other origins in a browser, reach its port.
+Commands and workers read the file; a browser is logged in by the address that `nanochat up` prints.
+"""
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from urllib.parse import quote
+
+from nanochat_core.job import sync_directory
+
+USER = "nanochat"
+LOGIN_PAGE = "nanochat-login.html"
+_SECRET_BYTES = 24
+
+# Prefect's pages read the password from this place of the browser's storage, which belongs to the
+# origin. A fragment is never sent to a server or written to its log.
+_LOGIN = """<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<title>Prefect of nanochat-flows: log in</title>
+<body>
+<noscript>Logging in needs JavaScript.</noscript>
+<script>
+  const password = decodeURIComponent(location.hash.slice(1));
+  if (password) localStorage.setItem("prefect-password", btoa(password));
+  location.replace("/");
+</script>
+</body>
+"""
+
+
+def password_path(home: Path) -> Path:
+    """Where the password of a home's server lies."""
+    return home / "prefect" / "password"
+
+
+def find_password(home: Path) -> str | None:
+    """`user:password` of the home's server, or None when it has none or another user's."""
+    try:
+        descriptor = os.open(password_path(home), os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(descriptor, encoding="ascii") as file:
+            status = os.fstat(file.fileno())
+            is_mine = stat.S_ISREG(status.st_mode) and status.st_uid in (os.geteuid(), 0)
+            return file.read().strip() or None if is_mine else None
+    except (OSError, ValueError):
+        return None
+
+
+def ensure_password(home: Path) -> str:
+    """The home's password, made on first use. Call it under the server's start lock.
+
+    Raises OSError when it cannot be written.
+    """
+    if (found := find_password(home)) is not None:
+        return found
+    password = f"{USER}:{secrets.token_urlsafe(_SECRET_BYTES)}"
+    path = password_path(home)
+    temporary = path.with_name(".password.tmp")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(f"{password}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+    return password
+
+
+def remove_password(home: Path) -> None:
+    """Have the home's next server ask for none."""
+    password_path(home).unlink(missing_ok=True)
+
+
+def pages_directory(home: Path) -> Path:
+    """Where the home's server keeps Prefect's pages: the login page must be of their origin."""
+    return home / "prefect" / "pages"
+
+
+def login_url(home: Path, ui_url: str) -> str | None:
+    """The address that logs a browser in to the home's server; None when it has no password.
+
+    The server's own files must be there: it makes their directory anew when it starts for the
+    first time.
+    """
+    password = find_password(home)
+    pages = pages_directory(home) / "v1"
+    if password is None or not pages.is_dir():
+        return None
+    page = pages / LOGIN_PAGE
+    if not page.exists():
+        page.write_text(_LOGIN, encoding="utf-8")
+    return f"{ui_url}/{LOGIN_PAGE}#{quote(password, safe=':')}"
