@@ -179,3 +179,15 @@ def test_files_with_values_are_never_committed() -> None:
             Path(INFRA / folder / name.replace(".yaml", ".example.yaml")).exists()
             or (INFRA / folder / f"{name}.example").exists()
         )
+
+
+def test_the_server_takes_changes_from_its_own_pages_and_with_its_password_alone() -> None:
+    told = compose()["services"]["server"]["environment"]
+    origins = told["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"].split(",")
+
+    assert told["PREFECT_SERVER_API_AUTH_STRING"].startswith("${NANOCHAT_PREFECT_AUTH:?")
+    assert told["PREFECT_SERVER_CSRF_PROTECTION_ENABLED"] == "true"
+    assert f"{origins[0]}/api" == told["PREFECT_UI_API_URL"]
+    assert all(
+        re.fullmatch(r"http://(127\.0\.0\.1|localhost):\$\{UI_PORT:-4200\}", o) for o in origins
+    )

@@ -281,3 +281,30 @@ def test_what_kustomize_applies_is_there() -> None:
     for folder in (HERE, HERE / "jobset"):
         names = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
         assert [name for name in names if not (folder / name).exists()] == []
+
+
+def test_pods_accept_connections_from_their_own_namespace_alone() -> None:
+    (policy,) = documents("network.yaml")
+
+    assert "network.yaml" in documents("kustomization.yaml")[0]["resources"]
+    assert policy["kind"] == "NetworkPolicy"
+    assert policy["spec"]["podSelector"] == {}
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {}}]}]
+
+
+def test_prefects_server_accepts_connections_of_our_namespace_at_its_port_alone() -> None:
+    (policy,) = documents("prefect-network.yaml")
+    server = re.search(
+        r"http://([\w-]+)\.([\w-]+)\.svc\S*:(\d+)/api",
+        documents("settings.yaml")[0]["data"]["PREFECT_API_URL"],
+    )
+    assert server is not None
+    (rule,) = policy["spec"]["ingress"]
+
+    assert policy["metadata"] == {"name": server[1], "namespace": server[2]}
+    assert rule["ports"] == [{"port": int(server[3])}]
+    assert {"podSelector": {}} in rule["from"]
+    (outside,) = [peer for peer in rule["from"] if "namespaceSelector" in peer]
+    (name,) = [d["metadata"]["name"] for d in documents("namespace.yaml")]
+    assert outside["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": name}

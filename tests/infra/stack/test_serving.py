@@ -56,7 +56,7 @@ class Servers:
         self._home = home
         (home / "prefect").mkdir()
 
-    def start(self, home: Path, *, port: int) -> Server:
+    def start(self, home: Path, *, port: int, guarded: bool) -> Server:
         if self.problem is not None:
             raise ServerError(self.problem)
         told = home / f"port-{len(self.started)}"
