@@ -106,7 +106,7 @@ def test_a_change_needs_a_token_besides_the_password(own: LiveStack) -> None:
     auth = httpx.BasicAuth(*str(find_password(own.home)).split(":"))
     url = f"{own.record.api_url}/flows/"
 
-    answer = httpx.post(url, auth=auth, json={"name": "planted"}, trust_env=False)
+    answer = httpx.post(url, auth=auth, json={"name": "planted"}, timeout=60, trust_env=False)
 
     assert answer.status_code == HTTPStatus.FORBIDDEN
     assert "CSRF" in answer.text
@@ -181,7 +181,7 @@ def test_a_server_without_a_password_is_had_by_asking_for_it(
     server = start_server(tmp_path, guarded=False)
     try:
         wait_for_server(tmp_path, server)
-        answer = httpx.get(f"{server.api_url}/admin/version", trust_env=False)
+        answer = httpx.get(f"{server.api_url}/admin/version", timeout=60, trust_env=False)
     finally:
         stop_server(tmp_path)
 

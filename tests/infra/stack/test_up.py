@@ -82,7 +82,7 @@ def test_a_locked_database_excuses_its_own_tracebacks_only() -> None:
 def test_all_deployments_are_registered(live: LiveStack) -> None:
     names = {item["name"] for item in live.ask("/deployments/filter", {})}
 
-    assert {"nanochat", "cpu", "gpu", "main", "miniseries"} <= names
+    assert {"nanochat", "gpu", "main", "miniseries"} <= names
 
 
 def test_nobody_gets_in_without_the_password(live: LiveStack) -> None:
