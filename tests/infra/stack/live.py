@@ -47,7 +47,7 @@ def toy(name: str) -> None:
 class LiveStack:
     """The command line in one home, and the API of its server."""
 
-    def __init__(self, home: Path, *, code: Path, password: bool = True) -> None:
+    def __init__(self, home: Path, *, code: Path, password: str | None = AUTH) -> None:
         self.home = home
         self.taken_port = 0  # the one that `up` was asked for, and another program had
         ours = ("PREFECT_", "NANOCHAT_")
@@ -56,9 +56,9 @@ class LiveStack:
             "NANOCHAT_HOME": str(home),
             "PYTHONPATH": str(code),
             "OMP_NUM_THREADS": "1",
-            **({"NANOCHAT_PREFECT_AUTH": AUTH} if password else {}),
+            **({"NANOCHAT_PREFECT_AUTH": password} if password else {}),
         }
-        self._password = AUTH if password else None  # None: the one that the home makes
+        self._password = password  # None: the one that the home makes
 
     def nanochat(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run one command of the command line."""
@@ -150,7 +150,7 @@ def wait_for(is_so: Callable[[], bool], what: str, *, seconds: float = DEADLINE)
         try:
             if is_so():
                 return time.monotonic() - began
-        except OSError:  # nobody answers at this moment
+        except (OSError, httpx.TransportError):  # no answer at this moment
             pass
         assert time.monotonic() - began < seconds, f"waited {seconds} s for {what}"
         time.sleep(0.1)

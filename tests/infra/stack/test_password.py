@@ -37,7 +37,7 @@ Promise.allSettled(tries).then(all => { document.title = all.map(one =>
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     """A stack whose owner has set no password."""
     directory = tmp_path_factory.mktemp("own")
-    stack = LiveStack(directory / "home", code=make_code(directory / "code"), password=False)
+    stack = LiveStack(directory / "home", code=make_code(directory / "code"), password=None)
     try:
         done = stack.nanochat("up", "--pool", "cpu")
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr

@@ -23,7 +23,7 @@ def postgres() -> Iterator[Postgres]:
 def test_a_mistaken_database_is_one_line_and_starts_nothing(
     tmp_path: Path, postgres: Postgres
 ) -> None:
-    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"), password=False)
+    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"), password=None)
     mistaken = (
         (postgres.url_with("wrong"), "password authentication failed"),
         (postgres.url.replace("/history", "/elsewhere"), 'database "elsewhere" does not exist'),
@@ -43,7 +43,7 @@ def test_a_mistaken_database_is_one_line_and_starts_nothing(
 
 
 def test_a_stack_keeps_its_history_in_postgres(tmp_path: Path, postgres: Postgres) -> None:
-    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"), password=False)
+    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"), password=None)
     try:
         done = stack.nanochat("up", "--postgres", postgres.url)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr

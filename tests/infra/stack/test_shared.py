@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.prefect_access import auth
 from infra.prefect_server import Server
 from infra.stack.shared import unknown_to
 from tests.infra.stack.live import LiveStack, make_code
@@ -12,7 +13,7 @@ pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_stack_on_a_shared_server_is_workers_only(tmp_path: Path, server: Server) -> None:
-    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"), password=False)
+    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"), password=auth())
     stack.environment["PREFECT_API_URL"] = server.api_url
     try:
         is_told = not unknown_to(server.api_url, ["cpu"])
@@ -35,7 +36,7 @@ def test_a_stack_on_a_shared_server_is_workers_only(tmp_path: Path, server: Serv
 
 
 def test_a_shared_server_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
-    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"), password=False)
+    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"), password=None)
 
     done = stack.nanochat("up", PREFECT_API_URL="http://127.0.0.1:1/api")
 
