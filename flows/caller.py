@@ -21,6 +21,7 @@ from prefect.states import Cancelled
 
 from flows.orders import is_cancelled
 from flows.site import Watch
+from flows.upstream import Pins
 from infra.launch.beside import Work, beside
 
 P = ParamSpec("P")
@@ -37,6 +38,7 @@ class Caller:
     home: Path
     watch: Watch  # is told what happens to each stage
     leave: Callable[[str], None]  # says why, and ends the process at once
+    pins: Pins = field(default_factory=dict[str, str])  # what it resolved already
     stop: threading.Event = field(default_factory=threading.Event)  # the flow's sites take it
     over: threading.Event = field(default_factory=threading.Event)  # the flow has ended, and told
 

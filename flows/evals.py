@@ -38,6 +38,7 @@ from flows.manifest import Manifest
 from flows.pipeline import (
     Outcome,
     open_starts,
+    pin_names,
     run_pipeline,
     tell_nobody,
     with_pool,
@@ -137,8 +138,13 @@ def nanochat_eval(
     )
     placement = with_pool(placement, nodes=1, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
+    built = [stage for stage in suite.stages if stage.name not in suite.given]
+    sections = {section for stage in built for section in stage.config}
+    pinned, pins = pin_names(
+        suite.opened.run, opened_store, run_id, placement, sections, tell=get_run_logger().warning
+    )
     site = Site(
-        run=suite.opened.run,
+        run=pinned,
         run_id=run_id,
         placement=placement,
         store=opened_store,
@@ -153,6 +159,7 @@ def nanochat_eval(
         profile=suite.profile,
         depth=suite.depth,
         overrides=suite.overrides,
+        upstream=pins,
         uses=(model,),
         gpus=gpus,
         place=tuple(place),

@@ -51,6 +51,12 @@ def stages_with(given: Mapping[str, Manifest]) -> tuple[Stage, ...]:
     return tuple(stage for stage in STAGES if stage.name in kept)
 
 
+def sections_of(given: Mapping[str, Manifest]) -> frozenset[str]:
+    """Return the sections of the configuration that decide what a run builds."""
+    built = [stage for stage in stages_with(given) if stage.name not in given]
+    return frozenset(section for stage in built for section in stage.config)
+
+
 def check_stages(stages: Sequence[Stage], given: Mapping[str, Manifest], names: set[str]) -> None:
     """Raise ConfigError for a stage that is to be redone in a run that has none of it."""
     known = {stage.name for stage in stages} - set(given)

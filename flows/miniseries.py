@@ -39,6 +39,7 @@ from flows.pipeline import (
     check_budget,
     is_last_word,
     open_starts,
+    pin_names,
     tell_nobody,
     with_pool,
 )
@@ -46,13 +47,14 @@ from flows.precedence import Place, Queue
 from flows.profiles import make_placement
 from flows.run_record import RunRecord
 from flows.runs import Run, Status, new_run_id, timestamp
-from flows.series import Series, Unit, open_series, units_of
+from flows.series import Series, Unit, open_series, pin_members, units_of
 from flows.series_files import Files, write_files
 from flows.series_findings import Findings, find_out
 from flows.series_pages import SeriesPages
 from flows.series_picture import check_drawing
 from flows.series_plan import SeriesPlan, plan_series
 from flows.stage_task import failing_in_a_line, submit
+from flows.upstream import SECTIONS
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
 from infra.placement import default_home
 from infra.storage.open import open_store
@@ -115,7 +117,7 @@ def miniseries(
     check_drawing()
     caller = CALLER.get()
     series = open_series(profile, depths, overrides=overrides, name=run_name)
-    largest = series.members[-1].profile
+    largest_depth, largest = series.members[-1].depth, series.members[-1].profile
     home = caller.home if caller else default_home()
     placement = make_placement(largest.pace, home=home, store=store, gpus=gpus, settings=place)
     opened_store = open_store(placement.store)
@@ -127,8 +129,17 @@ def miniseries(
     starts = open_starts(opened_store, list(ids.values()), pool=pool)
     placement = with_pool(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
+    pinned, pins = pin_names(
+        largest.run,
+        opened_store,
+        ids[largest_depth],
+        placement,
+        SECTIONS,
+        tell=get_run_logger().warning,
+    )
+    series = pin_members(series, pins)
     site = Site(
-        run=largest.run,
+        run=pinned,
         run_id=run_id,
         placement=placement,
         store=opened_store,
@@ -150,6 +161,7 @@ def miniseries(
             profile=profile,
             depth=member.depth,
             overrides=member.overrides,
+            upstream=pins,
             gpus=gpus,
             place=tuple(place),
             status="running",

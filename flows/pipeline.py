@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from flows.forms import (
     StrictField,
     UseField,
 )
-from flows.given import open_given, stages_with
+from flows.given import open_given, sections_of, stages_with
 from flows.lease import check_decides
 from flows.lost import RETRIES
 from flows.manifest import Manifest
@@ -47,10 +47,12 @@ from flows.runs import Run, check_name, find_run, new_run_id, timestamp
 from flows.stage_task import failing_in_a_line, submit
 from flows.stages import REPORT, Stage, stages_to_redo
 from flows.starts import Starts, read_starts
+from flows.upstream import Pins, Tell, moving_names, pin
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
 from infra.placement import Placement
 from infra.storage.base import Store
 from infra.storage.open import open_store
+from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreError
 
 REPORT_PAGE = "report.html"
@@ -130,8 +132,13 @@ def nanochat(
     starts = open_starts(opened_store, [run_id], pool=pool)
     placement = with_pool(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
+    tell = get_run_logger().warning
+    given = open_given(opened_store, use, warn=tell)
+    pinned, pins = pin_names(
+        opened.run, opened_store, run_id, placement, sections_of(given), tell=tell
+    )
     site = Site(
-        run=opened.run,
+        run=pinned,
         run_id=run_id,
         placement=placement,
         store=opened_store,
@@ -139,9 +146,8 @@ def nanochat(
         strict=strict,
         stop=caller.stop if caller else threading.Event(),
     )
-    given = open_given(site.store, use, warn=get_run_logger().warning)
     plan = make_plan(
-        opened.run,
+        site.run,
         site.store,
         site.work,
         force=frozenset(force),
@@ -159,6 +165,7 @@ def nanochat(
         profile=profile,
         depth=depth,
         overrides=tuple(overrides),
+        upstream=pins,
         uses=tuple(use),
         gpus=gpus,
         place=tuple(place),
@@ -171,6 +178,26 @@ def nanochat(
     redo = stages_to_redo(stages, force=force, from_stage=from_stage)
     run = starts.record_in(run)
     return run_pipeline(stages, site, run, plan=plan, redo=redo, given=given, retries=retries)
+
+
+def pin_names(
+    run: RunConfig,
+    store: Store,
+    run_id: str,
+    placement: Placement,
+    sections: Collection[str],
+    *,
+    tell: Tell,
+) -> tuple[RunConfig, Pins]:
+    """Resolve names upstream as `flows.upstream.pin`, unless this run or its command has done so.
+
+    Raises ConfigError, DataError.
+    """
+    if not moving_names(run, sections):
+        return run, {}
+    caller, earlier = CALLER.get(), find_run(store, run_id)
+    known = (caller.pins if caller else {}) | (earlier.upstream if earlier else {})
+    return pin(run, placement.home, tell=tell, known=known, sections=sections)
 
 
 def with_pool(placement: Placement, *, nodes: int, pool: str | None) -> Placement:

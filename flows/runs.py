@@ -37,6 +37,8 @@ class Run:
     profile: str
     depth: int | None  # as the person overrode it
     overrides: tuple[str, ...]  # section.name=value, as given
+    # What names upstream stood for when it was planned (flows/upstream.py); a resume keeps it.
+    upstream: dict[str, str] = field(default_factory=dict[str, str])
     uses: tuple[str, ...] = ()  # artifacts given for their stages, as the person named them
     gpus: int | None = None  # as given
     place: tuple[str, ...] = ()  # name=value of its placement, as given

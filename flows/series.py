@@ -4,7 +4,7 @@ What depth does not decide is the same for all: text, tokenizer, rows. So all ar
 text, and are points of one law.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flows.fingerprint import canonical_config, canonical_json
@@ -12,6 +12,7 @@ from flows.given import stages_before
 from flows.profiles import Profile, open_profile
 from flows.runs import check_name
 from flows.stages import BASE_EVAL, STAGES, Stage
+from flows.upstream import pinned
 from nanochat_core.errors import ConfigError
 
 LEAST_DEPTHS, MOST_DEPTHS = 2, 12
@@ -104,6 +105,15 @@ def open_series(
             for depth in depths
         ),
     )
+
+
+def pin_members(series: Series, pins: Mapping[str, str]) -> Series:
+    """Return the series with what names upstream stand for, the same at every depth."""
+    members = (
+        replace(m, profile=replace(m.profile, run=pinned(m.profile.run, pins)))
+        for m in series.members
+    )
+    return replace(series, members=tuple(members))
 
 
 def units_of(series: Series, stages: Sequence[Stage] = STAGES_OF_SERIES) -> tuple[Unit, ...]:

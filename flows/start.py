@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from flows.display import Display
+from flows.upstream import Pins
 from infra import prefect_server
 from infra.prefect_access import check_admitted, check_answers, configured_api_url
 from infra.stack.control import wait_for_kept_server
@@ -26,14 +27,16 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
-def run_flow(profile: str, *, home: Path, display: Display, **parameters: Any) -> "Outcome":
+def run_flow(
+    profile: str, *, home: Path, display: Display, pins: Pins | None = None, **parameters: Any
+) -> "Outcome":
     """Run the flow with these parameters of it, showing its stages on `display`, which is open.
 
     Raises ServerError, and whatever the first failed stage raised: a NanochatError for a mistake of
     a person. Raises KeyboardInterrupt when a person or a scheduler stopped it, here or in Prefect's
     pages, after the workers have saved; a second Ctrl-C does not wait for them.
     """
-    with ready(home, display):
+    with ready(home, display, pins):
         from flows.pipeline import nanochat
 
         outcome: Any = nanochat(profile=profile, **parameters)
@@ -62,14 +65,17 @@ def run_miniseries(
 
 
 @contextlib.contextmanager
-def ready(home: Path, display: Display) -> Generator[None]:
-    """Inside, a flow may be called: Prefect knows its server, and this command is the caller."""
+def ready(home: Path, display: Display, pins: Pins | None = None) -> Generator[None]:
+    """Inside, a flow may be called: Prefect knows its server, and this command is the caller.
+
+    `pins` are names upstream that the command has resolved already.
+    """
     with stoppable(display):
         connect(home, display.say)
         from flows.caller import Caller, calling
 
         leave = functools.partial(_leave, display)
-        with calling(Caller(home=home, watch=display.watch, leave=leave)):
+        with calling(Caller(home=home, watch=display.watch, leave=leave, pins=pins or {})):
             yield
 
 

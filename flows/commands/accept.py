@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from flows.accept import Acceptance, Offer, find_offer, prove_offer
 from flows.accept import accept as accept_offer
 from flows.cache import fetch
-from flows.commands.options import ProfileName, What, Where, profile_of
+from flows.commands.options import ProfileName, What, Where, pinned_profile
 from flows.commands.terminal import print_lines, print_warning
 from flows.fingerprint import REPOSITORY, short
 from flows.given import open_given
@@ -58,9 +58,9 @@ def accept(
     if steps < 1:
         raise ConfigError(f"--steps is {steps}", hint="at least 1")
     where.check_gpus()
-    chosen = profile_of(profile, what)
     store = where.open_store()
     given = open_given(store, what.uses, warn=print_warning)
+    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, given=given)
     planned = make_plan(chosen.run, store, where.work, given=given)
     named = open_artifact(store, origin) if origin is not None else None
     offer = find_offer(store, planned, stage, origin=named)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.commands.options import AsJson, ProfileName, What, Where, profile_of
+from flows.commands.options import AsJson, ProfileName, What, Where, pinned_profile
 from flows.commands.terminal import print_json, print_lines, print_warning
 from flows.fingerprint import short
 from flows.given import open_given
@@ -32,10 +32,10 @@ def explain(
 ) -> int:
     """Say why a stage would run or not, what it is made from and what it made."""
     check_stage(stage)
-    chosen = profile_of(profile, what)
-    placement = where.placement(chosen)
     store = where.open_store()
     given = open_given(store, what.uses, warn=print_warning)
+    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, given=given)
+    placement = where.placement(chosen)
     planned = make_plan(chosen.run, store, where.work, given=given, placement=placement)
     item = planned.of(stage)
     others = _find_divergences(store, item.manifest) if item.manifest else []

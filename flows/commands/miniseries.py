@@ -10,7 +10,8 @@ from cyclopts import Parameter
 
 from flows.commands.options import AsJson, ProfileName, Where, Workers
 from flows.commands.run import check_room, saying_how_to_go_on
-from flows.commands.terminal import print_json, print_lines
+from flows.commands.terminal import print_json, print_lines, print_warning
+from flows.upstream import pin
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # numpy, charts and Prefect are slow to import, and every command imports this
@@ -71,11 +72,14 @@ def miniseries(
         raise ConfigError("no depths are given", hint=f"for example {_EXAMPLE}")
     workers.check()
     where.check_gpus(elsewhere=workers.pool is not None)
-    from flows.series import open_series
+    from flows.series import open_series, pin_members
     from flows.series_picture import check_drawing
     from flows.series_plan import lines_of, plan_series, plan_to_json
 
     series = open_series(profile, chosen, overrides=overrides, name=name)
+    largest = series.members[-1].profile
+    _, pins = pin(largest.run, where.home_path, tell=print_warning, plan=plan)
+    series = pin_members(series, pins)
     check_drawing()
     planned = plan_series(
         series, where.open_store(), where.work, where.placement(series.members[-1].profile)

@@ -2,16 +2,20 @@
 
 import json
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from cyclopts import Group, Parameter
 
 from flows.cache import Cache
+from flows.commands.terminal import print_warning
+from flows.given import sections_of
 from flows.lost import RETRIES
+from flows.manifest import Manifest
 from flows.profiles import Profile, make_placement, open_profile
+from flows.upstream import Pins, pin
 from infra.placement import (
     SETTINGS,
     Placement,
@@ -287,3 +291,22 @@ def profile_of(name: str, what: What) -> Profile:
         if error.hint is None:
             error.hint = "a setting is given like --set pretrain.num_steps=500"
         raise
+
+
+def pinned_profile(
+    name: str,
+    what: What,
+    home: Path,
+    *,
+    plan: bool,
+    known: Mapping[str, str] | None = None,
+    given: Mapping[str, Manifest] | None = None,
+) -> tuple[Profile, Pins]:
+    """Return the profile with every name upstream resolved, and what each stands for.
+
+    `flows.upstream.pin` says what a `plan` does. What only `given` artifacts need is not asked for.
+    """
+    chosen = profile_of(name, what)
+    sections = sections_of(given or {})
+    run, pins = pin(chosen.run, home, tell=print_warning, known=known, sections=sections, plan=plan)
+    return replace(chosen, run=run), pins

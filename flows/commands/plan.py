@@ -2,7 +2,7 @@
 
 import sys
 
-from flows.commands.options import AsJson, ProfileName, What, Where, profile_of
+from flows.commands.options import AsJson, ProfileName, What, Where, pinned_profile
 from flows.commands.terminal import print_plan, print_warning
 from flows.given import open_given
 from flows.plan import make_plan
@@ -21,10 +21,10 @@ def plan(
 
     Exits with 0 when there is nothing to run, with 2 when there is, with 1 on an error.
     """
-    chosen = profile_of(profile, what)
-    placement = where.placement(chosen)
     store = where.open_store()
     given = open_given(store, what.uses, warn=print_warning)
+    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, given=given)
+    placement = where.placement(chosen)
     planned = make_plan(chosen.run, store, where.work, given=given, placement=placement)
     if as_json:
         sys.stdout.write(to_json(planned) + "\n")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows.commands.options import Place, ProfileName, What, Where, Workers, profile_of
+from flows.commands.options import Place, ProfileName, What, Where, Workers, pinned_profile
 from flows.commands.terminal import print_error, print_warning, screen
 from flows.given import open_given
 from flows.plan import make_plan
@@ -47,17 +47,18 @@ def run(
     """
     workers.check()
     where.check_gpus(elsewhere=workers.pool is not None)
-    chosen = profile_of(profile, what)
-    placement = where.placement(chosen)
     # Here too, before anything is started: it refuses wrong stages and stores that are not there.
     store = where.open_store()
+    given = open_given(store, what.uses, warn=print_warning)
+    chosen, pins = pinned_profile(profile, what, where.home_path, plan=False, given=given)
+    placement = where.placement(chosen)
     planned = make_plan(
         chosen.run,
         store,
         where.work,
         force=frozenset(force),
         from_stage=from_stage,
-        given=open_given(store, what.uses, warn=print_warning),
+        given=given,
         placement=placement,
     )
     if planned.exit_code:
@@ -77,6 +78,7 @@ def run(
             profile,
             home=where.home_path,
             display=display,
+            pins=pins,
             depth=what.depth,
             overrides=what.overrides,
             from_stage=from_stage,

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from flows.build import Built, Site, reserve_found
-from flows.commands.options import ProfileName, What, Where, profile_of
+from flows.commands.options import ProfileName, What, Where, pinned_profile
 from flows.commands.run import saying_how_to_go_on
 from flows.commands.terminal import print_mistake, print_warning
 from flows.given import open_given, stages_before
@@ -87,10 +87,18 @@ def stage(
         )
     check_name(run_name or profile)
     check_name(run_id or profile)
-    chosen = profile_of(profile, what)
-    placement = replace(where.placement(chosen), nodes=nodes)
     store = where.open_store()
     given = open_given(store, what.uses, warn=print_warning)
+    earlier = find_run(store, run_id) if run_id else None
+    chosen, pins = pinned_profile(
+        profile,
+        what,
+        where.home_path,
+        plan=False,
+        known=earlier.upstream if earlier else {},
+        given=given,
+    )
+    placement = replace(where.placement(chosen), nodes=nodes)
     plan = make_plan(chosen.run, store, where.work, given=given)
     words = shlex.join(shlex.split(what.command(profile, place=where.words))[2:])
     inputs = _find_inputs(plan, built_stage, words)
@@ -100,6 +108,7 @@ def stage(
         profile=profile,
         depth=what.depth,
         overrides=what.overrides,
+        upstream=pins,
         uses=what.uses,
         gpus=where.gpus,
         place=where.settings,

@@ -22,6 +22,7 @@ from flows.revocation import find_revoked
 from flows.runs import Run, latest_runs
 from flows.stages import STAGES
 from flows.suites import judged_model
+from flows.upstream import pinned
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 from nanochat_core.runtime.progress import read_events
@@ -85,7 +86,7 @@ def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
             if revoked is not None:
                 yield f"  given    {revoked}"
         profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
-        planned = make_plan(profile.run, store, place.work, given=given)
+        planned = make_plan(pinned(profile.run, run.upstream), store, place.work, given=given)
     except (ArtifactError, ConfigError) as error:  # what was done is known all the same
         yield from _all_done(run)
         yield ""

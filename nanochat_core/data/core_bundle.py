@@ -12,13 +12,13 @@ import shutil
 import stat
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from filelock import FileLock
 
-from nanochat_core.data.web_file import download_file
+from nanochat_core.data.web_file import download_file, downloaded_validator
 from nanochat_core.errors import DataError, NanochatError
 from nanochat_core.runtime.progress import Progress
 
@@ -37,15 +37,9 @@ def fetch_bundle(
     `scratch` is on the same file system. Raises DataError when the bundle cannot be downloaded, is
     not the one of this sha256, or holds what no such bundle should.
     """
-    archive = _archive_path(url)
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(archive.with_name("lock")):
-        try:
-            digest = download_file(url, archive, sha256=sha256, tell=progress.message)
-        except DataError as error:
-            raise DataError(
-                str(error), hint=f"{error.hint}; without it: --set task_data.core_bundle=null"
-            ) from error
+    archive = archive_path(url)
+    with _archive_lock(archive):
+        digest = _download(url, archive, sha256, progress.message)
         try:
             files = unpack(archive, directory, scratch=scratch)
         except DataError as error:
@@ -53,6 +47,32 @@ def fetch_bundle(
         size = archive.stat().st_size
     progress.message(f"core: {files} files from {url}")
     return {"url": url, "sha256": digest, "bytes": size, "files": files}
+
+
+def fetch_archive(url: str, *, validator: str | None, tell: Callable[[str], None]) -> str:
+    """Download the bundle unless the one of this validator is here; returns its sha256.
+
+    Raises DataError.
+    """
+    archive = archive_path(url)
+    with _archive_lock(archive):
+        if downloaded_validator(archive) != validator:
+            archive.unlink(missing_ok=True)
+        return _download(url, archive, None, tell)
+
+
+def _download(url: str, archive: Path, sha256: str | None, tell: Callable[[str], None]) -> str:
+    try:
+        return download_file(url, archive, sha256=sha256, tell=tell)
+    except DataError as error:
+        raise DataError(
+            str(error), hint=f"{error.hint}; without it: --set task_data.core_bundle=null"
+        ) from error
+
+
+def _archive_lock(archive: Path) -> FileLock:
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(archive.with_name("lock"))
 
 
 def unpack(archive: Path, directory: Path, *, scratch: Path) -> int:
@@ -87,7 +107,8 @@ def unpack(archive: Path, directory: Path, *, scratch: Path) -> int:
     return len(entries)
 
 
-def _archive_path(url: str) -> Path:
+def archive_path(url: str) -> Path:
+    """Return where the bundle is cached, whether it is there or not."""
     from huggingface_hub import cached_assets_path, constants
 
     folder = cached_assets_path(

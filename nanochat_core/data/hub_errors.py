@@ -44,6 +44,13 @@ def is_transient(error: Exception) -> bool:
     return False
 
 
+def is_unreachable(error: Exception) -> bool:
+    """Return whether the Hub gave no answer: no network, offline mode, or a failing server."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    return is_transient(error) or any(isinstance(c, OfflineModeIsEnabled) for c in _causes(error))
+
+
 def seconds_to_wait(error: Exception, default: float) -> float:
     """How long the server asked to be left alone, else `default`."""
     for cause in _causes(error):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data.hub import download, find_fault, list_files
+from nanochat_core.data.hub_datasets import DATASETS, HubDataset
 from nanochat_core.data.shard_files import (
     Origin,
     ShardFile,
@@ -19,21 +20,6 @@ from nanochat_core.data.shard_files import (
 from nanochat_core.data.transfers import OnBytes, Transfers
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.progress import Progress
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubDataset:
-    """A dataset of parquet files shard_00000, shard_00001 ... with a column `text`."""
-
-    repository: str
-    num_shards: int  # the last one is for validation
-
-
-# As the scripts that made these datasets left them: every shard holds some 250 million characters.
-DATASETS = {
-    "climbmix": HubDataset(repository="karpathy/climbmix-400b-shuffle", num_shards=6543),
-    "fineweb-edu": HubDataset(repository="karpathy/fineweb-edu-100b-shuffle", num_shards=1823),
-}
 
 
 @dataclass(frozen=True, kw_only=True)

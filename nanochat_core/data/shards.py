@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data import local_text, pydocs
 from nanochat_core.data.documents import Document
-from nanochat_core.data.hub_shards import DATASETS, fetch_shards
+from nanochat_core.data.hub_datasets import DATASETS
+from nanochat_core.data.hub_shards import fetch_shards
 from nanochat_core.data.shard_files import ShardFile, ShardSet, shard_name, write_shard
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.job import Job

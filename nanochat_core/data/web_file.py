@@ -60,6 +60,39 @@ def download_file(url: str, path: Path, *, sha256: str | None, tell: Callable[[s
     )
 
 
+def ask_validator(url: str, *, seconds: float) -> str | None:
+    """Ask the server, once, what says that its file is the same as at another time.
+
+    Raises ConnectionError if there is no answer, DataError if the server has no such file.
+    """
+    try:
+        answer = httpx.head(url, timeout=seconds, follow_redirects=True)
+    except httpx.HTTPError as error:
+        raise ConnectionError(f"no answer: {str(error) or type(error).__name__}") from error
+    if answer.status_code in _TRANSIENT:
+        raise ConnectionError(f"the server answers {answer.status_code}")
+    if not answer.is_success:
+        raise DataError(
+            f"{url} cannot be downloaded: the server answers {answer.status_code}",
+            hint="is the address right? Without it: --set task_data.core_bundle=null",
+        )
+    return _validator(answer)
+
+
+def downloaded_validator(path: Path) -> str | None:
+    """Return what the server said of the file that was downloaded to `path`."""
+    part = path.with_name(f"{path.name}.part")
+    return _read_mark(part.with_name(f"{part.name}.json"))[0]
+
+
+def find_recorded(path: Path) -> str | None:
+    """Return the sha256 of the file that was downloaded to `path`, None if there is none."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        digest = json.loads(_record_of(path).read_text(encoding="utf-8"))["sha256"]
+        return str(digest) if path.is_file() else None
+    return None
+
+
 def _find_whole(path: Path, sha256: str | None) -> str | None:
     """The sha256 of the file that is there, if it is whole and the one that is wanted."""
     try:

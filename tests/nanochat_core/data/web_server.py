@@ -28,6 +28,7 @@ class WebServer:
         self.has_length = True
         self.has_validator = True
         self.checks_validator = True
+        self.heads = 0  # requests that ask for no bytes
         self._server = _Listener(self)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self.url = f"http://127.0.0.1:{self._server.server_port}/bundle.zip"
@@ -74,6 +75,15 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"}, answer)
         place = f"bytes {start}-{len(data) - 1}/{len(data)}"
         self._send(206, data[start:], {**headers, "Content-Range": place}, answer)
+
+    def do_HEAD(self) -> None:
+        web = self.server.web
+        web.heads += 1
+        self.send_response(200)
+        if web.has_validator:
+            self.send_header("ETag", web.validator)
+        self.send_header("Content-Length", str(len(web.data)))
+        self.end_headers()
 
     def _start(self, answer: Answer) -> int | None:
         web = self.server.web

@@ -1,0 +1,235 @@
+"""Names upstream that move, pinned: a branch of a dataset to a commit, the CORE bundle to a sha256.
+
+What is pinned is part of the configuration that is hashed and of the job, so two stores never hold
+different data under one fingerprint. The home remembers each answer for times without a network. A
+run's record has its pins, and a run that resumes keeps them.
+"""
+
+import contextlib
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from flows.runs import timestamp
+from nanochat_core.config import DatasetConfig, RunConfig
+from nanochat_core.data.hub_datasets import DATASETS
+from nanochat_core.errors import ConfigError
+from nanochat_core.job import write_json
+from tasks.registry import TASKS
+from tasks.sources import HubTask
+
+FORMAT = 1
+FILE = "upstream.json"  # in the home
+SECONDS = 5.0  # for an answer
+SECTIONS = frozenset({"shards", "task_data"})  # that can name what moves
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+Pins: TypeAlias = dict[str, str]  # OWNER/NAME@BRANCH -> commit, URL -> sha256
+Tell: TypeAlias = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a name stood for."""
+
+    value: str
+    when: str  # UTC, 2026-11-21T05:53:38Z
+    validator: str | None = None  # of a URL: the same one means the same bytes
+
+
+class Unreachable(Exception):
+    """The server does not answer; the message says why."""
+
+
+def moving_names(run: RunConfig, sections: Collection[str] = SECTIONS) -> tuple[str, ...]:
+    """Return the names in these sections of a run that may stand for something else tomorrow."""
+    found: list[str] = []
+    if "shards" in sections and (name := _shards_name(run)):
+        found.append(name)
+    if "task_data" in sections:
+        found += filter(None, map(_dataset_name, run.task_data.datasets))
+        if run.task_data.core_bundle is not None and run.task_data.core_bundle_sha256 is None:
+            found.append(run.task_data.core_bundle)
+    return tuple(dict.fromkeys(found))
+
+
+def pinned(run: RunConfig, pins: Mapping[str, str]) -> RunConfig:
+    """Return `run` with every name that has a pin replaced by it."""
+    shards, data = run.shards, run.task_data
+    if (name := _shards_name(run)) is not None and name in pins:
+        shards = dataclasses.replace(shards, revision=pins[name])
+    url = data.core_bundle
+    if url is not None and url in pins and data.core_bundle_sha256 is None:
+        data = dataclasses.replace(data, core_bundle_sha256=pins[url])
+    datasets = tuple(
+        dataclasses.replace(dataset, revision=pins[name])
+        if (name := _dataset_name(dataset)) is not None and name in pins
+        else dataset
+        for dataset in data.datasets
+    )
+    data = dataclasses.replace(data, datasets=datasets)
+    return dataclasses.replace(run, shards=shards, task_data=data)
+
+
+def pin(
+    run: RunConfig,
+    home: Path,
+    *,
+    tell: Tell,
+    known: Mapping[str, str] | None = None,
+    sections: Collection[str] = SECTIONS,
+    plan: bool = False,
+) -> tuple[RunConfig, Pins]:
+    """Resolve the moving names in these sections of `run`, less those that are `known`.
+
+    One request a name. Without a network the last answer counts, which `tell` reports. A `plan`
+    downloads nothing and leaves a name as it is if nothing is known of it; a run raises ConfigError
+    then. Raises DataError if the server says that there is no such thing.
+    """
+    names = moving_names(run, sections)
+    pins = {name: value for name, value in (known or {}).items() if name in names}
+    answers = _read(home / FILE) if len(pins) < len(names) else {}
+    before = dict(answers)
+    for name in names:
+        if name not in pins and (answer := _resolve(name, answers.get(name), tell, plan=plan)):
+            answers[name], pins[name] = answer, answer.value
+    if answers != before:
+        _write(home / FILE, answers)
+    return pinned(run, pins), pins
+
+
+def _resolve(name: str, last: Answer | None, tell: Tell, *, plan: bool) -> Answer | None:
+    is_url = "://" in name
+    try:
+        return _ask_web(name, last, tell, plan=plan) if is_url else _ask_hub(name)
+    except Unreachable as error:
+        last = last or (_find_archive(name) if is_url else _find_reference(name))
+        if last is not None:
+            tell(f"{name} is taken to be {last.value[:12]}, as resolved {last.when}: {error}")
+            return last
+        if not plan:
+            raise ConfigError(
+                f"what {name} stands for is not known: {error}",
+                hint="run once with a network, or give a commit: --set shards.revision=COMMIT"
+                if not is_url
+                else "run once with a network, or without it: --set task_data.core_bundle=null",
+            ) from error
+        tell(f"{name} is not resolved ({error}): a run will have other fingerprints than this plan")
+        return None
+
+
+def _shards_name(run: RunConfig) -> str | None:
+    if run.shards.source not in DATASETS or run.shards.revision is None:
+        return None
+    return _name(DATASETS[run.shards.source].repository, run.shards.revision)
+
+
+def _dataset_name(dataset: DatasetConfig) -> str | None:
+    task = TASKS.get(dataset.name)
+    if dataset.path is not None or not isinstance(task, HubTask):
+        return None
+    return _name(task.dataset.repository, dataset.revision or task.dataset.revision)
+
+
+def _name(repository: str, revision: str) -> str | None:
+    return None if _COMMIT.fullmatch(revision) else f"{repository}@{revision}"
+
+
+def _now() -> str:
+    return timestamp(time.time())
+
+
+# The Hub.
+
+
+def _ask_hub(name: str) -> Answer:
+    from huggingface_hub import HfApi
+
+    from nanochat_core.data.hub_errors import catchable, explain, is_unreachable
+
+    repository, _, revision = name.rpartition("@")
+    try:
+        found = HfApi().dataset_info(repository, revision=revision, timeout=SECONDS).sha
+    except catchable() as error:
+        known = explain(error, repository=repository, what=f"revision {revision}")
+        if is_unreachable(error):
+            raise Unreachable(str(known)) from error
+        raise known from error
+    if found is None or not _COMMIT.fullmatch(found):
+        raise Unreachable(f"the Hub names no commit of {name}")
+    return Answer(value=found, when=_now())
+
+
+def _find_reference(name: str) -> Answer | None:
+    """What the Hub's client keeps of an earlier download, by whichever program."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    repository, _, revision = name.rpartition("@")
+    folder = repo_folder_name(repo_id=repository, repo_type="dataset")
+    path = Path(constants.HF_HUB_CACHE, folder, "refs", revision)
+    with contextlib.suppress(OSError):
+        found = path.read_text(encoding="utf-8").strip()
+        if _COMMIT.fullmatch(found):
+            return Answer(value=found, when=timestamp(path.stat().st_mtime))
+    return None
+
+
+# The CORE bundle.
+
+
+def _ask_web(url: str, last: Answer | None, tell: Tell, *, plan: bool) -> Answer | None:
+    """Its sha256: the last one if the server's validator is the same, else that of a download."""
+    from nanochat_core.data.core_bundle import fetch_archive
+    from nanochat_core.data.web_file import ask_validator
+    from nanochat_core.errors import DataError
+
+    try:
+        validator = ask_validator(url, seconds=SECONDS)
+    except ConnectionError as error:
+        raise Unreachable(str(error)) from error
+    if last is not None and last.validator == validator:
+        return last
+    if plan:
+        raise Unreachable("its sha256 is computed when a run downloads it")
+    try:
+        digest = fetch_archive(url, validator=validator, tell=tell)
+    except DataError as error:
+        if last is None:
+            raise
+        raise Unreachable(str(error)) from error
+    return Answer(value=digest, when=_now(), validator=validator)
+
+
+def _find_archive(url: str) -> Answer | None:
+    """The archive of an earlier download, which a job would take."""
+    from nanochat_core.data.core_bundle import archive_path
+    from nanochat_core.data.web_file import find_recorded
+
+    path = archive_path(url)
+    digest = find_recorded(path)
+    return Answer(value=digest, when=timestamp(path.stat().st_mtime)) if digest else None
+
+
+# The home's memory.
+
+
+def _read(path: Path) -> dict[str, Answer]:
+    """Every answer; none if the file is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        tree = json.loads(path.read_bytes())
+        if tree["format"] == FORMAT:
+            return {name: Answer(**answer) for name, answer in tree["answers"].items()}
+    return {}
+
+
+def _write(path: Path, answers: Mapping[str, Answer]) -> None:
+    with contextlib.suppress(OSError):  # the next run asks again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tree = {name: asdict(answer) for name, answer in answers.items()}
+        write_json(path, {"format": FORMAT, "answers": tree})
