@@ -1,6 +1,6 @@
 """`python -m infra.launch.agent`: torchrun, ended by the kernel when its parent dies.
 
-torchrun alone survives its parent and leaves its ranks training; nobody would fetch the result.
+torchrun alone survives its parent and leaves its ranks training; nothing would fetch the result.
 """
 
 import os
@@ -15,6 +15,9 @@ def main() -> None:
 
     from torch.distributed.run import main as torchrun  # pyright: ignore[reportUnknownVariableType]
 
+    from infra.launch.loopback import register
+
+    register()
     torchrun()
 
 

@@ -127,7 +127,7 @@ def _command(path: Path, processes: int, meeting: Meeting | None) -> list[str]:
         sys.executable,
         "-m",
         "infra.launch.agent",
-        *(meeting.words() if meeting else ["--standalone"]),
+        *(meeting.words() if meeting else ["--rdzv-backend=loopback"]),
         f"--nproc-per-node={processes}",
         "--redirects=3",
         f"--log-dir={path.parent / 'ranks'}",

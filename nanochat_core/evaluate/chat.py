@@ -159,11 +159,13 @@ def judge_all(
             continue
         share = sum(record["correct"] for record in own[name]) / len(own[name])
         progress.step(min(done, total), **{name: share})
-    everyone = world.gather((own, failed))
-    merged = {name: reason for _, some in reversed(everyone) for name, reason in some.items()}
+    everyone = world.gather({"records": own, "failed": failed})
+    merged = {k: reason for rank in reversed(everyone) for k, reason in rank["failed"].items()}
     failed = {entry.name: merged[entry.name] for entry in config.tasks if entry.name in merged}
     records = {
-        name: sorted((r for some, _ in everyone for r in some[name]), key=lambda r: r["place"])
+        name: sorted(
+            (r for rank in everyone for r in rank["records"][name]), key=lambda r: r["place"]
+        )
         for name in tasks
         if name not in failed
     }

@@ -3,17 +3,16 @@
 import atexit
 import dataclasses
 import datetime
+import json
 import os
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 # Beyond the launcher's (see runtime/heartbeat.py): it says which rank hangs, a collective does not.
 PATIENCE = datetime.timedelta(hours=1)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,19 +73,28 @@ class World:
 
     def first_text(self, text: str | None) -> str | None:
         """The text of the lowest rank that has one, on every rank; None: no rank has one."""
-        if self.size == 1:
-            return text
-        texts: list[str | None] = [None] * self.size
-        dist.all_gather_object(texts, text, group=self.control)
-        return next((t for t in texts if t is not None), None)
+        return next((t for t in self._gather(text) if t is not None), None)
 
-    def gather(self, item: T) -> list[T]:
-        """Every rank's item, in the order of ranks, on every rank; of plain values."""
+    def gather(self, item: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return every rank's item, in the order of ranks, on every rank. Items are JSON trees."""
+        return self._gather(item)
+
+    def _gather(self, item: Any) -> list[Any]:
+        """Return every rank's JSON value. torch's own `all_gather_object` would unpickle what
+        another host sent: whoever reaches the ranks' ports could have code run."""
         if self.size == 1:
             return [item]
-        items: list[Any] = [None] * self.size
-        dist.all_gather_object(items, item, group=self.control)
-        return items
+        text = torch.frombuffer(bytearray(json.dumps(item).encode()), dtype=torch.uint8)
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths[self.rank] = len(text)
+        dist.all_reduce(lengths, group=self.control)
+        # As long as the longest: a collective's tensors are of one shape on all ranks.
+        texts = [torch.zeros(int(lengths.max()), dtype=torch.uint8) for _ in range(self.size)]
+        padded = torch.zeros_like(texts[0])
+        padded[: len(text)] = text
+        dist.all_gather(texts, padded, group=self.control)
+        pairs = zip(texts, lengths.tolist(), strict=True)
+        return [json.loads(text[:length].numpy().tobytes()) for text, length in pairs]
 
     def barrier(self) -> None:
         """Wait for every rank."""

@@ -1,6 +1,7 @@
 """What every file of the repository keeps to."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,3 +89,39 @@ def test_every_stage_of_the_table_has_its_module(stage: Stage) -> None:
 def test_one_function_takes_the_digest_of_a_file() -> None:
     digesting = {p.name for p in (ROOT / "flows").rglob("*.py") if "file_digest(" in p.read_text()}
     assert digesting == {"verify.py"}
+
+
+UNPICKLING = re.compile(
+    r"\b(all_gather|gather|scatter|broadcast|send|recv)_object(_list)?\b|--standalone|rdzv-backend=c10d"
+)
+
+
+def test_no_rank_unpickles_what_another_sends() -> None:
+    found = [named(p) for p in python_files(*PACKAGES) if UNPICKLING.search(_code_of(p))]
+    assert found == []
+
+
+def test_only_a_foreign_tokenizer_is_read_from_a_pickle_and_torch_loads_plain_tensors_only() -> (
+    None
+):
+    sources = {named(path): path.read_text() for path in python_files(*PACKAGES)}
+    pickling = [name for name, text in sources.items() if re.search(r"\bimport pickle\b", text)]
+    assert pickling == ["nanochat_core/interop/pickled_tokenizer.py"]
+    loads = [
+        ast.unparse(node)
+        for text in sources.values()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+    ]
+    assert loads
+    assert all("weights_only=True" in load for load in loads)
+
+
+def _code_of(path: Path) -> str:
+    """Return a module's code without comments and docstrings, which may name what it avoids."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node):
+            node.body[0] = ast.Pass()
+    return ast.unparse(tree)

@@ -65,6 +65,25 @@ def make_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
+def test_ranks_of_one_machine_meet_where_no_other_host_can_reach_them(make_job: Any) -> None:
+    job = make_job("""
+import os
+import psutil
+from nanochat_core.runtime.distributed import open_world
+
+def run(job):
+    world = open_world("cpu")
+    agent = psutil.Process(os.getppid())
+    heard = [c.laddr.ip for c in agent.net_connections() if c.status == psutil.CONN_LISTEN]
+    found = world.gather({"port": int(os.environ["MASTER_PORT"]), "heard": heard})
+    if world.is_first:
+        (job.directory / "found").write_text(repr([found[0] == found[1], set(found[0]["heard"])]))
+    return {}
+""")
+    run_job(job, processes=2, on_event=lambda _: None)
+    assert (job.directory / "found").read_text() == "[True, {'127.0.0.1'}]"
+
+
 def test_a_failing_rank_is_named_although_the_others_are_interrupted(make_job: Any) -> None:
     job = make_job("""
 import os

@@ -90,6 +90,15 @@ def check_questions(world: World) -> None:
     assert world.first_text(None if world.is_first else f"of {world.rank}") == "of 1"
 
 
+def check_gathering(world: World) -> None:
+    """Every rank has every rank's item, whatever the lengths."""
+    items = [
+        {"r": r, "text": "\u00e9\n" * r, "x": [0.1 * r, None, True]} for r in range(world.size)
+    ]
+    assert world.gather(items[world.rank]) == items
+    assert world.gather({}) == [{}] * world.size
+
+
 def check_dropping(world: World, precision: str) -> None:
     """One rank fails before its last micro-step, the others have begun sums: all start again."""
     model = make_model(precision)
@@ -216,6 +225,7 @@ def run_rank(rank: int, root: Path) -> None:
         assert isinstance(control, dist.ProcessGroup)
         world = World(rank=rank, local_rank=rank, size=size, control=control)
         check_questions(world)
+        check_gathering(world)
         if size == 2:
             check_training(world, root)
             check_forgetting(world, root)
@@ -236,4 +246,5 @@ def run_gpu_rank(rank: int, root: Path, port: int) -> None:
     torch.cuda.set_device(rank)
     world = open_world("cuda")
     check_questions(world)
+    check_gathering(world)
     check_training(world, root, torch.device("cuda", rank))
