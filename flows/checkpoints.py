@@ -26,7 +26,7 @@ from flows.documents import OtherFormat, find_document, seal
 from flows.manifest import File
 from flows.rebuilds import NONE, rebuild_of
 from flows.verify import sha256_of
-from infra.storage.base import Missing, Store, check_key
+from infra.storage.base import BadObject, Missing, Store, check_key
 from nanochat_core.errors import ArtifactError, StageError, StoreError
 from nanochat_core.job import Job, check_checkpoints, check_format, sync_directory, write_json
 
@@ -358,9 +358,9 @@ def fetch_file(store: Store, file: File, path: Path) -> None:
     what = ""
     for _ in range(_FETCHES):
         try:
-            store.fetch(file.key, path)
-        except Missing:
-            raise ArtifactError(f"{file.key} is gone") from None
+            store.fetch(file.key, path, size=file.size)
+        except (Missing, BadObject) as error:
+            raise ArtifactError(f"{file.key} {error.fault}") from None
         sha256 = sha256_of(path)
         if sha256 == file.sha256:
             with path.open("rb") as fetched:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from flows.fingerprint import fingerprint_of
-from infra.storage.base import Missing, Store, Stored
+from infra.storage.base import BadObject, Missing, Store, Stored
 from nanochat_core.errors import ArtifactError
 
 _T = TypeVar("_T")
@@ -84,6 +84,8 @@ def _read_whole(read: Callable[[], _T]) -> _T | None:
             return read()
         except Missing:
             return None
+        except BadObject as error:
+            raise ArtifactError(str(error), hint=error.hint) from error
         except ArtifactError:
             if not left:
                 raise

@@ -123,7 +123,7 @@ def _report(store: Store, manifest: Manifest) -> list[str]:
     file = next((f for f in report.files if f.path == "report.md"), None) if report else None
     if file is None:
         return []
-    text = store.get(file.key).decode("utf-8", errors="replace")
+    text = store.get(file.key, size=file.size).decode("utf-8", errors="replace")
     return ["## Report card", "", *(f"#{x}" if x.startswith("#") else x for x in text.splitlines())]
 
 

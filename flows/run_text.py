@@ -44,8 +44,8 @@ def read_scores(store: Store, built: Mapping[str, Built]) -> dict[str, dict[str,
     """scores.json of each model that was judged, by the model's name."""
     found = [(name, built[stage].manifest) for stage, name in _MODELS.items() if stage in built]
     files = [(name, _file(m.files, "scores.json")) for name, m in found]
-    there = [(name, file.key) for name, file in files if file is not None]
-    read = in_parallel(lambda item: json.loads(store.get(item[1])), there, threads=_THREADS)
+    there = [(name, file) for name, file in files if file is not None]
+    read = in_parallel(lambda item: json.loads(_get(store, item[1])), there, threads=_THREADS)
     return {name: tree for (name, _), tree in zip(there, read, strict=True)}
 
 
@@ -85,8 +85,8 @@ def read_curves(store: Store, built: Mapping[str, Built]) -> list[Curves]:
     """How the training stages among these went, from the logs beside their artifacts."""
     stages = [s for s in dict.fromkeys(q.stage for q in LEARNING) if s in built]
     files = [(stage, _file(built[stage].manifest.logs, "events.jsonl")) for stage in stages]
-    there = [(stage, f.key) for stage, f in files if f is not None and f.size <= _MOST_LOG]
-    texts = in_parallel(lambda item: store.get(item[1]), there, threads=_THREADS)
+    there = [(stage, f) for stage, f in files if f is not None and f.size <= _MOST_LOG]
+    texts = in_parallel(lambda item: _get(store, item[1]), there, threads=_THREADS)
     found: list[Curves] = []
     for (stage, _), text in zip(there, texts, strict=True):
         curves = Curves(stage)
@@ -95,6 +95,10 @@ def read_curves(store: Store, built: Mapping[str, Built]) -> list[Curves]:
                 curves.add(json.loads(line))
         found.append(curves)
     return found
+
+
+def _get(store: Store, file: File) -> bytes:
+    return store.get(file.key, size=file.size)
 
 
 def _file(files: Iterable[File], path: str) -> File | None:

@@ -16,7 +16,7 @@ from flows.artifacts import find_manifest
 from flows.manifest import Manifest
 from flows.runs import Run, find_run, read_all
 from flows.stages import STAGES
-from infra.storage.base import Missing, Store
+from infra.storage.base import BadObject, Missing, Store
 from nanochat_core.errors import ArtifactError
 
 METRICS = "metrics.parquet"  # see nanochat_core.runtime.metrics
@@ -112,9 +112,11 @@ def write_file(store: Store, manifest: Manifest, name: str, path: Path) -> bool:
         return False
     where = f"{file.path} of {manifest.name}"
     try:
-        data = store.get(file.key)
+        data = store.get(file.key, size=file.size)
     except Missing as error:
         raise ArtifactError(f"{where} is gone from {store.url}") from error
+    except BadObject as error:
+        raise ArtifactError(f"{where} {error.fault}", hint=error.hint) from error
     if hashlib.sha256(data).hexdigest() != file.sha256:
         raise ArtifactError(f"{where} is damaged: its bytes are not those of the manifest")
     path.write_bytes(data)

@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 
 from flows.fingerprint import short
 from flows.manifest import File, Manifest
-from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
+from infra.storage.base import BadObject, Missing, OnBytes, Store, ignore_bytes
 from nanochat_core.errors import ArtifactError
 
 TRIES = 3  # of one file that comes out wrong
@@ -135,9 +135,9 @@ def fetch_or_fault(
     faults: list[str] = []
     for _ in range(TRIES):
         try:
-            store.fetch(file.key, path, on_bytes=on_bytes)
-        except Missing:
-            return "is gone"
+            store.fetch(file.key, path, size=file.size, on_bytes=on_bytes)
+        except (Missing, BadObject) as error:
+            return error.fault
         if private:
             _own(path)
         fault = find_fault(file, path)

@@ -14,6 +14,9 @@ from nanochat_core.errors import StoreError
 
 T = TypeVar("T")
 
+# Bytes of a record. A manifest of 10,000 files has 3 MB; a larger object is not one of ours, and
+# must not fill the memory of a command that only lists what exists.
+MAX_RECORD = 32 << 20
 MAX_SEGMENT = 200  # bytes; some stores refuse longer ones
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -21,9 +24,28 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 class Missing(Exception):
     """There is no such object. Raised only when the store was reached and said so."""
 
+    fault = "is gone"  # to be said after the object's name, where it must exist
+
     def __init__(self, key: str) -> None:
         super().__init__(f"no object '{key}'")
         self.key = key
+
+
+class BadObject(StoreError):
+    """What lies at a key is no object of ours: larger than expected, or no plain file."""
+
+    def __init__(self, where: str, fault: str) -> None:
+        super().__init__(
+            f"{where} {fault}",
+            hint="something else wrote it: look at it there, and remove it if it is not yours",
+        )
+        self.fault = fault  # to be said after the object's name
+
+
+def check_size(where: str, size: int, limit: int) -> None:
+    """Raise BadObject if an object has more bytes than it may have."""
+    if size > limit:
+        raise BadObject(where, f"has {size} bytes, expected are {limit} at most")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +100,16 @@ class Store(Protocol):
         """
         ...
 
-    def get(self, key: str) -> bytes:
-        """The object's bytes. Raises Missing."""
+    def get(self, key: str, *, size: int | None = None) -> bytes:
+        """Return the object's bytes. Raises Missing, and BadObject if they are too many.
+
+        `size` is what a manifest says: the object exists, so a store that shows it late is asked
+        again. None means a record: there may be none, and it has at most MAX_RECORD bytes.
+        """
         ...
 
     def get_stored(self, key: str) -> Stored:
-        """The object's bytes with its version and age. Raises Missing."""
+        """Return a record with its version and age. Raises Missing and BadObject."""
         ...
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
@@ -110,9 +136,11 @@ class Store(Protocol):
         """Write a local file as an object, over an older one if need be. Durable on return."""
         ...
 
-    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+    def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """Write an object to a local file, whole or not at all; read-only. Raises Missing.
 
+        `size` is what a manifest says. A larger object raises BadObject before a byte is written,
+        and one that is not found is asked for again: a store may show late what was put.
         The bytes are not verified and not yet durable: whoever asked checks their digest. What a
         killed fetch of the same key to the same path left behind (a hidden `.part` beside the path)
         is gone on with, and counts for `on_bytes` at once.

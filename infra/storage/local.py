@@ -16,15 +16,18 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from infra.storage.base import (
+    MAX_RECORD,
     Entry,
     Missing,
     OnBytes,
     StoreAway,
     Stored,
     check_key,
+    check_size,
     ignore_bytes,
 )
 from infra.storage.parts import open_part_file, writing_to
+from infra.storage.plain_files import open_plain, read_plain
 from nanochat_core.errors import StoreError
 from nanochat_core.job import sync_directory
 
@@ -82,7 +85,8 @@ class LocalStore:
             except FileExistsError:
                 if final.is_dir():
                     raise
-                is_ours = final.read_bytes() == data  # a network disk may repeat the call
+                # A network disk may repeat the call.
+                is_ours = read_plain(final, limit=MAX_RECORD)[0] == data
             sync_directory(final.parent)  # for the loser too, who goes on from the winner's bytes
             return is_ours
 
@@ -99,34 +103,28 @@ class LocalStore:
                 with contextlib.suppress(OSError):  # somebody has the next turn
                     turn.rmdir()
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
-        path = self._path(key)
         with self._reading(key):
-            return path.read_bytes()
+            return read_plain(self._path(key), limit=MAX_RECORD if size is None else size)[0]
 
     def get_stored(self, key: str) -> Stored:
         """See Store."""
-        path = self._path(key)
         with self._reading(key):
-            with path.open("rb") as file:
-                data, written = file.read(), os.fstat(file.fileno()).st_mtime
+            data, written = read_plain(self._path(key), limit=MAX_RECORD)
             age = max(0.0, self._now() - written)
         return Stored(data=data, version=_version(data), age=age)
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """See Store."""
-        with self._reading(key), self._path(key).open("rb") as file:
+        with self._reading(key), open_plain(self._path(key)) as file:
             file.seek(start)
             return file.read(length)
 
     def head(self, key: str) -> Entry:
         """See Store."""
-        path = self._path(key)
-        with self._reading(key):
-            if path.is_dir():
-                raise Missing(key)
-            status = path.stat()
+        with self._reading(key), open_plain(self._path(key)) as file:
+            status = os.fstat(file.fileno())
         return Entry(key=key, size=status.st_size, modified=status.st_mtime)
 
     def list(self, prefix: str) -> Iterator[Entry]:
@@ -147,7 +145,7 @@ class LocalStore:
 
     def copy(self, source: str, key: str) -> None:
         """See Store."""
-        self.get_range(source, start=0, length=0)  # Missing, if it is
+        self.head(source)  # Missing, if it is
         self.upload(key, self._path(source))
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
@@ -162,15 +160,16 @@ class LocalStore:
                 _seal(file.fileno())
             self._replace(temporary, final)
 
-    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+    def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store.
 
         The file shares its bytes with the object where the file system can and where being
         read-only protects both: root may write to anything, so root gets a copy.
         """
         source = self._path(key)
-        with self._reading(key), source.open("rb") as object_, writing_to(path):
+        with self._reading(key), open_plain(source) as object_, writing_to(path):
             status = os.fstat(object_.fileno())
+            check_size(source.as_uri(), status.st_size, size)
             if os.geteuid() != 0 and _link(source, path):
                 on_bytes(status.st_size)
                 return
@@ -313,7 +312,7 @@ def _swap(place: Path, turn: Path, new: Path, final: Path, data: bytes, version:
         _write(place / new.name, data)
         _take_turn(place, turn)
         try:
-            found = final.read_bytes()
+            found, _ = read_plain(final, limit=MAX_RECORD)
         except _NOT_THERE:
             return False
         if found != data:

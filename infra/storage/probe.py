@@ -192,7 +192,7 @@ class _Trial:
             started = time.perf_counter()
             self._store.upload(key, source)
             uploaded = time.perf_counter()
-            self._store.fetch(key, target)
+            self._store.fetch(key, target, size=len(data))
             fetched = time.perf_counter()
             if target.read_bytes() != data:
                 return _fail("parts", "a large object came back damaged", "use another store")

@@ -27,7 +27,7 @@ from infra.storage.answers import (
     pass_on,
     version_of,
 )
-from infra.storage.base import Entry, Missing, Stored, check_key
+from infra.storage.base import MAX_RECORD, Entry, Missing, Stored, check_key, check_size
 from infra.storage.checksums import Checksum, algorithm_of, checksum_of
 from infra.storage.gateways import check_listing
 from infra.storage.parts import Part
@@ -93,15 +93,15 @@ class Bucket:
         checksum = checksum_of(data if claim is None else claim, self.checksum)
         self._ask("put_object", key, {"Body": data, **condition, **checksum})
 
-    def get(self, key: str) -> bytes:
-        """All bytes of an object."""
+    def get(self, key: str, *, limit: int = MAX_RECORD) -> bytes:
+        """All bytes of an object. Raises BadObject if they are more than `limit`."""
         with self._reading(key) as answer:
-            return answer["Body"].read()
+            return self._read(key, answer, limit)
 
     def get_stored(self, key: str) -> Stored:
         """All bytes of an object, its version, and its age by the store's clock."""
         with self._reading(key) as answer:
-            data = answer["Body"].read()
+            data = self._read(key, answer, MAX_RECORD)
             now = find_date(answer["ResponseMetadata"]["HTTPHeaders"])
             if now is None:
                 raise Refused("NoDate", message="its answers have no Date header")
@@ -128,6 +128,7 @@ class Bucket:
         """Pass the whole object on, in pieces with their offsets. Raises Changed."""
         with self._reading(key) as answer:
             check_version(answer, found)
+            check_size(f"{self.url}/{key}", answer.get("ContentLength", 0), found.size)
             pass_on(answer["Body"].iter_chunks(_CHUNK), 0, found.size, write)
 
     def read_part(
@@ -256,6 +257,16 @@ class Bucket:
     def matching(self, version: str) -> dict[str, str]:
         """The condition that an object has a version."""
         return {"IfMatch": f'"{version}"' if self._settings.etag == "quoted" else version}
+
+    def _read(self, key: str, answer: Any, limit: int) -> bytes:
+        """All bytes of an answer, none of which are asked for if it says that they are too many."""
+        where = f"{self.url}/{key}"
+        check_size(where, answer.get("ContentLength", 0), limit)
+        data: bytes = answer["Body"].read(limit + 1)
+        check_size(where, len(data), limit)
+        if len(data) <= limit:
+            answer["Body"].read(1)  # at the end botocore compares the length with what was said
+        return data
 
     def _source(self, key: str) -> dict[str, str]:
         return {"Bucket": self.name, "Key": self.prefix + check_key(key)}

@@ -36,6 +36,7 @@ from infra.storage.base import (
     StoreAway,
     Stored,
     check_key,
+    check_size,
     ignore_bytes,
 )
 from infra.storage.checksums import Checksum
@@ -106,9 +107,11 @@ class S3Store:
         write = functools.partial(conditional.put_if_same, is_atomic=is_atomic)
         return self._persist(f"put {key}", lambda: write(self.bucket, key, data, version))
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
-        return self._persist(f"get {key}", lambda: self.bucket.get(key))
+        if size is None:
+            return self._persist(f"get {key}", lambda: self.bucket.get(key))
+        return self._persist_until_shown(key, lambda: self.bucket.get(key, limit=size))
 
     def get_stored(self, key: str) -> Stored:
         """See Store."""
@@ -200,11 +203,12 @@ class S3Store:
 
             self._uploads.send(key, size, send, checksum=self.checksum_of_parts())
 
-    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+    def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
         source = f"{self.url}/{check_key(key)}"
         for _ in range(_ROUNDS):
-            found = self._head(key)
+            found = self._persist_until_shown(key, lambda: self.bucket.head(key))
+            check_size(source, found.size, size)
             version = f"{found.version} {found.modified}"
             with (
                 writing_to(path),
@@ -296,7 +300,7 @@ class S3Store:
 
             def work(part: Part, stop: threading.Event) -> None:
                 read = functools.partial(self.bucket.read_part, key, found, part, file.write)
-                self._persist(f"get {key}", read, stop=stop)
+                self._persist_until_shown(key, read, stop=stop)
                 file.finish(part)
                 on_bytes(part.length)
 
@@ -305,7 +309,7 @@ class S3Store:
             except NoRanges:
                 self._has_ranges = False  # once for all: each answer is the whole object
         if missing := file.missing:
-            self._persist(f"get {key}", lambda: self.bucket.read(key, found, file.write))
+            self._persist_until_shown(key, lambda: self.bucket.read(key, found, file.write))
             for part in missing:
                 file.finish(part)
                 on_bytes(part.length)
@@ -327,6 +331,25 @@ class S3Store:
             return persist(operation, patience=self._limits, is_passing=self._is_passing, stop=stop)
         except (Lost, Refused) as error:
             raise explain(error, where=self.bucket.where, what=what) from error
+
+    def _persist_until_shown(
+        self, key: str, operation: Callable[[], _T], *, stop: threading.Event | None = None
+    ) -> _T:
+        """Get an object that a manifest says exists; a store may show late what was put.
+
+        Raises Missing if it is still not there after as many tries as a passing refusal gets.
+        """
+
+        def get() -> _T:
+            try:
+                return self._persist(f"get {key}", operation, stop=stop)
+            except Missing as missing:
+                raise Lost(str(missing)) from missing
+
+        try:
+            return persist(get, patience=self._limits, is_passing=self._is_passing, stop=stop)
+        except Lost:
+            raise Missing(key) from None
 
     def _limits(self) -> Patience:
         if self.bucket.has_answered:

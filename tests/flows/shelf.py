@@ -123,11 +123,11 @@ class Counting(LocalStore):
         self._at_once = 0
         self._lock = threading.Lock()
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
         self._count(self.gets, key)
         try:
-            return super().get(key)
+            return super().get(key, size=size)
         finally:
             self._end()
 

@@ -15,9 +15,9 @@ class CountingStore(LocalStore):
         super().__init__(directory)
         self.fetched: list[str] = []
 
-    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+    def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         self.fetched.append(key)
-        super().fetch(key, path, on_bytes=on_bytes)
+        super().fetch(key, path, size=size, on_bytes=on_bytes)
 
 
 class DyingStore(CountingStore):
@@ -27,11 +27,11 @@ class DyingStore(CountingStore):
         super().__init__(directory)
         self._lock = threading.Lock()
 
-    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+    def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         with self._lock:
             if self.fetched:
                 raise KeyboardInterrupt
-            super().fetch(key, path, on_bytes=on_bytes)
+            super().fetch(key, path, size=size, on_bytes=on_bytes)
 
 
 class NoisyStore(CountingStore):
@@ -42,10 +42,10 @@ class NoisyStore(CountingStore):
         self._noise = noise
         self._lock = threading.Lock()
 
-    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+    def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         with self._lock:
             time = self.fetched.count(key)
-            super().fetch(key, path)
+            super().fetch(key, path, size=size)
         data = self._noise(path.read_bytes(), time)
         path.unlink()
         path.write_bytes(data)

@@ -297,7 +297,7 @@ def test_a_forced_stage_is_built_again_though_another_run_made_it(
 class AwayStore(LocalStore):
     """Does not answer."""
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, size: int | None = None) -> bytes:
         raise StoreAway(f"{self.url} cannot be reached")
 
     def get_stored(self, key: str) -> Stored:

@@ -201,10 +201,12 @@ def test_two_copies_to_one_place_do_not_disturb_each_other(
     class Second(CountingStore):
         """While the first copy runs, another is started."""
 
-        def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+        def fetch(
+            self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes
+        ) -> None:
             with pytest.raises(ConfigError, match="another process is fetching into"):
                 copy(store, manifest, tmp_path / "mine")
-            super().fetch(key, path, on_bytes=on_bytes)
+            super().fetch(key, path, size=size, on_bytes=on_bytes)
 
     copy(Second(tmp_path / "store"), manifest, tmp_path / "mine")
     assert contents(tmp_path / "mine") == FILES

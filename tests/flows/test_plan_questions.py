@@ -25,9 +25,9 @@ class Counting(LocalStore):
         super().__init__(directory)
         self.reads: list[str] = []
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, size: int | None = None) -> bytes:
         self.reads.append(key)
-        return super().get(key)
+        return super().get(key, size=size)
 
     def get_stored(self, key: str) -> Stored:
         self.reads.append(key)
@@ -37,9 +37,9 @@ class Counting(LocalStore):
 class Far(LocalStore):
     """Every answer takes a while."""
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, size: int | None = None) -> bytes:
         time.sleep(DELAY)
-        return super().get(key)
+        return super().get(key, size=size)
 
     def get_stored(self, key: str) -> Stored:
         time.sleep(DELAY)

@@ -104,7 +104,9 @@ def test_nothing_is_replaced_while_the_way_there_damages_what_is_read(
     class Noisy(Away):
         """Gives other bytes each time."""
 
-        def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+        def fetch(
+            self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes
+        ) -> None:
             path.write_bytes(os.urandom(target.head(key).size))
 
     send(source, target, "tiny")

@@ -105,9 +105,9 @@ def test_each_ancestor_is_asked_for_once(
     reads: list[str] = []
 
     class Counting(LocalStore):
-        def get(self, key: str) -> bytes:
+        def get(self, key: str, *, size: int | None = None) -> bytes:
             reads.append(key)
-            return super().get(key)
+            return super().get(key, size=size)
 
     ancestors_revoked(Counting(tmp_path / "copy"), made["report"])
     assert len(reads) == len(set(reads)) == 2 * (len(made) - 1)
@@ -181,7 +181,7 @@ def test_a_damaged_revocation_is_never_none(store: Store, made: dict[str, Manife
 
 def test_a_store_that_cannot_be_asked_is_never_none(made: dict[str, Manifest], tmp_path: Path):
     class Gone(LocalStore):
-        def get(self, key: str) -> bytes:
+        def get(self, key: str, *, size: int | None = None) -> bytes:
             raise StoreError("the store is gone")
 
     with pytest.raises(StoreError):

@@ -46,7 +46,7 @@ class MemoryStore:
                 self.put(key, data)
             return self.get(key) == data
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
         return self.get_stored(key).data
 
@@ -91,9 +91,9 @@ class MemoryStore:
         self.put(key, path.read_bytes())
         on_bytes(path.stat().st_size)
 
-    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+    def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
-        path.write_bytes(self.get(key))
+        path.write_bytes(self.get(key, size=size))
         on_bytes(path.stat().st_size)
 
     def remove_unfinished(self, *, older_than: float) -> int:

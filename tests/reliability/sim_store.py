@@ -136,7 +136,7 @@ class SimStore:
         """See Store."""
         return self.ask("swap", key, self.objects.swap, data, version)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
         return self.get_stored(key).data
 
@@ -169,7 +169,7 @@ class SimStore:
         """See Store."""
         self.put(key, path.read_bytes())
 
-    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+    def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
         raise AssertionError("the simulation reads without local files")
 

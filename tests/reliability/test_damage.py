@@ -88,16 +88,16 @@ class Noisy(LocalStore):
         super().__init__(directory)
         self._key, self._wrong, self._left = key, wrong, times
 
-    def get(self, key: str) -> bytes:
-        return self._pass_on(key, super().get(key))
+    def get(self, key: str, *, size: int | None = None) -> bytes:
+        return self._pass_on(key, super().get(key, size=size))
 
     def get_stored(self, key: str) -> Stored:
         stored = super().get_stored(key)
         data = self._pass_on(key, stored.data)
         return Stored(data=data, version=stored.version, age=stored.age)
 
-    def fetch(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
-        super().fetch(key, path, on_bytes=on_bytes)
+    def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
+        super().fetch(key, path, size=size, on_bytes=on_bytes)
         data = self._pass_on(key, path.read_bytes())
         path.unlink()
         path.write_bytes(data)

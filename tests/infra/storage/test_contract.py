@@ -13,8 +13,9 @@ import pytest
 
 from infra.storage import parts
 from infra.storage.answers import Patience
-from infra.storage.base import Missing, Store
+from infra.storage.base import BadObject, Missing, Store
 from infra.storage.local import LocalStore
+from infra.storage.s3 import Bucket
 from infra.storage.s3_store import S3Store
 from nanochat_core.errors import StoreError
 from tests.conftest import BUCKET
@@ -197,7 +198,7 @@ def test_what_is_missing_is_missing_whatever_is_asked_of_it(place: Place, tmp_pa
         lambda: store.get_range(key, start=0, length=1),
         lambda: store.get_range(key, start=0, length=0),
         lambda: store.head(key),
-        lambda: store.fetch(key, tmp_path / "target"),
+        lambda: store.fetch(key, tmp_path / "target", size=9),
         lambda: store.copy(key, place.key("copy")),
     ]
     for ask in asks:
@@ -245,11 +246,35 @@ def test_a_file_goes_in_and_comes_out_whole_and_read_only(
     data = put_file(place, tmp_path, size=size)
     target = tmp_path / "target"
     for _ in range(2):  # again, over the read-only one
-        place.store.fetch(place.key("large"), target)
+        place.store.fetch(place.key("large"), target, size=size)
         assert target.read_bytes() == data
         assert target.stat().st_mode & 0o777 == 0o444
     assert place.store.head(place.key("large")).size == size
     assert {path.name for path in tmp_path.iterdir()} == {"source", "target"}
+
+
+def test_an_object_larger_than_expected_is_refused_before_a_byte_is_written(
+    place: Place, tmp_path: Path
+) -> None:
+    size = len(put_file(place, tmp_path, size=3 * PART))
+    with pytest.raises(BadObject, match=f"has {size} bytes, expected are {size - 1} at most"):
+        place.store.fetch(place.key("large"), tmp_path / "target", size=size - 1)
+    with pytest.raises(BadObject, match="expected are 9 at most"):
+        place.store.get(place.key("large"), size=9)
+    assert {path.name for path in tmp_path.iterdir()} == {"source"}
+    assert len(place.store.get(place.key("large"), size=size)) == size
+
+
+def test_a_record_has_a_largest_size(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("local", "s3"):
+        monkeypatch.setattr(f"infra.storage.{module}.MAX_RECORD", 10)
+    monkeypatch.setattr(Bucket.get, "__kwdefaults__", {"limit": 10})
+    place.store.put(place.key("a"), b"0123456789")
+    assert place.store.get(place.key("a")) == place.store.get_stored(place.key("a")).data
+    place.store.put(place.key("a"), b"0123456789x")
+    for read in (place.store.get, place.store.get_stored):
+        with pytest.raises(BadObject, match="has 11 bytes, expected are 10 at most"):
+            read(place.key("a"))
 
 
 def test_every_byte_that_goes_over_is_told_once(place: Place, tmp_path: Path) -> None:
@@ -259,14 +284,14 @@ def test_every_byte_that_goes_over_is_told_once(place: Place, tmp_path: Path) ->
     place.store.upload(place.key("a"), tmp_path / "source", on_bytes=told.append)
     assert sum(told) == size
     told.clear()
-    place.store.fetch(place.key("a"), tmp_path / "target", on_bytes=told.append)
+    place.store.fetch(place.key("a"), tmp_path / "target", size=size, on_bytes=told.append)
     assert sum(told) == size
 
 
 def test_an_upload_replaces_an_object_of_the_same_size(place: Place, tmp_path: Path) -> None:
     put_file(place, tmp_path, size=3 * PART)
     data = put_file(place, tmp_path, size=3 * PART)
-    place.store.fetch(place.key("large"), tmp_path / "target")
+    place.store.fetch(place.key("large"), tmp_path / "target", size=len(data))
     assert (tmp_path / "target").read_bytes() == data
 
 
@@ -296,7 +321,7 @@ def test_a_key_that_not_every_store_can_hold_is_refused(place: Place, tmp_path: 
             functools.partial(store.delete, key),
             functools.partial(store.copy, key, place.key("b")),
             functools.partial(store.upload, key, source),
-            functools.partial(store.fetch, key, tmp_path / "target"),
+            functools.partial(store.fetch, key, tmp_path / "target", size=9),
         ]
         for use in uses:
             with pytest.raises(StoreError, match="cannot be a key"):

@@ -81,10 +81,12 @@ def test_a_file_goes_in_and_comes_out(store: LocalStore, tmp_path: Path):
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(os.urandom(3_000_000))
     store.upload("pretrain/x/model.safetensors", source)
-    store.fetch("pretrain/x/model.safetensors", target)
+    store.fetch("pretrain/x/model.safetensors", target, size=3_000_000)
     assert target.read_bytes() == source.read_bytes()
     assert target.stat().st_mode & 0o777 == 0o444
-    store.fetch("pretrain/x/model.safetensors", target)  # again, over the read-only one
+    store.fetch(
+        "pretrain/x/model.safetensors", target, size=3_000_000
+    )  # again, over the read-only one
     assert {path.name for path in tmp_path.iterdir()} == {"source", "target", "store"}
 
 
@@ -103,10 +105,10 @@ def test_a_fetch_goes_on_with_the_same_object_only(
         store.put("model", content)
         told: list[int] = []
         with pytest.raises(KeyboardInterrupt):
-            store.fetch("model", tmp_path / "target", on_bytes=stop_after_twenty)
+            store.fetch("model", tmp_path / "target", size=35, on_bytes=stop_after_twenty)
         assert told == [0, 10, 10], "nothing is there of this object"
     told.clear()
-    store.fetch("model", tmp_path / "target", on_bytes=told.append)
+    store.fetch("model", tmp_path / "target", size=35, on_bytes=told.append)
     assert told == [20, 10, 5]
     assert (tmp_path / "target").read_bytes() == b"b" * 35
 
@@ -114,7 +116,11 @@ def test_a_fetch_goes_on_with_the_same_object_only(
 def test_a_missing_object_is_missing_whatever_is_asked_of_it(store: LocalStore, tmp_path: Path):
     store.put("a/b", b"")
     for key in ("none", "a", "a/c", "a/b/c"):
-        for ask in (store.get, store.head, lambda key: store.fetch(key, tmp_path / "target")):
+        for ask in (
+            store.get,
+            store.head,
+            lambda key: store.fetch(key, tmp_path / "target", size=1),
+        ):
             with pytest.raises(Missing):
                 ask(key)
         if key != "a":
@@ -154,7 +160,7 @@ def test_a_key_that_could_leave_the_store_is_refused(store: LocalStore, tmp_path
         lambda: store.get(key),
         lambda: store.delete(key),
         lambda: store.upload(key, source),
-        lambda: store.fetch(key, tmp_path / "target"),
+        lambda: store.fetch(key, tmp_path / "target", size=1),
     ):
         with pytest.raises(StoreError):
             use()
@@ -175,7 +181,7 @@ def test_a_store_whose_disk_is_not_there_is_an_error_and_never_empty(tmp_path: P
         lambda: store.delete("a"),
         lambda: store.put("a", b""),
         lambda: store.put_if_absent("a", b""),
-        lambda: store.fetch("a", tmp_path / "target"),
+        lambda: store.fetch("a", tmp_path / "target", size=1),
     ):
         with pytest.raises(StoreError, match="not-mounted does not exist") as caught:
             use()

@@ -26,19 +26,20 @@ from pathlib import Path
 from infra.storage import parts, s3_store
 from infra.storage.open import open_store
 
-url, key, target, part, limit = sys.argv[1:]
+url, key, target, size, part, limit = sys.argv[1:]
 parts.PART = s3_store.PART = int(part)
 told = []
 def on_bytes(count):
     told.append(count)
     if sum(told) >= int(limit):
         os.kill(os.getpid(), signal.SIGKILL)
-open_store(url).fetch(key, Path(target), on_bytes=on_bytes)
+open_store(url).fetch(key, Path(target), size=int(size), on_bytes=on_bytes)
 """
 
 
 def fetch_and_be_killed(store: Store, target: Path, *, part: int, parts: int) -> None:
-    words = [store.url, "large", str(target), str(part), str(part * parts)]
+    size = PARTS * part - 5
+    words = [store.url, "large", str(target), str(size), str(part), str(part * parts)]
     done = subprocess.run([sys.executable, "-c", KILLED, *words], check=False)
     assert done.returncode == -9
     assert not target.exists()
@@ -61,7 +62,7 @@ def test_a_killed_fetch_is_gone_on_with(
     target = tmp_path / "target"
     fetch_and_be_killed(store, target, part=small_parts, parts=5)
     told: list[int] = []
-    store.fetch("large", target, on_bytes=told.append)
+    store.fetch("large", target, size=large.stat().st_size, on_bytes=told.append)
     assert target.read_bytes() == large.read_bytes()
     assert told[0] >= 4 * small_parts, "what was there is told at once"
     assert sum(told) == large.stat().st_size
@@ -79,11 +80,11 @@ def test_a_resumed_fetch_asks_for_the_missing_parts_only(
         asked = len(fake.requests)
         time.sleep(0.3)
     fake.requests.clear()
-    store.fetch("large", tmp_path / "target")
+    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
     assert (tmp_path / "target").read_bytes() == large.read_bytes()
     assert 1 <= fake.count("GET") <= PARTS - 5
     fake.requests.clear()
-    store.fetch("large", tmp_path / "again")
+    store.fetch("large", tmp_path / "again", size=large.stat().st_size)
     assert fake.count("GET") == PARTS, "control: without a start all parts are asked for"
 
 
@@ -94,11 +95,11 @@ def test_a_fetch_that_failed_is_gone_on_with_too(
     store.upload("large", large)
     fake.faults.append(Fault(kind=Kind.REFUSE, verb="GET", skip=6))
     with pytest.raises(StoreError, match="SlowDown"):
-        store.fetch("large", tmp_path / "target")
+        store.fetch("large", tmp_path / "target", size=large.stat().st_size)
     assert not (tmp_path / "target").exists()
     fake.faults.clear()
     fake.requests.clear()
-    store.fetch("large", tmp_path / "target")
+    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
     assert (tmp_path / "target").read_bytes() == large.read_bytes()
     assert fake.count("GET") == PARTS - 6
 
@@ -118,7 +119,7 @@ def test_an_object_that_is_replaced_under_a_fetch_comes_whole_and_new(
 
     fake.answer = replacing
     fake.requests.clear()
-    store.fetch("large", tmp_path / "target")
+    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
     assert (tmp_path / "target").read_bytes() == newer
     assert fake.count("HEAD") == 2, "it was begun again, once"
 
@@ -137,7 +138,7 @@ def test_an_object_that_never_stays_the_same_is_given_up(
 
     fake.answer = changing
     with pytest.raises(StoreError, match="was replaced 3 times while it was fetched"):
-        store.fetch("large", tmp_path / "target")
+        store.fetch("large", tmp_path / "target", size=large.stat().st_size)
     assert not (tmp_path / "target").exists()
 
 
@@ -148,12 +149,12 @@ def test_a_store_without_ranges_sends_each_object_once(
     store = tried_store_on(fake)
     store.upload("large", large)
     told: list[int] = []
-    store.fetch("large", tmp_path / "target", on_bytes=told.append)
+    store.fetch("large", tmp_path / "target", size=large.stat().st_size, on_bytes=told.append)
     assert (tmp_path / "target").read_bytes() == large.read_bytes()
     assert sum(told) == large.stat().st_size
     assert fake.count("GET") <= s3_store.THREADS + 1, "each thread may have asked, none has read"
     fake.requests.clear()
-    store.fetch("large", tmp_path / "again")
+    store.fetch("large", tmp_path / "again", size=large.stat().st_size)
     assert fake.count("GET") == 1, "it is remembered"
 
 
@@ -164,7 +165,7 @@ def test_a_part_that_comes_short_is_fetched_again(
     store = tried_store_on(fake)
     store.upload("large", large)
     fake.faults.append(Fault(kind=kind, verb="GET", times=7))
-    store.fetch("large", tmp_path / "target")
+    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
     assert (tmp_path / "target").read_bytes() == large.read_bytes()
     assert fake.count("GET") == PARTS + 7
 
@@ -181,7 +182,7 @@ def test_control_unless_lengths_are_compared_a_short_part_is_taken(
     store.upload("large", large)
     fake.faults.append(Fault(kind=Kind.SHORTEN, verb="GET", times=1))
     monkeypatch.setattr(s3, "pass_on", trusting)
-    store.fetch("large", tmp_path / "target")
+    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
     assert (tmp_path / "target").read_bytes() != large.read_bytes()
 
 
@@ -201,7 +202,7 @@ def test_a_disk_that_is_full_ends_a_fetch_at_once_and_is_told(
     monkeypatch.setattr(os, "pwrite", full)
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
     with pytest.raises(StoreError, match="no space left on device") as caught:
-        store.fetch("large", tmp_path / "target")
+        store.fetch("large", tmp_path / "target", size=large.stat().st_size)
     assert "free some space" in (caught.value.hint or "")
     assert fake.count("GET") <= PARTS
     assert not (tmp_path / "target").exists()
@@ -211,7 +212,7 @@ def test_a_directory_that_is_not_there_is_told_as_that(fake: FakeS3, tmp_path: P
     store = store_on(fake)
     store.put("a", b"x")
     with pytest.raises(StoreError, match="cannot be written: no such file or directory"):
-        store.fetch("a", tmp_path / "none" / "target")
+        store.fetch("a", tmp_path / "none" / "target", size=1)
 
 
 # Uploads and fetches a file; prints the most memory that it ever had, in MiB.
@@ -228,7 +229,7 @@ store.put("warm", b"")
 store.get("warm")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 store.upload("large", Path(source))
-store.fetch("large", Path(target))
+store.fetch("large", Path(target), size=Path(source).stat().st_size)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 

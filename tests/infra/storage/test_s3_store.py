@@ -291,7 +291,12 @@ def test_an_object_that_vanished_between_a_conflict_and_the_look_is_put_again(
 
 def test_what_is_missing_in_a_bucket_that_is_missing_is_an_error(fake: FakeS3) -> None:
     store = S3Store("s3://nowhere/x", patience=IMPATIENT)
-    for ask in (store.get, store.head, store.get_stored, lambda key: store.fetch(key, Path("x"))):
+    for ask in (
+        store.get,
+        store.head,
+        store.get_stored,
+        lambda key: store.fetch(key, Path("x"), size=1),
+    ):
         with pytest.raises(StoreError, match="there is no bucket 'nowhere'") as caught:
             ask("a")
         assert "s3 mb s3://nowhere" in (caught.value.hint or "")

@@ -90,7 +90,7 @@ def test_a_server_that_dies_under_an_upload_and_comes_back_has_it_in_the_end(
         store = S3Store("s3://nanochat/x")
         store.put("a", b"acknowledged")
         store.upload("large", large, on_bytes=die)
-        store.fetch("large", tmp_path / "target")
+        store.fetch("large", tmp_path / "target", size=large.stat().st_size)
         assert store.get("a") == b"acknowledged"
     finally:
         server.kill()

@@ -1,0 +1,36 @@
+"""Open and read the files of a directory store: plain files only, however they came there.
+
+A FIFO would wait for a writer for ever, /dev/zero never ends, and a link leads out of the store.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from infra.storage.base import BadObject, check_size
+
+_NO_LINK_NO_WAIT = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a plain file to read. Raises OSError, BadObject for what is no file and no folder."""
+    try:
+        file = os.fdopen(os.open(path, _NO_LINK_NO_WAIT), "rb")
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise BadObject(path.as_uri(), "is not a plain file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise BadObject(path.as_uri(), "is not a plain file")
+    return file
+
+
+def read_plain(path: Path, *, limit: int) -> tuple[bytes, float]:
+    """Return a plain file's bytes, `limit` at most, and when it was written, in unix seconds."""
+    with open_plain(path) as file:
+        status = os.fstat(file.fileno())
+        check_size(path.as_uri(), status.st_size, limit)
+        return file.read(limit), status.st_mtime
