@@ -125,9 +125,10 @@ def test_curves_come_from_the_logs_beside_artifacts_half_lines_left_out(
 ) -> None:
     assert read_curves(full_house.store, made) == []
     lines = [f'{{"kind":"step","step":{i},"values":{{"loss":{9 - i}}}}}' for i in (1, 2, 3)]
-    full_house.store.put("mine/events.jsonl", "\n".join([*lines, '{"kind":"st']).encode())
+    data = "\n".join([*lines, '{"kind":"st']).encode()
+    full_house.store.put("mine/events.jsonl", data)
     sft = made["sft"].manifest
-    log = replace(sft.files[0], path="events.jsonl", key="mine/events.jsonl")
+    log = replace(sft.files[0], path="events.jsonl", key="mine/events.jsonl", size=len(data))
     trained = as_built(replace(sft, logs=(log,)))
     curves = read_curves(full_house.store, {**made, "sft": trained})
     text = curves_text(curves)
