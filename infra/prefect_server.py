@@ -111,6 +111,7 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
         with FileLock(directory / "start.lock"):
             server = find_process(home)
             if server is None:
+                _check_no_other_version(home)
                 if guarded and auth() is None:
                     ensure_password(home)
                 elif not guarded:
@@ -125,6 +126,23 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
     adopt_password(home)
     check_wanted(server)
     return server
+
+
+def _check_no_other_version(home: Path) -> None:
+    """Raise ServerError if the record is of another format and its server lives.
+
+    A second server on the same SQLite file would damage the history.
+    """
+    try:
+        tree = json.loads(_record_path(home).read_text(encoding="utf-8"))
+        if tree["format"] == FORMAT or "prefect" not in psutil.Process(tree["pid"]).cmdline():
+            return
+    except (OSError, ValueError, TypeError, KeyError, psutil.Error):  # none, or it has ended
+        return
+    raise ServerError(
+        f"process {tree['pid']} is the Prefect server of {home}, started by another version",
+        hint=f"`nanochat down` of that version ends it, or: kill {tree['pid']}",
+    )
 
 
 def adopt_password(home: Path) -> None:

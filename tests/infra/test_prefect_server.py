@@ -171,6 +171,22 @@ def test_without_a_cache_ports_are_noted_in_the_home(
     assert prefect_server._notes_directory(tmp_path) == tmp_path / "prefect"
 
 
+def test_a_server_that_another_version_started_is_not_joined_by_a_second_one(
+    tmp_path: Path,
+) -> None:
+    waiting = [sys.executable, "-c", "input()", "prefect", "server"]
+    with subprocess.Popen(waiting, stdin=subprocess.PIPE) as other:
+        record = {"format": prefect_server.FORMAT - 1, "port": 1, "pid": other.pid, "created": 1.0}
+        (tmp_path / "prefect").mkdir()
+        (tmp_path / "prefect" / "server.json").write_text(json.dumps(record))
+
+        with pytest.raises(ServerError, match="started by another version") as caught:
+            ensure_server(tmp_path)
+        other.kill()
+
+    assert f"kill {other.pid}" in (caught.value.hint or "")
+
+
 def test_a_server_that_dies_while_starting_is_told_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "prefect").mkdir()
     (tmp_path / "prefect" / "server.log").write_text("starting\nno such table: run\n\n")
