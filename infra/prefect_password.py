@@ -9,29 +9,11 @@ import os
 import secrets
 import stat
 from pathlib import Path
-from urllib.parse import quote
 
 from nanochat_core.job import sync_directory
 
 USER = "nanochat"
-LOGIN_PAGE = "nanochat-login.html"
 _SECRET_BYTES = 24
-
-# Prefect's pages read the password from this place of the browser's storage, which belongs to the
-# origin. A fragment is never sent to a server or written to its log.
-_LOGIN = """<!doctype html>
-<meta charset="utf-8">
-<meta name="referrer" content="no-referrer">
-<title>Prefect of nanochat-flows: log in</title>
-<body>
-<noscript>Logging in needs JavaScript.</noscript>
-<script>
-  const password = decodeURIComponent(location.hash.slice(1));
-  if (password) localStorage.setItem("prefect-password", btoa(password));
-  location.replace("/");
-</script>
-</body>
-"""
 
 
 def password_path(home: Path) -> Path:
@@ -80,19 +62,3 @@ def remove_password(home: Path) -> None:
 def pages_directory(home: Path) -> Path:
     """Where the home's server keeps Prefect's pages: the login page must be of their origin."""
     return home / "prefect" / "pages"
-
-
-def login_url(home: Path, ui_url: str) -> str | None:
-    """The address that logs a browser in to the home's server; None when it has no password.
-
-    The server's own files must be there: it makes their directory anew when it starts for the
-    first time.
-    """
-    password = find_password(home)
-    pages = pages_directory(home) / "v1"
-    if password is None or not pages.is_dir():
-        return None
-    page = pages / LOGIN_PAGE
-    if not page.exists():
-        page.write_text(_LOGIN, encoding="utf-8")
-    return f"{ui_url}/{LOGIN_PAGE}#{quote(password, safe=':')}"

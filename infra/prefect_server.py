@@ -35,7 +35,6 @@ from infra.prefect_access import (
 from infra.prefect_password import (
     ensure_password,
     find_password,
-    login_url,
     pages_directory,
     remove_password,
 )
@@ -155,12 +154,6 @@ def adopt_password(home: Path) -> None:
         server = find_process(home) if shared is not None else None
         if shared is None or (server is not None and server.api_url == shared):
             os.environ[AUTH] = password
-
-
-def login_address(home: Path) -> str | None:
-    """The address that logs a browser in to the running server of `home`, if it has a password."""
-    server = find_process(home)
-    return login_url(home, server.ui_url) if server is not None and server.is_guarded else None
 
 
 def wait_for_server(home: Path, server: Server, *, seconds: float = SECONDS_TO_START) -> None:

@@ -193,7 +193,8 @@ def _say(text: str) -> None:
 def _lines(stack: "Stack", place: Place) -> Iterator[str]:
     """What a person wants to know of a stack that is up."""
     from infra.prefect_access import AUTH
-    from infra.prefect_server import find_process, login_address
+    from infra.prefect_login import login_address
+    from infra.prefect_server import find_process
     from infra.stack.workers import pool_called
 
     home = place.home_path
