@@ -128,10 +128,7 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
 
 
 def _check_no_other_version(home: Path) -> None:
-    """Raise ServerError if the record is of another format and its server lives.
-
-    A second server on the same SQLite file would damage the history.
-    """
+    """Raise ServerError if another version's server lives: two would damage one SQLite file."""
     try:
         tree = json.loads(_record_path(home).read_text(encoding="utf-8"))
         if tree["format"] == FORMAT or "prefect" not in psutil.Process(tree["pid"]).cmdline():
