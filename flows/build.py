@@ -8,14 +8,15 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from flows import checkpoints, lock
 from flows.artifacts import Published, find_manifest, publish, supersede
-from flows.fingerprint import CARRIERS, Code, Identity
+from flows.code_check import CodeChanged
+from flows.fingerprint import Code, Identity
 from flows.heartbeat import Lease
 from flows.lease import Claim
 from flows.manifest import Manifest, Provenance, identify_from
@@ -23,7 +24,7 @@ from flows.outage import StoreWait
 from flows.rebuilds import NONE, find_rebuild_mark, mark_rebuild, open_work
 from flows.reservations import reserve
 from flows.revocation import find_revoked
-from flows.running import fetch_inputs, make_job, run_stage, work_of
+from flows.running import fetch_inputs, make_check, make_job, run_stage, work_of
 from flows.runs import timestamp
 from flows.segments import find_commit, read_segments
 from flows.site import Built, Site, Watch
@@ -31,7 +32,7 @@ from flows.stages import Stage
 from flows.turn import Turn, hold_turn
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, NanochatError, StageError
+from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.metrics import FILE as METRICS_FILE
 
@@ -42,7 +43,6 @@ __all__ = [
     "Watch",
     "build",
     "find_usable",
-    "leaked_modules",
     "reserve_found",
     "reuse",
     "seek",
@@ -84,6 +84,7 @@ class Sought:
     """What a stage makes of its inputs, and its artifact if that need not be built."""
 
     identity: Identity
+    code: Code  # that it was computed from
     redo: bool  # even if it is there
     manifest: Manifest | None  # kept by the run's record
 
@@ -97,7 +98,7 @@ def seek(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: boo
     found = wait(lambda: find_usable(site, identity))
     redo = force and (found is None or found.provenance.run != site.run_id)
     kept = wait(lambda: _keep(site, identity)) if found is not None and not redo else None
-    return Sought(identity=identity, redo=redo, manifest=kept)
+    return Sought(identity=identity, code=code, redo=redo, manifest=kept)
 
 
 def _reuse_or_build(
@@ -116,7 +117,7 @@ def _reuse_or_build(
             if isinstance(turn, Manifest):  # collected while we waited for the collection's end
                 continue
             wait(partial(_put_aside, site, identity, found, redo=redo, fence=turn.check))
-            built = _build(stage, site, identity, inputs, lease=turn)
+            built = _build(stage, site, sought, inputs, lease=turn)
             wait(lambda: checkpoints.forget(site.store, stage.name, identity.fingerprint))
             return built
 
@@ -234,15 +235,6 @@ def uri_of(store: Store, manifest: Manifest) -> str:
     return f"{store.url}/{manifest.stage}/{manifest.fingerprint}"
 
 
-def leaked_modules(identity: Identity, imported: Iterable[str]) -> list[str]:
-    """Modules that a job loaded although its fingerprint does not depend on them."""
-    code = identity.preimage["code"]
-    assert isinstance(code, dict)
-    names = sorted(set(imported))
-    packages = {name.rpartition(".")[0] for name in names}
-    return [n for n in names if n not in code and n not in CARRIERS and n not in packages]
-
-
 def reuse(site: Site, manifest: Manifest) -> Built:
     """An artifact that is there. Says so."""
     uri = uri_of(site.store, manifest)
@@ -253,18 +245,25 @@ def reuse(site: Site, manifest: Manifest) -> Built:
 def _build(
     stage: Stage,
     site: Site,
-    identity: Identity,
+    sought: Sought,
     inputs: Mapping[str, Manifest],
     *,
     lease: Lease,
 ) -> Built:
     started = time.time()
+    identity = sought.identity
     wait = _wait_under(site, stage, lease)
     with site.open_cache() as cache:
         files = fetch_inputs(stage, site, inputs, cache, check=lease.raise_if_lost)
         job = make_job(stage, site, identity, files)
-        result = run_stage(stage, site, job, lease)
-    _check_modules(stage, site, identity, result)
+        check = make_check(site, identity, job, sought.code)
+        check.discard_foreign_state()
+        try:
+            result = run_stage(stage, site, job, lease, check)
+            check.check_complete()
+        except CodeChanged:  # what it saved is not this fingerprint's
+            shutil.rmtree(job.directory, ignore_errors=True)
+            raise
     published = _publish(site, identity, job, inputs, result, lease, wait)
     wait(lambda: site.record(stage.name, identity.fingerprint))
     shutil.rmtree(job.directory, ignore_errors=True)
@@ -279,17 +278,6 @@ def _build(
         },
     )
     return Built(manifest=published.manifest, uri=uri, cached=False)
-
-
-def _check_modules(stage: Stage, site: Site, identity: Identity, result: Result) -> None:
-    """A change in code that the fingerprint does not see would leave a stale artifact in use."""
-    leaked = leaked_modules(identity, result.modules)
-    if not leaked:
-        return
-    text = f"{stage.name} ran code that its fingerprint does not see: {', '.join(leaked)}"
-    if site.strict:
-        raise StageError(text, hint="import these modules by name in what the stage imports")
-    site.watch(stage.name, {"kind": "warning", "text": text})
 
 
 def _publish(

@@ -38,6 +38,7 @@ CARRIERS = frozenset(
         "nanochat_core.eras",
         "nanochat_core.errors",
         "nanochat_core.job",
+        "nanochat_core.runtime.code_record",
         "nanochat_core.runtime.garbage",
         "nanochat_core.runtime.heartbeat",
         "nanochat_core.runtime.interrupt",
@@ -54,6 +55,7 @@ CARRIERS = frozenset(
         "nanochat_core.train.keeper",
         "nanochat_core.train.losses",
         "nanochat_core.train.machine",
+        "nanochat_core.worker",
         # Where a task is; what it is, is hashed for each stage that loads it.
         "tasks.names",
     }
@@ -216,25 +218,30 @@ class Code:
         if name in self._digests or path is None:
             return
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        module = self._scan(path, package)
+        module = self._scan(path.read_bytes(), path.suffix, package)
         self._digests[name] = {name: module.digest}
         for file in (path.parent / file_name for file_name in module.file_names):
             if file.is_file():
                 data = file.relative_to(self._root).as_posix()
-                self._digests[name][data] = self._scan(file, package).digest
+                scanned = self._scan(file.read_bytes(), file.suffix, package)
+                self._digests[name][data] = scanned.digest
         self._imports[name] = list(self._modules(module.imports))
 
-    def _scan(self, path: Path, package: str) -> Module:
-        source = path.read_bytes()
+    def digest_of(self, name: str, source: bytes) -> str:
+        """Return the digest of `source` as the module or data file `name` of a closure."""
+        suffix = Path(name).suffix if "/" in name else ".py"
+        return self._scan(source, suffix, name.rpartition(".")[0]).digest
+
+    def _scan(self, source: bytes, suffix: str, package: str) -> Module:
         digest = hashlib.sha256(source).hexdigest()
-        if path.suffix == ".py":
-            key = f"{package} {digest}"
-            module = self._known.get(key) or scan(source, package=package)
-        elif path.suffix in cpp_source.SUFFIXES:
-            key = f"c++ {digest}"
-            module = self._known.get(key) or Module(digest=cpp_source.digest_of_cpp(source))
-        else:
+        if suffix != ".py" and suffix not in cpp_source.SUFFIXES:
             return Module(digest=digest)
+        key = f"{package if suffix == '.py' else 'c++'} {digest}"
+        module = self._used.get(key) or self._known.get(key)
+        if module is None and suffix == ".py":
+            module = scan(source, package=package)
+        elif module is None:
+            module = Module(digest=cpp_source.digest_of_cpp(source))
         self._used[key] = module
         return module
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from flows import checkpoints
 from flows.calls import MISTAKE, Answer, Call, Place, State, answer, find_answer, find_call
+from flows.code_check import CodeCheck
 from flows.leader import meeting_of
 from flows.lost import StageLost, is_lost
 from flows.parts import sending_parts
@@ -42,7 +43,7 @@ class Attempt:
         self._who = uuid.uuid4().hex
         self._lock = threading.Lock()  # of what is said
 
-    def run(self, prepare: Callable[[], Job]) -> None:
+    def run(self, prepare: Callable[[], tuple[Job, CodeCheck]]) -> None:
         """Run the ranks of this node, if node 0 still wants them.
 
         `prepare` makes the job with its inputs here; node 0 hears what it raises, as it does of all
@@ -51,13 +52,13 @@ class Attempt:
         """
         with self._being_there():
             try:
-                job = prepare()
+                job, check = prepare()
                 self._restore(job)
                 self._state = "ready"
                 self._say("ready")
                 endpoint = self._wait_for_endpoint()
                 if endpoint is not None:
-                    self._run(job, endpoint)
+                    self._run(job, endpoint, check)
             except StageInterrupted:
                 if self._site.stop.is_set():
                     self._say("leaving")
@@ -91,7 +92,7 @@ class Attempt:
         except ArtifactError as error:  # node 0 sends it again when it is started again
             raise StageLost(str(error), hint=error.hint) from error
 
-    def _run(self, job: Job, endpoint: Call) -> None:
+    def _run(self, job: Job, endpoint: Call, check: CodeCheck) -> None:
         processes = endpoint.processes
         meeting = meeting_of(endpoint, self._place, node=self._node)
         first = meeting.first_rank(processes)
@@ -107,6 +108,8 @@ class Attempt:
                 processes=processes,
                 on_event=self._tell_event,
                 stop=self.ending,
+                check=check,
+                root=self._site.root,
                 meeting=meeting,
             )
 

@@ -16,17 +16,25 @@ from functools import partial
 from pathlib import Path
 
 from flows import lock
-from flows.build import build, find_usable, reuse, seek, telling_its_end, uri_of
+from flows.build import Sought, build, find_usable, reuse, seek, telling_its_end, uri_of
 from flows.cache import Cache
 from flows.calls import Call, Place, find_call
-from flows.fingerprint import Identity
+from flows.code_check import CodeCheck
 from flows.heartbeat import Terms
 from flows.joining import Attempt
 from flows.lease import Holder
 from flows.lost import StageLost
 from flows.manifest import Manifest
 from flows.order import Order, check_same, open_order
-from flows.running import fetch_inputs, make_job, nodes_of, processes_of, tell_building, work_of
+from flows.running import (
+    fetch_inputs,
+    make_check,
+    make_job,
+    nodes_of,
+    processes_of,
+    tell_building,
+    work_of,
+)
 from flows.site import Built, Site, Watch
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
@@ -77,7 +85,7 @@ def build_share(
         sought = seek(stage, site, inputs, force=force)
         if sought.manifest is not None:
             return reuse(site, sought.manifest)
-        joiner = _Joiner(stage, site, inputs, sought.identity, node=node, redo=sought.redo)
+        joiner = _Joiner(stage, site, inputs, sought, node=node)
         with _alone(joiner):
             return joiner.join()
 
@@ -110,19 +118,19 @@ class _Joiner:
         stage: Stage,
         site: Site,
         inputs: Mapping[str, Manifest],
-        identity: Identity,
+        sought: Sought,
         *,
         node: int,
-        redo: bool,
     ) -> None:
         self.site = site
-        self.identity = identity
+        self.identity = sought.identity
         self.node = node
         self._stage = stage
         self._inputs = inputs
-        self._redo = redo
+        self._code = sought.code
+        self._redo = sought.redo
         self._place = Place(
-            store=site.store, stage=identity.stage, fingerprint=identity.fingerprint
+            store=site.store, stage=stage.name, fingerprint=self.identity.fingerprint
         )
         self._seen = 0  # epoch of the last call
         self._began = time.time()
@@ -140,11 +148,13 @@ class _Joiner:
                 attempt = Attempt(self.site, self._place, found, node=self.node)
                 attempt.run(partial(self._prepare, found, cache))
 
-    def _prepare(self, call: Call, cache: Cache) -> Job:
+    def _prepare(self, call: Call, cache: Cache) -> tuple[Job, CodeCheck]:
         self._check(call)
         job = make_job(self._stage, self.site, self.identity, self._fetch(cache))
+        check = make_check(self.site, self.identity, job, self._code)
+        check.discard_foreign_state()
         tell_building(self._stage, self.site, job)
-        return job
+        return job, check
 
     def _fetch(self, cache: Cache) -> dict[str, Path]:
         return fetch_inputs(self._stage, self.site, self._inputs, cache, check=lambda: None)

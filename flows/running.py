@@ -11,7 +11,8 @@ from typing import Any
 
 from flows import checkpoints, lock
 from flows.cache import Cache, fetch
-from flows.fingerprint import Identity
+from flows.code_check import CodeCheck
+from flows.fingerprint import Code, Identity
 from flows.heartbeat import Lease
 from flows.leader import Leader, lead
 from flows.manifest import File, Manifest
@@ -92,11 +93,21 @@ def tell_building(stage: Stage, site: Site, job: Job) -> None:
     site.watch(stage.name, event)
 
 
-def run_stage(stage: Stage, site: Site, job: Job, lease: Lease) -> Result:
+def make_check(site: Site, identity: Identity, job: Job, code: Code) -> CodeCheck:
+    """Return the check that the job runs the code which its fingerprint covers."""
+
+    def warn(text: str) -> None:
+        _warn(site, job, text)
+
+    return CodeCheck(identity, job, code, strict=site.strict, warn=warn)
+
+
+def run_stage(stage: Stage, site: Site, job: Job, lease: Lease, check: CodeCheck) -> Result:
     """Run the job to its end, or return the result of an earlier attempt that was not published.
 
     With several nodes it begins when all of them are ready.
-    Raises LeaseLost when that ended it, and not the run's stop; NodeLost when another node did.
+    Raises LeaseLost when that ended it, and not the run's stop; NodeLost when another node did;
+    CodeChanged when it ran other code than its fingerprint covers.
     """
 
     def tell(text: str) -> None:
@@ -125,7 +136,7 @@ def run_stage(stage: Stage, site: Site, job: Job, lease: Lease) -> Result:
     with contextlib.ExitStack() as stack:
         leader = stack.enter_context(_lead(stage, site, job, lease)) if nodes > 1 else None
         if site.placement.mirrors_checkpoints:
-            stack.enter_context(_mirror(site, job, lease, leader))
+            stack.enter_context(_mirror(site, job, lease, leader, check))
         append_segment(job, processes=nodes * processes, nodes=nodes)
         try:
             return run_job(
@@ -133,6 +144,8 @@ def run_stage(stage: Stage, site: Site, job: Job, lease: Lease) -> Result:
                 processes=processes,
                 on_event=on_event,
                 stop=leader.ending if leader else lease.ending,
+                check=check,
+                root=site.root,
                 meeting=leader.meeting if leader else None,
             )
         except StageError as error:
@@ -185,7 +198,9 @@ def _lead(
 
 
 @contextlib.contextmanager
-def _mirror(site: Site, job: Job, lease: Lease, leader: Leader | None) -> Generator[None]:
+def _mirror(
+    site: Site, job: Job, lease: Lease, leader: Leader | None, check: CodeCheck
+) -> Generator[None]:
     """Send every new checkpoint to the store; parts of other nodes are there.
 
     The checkpoint of the last step is sent only if the job does not finish: its tensors go up as
@@ -199,6 +214,7 @@ def _mirror(site: Site, job: Job, lease: Lease, leader: Leader | None) -> Genera
         return not has_failed and checkpoints.is_of_last_step(directory)
 
     def send(directory: Path) -> None:
+        check()
         there: list[File] = leader.parts if leader else []
         sent = checkpoints.send(
             site.store,

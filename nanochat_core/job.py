@@ -8,6 +8,7 @@ A job is one execution of one stage. Its directory holds everything needed to ru
     checkpoints/     resumable state of an unfinished job
     result.json      `finished` or `interrupted`; absent when the job failed
     error.json       the exception of a failed job
+    code/            every module and data file of ours that the job loaded
 """
 
 import hashlib
@@ -77,6 +78,11 @@ class Job:
         return self.directory / "events.jsonl"
 
     @property
+    def code(self) -> Path:
+        """Where workers record the code that they run."""
+        return self.directory / "code"
+
+    @property
     def model_input(self) -> Path:
         """The model this stage continues or judges: the first input, by the stage table's rule."""
         return next(iter(self.inputs.values()))
@@ -129,7 +135,6 @@ class Result:
 
     status: Status
     metrics: dict[str, Any]  # what the stage reports of itself: plain numbers and short strings
-    modules: tuple[str, ...]  # modules of this repository that the job really imported
     output: dict[str, str] = field(default_factory=dict[str, str])  # sha256 by path in output/
     versions: dict[str, str] = field(default_factory=dict[str, str])  # of what made the result
 
@@ -141,7 +146,6 @@ class Result:
                 "format": FORMAT,
                 "status": self.status,
                 "metrics": self.metrics,
-                "modules": list(self.modules),
                 "output": self.output,
                 "versions": self.versions,
             },
@@ -157,7 +161,6 @@ class Result:
         return cls(
             status=tree["status"],
             metrics=tree["metrics"],
-            modules=tuple(tree["modules"]),
             versions=tree.get("versions", {}),
             output=tree.get("output", {}),
         )

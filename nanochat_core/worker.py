@@ -19,13 +19,13 @@ from typing import IO, Any, NoReturn
 from nanochat_core.errors import NanochatError
 from nanochat_core.job import Job, Result, digests_of, write_json
 from nanochat_core.runtime import interrupt
+from nanochat_core.runtime.code_record import VARIABLE, record_code
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.metrics import write_metrics
 from nanochat_core.runtime.process_start import this_process
 from nanochat_core.runtime.sinks import following, may_linger
 from nanochat_core.runtime.versions import versions_in_use
 
-_PACKAGES = ("nanochat_core", "tasks", "flows", "infra")
 _PR_SET_PDEATHSIG = 1
 LAUNCHER_VARIABLE = "NANOCHAT_LAUNCHER"  # process id of who started this process
 STEPS_VARIABLE = "NANOCHAT_STEPS"  # the job is interrupted after so many, its state saved
@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> int:
     if steps := os.environ.get(STEPS_VARIABLE):
         interrupt.STOP.steps_left = int(steps)
     job = Job.read(Path(arguments[0]))
+    record_code(job.code)
     set_up_cublas(job)
     rank = int(os.environ.get("RANK", "0"))
     with _only_worker(job, rank):
@@ -60,7 +61,7 @@ def _run(job: Job, rank: int) -> int:
     except interrupt.Interrupted:
         interrupt.ignore()
         if rank == 0:
-            Result(status="interrupted", metrics={}, modules=()).write(job.directory)
+            Result(status="interrupted", metrics={}).write(job.directory)
         return interrupt.EXIT_CODE
     except Exception as error:  # noqa: BLE001 - every failure is recorded, then reported
         _write_error(job, rank, error)
@@ -71,7 +72,6 @@ def _run(job: Job, rank: int) -> int:
         Result(
             status="finished",
             metrics=metrics,
-            modules=imported_modules(),
             output=digests_of(job.output),
             versions=versions,
         ).write(job.directory)
@@ -106,11 +106,6 @@ def set_up_cublas(job: Job) -> None:
     """
     if job.resources.determinism == "strict":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-def imported_modules() -> tuple[str, ...]:
-    """Loaded modules of this repository, to be compared with what the fingerprint hashed."""
-    return tuple(sorted(m for m in sys.modules if m.split(".")[0] in _PACKAGES))
 
 
 def _only_worker(job: Job, rank: int) -> IO[Any]:
@@ -152,5 +147,7 @@ def _write_error(job: Job, rank: int, error: Exception) -> None:
         )
 
 
+if __name__ == "__mp_main__":  # a process that a stage started, before it loads what it runs
+    record_code(Path(os.environ[VARIABLE]))
 if __name__ == "__main__":
     leave(main(sys.argv[1:]))

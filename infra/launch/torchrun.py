@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import signal
+import site
 import subprocess
 import sys
 import threading
@@ -56,6 +57,7 @@ def run_job(
     processes: int,
     on_event: OnEvent,
     stop: threading.Event | None = None,
+    check: Callable[[], None] = lambda: None,
     root: Path | None = None,
     steps: int | None = None,
     meeting: Meeting | None = None,
@@ -64,12 +66,13 @@ def run_job(
 
     What an unfinished attempt left in the job's directory stays: the job goes on from there.
     Setting `stop`, in `on_event` or from another thread, ends the job as SIGTERM would. Whatever is
-    raised here while the workers run (Ctrl-C, a cancelled flow run, an error of `on_event`) stops
-    them first. With `root` the workers run the code of the repository that lies there; with `steps`
-    they are interrupted after so many, their state saved, unless they come to their end before.
-    With a `meeting` they are this machine's part of a job of several machines, `processes` on each.
-    Only node 0 is left a result; elsewhere an empty one says that the ranks here ended well, and a
-    JobFailed that they did not, whatever the reason: node 0 knows it.
+    raised here while the workers run (Ctrl-C, a cancelled flow run, an error of `on_event` or of
+    `check`, which is called all the while and at the end) stops them first. With `root` the workers
+    run the code of the repository that lies there; with `steps` they are interrupted after so many,
+    their state saved, unless they come to their end before. With a `meeting` they are this
+    machine's part of a job of several machines, `processes` on each. Only node 0 is left a result;
+    elsewhere an empty one says that the ranks here ended well, and a JobFailed that they did not,
+    whatever the reason: node 0 knows it.
 
     Raises StageInterrupted when the job saved and stopped, JobFailed when it broke or stood still
     for the resources' `hang_seconds`, and StageError with the worker's own message and hint when
@@ -97,6 +100,7 @@ def run_job(
 
     def look() -> None:
         events.pass_to(on_event)
+        check()
         if watch is not None and (hang := watch.find()):
             watch.dump_stacks()
             raise _hung(job, hang, is_alone=meeting is None)
@@ -111,7 +115,7 @@ def run_job(
             stop,
         )
     if first_rank and not returncode:
-        return Result(status="finished", metrics={}, modules=())
+        return Result(status="finished", metrics={})
     return _classify(job, returncode, asked_to_stop=stop.is_set(), first_rank=first_rank)
 
 
@@ -160,7 +164,8 @@ def _environment(
     }
     if job.resources.determinism == "strict":
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # else its sums depend on timing
-    if root is not None:  # comes before what is installed
+    # Before what is installed; packages that are installed may not come before Python's own.
+    if root is not None and str(root) not in (*site.getsitepackages(), site.getusersitepackages()):
         paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     if processes == 1:

@@ -104,7 +104,6 @@ def main() -> None:
     ttl, beat = map(float, sys.argv[4:])
     if "NO_FENCE" in os.environ:
         lease._is_of = lambda held, record: True
-    os.environ["PYTHONPATH"] = str(root)  # of the workers: they import the toys
     toys = Toys(root=root, home=home)
     site = replace(
         toys.site(f"run-{home.name}"),

@@ -101,15 +101,14 @@ class Toys:
 
 
 @pytest.fixture
-def make_toys(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Toys]:
-    """Toys under a directory; workers find the toy modules there."""
+def make_toys() -> Callable[[Path], Toys]:
+    """Toys under a directory."""
 
     def make(directory: Path) -> Toys:
         root, home = directory / "root", directory / "home"
         (root / "tasks").mkdir(parents=True)  # fingerprints see the code of our packages only
         (root / "tasks" / "__init__.py").touch()
         home.mkdir()
-        monkeypatch.setenv("PYTHONPATH", str(root))
         return Toys(root=root, home=home)
 
     return make

@@ -92,8 +92,6 @@ if DIRECTORY in os.environ:  # in a worker; the test itself imports this module 
         module.open_order = _open_order
         module.stage_of = _stage_of
     flows.lost.FIRST_PAUSE = 0.5
-    # Jobs find the toys there, as the package `tasks`; this process has ours.
-    os.environ["PYTHONPATH"] = str(Path(os.environ[DIRECTORY]) / "root")
 
 
 @flow(name="toys", flow_run_name=lambda: flow_run.get_parameters()["run_id"], retries=0)

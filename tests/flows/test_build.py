@@ -11,7 +11,8 @@ import pytest
 
 from flows import lock
 from flows.artifacts import find_manifest
-from flows.build import build, leaked_modules
+from flows.build import build
+from flows.code_check import leaked_modules
 from flows.fingerprint import Code, identify
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.open import open_store

@@ -162,13 +162,14 @@ from pathlib import Path
 from flows import report_card, report_html, report_inputs, report_markdown
 from flows.fingerprint import REPOSITORY, Code, Identity
 from flows.stages import REPORT
-from nanochat_core.worker import imported_modules
+from nanochat_core.runtime.code_record import read_record, record_code
+record_code(Path({str(tmp_path)!r}, "code"))
 inputs = {{s.name: Path({str(tmp_path)!r}, s.name, "files") for s in REPORT.inputs}}
 card = report_card.make_card(report_inputs.open_artifacts(inputs))
 assert card.reproduction.command == "nanochat run tiny"
 report_html.render(card), report_markdown.render(card)
-loaded = imported_modules()
-from flows.build import leaked_modules
+loaded = [name for name, _ in read_record(Path({str(tmp_path)!r}, "code"))]
+from flows.code_check import leaked_modules
 code = dict(Code(REPOSITORY).closure(REPORT.entry))
 identity = Identity(stage="report", fingerprint="0" * 64, preimage={{"code": code}})
 print(leaked_modules(identity, loaded))
@@ -176,5 +177,4 @@ print(leaked_modules(identity, loaded))
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=REPOSITORY
     )
-    # The worker is what starts a stage; it is nobody's code.
-    assert (done.stdout, done.stderr) == ("['nanochat_core.worker']\n", "")
+    assert (done.stdout, done.stderr) == ("[]\n", "")

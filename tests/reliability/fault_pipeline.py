@@ -215,7 +215,7 @@ def toy_job(job: Job, *, on_event: Any, **_: Any) -> Result:
     progress.step(1, loss=0.5)
     (job.directory / "worker.log").touch()
     time.sleep(_JOB_SECONDS)
-    result = Result(status="finished", metrics={}, modules=())
+    result = Result(status="finished", metrics={})
     result.write(job.directory)
     return result
 

@@ -143,7 +143,6 @@ def main() -> None:
     root, home, url = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     if "NO_LEASE" in os.environ:
         lease._key = lambda stage, name: f"{stage}/{name}/lease-{os.getpid()}.json"
-    os.environ["PYTHONPATH"] = str(root)  # of the workers: they import the toys
     store: Any = open_store(url)
     if "PLAIN_PUT" in os.environ:
         store = _PlainPut(store)

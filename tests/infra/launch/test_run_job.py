@@ -16,6 +16,7 @@ import pytest
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job, Resources
+from nanochat_core.runtime.code_record import read_record
 
 RESOURCES = Resources(
     device="cpu",
@@ -93,14 +94,16 @@ def workers_of(directory: Path) -> list[psutil.Process]:
     return found
 
 
-def test_a_finished_job_returns_its_metrics_and_the_modules_it_imported(make_job: Any) -> None:
+def test_a_finished_job_returns_its_metrics_and_records_the_modules_it_imported(
+    make_job: Any,
+) -> None:
     job = make_job("    (job.output / 'a.txt').write_text('a')\n    return {'answer': 42}")
 
     result = run_job(job, processes=1, on_event=ignore)
 
     assert result.status == "finished"
     assert result.metrics == {"answer": 42}
-    assert "nanochat_core.job" in result.modules
+    assert "nanochat_core.job" in {name for name, _ in read_record(job.code)}
     assert (job.output / "a.txt").read_text() == "a"
 
 

@@ -1,0 +1,262 @@
+"""An artifact is published only if the code that ran is the code that its fingerprint covers."""
+
+import importlib.util
+import os
+import py_compile
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.artifacts import find_manifest
+from flows.build import Site, build, seek
+from flows.code_check import CodeChanged
+from flows.fingerprint import CARRIERS, REPOSITORY
+from flows.lost import is_lost
+from flows.manifest import Manifest
+from flows.running import make_job
+from flows.stages import Stage
+from infra.launch.torchrun import run_job
+from nanochat_core.errors import StageError
+
+SOURCE = """
+from pathlib import Path
+from tasks import toy_part
+
+def run(job):
+    words = Path(__file__).with_name("toy_words.txt").read_text()
+    (job.output / "a").write_text(f"{toy_part.NUMBER} {words}")
+    return {}
+"""
+LATE = """
+import time
+
+def run(job):
+    while not (job.directory.parents[2] / "go").exists():
+        time.sleep(0.01)
+    from tasks import toy_part
+
+    (job.output / "a").write_text(str(toy_part.NUMBER))
+    return {}
+"""
+
+COUNT = """
+    count = job.checkpoints / "attempts"
+    count.write_text((count.read_text() if count.exists() else "") + "x")
+"""
+WORK = """
+def work(item):
+    from tasks import toy_part
+
+    return item * toy_part.NUMBER
+"""
+MANY = """
+from nanochat_core.data.processes import map_in_processes
+from tasks import toy_work
+
+def run(job):
+    (job.output / "a").write_text(str(list(map_in_processes(toy_work.work, [1, 2], processes=2))))
+    return {}
+"""
+RANKS = """
+import os
+
+def run(job):
+    if os.environ["RANK"] == "1":
+        from tasks import toy_part
+    elif os.environ["RANK"] == "0":
+        (job.output / "a").write_text("a")
+    return {}
+"""
+
+
+@pytest.fixture
+def stage(toys: Any) -> Stage:
+    """A stage of two modules and a data file."""
+    (toys.root / "tasks" / "toy_part.py").write_text("NUMBER = 1\n")
+    (toys.root / "tasks" / "toy_words.txt").write_text("one")
+    return toys.stage("toy", source=SOURCE)
+
+
+def editing(toys: Any, edit: Callable[[], None], *, strict: bool = False) -> Site:
+    """A site where `edit` happens once, between the fingerprint and the worker's start."""
+    site = toys.site(strict=strict)
+    edits = [edit]
+
+    def watch(stage: str, event: dict[str, Any]) -> None:
+        site.watch(stage, event)
+        if event["kind"] == "building" and edits:
+            edits.pop()()
+
+    return replace(site, watch=watch)
+
+
+def text_of(site: Site, manifest: Manifest) -> str:
+    """What the stage wrote."""
+    (file,) = manifest.files
+    return site.store.get(file.key).decode()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("toy_part.py", "1", "2"),
+        ("toy_toy.py", "{words}", "{words}!"),
+        ("toy_words.txt", "one", "two"),
+    ],
+)
+def test_an_edit_between_fingerprint_and_start_is_not_published(
+    toys: Any, stage: Stage, name: str, old: str, new: str, strict: bool
+):
+    path = toys.root / "tasks" / name
+    before = seek(stage, toys.site(), {}, force=False).identity
+    site = editing(toys, lambda: path.write_text(path.read_text().replace(old, new)), strict=strict)
+
+    with pytest.raises(CodeChanged, match=rf"ran other code .*{name.split('.')[0]}") as caught:
+        build(stage, site, {}, force=False)
+
+    assert is_lost(caught.value)  # it is tried again
+    assert find_manifest(site.store, "toy", before.fingerprint) is None
+    assert not (site.work / "toy" / before.fingerprint).exists()
+    assert not build(stage, site, {}, force=False).cached  # under the new fingerprint
+    assert build(stage, site, {}, force=False).cached
+
+
+def test_a_comment_that_is_edited_meanwhile_is_no_other_code(toys: Any, stage: Stage):
+    path = toys.root / "tasks" / "toy_part.py"
+    site = editing(toys, lambda: path.write_text("# Other words.\nNUMBER = 1\n"), strict=True)
+
+    built = build(stage, site, {}, force=False)
+
+    assert not built.cached
+    assert build(stage, site, {}, force=False).cached
+
+
+def test_a_module_that_is_imported_late_is_checked_too(toys: Any):
+    (toys.root / "tasks" / "toy_part.py").write_text("NUMBER = 1\n")
+    late = toys.stage("late", source=LATE)
+
+    def edit() -> None:
+        (toys.root / "tasks" / "toy_part.py").write_text("NUMBER = 2\n")
+        (toys.home / "go").touch()
+
+    with pytest.raises(CodeChanged, match=r"tasks\.toy_part"):
+        build(late, editing(toys, edit), {}, force=False)
+
+
+def test_a_data_file_that_the_fingerprint_does_not_see_is_an_error_though_not_strict(
+    toys: Any, stage: Stage
+):
+    (toys.root / "tasks" / "toy_hidden.txt").write_text("one")
+    hidden = toys.stage(
+        "hidden", source=SOURCE.replace('"toy_words.txt"', '"toy_hid" "den.tx" + "t"')
+    )
+
+    with pytest.raises(StageError, match=r"does not see: tasks/toy_hidden\.txt") as caught:
+        build(hidden, toys.site(strict=False), {}, force=False)
+
+    assert not is_lost(caught.value)
+
+
+def test_stale_bytecode_does_not_run(toys: Any, stage: Stage):
+    """It has the time and the size of another source, as an edit within a second leaves it."""
+    path = toys.root / "tasks" / "toy_part.py"
+    path.write_text("NUMBER = 2\n")
+    py_compile.compile(str(path), invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
+    assert Path(importlib.util.cache_from_source(str(path))).exists()
+    stat = path.stat()
+    path.write_text("NUMBER = 1\n")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    site = toys.site()
+    assert text_of(site, build(stage, site, {}, force=False).manifest) == "1 one"
+
+
+def test_what_other_code_saved_is_not_used(toys: Any, stage: Stage):
+    """An attempt ran other code and was killed, with its launcher, before anything was checked."""
+    source = SOURCE.replace("def run(job):\n", "def run(job):\n" + COUNT)
+    source = source.replace("{}\n", '{"attempts": len(count.read_text())}\n')
+    stage = toys.stage("toy", source=source)
+    site = toys.site()
+    identity = seek(stage, site, {}, force=False).identity
+    job = make_job(stage, site, identity, {})
+    path = toys.root / "tasks" / "toy_part.py"
+    path.write_text("NUMBER = 2\n")
+    run_job(job, processes=1, on_event=lambda event: None, root=toys.root)
+    (job.directory / "result.json").unlink()
+    path.write_text("NUMBER = 1\n")
+
+    built = build(stage, site, {}, force=False)
+
+    assert text_of(site, built.manifest) == "1 one"
+    assert built.manifest.provenance.metrics == {"attempts": 1}
+    assert "warning" in toys.kinds("toy")
+
+
+def test_what_the_same_code_saved_is_used_though_a_comment_changed(toys: Any, stage: Stage):
+    source = SOURCE.replace("def run(job):\n", "def run(job):\n" + COUNT)
+    source = source.replace("{}\n", '{"attempts": len(count.read_text())}\n')
+    stage = toys.stage("toy", source=source)
+    site = toys.site()
+    identity = seek(stage, site, {}, force=False).identity
+    job = make_job(stage, site, identity, {})
+    path = toys.root / "tasks" / "toy_part.py"
+    for words in ("", "# One.\n", "# Another.\n"):
+        path.write_text(f"{words}NUMBER = 1\n")
+        run_job(job, processes=1, on_event=lambda event: None, root=toys.root)
+        (job.directory / "result.json").unlink()
+    path.write_text("NUMBER = 1  # a third\n")
+
+    assert build(stage, site, {}, force=False).manifest.provenance.metrics == {"attempts": 4}
+
+
+def test_a_process_that_the_stage_starts_records_what_it_loads(toys: Any):
+    (toys.root / "tasks" / "toy_part.py").write_text("NUMBER = 1\n")
+    (toys.root / "tasks" / "toy_work.py").write_text(WORK)
+    many = toys.stage("many", source=MANY)
+    path = toys.root / "tasks" / "toy_part.py"
+    assert not build(many, toys.site(strict=False), {}, force=False).cached
+
+    path.write_text("NUMBER = 3\n")
+    with pytest.raises(CodeChanged, match=r"tasks\.toy_part"):
+        build(many, editing(toys, lambda: path.write_text("NUMBER = 2\n")), {}, force=False)
+
+
+@pytest.mark.torch
+def test_what_any_rank_loads_is_checked(toys: Any):
+    path = toys.root / "tasks" / "toy_part.py"
+    path.write_text("NUMBER = 1\n")
+    ranks = toys.stage("ranks", source=RANKS, compute="gpu")
+    site = editing(toys, lambda: path.write_text("NUMBER = 2\n"), strict=True)
+    resources = replace(site.placement.resources, device="cuda")
+    site = replace(site, placement=replace(site.placement, gpus=2, resources=resources))
+
+    with pytest.raises(CodeChanged, match=r"tasks\.toy_part"):
+        build(ranks, site, {}, force=False)
+    assert not build(ranks, site, {}, force=False).cached
+
+
+def test_a_job_that_records_nothing_is_not_published(toys: Any, stage: Stage):
+    """As a worker of another version would."""
+    source = SOURCE.replace("return {}", "import shutil; shutil.rmtree(job.code); return {}")
+    with pytest.raises(StageError, match="toy did not record the code that it ran"):
+        build(toys.stage("toy", source=source), toys.site(), {}, force=False)
+
+
+def test_the_worker_loads_nothing_that_a_fingerprint_covers_before_it_records():
+    """What is loaded before is not compiled from the source that is recorded."""
+    script = (
+        "import sys, nanochat_core.worker; print(*(n for n in sys.modules if n[:8] == 'nanochat'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    early = set(done.stdout.split())
+    packages = {name.rpartition(".")[0] for name in early}
+    assert "nanochat_core.worker" in early
+    assert early - packages <= CARRIERS
