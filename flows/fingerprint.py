@@ -3,8 +3,8 @@
 Code is the static import closure of the stage's entry module inside this repository. Each module
 counts by its syntax tree, without comments, docstrings, layout or line numbers, so only a change of
 meaning is a change. A data file counts where a module of the closure names it by a string literal
-and it lies in that module's own directory ("identity.jsonl" beside tasks/identity.py): C++ by its
-tokens (flows/cpp_source.py), any other file by its bytes.
+and it lies in that module's directory or below ("identity.jsonl" beside tasks/identity.py): C++ by
+its tokens (flows/cpp_source.py), any other file by its bytes.
 
 Not counted: `CARRIERS`, and what is imported under `if TYPE_CHECKING:`. Imports inside functions
 count. Imports by computed names are not seen, so stages must not use them; but for the modules of
@@ -366,10 +366,10 @@ def _is_type_checking(test: ast.expr) -> bool:
 
 
 def _is_file_name(text: str) -> bool:
-    """Short, with a suffix, without a directory: what may lie beside the module that says it."""
+    """Whether it is short and has a suffix: it may be of a file beside the module or below."""
     stem, dot, suffix = text.rpartition(".")
     is_name = bool(stem and dot and suffix.isalnum()) and suffix != "py"
-    return is_name and len(text) < 100 and "/" not in text
+    return is_name and len(text) < 100 and not text.startswith("/") and ".." not in text
 
 
 def _without_empty(values: list[ast.expr]) -> list[ast.expr]:

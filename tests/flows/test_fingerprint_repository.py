@@ -48,7 +48,6 @@ UNHASHED = {
     "flows/series.html.jinja": "the page of a miniseries",
     "infra/": "how machines are started",
     "nanochat_core/server/page/": "the chat page",
-    "tasks/mixtures/": "a mixture is read when the configuration is made, and is part of it",
 }
 
 

@@ -168,7 +168,7 @@ inputs = {{s.name: Path({str(tmp_path)!r}, s.name, "files") for s in REPORT.inpu
 card = report_card.make_card(report_inputs.open_artifacts(inputs))
 assert card.reproduction.command == "nanochat run tiny"
 report_html.render(card), report_markdown.render(card)
-loaded = [name for name, _ in read_record(Path({str(tmp_path)!r}, "code"))]
+loaded = [n for n, text in read_record(Path({str(tmp_path)!r}, "code")) if text.strip()]
 from flows.code_check import leaked_modules
 code = dict(Code(REPOSITORY).closure(REPORT.entry))
 identity = Identity(stage="report", fingerprint="0" * 64, preimage={{"code": code}})
