@@ -19,7 +19,7 @@ from typing import IO, Any, NoReturn
 from nanochat_core.errors import NanochatError
 from nanochat_core.job import Job, Result, digests_of, write_json
 from nanochat_core.runtime import interrupt
-from nanochat_core.runtime.code_record import VARIABLE, record_code
+from nanochat_core.runtime.code_record import record_code
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.metrics import write_metrics
 from nanochat_core.runtime.process_start import this_process
@@ -28,6 +28,7 @@ from nanochat_core.runtime.versions import versions_in_use
 
 _PR_SET_PDEATHSIG = 1
 LAUNCHER_VARIABLE = "NANOCHAT_LAUNCHER"  # process id of who started this process
+RECORD_VARIABLE = "NANOCHAT_CODE_RECORD"  # where a process that a stage starts records its code
 STEPS_VARIABLE = "NANOCHAT_STEPS"  # the job is interrupted after so many, its state saved
 
 
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> int:
     if steps := os.environ.get(STEPS_VARIABLE):
         interrupt.STOP.steps_left = int(steps)
     job = Job.read(Path(arguments[0]))
+    os.environ[RECORD_VARIABLE] = str(job.code)
     record_code(job.code)
     set_up_cublas(job)
     rank = int(os.environ.get("RANK", "0"))
@@ -148,6 +150,6 @@ def _write_error(job: Job, rank: int, error: Exception) -> None:
 
 
 if __name__ == "__mp_main__":  # a process that a stage started, before it loads what it runs
-    record_code(Path(os.environ[VARIABLE]))
+    record_code(Path(os.environ[RECORD_VARIABLE]))
 if __name__ == "__main__":
     leave(main(sys.argv[1:]))

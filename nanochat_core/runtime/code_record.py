@@ -23,7 +23,6 @@ from types import CodeType, ModuleType
 from typing import Any
 
 PACKAGES = ("flows", "infra", "nanochat_core", "tasks")
-VARIABLE = "NANOCHAT_CODE_RECORD"  # the directory, for processes that this one starts
 
 _CHECKED_HASH = b"\x03\0\0\0"  # PEP 552: bytecode that holds for a source of this hash
 
@@ -31,7 +30,6 @@ _CHECKED_HASH = b"\x03\0\0\0"  # PEP 552: bytecode that holds for a source of th
 def record_code(directory: Path) -> None:
     """Store what this process has loaded of our packages, and all that it will."""
     directory.mkdir(exist_ok=True)
-    os.environ[VARIABLE] = str(directory)
     recorder = _Recorder(directory)
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in PACKAGES and (path := getattr(module, "__file__", None)):
