@@ -12,6 +12,7 @@ index/{stage}/{created}-{fingerprint}       empty; lists artifacts for people, d
 
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from flows.verify import sha256_of, transfer_each
 from infra.storage.base import OnBytes, Persist, Store, call_once, ignore_bytes
 from nanochat_core.errors import ArtifactError
 
+_ENTRY = re.compile(r"index/[^/]+/.*-([0-9a-f]{64})")
 _PUT_ASIDE = "superseded"  # in a manifest's place: the digest of the one that was put aside
 
 
@@ -192,22 +194,33 @@ def newest_manifests(
     count: int,
     *,
     keep: Callable[[Manifest], bool] = lambda manifest: True,
+    unread: list[str] | None = None,
 ) -> Iterator[Manifest]:
     """The last artifacts of a stage, newest first: what reasons and estimates refer to.
 
-    Fewer than `count` when many of the latest are gone, or not such as to `keep`.
+    Fewer than `count` when many of the latest are gone, or not such as to `keep`. A manifest that
+    cannot be read is left out, and `unread` gets why.
     """
-    entries = reversed(list(store.list(f"index/{stage}/")))
-    names = islice(dict.fromkeys(entry.key.rpartition("-")[2] for entry in entries), 4 * count)
-    found = (_find_whole(store, stage, name) for name in names)
+    names = islice(indexed(store, stage), 4 * count)
+    found = (_find_whole(store, stage, name, unread) for name in names)
     yield from islice((m for m in found if m is not None and keep(m)), count)
 
 
-def _find_whole(store: Store, stage: str, fingerprint: str) -> Manifest | None:
-    """Like `find_manifest`, for a look around: a damaged one is as good as none."""
+def indexed(store: Store, stage: str) -> list[str]:
+    """Return the fingerprints that the index has of a stage, the newest first, each once."""
+    keys = [entry.key for entry in store.list(f"index/{stage}/")]
+    found = (_ENTRY.fullmatch(key) for key in reversed(keys))
+    return list(dict.fromkeys(match[1] for match in found if match))
+
+
+def _find_whole(
+    store: Store, stage: str, fingerprint: str, unread: list[str] | None
+) -> Manifest | None:
     try:
         return find_manifest(store, stage, fingerprint)
-    except ArtifactError:
+    except ArtifactError as error:
+        if unread is not None:
+            unread.append(str(error))
         return None
 
 

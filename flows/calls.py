@@ -10,13 +10,13 @@ nobody together, and what it writes late is older than what is there.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from flows.documents import find_stored, mend_hint, seal
+from flows.documents import find_stored, seal
 from flows.fingerprint import short
 from flows.lease import Holder, LeaseLost, find_holder
+from flows.record_types import Count, read_record
 from infra.storage.base import Store, StoreAway
-from nanochat_core.errors import ArtifactError
 
 FORMAT = 1
 _TRIES = 4
@@ -25,6 +25,8 @@ _TRIES = 4
 # ended: its ranks are gone, or it cannot take part. leaving: it was told to stop.
 State: TypeAlias = Literal["coming", "ready", "ended", "leaving"]
 MISTAKE = "mistake"
+
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +51,12 @@ class Place:
 class Call:
     """What node 0 tells all others."""
 
-    epoch: int  # of its lease
+    epoch: Count  # of its lease
     owner: str  # of its lease
     host: str
-    nodes: int
-    processes: int  # on each of them
-    step: int  # of the checkpoint that all go on from; 0: from the beginning
+    nodes: Count
+    processes: Count  # on each of them
+    step: Count  # of the checkpoint that all go on from; 0: from the beginning
     commit: str  # which checkpoint of that step (checkpoints.commit_of); empty: none
     endpoint: str | None  # host:port to meet at; None until all are ready
 
@@ -63,14 +65,14 @@ class Call:
 class Answer:
     """What another node tells node 0."""
 
-    epoch: int  # of the call
-    node: int
+    epoch: Count  # of the call
+    node: Count
     host: str
     state: State
     text: str  # why it ended; else empty
     cause: str  # the exception's type; MISTAKE for what a person must mend; empty: the machine's
     who: str  # a process of this number, in one attempt: there should be one
-    beat: int  # no two records have the same bytes
+    beat: Count  # no two records have the same bytes
     hint: str | None = None  # what a person can do about `text`
 
 
@@ -88,10 +90,10 @@ def announce(place: Place, call: Call, *, fence: Callable[[], None]) -> None:
             if place.store.put_if_absent(key, data):
                 return
             continue
-        tree, stored = found
-        if tree.get("epoch", 0) > call.epoch:
+        older, stored = _read(place, Call, key, found[0]), found[1]
+        if older.epoch > call.epoch:
             raise LeaseLost(
-                f"{place.name} lost its lease: another node 0, on {tree.get('host')}, has called",
+                f"{place.name} lost its lease: another node 0, on {older.host}, has called",
                 hint="run the same command again: it waits for whoever builds now",
             )
         if place.store.put_if_same(key, data, version=stored.version):
@@ -111,10 +113,7 @@ def find_call(place: Place, *, ttl: float) -> tuple[Call | None, Holder | None]:
     found = find_stored(place.store, key, format=FORMAT)
     if found is None:
         return None, holder
-    try:
-        call = Call(**found[0])
-    except TypeError as error:
-        raise _no_record(place, key, error) from error
+    call = _read(place, Call, key, found[0])
     counts = (call.epoch, call.owner) == (holder.record.epoch, holder.record.owner)
     return (call if counts else None), holder
 
@@ -133,14 +132,8 @@ def find_answer(place: Place, node: int, *, epoch: int) -> tuple[Answer, float] 
     found = find_stored(place.store, key, format=FORMAT)
     if found is None or found[0].get("epoch") != epoch:
         return None
-    try:
-        return Answer(**found[0]), found[1].age
-    except TypeError as error:
-        raise _no_record(place, key, error) from error
+    return _read(place, Answer, key, found[0]), found[1].age
 
 
-def _no_record(place: Place, key: str, error: TypeError) -> ArtifactError:
-    return ArtifactError(
-        f"{place.store.url}/{key} is not what a node says: {error}",
-        hint=mend_hint("delete it and run the command again"),
-    )
+def _read(place: Place, kind: type[_R], key: str, tree: dict[str, Any]) -> _R:
+    return read_record(kind, tree, where=f"{place.store.url}/{key}", what="what a node says")

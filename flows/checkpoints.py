@@ -18,38 +18,24 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from flows.documents import OtherFormat, find_document, seal
+from flows.checkpoint_records import COMMIT, FORMAT, PLACE, StoredCheckpoint, committed, open_record
+from flows.documents import OtherFormat, seal
 from flows.manifest import File
 from flows.rebuilds import NONE, rebuild_of
 from flows.verify import sha256_of
-from infra.storage.base import BadObject, Missing, Store, check_key
-from nanochat_core.errors import ArtifactError, StageError, StoreError
+from infra.storage.base import BadObject, Missing, Store
+from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job, check_checkpoints, check_format, sync_directory, write_json
 
-FORMAT = 1
 KEEP = 2  # steps in the store; an older one goes after newer ones are there
-_COMMIT = "COMMIT.json"
 _RECORDS = ("events.jsonl", "segments.jsonl")  # of the job, beside its checkpoints
 _FETCHES = 3  # damage on the way is mended by fetching again
 
 Tell: TypeAlias = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredCheckpoint:
-    """A committed checkpoint in the store."""
-
-    step: int
-    total: int
-    files: tuple[File, ...]
-    commit: dict[str, Any]  # the job's own COMMIT.json
-    owner: str  # of the lease it was written under
-    epoch: int
-    rebuild: str = NONE  # that the job belongs to
 
 
 def send(
@@ -69,7 +55,7 @@ def send(
     right before the commit. Raises StoreError, and ArtifactError when an upload is not all there.
     """
     fence()
-    commit = json.loads((directory / _COMMIT).read_text(encoding="utf-8"))
+    commit = json.loads((directory / COMMIT).read_text(encoding="utf-8"))
     attempt = f"{place_of(job, commit['step'])}/{uuid.uuid4().hex[:12]}"
     committed: dict[str, Any] = commit["files"]
     known = {(file.path, file.size, file.sha256): file for file in there}
@@ -96,7 +82,7 @@ def send(
         rebuild=rebuild_of(job.directory),
     )
     fence()
-    store.put(f"{attempt}/{_COMMIT}", seal(asdict(record), format=FORMAT))
+    store.put(f"{attempt}/{COMMIT}", seal(asdict(record), format=FORMAT))
     return record.step
 
 
@@ -107,7 +93,7 @@ def prune(store: Store, job: Job, *, sent: int) -> None:
     What is left goes next time. Later steps are what the job passed over when it began; they stay
     as they are, and do not crowd out what it can go on from.
     """
-    steps = dict.fromkeys(step for step, _ in _committed(store, _root(job)) if step <= sent)
+    steps = dict.fromkeys(step for step, _ in committed(store, _root(job)) if step <= sent)
     kept = list(steps)[:KEEP]
     for step in _steps(store, job):
         if step < sent and step not in kept:
@@ -123,7 +109,7 @@ def restore(store: Store, job: Job, *, tell: Tell) -> None:
     machine's disk refuses, or when a checkpoint here or in the store is of another format.
     """
     check_checkpoints(job.checkpoints)
-    stored = _committed(store, _root(job))
+    stored = committed(store, _root(job))
     for _, place in stored:  # all of them: what is saved from here on prunes older steps
         _check_format(store, place)
     for step, place in stored:
@@ -131,7 +117,7 @@ def restore(store: Store, job: Job, *, tell: Tell) -> None:
         if any(d >= local and is_whole(d) for d in job.checkpoints.glob("step-*")):
             return
         try:
-            found = _open(store, place)
+            found = open_record(store, place)
             if found.rebuild != rebuild_of(job.directory):
                 continue
             tell(f"fetching checkpoint step {found.step}/{found.total} from the store")
@@ -159,18 +145,18 @@ def restore_step(store: Store, job: Job, step: int, *, commit: str, tell: Tell) 
     for directory in list(job.checkpoints.glob("step-*")):
         if directory == local and is_here:
             continue
-        if directory > local and (directory / _COMMIT).exists():
+        if directory > local and (directory / COMMIT).exists():
             _set_aside(directory)
         else:
             shutil.rmtree(directory)
     if is_here or not step:
         return
     damage = f"checkpoint step {step} is not in {store.url}/{_root(job)}"
-    for found_step, place in _committed(store, _root(job)):
+    for found_step, place in committed(store, _root(job)):
         if found_step != step:
             continue
         try:
-            found = _open(store, place)
+            found = open_record(store, place)
             if _digest(found.commit) == commit:
                 tell(f"fetching checkpoint step {step}/{found.total} from the store")
                 _fetch(store, found, local, job)
@@ -188,7 +174,7 @@ def settle(job: Job) -> Path | None:
     """
     check_checkpoints(job.checkpoints)
     for directory in sorted(job.checkpoints.glob("step-*"), reverse=True):
-        if not (directory / _COMMIT).exists():
+        if not (directory / COMMIT).exists():
             shutil.rmtree(directory)
         elif is_whole(directory):
             return directory
@@ -200,16 +186,16 @@ def settle(job: Job) -> Path | None:
 def is_stored(store: Store, job: Job, directory: Path) -> bool:
     """Whether the store has this very checkpoint. Raises StoreError."""
     commit, step = commit_of(directory), step_of(directory)
-    for found_step, place in _committed(store, _root(job)):
+    for found_step, place in committed(store, _root(job)):
         with contextlib.suppress(ArtifactError):
-            if found_step == step and _digest(_open(store, place).commit) == commit:
+            if found_step == step and _digest(open_record(store, place).commit) == commit:
                 return True
     return False
 
 
 def commit_of(directory: Path) -> str:
     """What tells the commit of a whole local checkpoint from others of its step."""
-    return _digest(json.loads((directory / _COMMIT).read_text(encoding="utf-8")))
+    return _digest(json.loads((directory / COMMIT).read_text(encoding="utf-8")))
 
 
 def step_of(directory: Path) -> int:
@@ -220,7 +206,7 @@ def step_of(directory: Path) -> int:
 def is_of_last_step(directory: Path) -> bool:
     """Return True if the job has no step left to do after this local checkpoint."""
     try:
-        commit = json.loads((directory / _COMMIT).read_text(encoding="utf-8"))
+        commit = json.loads((directory / COMMIT).read_text(encoding="utf-8"))
     except FileNotFoundError:  # the job dropped it meanwhile
         return False
     return commit["step"] >= commit["total"]
@@ -231,9 +217,9 @@ def find_steps(
 ) -> tuple[int, int] | None:
     """Step and total of the newest checkpoint in the store; for people, nothing is verified."""
     root = f"{stage}/{fingerprint}/checkpoints"
-    for _, place in _committed(store, root):
+    for _, place in committed(store, root):
         try:
-            found = _open(store, place)
+            found = open_record(store, place)
         except ArtifactError:
             continue
         if found.rebuild == rebuild:
@@ -249,7 +235,7 @@ def forget(store: Store, stage: str, fingerprint: str) -> None:
 def is_whole(directory: Path) -> bool:
     """Whether a local directory is a checkpoint whose every byte was committed."""
     try:
-        commit = json.loads((directory / _COMMIT).read_text(encoding="utf-8"))
+        commit = json.loads((directory / COMMIT).read_text(encoding="utf-8"))
         return all(
             sha256_of(directory / name) == item["sha256"] for name, item in commit["files"].items()
         )
@@ -293,44 +279,20 @@ def _digest(commit: Mapping[str, Any]) -> str:
 
 def _steps(store: Store, job: Job) -> list[int]:
     """Every step of which the store has anything."""
-    root = f"{_root(job)}/step-"
-    names = (entry.key.removeprefix(root).partition("/")[0] for entry in store.list(root))
-    return [int(name) for name in dict.fromkeys(names)]
-
-
-def _committed(store: Store, root: str) -> list[tuple[int, str]]:
-    """Step and place of the checkpoints in the store, the newest step first."""
-    keys = [entry.key for entry in store.list(f"{root}/step-")]
-    places = [key.rpartition("/")[0] for key in keys if key.endswith(f"/{_COMMIT}")]
-    found = [(int(place.split("/")[-2].removeprefix("step-")), place) for place in places]
-    return sorted(found, reverse=True)
+    root = f"{_root(job)}/"
+    keys = [entry.key.removeprefix(root) for entry in store.list(f"{root}step-")]
+    return list(dict.fromkeys(int(found[1]) for found in map(PLACE.match, keys) if found))
 
 
 def _check_format(store: Store, place: str) -> None:
     """Raise StageError if the checkpoint or its record is of another format; damage passes."""
     try:
-        check_format(_open(store, place).commit.get("format"), where=f"{store.url}/{place}")
+        check_format(open_record(store, place).commit.get("format"), where=f"{store.url}/{place}")
     except OtherFormat as error:
         hint = "resume with that version, or begin anew: `nanochat run --force STAGE`"
         raise StageError(str(error), hint=hint) from error
     except ArtifactError:
         return
-
-
-def _open(store: Store, place: str) -> StoredCheckpoint:
-    key = f"{place}/{_COMMIT}"
-    tree = find_document(store, key, format=FORMAT)
-    if tree is None:
-        raise ArtifactError(f"{store.url}/{key} is gone")
-    try:
-        files = tuple(File(**file) for file in tree.pop("files"))
-        found = StoredCheckpoint(files=files, **tree)
-        for file in files:
-            check_key(file.path)
-            check_key(file.key)
-        return found
-    except (TypeError, KeyError, StoreError) as error:
-        raise ArtifactError(f"{store.url}/{key} is no checkpoint: {error}") from error
 
 
 def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None:
@@ -341,7 +303,7 @@ def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None
     try:
         for file in found.files:
             fetch_file(store, file, fresh / file.path)
-        write_json(fresh / _COMMIT, found.commit)
+        write_json(fresh / COMMIT, found.commit)
         for name in _RECORDS:
             if (fresh / name).exists():
                 _give_back(fresh / name, job.directory / name)
@@ -383,5 +345,5 @@ def _give_back(record: Path, target: Path) -> None:
 def _remove(store: Store, place: str) -> None:
     """Remove what lies under a checkpoint's place, its COMMIT.json first."""
     keys = [entry.key for entry in store.list(f"{place}/")]
-    for key in sorted(keys, key=lambda key: not key.endswith(f"/{_COMMIT}")):
+    for key in sorted(keys, key=lambda key: not key.endswith(f"/{COMMIT}")):
         store.delete(key)

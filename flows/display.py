@@ -163,7 +163,8 @@ class Display:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _say(self, stage: str, text: str, style: str | None) -> None:
-        line = f"{stage:<{self._width}}  {text}"
+        one_line = text.replace("\n", " ")  # else a worker's text passes for another stage's line
+        line = f"{stage:<{self._width}}  {one_line}"
         self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _line_of_step(self, stage: str, event: Mapping[str, Any]) -> str | None:

@@ -14,6 +14,10 @@ from infra.storage.base import BadObject, Missing, Store, Stored
 from nanochat_core.errors import ArtifactError
 
 _T = TypeVar("_T")
+_TOO_DEEP = "it is nested too deeply"
+_LARGEST = 1e300
+_MAX_SHOWN = 40  # characters of a value in an error
+_DEEPEST = 64  # groups and lists in each other; readers and writers of JSON recurse
 _READS = 3  # a damaged answer may be the network's fault; a damaged object stays damaged
 
 
@@ -36,26 +40,63 @@ def unseal(data: bytes, *, format: int, where: str) -> dict[str, Any]:
     Raises ArtifactError when it is damaged, OtherFormat when it is of another format.
     """
     try:
-        tree: Any = json.loads(data)
+        tree: Any = json.loads(data, object_pairs_hook=_once)
+        _check_values(tree)
+    except RecursionError as error:
+        raise _damaged(where, _TOO_DEEP) from error
     except ValueError as error:  # a wrong encoding is one too
         raise _damaged(where, f"it is not JSON: {error}") from error
     if not isinstance(tree, dict):
         raise _damaged(where, "it is not a record")
     fields = cast("dict[str, Any]", tree)
-    if fields.get("format") != format:
+    written = fields.get("format")
+    if type(written) is not int or written != format:
         raise OtherFormat(
-            f"{where} is of format {fields.get('format')}, this version reads {format}",
+            f"{where} is of format {shorten(written)}, this version reads {format}",
             hint="it was written by another version of nanochat-flows, or is damaged",
         )
     check = fields.pop("check", None)
-    try:
-        expected = fingerprint_of(fields)
-    except (ValueError, TypeError) as error:  # NaN
-        raise _damaged(where, str(error)) from error
-    if check != expected:
+    if check != fingerprint_of(fields):
         raise _damaged(where, "its checksum does not fit")
     del fields["format"]
     return fields
+
+
+def shorten(value: object) -> str:
+    """Return a value from a record as an error shows it."""
+    text = ascii(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a group of JSON. Of two values of one name, readers differ in which they take."""
+    tree = dict(pairs)
+    if len(tree) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{shorten(twice)} is there twice")
+    return tree
+
+
+def _check_values(tree: Any) -> None:
+    """Raise ValueError for what Python reads from JSON and cannot write, print or count with."""
+    level = [tree]
+    for _ in range(_DEEPEST):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                group = cast("dict[str, Any]", value)
+                below += (*group, *group.values())
+            elif isinstance(value, list):
+                below += cast("list[Any]", value)
+            elif isinstance(value, str):
+                value.encode()  # fails for half of a surrogate pair
+            elif isinstance(value, int | float) and not abs(value) < _LARGEST:
+                raise ValueError(f"the number {shorten(value)} is none or too large")
+        if not below:
+            return
+        level = below
+    raise ValueError(_TOO_DEEP)
 
 
 def find_document(store: Store, key: str, *, format: int) -> dict[str, Any] | None:

@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from flows import lease
 from flows.documents import find_document, mend_hint, seal
@@ -19,6 +18,7 @@ from flows.gc_inventory import take_inventory
 from flows.gc_reach import Records, Rules, read_referrers
 from flows.gc_survey import Survey, make_survey
 from flows.gc_sweep import Sweeper, Swept, Watch, clock, sweep
+from flows.record_types import read_record
 from flows.reservations import SWEEP
 from flows.runs import timestamp
 from infra.storage.base import Entry, Missing, Store
@@ -43,6 +43,13 @@ class Plan:
     def exit_code(self) -> int:
         """0: a collection would change nothing. 2: it would mark or delete something."""
         return 2 if self.survey.ripe or self.fresh else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mark:
+    """What gc/mark.json says."""
+
+    marks: dict[str, float]  # name of a piece -> when it was first seen as garbage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +168,9 @@ def _time_by(store: Store, entry: Entry | None) -> float:
 
 def _find_marks(store: Store) -> dict[str, float]:
     tree = find_document(store, MARK, format=FORMAT)
-    return cast("dict[str, float]", tree["marks"]) if tree else {}
+    if tree is None:
+        return {}
+    return read_record(_Mark, tree, where=f"{store.url}/{MARK}", what="what gc writes").marks
 
 
 def _write_marks(store: Store, marks: Mapping[str, float], sweeper: Sweeper) -> None:

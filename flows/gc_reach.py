@@ -46,7 +46,8 @@ class Edges:
 
         Its inputs, those whose files it shares, and those whose revocation would be its own.
         """
-        sharing = {(parts[0], parts[1]) for parts in (name.split("/") for name in self.attempts)}
+        parts = (name.split("/") for name in self.attempts)
+        sharing = {(first, second) for first, second, *_ in (p for p in parts if len(p) > 1)}
         return (*self.inputs, *sharing, *self.revocations)
 
 

@@ -15,10 +15,11 @@ is, is an argument. flows/heartbeat.py puts threads around them.
 
 from dataclasses import asdict, dataclass, replace
 
-from flows.documents import find_stored, mend_hint, seal
+from flows.documents import find_stored, seal
 from flows.fingerprint import short
+from flows.record_types import Count, read_record
 from infra.storage.base import Store, StoreAway, Stored
-from nanochat_core.errors import ArtifactError, StageError, StoreError
+from nanochat_core.errors import StageError, StoreError
 
 FORMAT = 1
 TTL = 90.0  # seconds without renewal after which anybody may take a lease over
@@ -52,10 +53,11 @@ class Record:
     pid: int
     home: str
     since: str
-    epoch: int  # 1 for the first owner
-    beat: int  # writes by this owner: no two records have the same bytes, so no version comes back
-    step: int  # of the job, and `total` of it; 0 of 0 before it says so
-    total: int
+    epoch: Count  # 1 for the first owner
+    # Writes by this owner: no two records have the same bytes, so no version comes back.
+    beat: Count
+    step: Count  # of the job, and `total` of it; 0 of 0 before it says so
+    total: Count
     released: bool  # given back; the record stays, because the next epoch follows from it
 
 
@@ -247,10 +249,6 @@ def _find(store: Store, stage: str, fingerprint: str) -> tuple[Record, Stored] |
     if found is None:
         return None
     tree, stored = found
-    try:
-        return Record(**tree), stored
-    except TypeError as error:
-        raise ArtifactError(
-            f"{store.url}/{key} is not a lease: {error}",
-            hint=mend_hint("delete it when nobody builds this, then run the command again"),
-        ) from error
+    mend = "delete it when no process builds this, then run the command again"
+    where = f"{store.url}/{key}"
+    return read_record(Record, tree, where=where, what="a lease", mend=mend), stored

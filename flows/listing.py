@@ -66,6 +66,7 @@ class Listing:
 
     artifacts: tuple[Listed, ...]
     more: int  # entries of the index that were not looked at
+    unread: tuple[str, ...]  # why records that may name these artifacts cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ class Tagged:
     run: str  # id; "" when its record is damaged
     record: Run | None
     problem: str  # why there is no record; "" when there is
+    is_damaged: bool = False  # one of the two records cannot be read
 
 
 def list_newest(store: Store, *, count: int, stage: str | None = None) -> Listing:
@@ -84,7 +86,8 @@ def list_newest(store: Store, *, count: int, stage: str | None = None) -> Listin
     entries = sum(map(len, waiting.values()))
     waiting = {name: found[: _TRIES * count] for name, found in waiting.items()}
     left_out = entries - sum(map(len, waiting.values()))
-    names = names_of(store)
+    unread: list[str] = []
+    names = names_of(store, unread=unread)
     shown: dict[str, list[Listed]] = {name: [] for name in waiting}
     while batch := list(_next_batch(waiting, {n: count - len(shown[n]) for n in shown})):
         for listed in read_all(lambda artifact: _look_at(store, artifact, names), batch):
@@ -93,6 +96,7 @@ def list_newest(store: Store, *, count: int, stage: str | None = None) -> Listin
     return Listing(
         artifacts=tuple(listed for name in shown for listed in shown[name]),
         more=left_out + sum(map(len, waiting.values())),
+        unread=tuple(unread),
     )
 
 
@@ -100,29 +104,34 @@ def list_run(store: Store, run: Run, *, stage: str | None = None) -> Listing:
     """The artifacts of a run, also those that are gone."""
     order = {name: place for place, name in enumerate(_order(run.stages))}
     chosen = sorted((s for s in run.stages if stage in (s, None)), key=order.__getitem__)
-    names = names_of(store)
+    unread: list[str] = []
+    names = names_of(store, unread=unread)
     found = read_all(lambda name: _look_at(store, (name, run.stages[name]), names), chosen)
-    return Listing(artifacts=tuple(found), more=0)
+    return Listing(artifacts=tuple(found), more=0, unread=tuple(unread))
 
 
-def list_artifact(store: Store, manifest: Manifest) -> Listed:
+def list_artifact(store: Store, manifest: Manifest) -> Listing:
     """One artifact, of which the manifest is known."""
-    return _list_known(store, manifest, names_of(store))
+    unread: list[str] = []
+    listed = _list_known(store, manifest, names_of(store, unread=unread))
+    return Listing(artifacts=(listed,), more=0, unread=tuple(unread))
 
 
-def names_of(store: Store) -> Names:
+def names_of(store: Store, *, unread: list[str]) -> Names:
     """Names of artifacts: every tag, and what the latest runs are called.
 
-    Of the runs of one name it is the latest that knows a stage, as for STAGE@NAME.
+    Of the runs of one name it is the latest that knows a stage, as for STAGE@NAME. A record that
+    cannot be read names nothing, and `unread` gets why.
     """
     found: dict[Artifact, dict[str, None]] = {}
     tags = list_tags(store)
+    unread += [tag.problem for tag in tags if tag.is_damaged]
     for tag in tags:
         for artifact in tag.record.stages.items() if tag.record else ():
             found.setdefault(artifact, {})[tag.name] = None
     hidden = {tag.name for tag in tags}  # a tag comes before a run's name
     taken: set[tuple[str, str]] = set()
-    for run in latest_runs(store, _RUNS):
+    for run in latest_runs(store, _RUNS, unread=unread):
         for stage, fingerprint in run.stages.items():
             if run.name not in hidden and (stage, run.name) not in taken:
                 taken.add((stage, run.name))
@@ -184,14 +193,14 @@ def _list_known(store: Store, manifest: Manifest, names: Names) -> Listed:
 
 
 def _read_tag(store: Store, name: str) -> Tagged:
-    run, record, problem = "", None, ""
+    run, record, problem, is_damaged = "", None, "", False
     try:
         run = find_tag(store, name) or ""
         record = find_run(store, run) if run else None
         problem = "" if record else "its run has no record" if run else GONE
     except ArtifactError as error:
-        problem = str(error)
-    return Tagged(name=name, run=run, record=record, problem=problem)
+        problem, is_damaged = str(error), True
+    return Tagged(name=name, run=run, record=record, problem=problem, is_damaged=is_damaged)
 
 
 def _indexed(store: Store, stage: str | None) -> dict[str, list[str]]:

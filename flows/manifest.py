@@ -5,11 +5,12 @@ does not follow from its parts, or a path that would leave its directory, is ref
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self, TypeAlias, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Self, TypeAlias, TypedDict
 
 from flows.documents import mend_hint, seal, unseal
 from flows.fingerprint import Code, Identity, fingerprint_of, identify, short
+from flows.record_types import Count, Digest, Name, Time, read_record
 from flows.stages import Stage
 from infra.storage.base import check_key
 from nanochat_core.config import RunConfig
@@ -20,7 +21,50 @@ FORMAT = 2
 EVENTS = "events.jsonl"  # the log with a job's steps and evaluations
 Facts: TypeAlias = dict[str, Any]  # plain JSON values: numbers, short strings, lists, groups
 
-_M = TypeVar("_M", bound="Manifest")
+
+def _no_processes(value: int) -> str | None:
+    return None if value > 0 else "1 or more"
+
+
+class Segment(TypedDict, total=False):
+    """What is read of an execution."""
+
+    started: float
+    ended: float
+    first_step: int
+    last_step: int
+    dollars: float
+    processes: Annotated[int, _no_processes]
+    threads: int
+    device_batch_size: int
+    device: str
+    host: str
+    torch: str
+
+
+# What is read of where an accepted artifact comes from.
+Accepted = TypedDict(
+    "Accepted",
+    {
+        "from": Digest,
+        "earlier": tuple[Digest, ...],
+        "code": dict[str, str],
+        "why": str,
+        "when": str,
+        "who": str,
+        "proof": Facts | None,
+    },
+)
+
+
+class Preimage(TypedDict):
+    """What is read of a pre-image."""
+
+    stage: str
+    format: int
+    config: dict[str, Tree]
+    inputs: dict[str, str]
+    code: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +72,7 @@ class File:
     """One file of an artifact."""
 
     path: str  # inside the artifact, with '/'
-    size: int  # bytes
+    size: Count  # bytes
     sha256: str
     key: str  # of the object that holds the bytes; may belong to an older artifact
     # Digest of what the bytes say, where another version of their writer may encode the same
@@ -40,7 +84,7 @@ class File:
 class Input:
     """An artifact that this one was made from."""
 
-    fingerprint: str
+    fingerprint: Digest
     digest: str
 
 
@@ -51,33 +95,33 @@ class Provenance:
     run: str  # the run that built it
     owner: str  # of the lease it was built under
     epoch: int  # of that lease
-    created: str  # UTC, 2026-11-21T05:53:38Z
+    created: Time  # UTC, 2026-11-21T05:53:38Z
     git_commit: str | None
     metrics: Facts  # what the stage says of its result
     # Of the packages that the job loaded, its compiler and its runner, in its last execution.
     versions: dict[str, str] = field(default_factory=dict[str, str])
     # One group per execution: first_step, last_step, started and ended (unix seconds), host,
     # device ("cpu" or "cuda"), processes, device_batch_size, torch, ...
-    segments: tuple[Facts, ...]
+    segments: tuple[Annotated[Facts, Segment], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """An artifact."""
 
-    stage: str
-    fingerprint: str
-    preimage: dict[str, Tree]  # everything the fingerprint was computed from
+    stage: Name
+    fingerprint: Digest
+    preimage: Annotated[dict[str, Tree], Preimage]  # everything the fingerprint was computed from
     files: tuple[File, ...]  # in order of path
     logs: tuple[File, ...]  # of the job; not part of the digest
     digest: str  # of the files' paths, sizes and contents
-    inputs: dict[str, Input]  # stage -> artifact
+    inputs: dict[Name, Input]  # stage -> artifact
     provenance: Provenance
     divergences: tuple[str, ...]  # keys of manifests of this fingerprint with other contents
     # Of an artifact that a person took over from another fingerprint (flows/accept.py): from
     # (fingerprint), earlier (those that one was accepted from), code (that made the files, as in a
     # pre-image), why, when, who, and proof (what was compared; None: nothing).
-    accepted: Facts | None = None
+    accepted: Annotated[Facts | None, Accepted] = None
 
     @property
     def name(self) -> str:
@@ -96,14 +140,10 @@ class Manifest:
     @classmethod
     def from_tree(cls, tree: Facts, *, where: str) -> Self:
         """A manifest from its record, called `where` in errors."""
-        try:
-            manifest = _from_tree(cls, tree)
-            _check(manifest, where)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ArtifactError(
-                f"{where} cannot be read as a manifest: {type(error).__name__}: {error}",
-                hint=mend_hint("delete it and run the stage again"),
-            ) from error
+        manifest = read_record(
+            cls, tree, where=where, what="a manifest", mend="delete it and run the stage again"
+        )
+        _check(manifest, where)
         return manifest
 
 
@@ -144,25 +184,6 @@ def record_digest(manifest: Manifest) -> str:
             "segments": list(made.segments),
             "logs": [[log.path, log.sha256] for log in manifest.logs if log.path == EVENTS],
         }
-    )
-
-
-def _from_tree(cls: type[_M], tree: Facts) -> _M:
-    if unknown := tree.keys() - {known.name for known in fields(cls)}:
-        raise ValueError(f"unknown parts {sorted(unknown)}")
-    provenance = dict(tree["provenance"])
-    provenance["segments"] = tuple(provenance["segments"])
-    return cls(
-        stage=tree["stage"],
-        fingerprint=tree["fingerprint"],
-        preimage=tree["preimage"],
-        files=tuple(File(**file) for file in tree["files"]),
-        logs=tuple(File(**file) for file in tree["logs"]),
-        digest=tree["digest"],
-        inputs={name: Input(**item) for name, item in tree["inputs"].items()},
-        provenance=Provenance(**provenance),
-        divergences=tuple(tree["divergences"]),
-        accepted=tree["accepted"],
     )
 
 

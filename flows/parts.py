@@ -23,6 +23,7 @@ from flows.checkpoints import fetch_file, place_of, step_of
 from flows.documents import find_document, seal
 from flows.manifest import File
 from flows.parallel import in_parallel
+from flows.record_types import read_record
 from infra.launch.beside import looking
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError, StageError
@@ -80,7 +81,10 @@ def gather_parts(store: Store, job: Job, ranks: Sequence[int], *, epoch: int) ->
         tree = find_document(store, _record_key(key), format=FORMAT)
         if tree is None:
             return None
-        file = File(**tree)
+        where = f"{store.url}/{_record_key(key)}"
+        file = read_record(File, tree, where=where, what="the record of a file")
+        if (file.path, file.key) != (_file(rank), key):
+            raise ArtifactError(f"{where} is the record of {file.key}")
         fresh = directory / f".{file.path}.{uuid.uuid4().hex}.tmp"
         fetch_file(store, file, fresh)
         fresh.rename(directory / file.path)

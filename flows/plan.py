@@ -78,6 +78,7 @@ class Plan:
 
     store: str
     stages: tuple[StagePlan, ...]
+    unread: tuple[str, ...] = ()  # why earlier artifacts cannot be read, that reasons may need
 
     @property
     def exit_code(self) -> int:
@@ -129,7 +130,8 @@ def make_plan(
             for item in looks.map(partial(planner.look_at, done=done, wanted=wanted), wave):
                 done[item.stage.name] = item
     code.save_cache()
-    return Plan(store=store.url, stages=tuple(done[stage.name] for stage in stages))
+    plans = tuple(done[stage.name] for stage in stages)
+    return Plan(store=store.url, stages=plans, unread=tuple(planner.unread))
 
 
 class _Planner:
@@ -152,6 +154,7 @@ class _Planner:
         self._questions = questions
         self._histories: dict[str, Future[list[Manifest]]] = {}
         self._lock = threading.Lock()
+        self.unread: list[str] = []
 
     def look_at(
         self, stage: Stage, *, done: Mapping[str, StagePlan], wanted: frozenset[str]
@@ -310,9 +313,9 @@ class _Planner:
     def _ask_for_history(self, stage: str) -> "Future[list[Manifest]]":
         with self._lock:
             if stage not in self._histories:
-                self._histories[stage] = self._questions.submit(
-                    lambda: list(newest_manifests(self._store, stage, _HISTORY, keep=is_built))
-                )
+                facts = {"keep": is_built, "unread": self.unread}
+                read = partial(newest_manifests, self._store, stage, _HISTORY, **facts)
+                self._histories[stage] = self._questions.submit(lambda: list(read()))
             return self._histories[stage]
 
     def _estimate(self, stage: Stage, history: list[Manifest]) -> Estimate | None:

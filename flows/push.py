@@ -22,11 +22,11 @@ from flows.references import is_artifact, open_artifact, open_run
 from flows.reservations import Pause, Tell, pin
 from flows.revocation import FORMAT as REVOCATION
 from flows.revocation import (
-    Revocation,
     Revoked,
     ancestors_revoked,
     check_not_revoked,
     find_revoked,
+    revocation_from,
     revocation_key,
 )
 from flows.runs import Run, find_run, find_tag, point, write_run
@@ -346,7 +346,7 @@ def _put_revocation(target: Store, revoked: Revoked) -> None:
         target.put_if_absent(key, data)
         return
     tree, stored = found
-    theirs = Revocation(**tree)
+    theirs = revocation_from(tree, where=f"{target.url}/{key}")
     if (theirs.owner, theirs.epoch) == (ours.owner, ours.epoch):
         return
     manifest = find_manifest(target, stage, fingerprint)

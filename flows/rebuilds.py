@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.documents import find_document, seal
+from flows.record_types import read_record
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 from nanochat_core.job import write_json
@@ -43,8 +44,8 @@ def find_rebuild_mark(store: Store, stage: str, fingerprint: str) -> RebuildMark
     """Return the mark of the rebuild that is under way. None also if it is damaged."""
     try:
         note = find_document(store, _key(stage, fingerprint), format=FORMAT)
-        return None if note is None else RebuildMark(**note)
-    except (ArtifactError, TypeError):
+        return None if note is None else read_record(RebuildMark, note, where="it", what="a mark")
+    except ArtifactError:
         return None
 
 

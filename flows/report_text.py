@@ -21,6 +21,11 @@ def escaped(text: str) -> str:
     return "".join(_visible_character(character) for character in text)
 
 
+def one_line(text: str) -> str:
+    """The text as `visible` shows it, on one line: nothing in it can pass for a line of its own."""
+    return visible(text).replace("\n", "\\x0a").replace("\t", "\\x09")
+
+
 def _visible_character(character: str) -> str:
     if character in _KEPT_CONTROLS or unicodedata.category(character) not in _HIDDEN:
         return character

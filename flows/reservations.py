@@ -17,8 +17,9 @@ from typing import TypeAlias
 
 from flows import lease
 from flows.documents import find_document, seal
+from flows.record_types import Digest, Name, read_record
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, StoreError
+from nanochat_core.errors import StoreError
 
 SWEEP = ("gc", "sweep")  # in place of a stage and a fingerprint
 PINS = "gc/pins/"
@@ -33,7 +34,7 @@ Pause: TypeAlias = Callable[[float], None]  # sleeps; raises when the caller is 
 class Pin:
     """Artifacts that are not to be collected."""
 
-    artifacts: tuple[tuple[str, str], ...]  # stage, fingerprint
+    artifacts: tuple[tuple[Name, Digest], ...]  # stage, fingerprint
     why: str
 
 
@@ -78,13 +79,7 @@ def find_pin(store: Store, key: str) -> Pin | None:
     tree = find_document(store, key, format=FORMAT)
     if tree is None:
         return None
-    try:
-        artifacts = tuple(
-            (str(stage), str(fingerprint)) for stage, fingerprint in tree["artifacts"]
-        )
-        return Pin(artifacts=artifacts, why=tree["why"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{store.url}/{key} is not a pin: {error}") from error
+    return read_record(Pin, tree, where=f"{store.url}/{key}", what="a pin")
 
 
 def wait_for_sweep(store: Store, *, tell: Tell, pause: Pause) -> bool:

@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from flows.artifacts import find_manifest
-from flows.documents import find_document, find_stored, mend_hint, seal
+from flows.documents import find_document, find_stored, seal
 from flows.fingerprint import short
 from flows.manifest import Facts, Manifest
 from flows.parallel import in_parallel
+from flows.record_types import Count, read_record
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
@@ -35,7 +36,7 @@ class Revocation:
     when: str  # UTC, 2026-11-21T05:53:38Z
     who: str  # user@host
     owner: str  # of the lease that the artifact was built under
-    epoch: int  # of that lease
+    epoch: Count  # of that lease
 
     def is_of(self, manifest: Manifest) -> bool:
         """Whether it takes back these bytes: the fingerprint may have been built again since."""
@@ -70,7 +71,7 @@ def find_revocation(store: Store, stage: str, fingerprint: str) -> Revocation | 
     """
     key = revocation_key(stage, fingerprint)
     tree = find_document(store, key, format=FORMAT)
-    return None if tree is None else _from_tree(tree, where=f"{store.url}/{key}")
+    return None if tree is None else revocation_from(tree, where=f"{store.url}/{key}")
 
 
 def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -> Revocation:
@@ -85,7 +86,7 @@ def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -
     if found is None:
         done = store.put_if_absent(key, data)
     else:  # of an earlier build, unless somebody was quicker
-        is_other = not _from_tree(found[0], where=f"{store.url}/{key}").is_of(manifest)
+        is_other = not revocation_from(found[0], where=f"{store.url}/{key}").is_of(manifest)
         done = is_other and store.put_if_same(key, data, version=found[1].version)
     if not done:
         earlier = find_revocation(store, manifest.stage, manifest.fingerprint)
@@ -180,14 +181,10 @@ def revocation_key(stage: str, fingerprint: str) -> str:
     return f"{stage}/{fingerprint}/revoked.json"
 
 
-def _from_tree(tree: Facts, *, where: str) -> Revocation:
-    try:
-        return Revocation(**tree)
-    except TypeError as error:
-        raise ArtifactError(
-            f"{where} is not a revocation: {error}",
-            hint=mend_hint("delete it and revoke the artifact again"),
-        ) from error
+def revocation_from(tree: Facts, *, where: str) -> Revocation:
+    """Return a revocation from its record, called `where` in errors. Raises ArtifactError."""
+    mend = "delete it and revoke the artifact again"
+    return read_record(Revocation, tree, where=where, what="a revocation", mend=mend)
 
 
 def _look_at(store: Store, stage: str, fingerprint: str) -> tuple[Revoked | None, Manifest | None]:

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from flows.documents import find_document, mend_hint, seal
 from flows.parallel import in_parallel
+from flows.record_types import Count, Digest, Name, Time, read_record
 from infra.storage.base import MAX_SEGMENT, Entry, Missing, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
@@ -32,7 +33,7 @@ _Result = TypeVar("_Result")
 class Run:
     """One execution of the pipeline."""
 
-    run: str  # its id: name, time, a few random digits
+    run: Name  # its id: name, time, a few random digits
     name: str
     profile: str
     depth: int | None  # as the person overrode it
@@ -43,13 +44,21 @@ class Run:
     gpus: int | None = None  # as given
     place: tuple[str, ...] = ()  # name=value of its placement, as given
     status: Status
-    started: str  # UTC, 2026-11-21T05:53:38Z
-    ended: str | None
-    stages: dict[str, str]  # stage -> fingerprint, of the artifacts known so far
+    started: Time  # UTC, 2026-11-21T05:53:38Z
+    ended: Time | None
+    stages: dict[Name, Digest]  # stage -> fingerprint, of the artifacts known so far
     # What the starts of its flow run reached (flows/starts.py): stage/fingerprint -> step of the
     # newest checkpoint, stage/fingerprint/manifest.json -> 1 for an artifact.
-    reached: dict[str, int] = field(default_factory=dict[str, int])
-    progressed: int = 0  # the newest start that got further; 0: none
+    reached: dict[str, Count] = field(default_factory=dict[str, int])
+    progressed: Count = 0  # the newest start that got further; 0: none
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tag:
+    """What the record of a tag says."""
+
+    tag: str
+    run: Name
 
 
 def timestamp(seconds: float) -> str:
@@ -87,13 +96,10 @@ def find_run(store: Store, run: str) -> Run | None:
     tree = find_document(store, key, format=FORMAT)
     if tree is None:
         return None
-    try:
-        for name in ("overrides", "uses", "place"):
-            tree[name] = tuple(tree[name])
-        tree.pop("weaknesses", None)  # in records of runs on stores that are refused today
-        found = Run(**tree)
-    except (TypeError, KeyError) as error:
-        raise ArtifactError(f"{store.url}/{key} is not a run's record: {error}") from error
+    tree.pop("weaknesses", None)  # in records of runs on stores that are refused today
+    found = read_record(
+        Run, tree, where=f"{store.url}/{key}", what="the record of a run", mend="delete it"
+    )
     if found.run != run:
         raise ArtifactError(
             f"{store.url}/{key} is the record of run {found.run}",
@@ -127,13 +133,14 @@ def newest_runs(store: Store, name: str) -> Iterator[Run]:
                 yield run
 
 
-def latest_runs(store: Store, count: int) -> list[Run]:
-    """The last runs of whatever name, the latest first; only these are read.
+def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
+    """Return the last runs of any name, the latest first; only these are read.
 
-    For a look around: a damaged record is passed over.
+    A record that cannot be read is left out, and `unread` gets why.
     """
     entries = sorted(store.list("runs/"), key=_time_of, reverse=True)
-    found = read_all(lambda run: _find_whole(store, run), [_id_of(e) for e in entries[:count]])
+    ids = [_id_of(entry) for entry in entries[:count]]
+    found = read_all(lambda run: _find_whole(store, run, unread), ids)
     return [run for run in found if run is not None]
 
 
@@ -142,7 +149,7 @@ def known_names(store: Store) -> list[str]:
     runs = [_id_of(entry) for entry in store.list("runs/")]
     names = {run: name_in(run) for run in runs}
     odd = [run for run, name in names.items() if name is None][-_THREADS:]
-    found = read_all(lambda run: _find_whole(store, run), odd)
+    found = read_all(lambda run: _find_whole(store, run, []), odd)
     return sorted({*tag_names(store), *filter(None, names.values()), *(r.name for r in found if r)})
 
 
@@ -159,14 +166,15 @@ def find_tag(store: Store, name: str) -> str | None:
     key = f"refs/{name}.json"
     try:
         tree = find_document(store, key, format=FORMAT)
-        if tree is not None and not isinstance(tree.get("run"), str):
-            raise ArtifactError(f"{store.url}/{key} is damaged: it names no run")
-        if tree is not None and tree.get("tag") != name:
-            raise ArtifactError(f"{store.url}/{key} is the record of tag {tree.get('tag')}")
+        if tree is None:
+            return None
+        tag = read_record(_Tag, tree, where=f"{store.url}/{key}", what="a tag")
+        if tag.tag != name:
+            raise ArtifactError(f"{store.url}/{key} is the record of tag {tag.tag}")
     except ArtifactError as error:
         error.hint = f"point it at a run again: nanochat tag {name} RUN"
         raise
-    return None if tree is None else str(tree["run"])
+    return tag.run
 
 
 def point(store: Store, name: str, run: str) -> str | None:
@@ -227,10 +235,11 @@ def _open_tagged(store: Store, name: str, run: str) -> Run:
     return found
 
 
-def _find_whole(store: Store, run: str) -> Run | None:
+def _find_whole(store: Store, run: str, unread: list[str]) -> Run | None:
     try:
         return find_run(store, run)
-    except ArtifactError:
+    except ArtifactError as error:
+        unread.append(str(error))
         return None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from flows.artifacts import find_manifest
+from flows.artifacts import find_manifest, indexed
 from flows.manifest import Manifest
 from flows.runs import Run, find_run, read_all
 from flows.stages import STAGES
@@ -159,8 +159,7 @@ def _read_manifests(
     store: Store, runs: Sequence[Run], problems: list[str]
 ) -> dict[tuple[str, str], Manifest]:
     """By stage and fingerprint, those of the index and those that runs know of."""
-    indexed = [(s.name, e) for s in STAGES for e in store.list(f"index/{s.name}/")]
-    keys = {(stage, entry.key.rpartition("-")[2]) for stage, entry in indexed}
+    keys = {(s.name, fingerprint) for s in STAGES for fingerprint in indexed(store, s.name)}
     keys |= {item for run in runs for item in run.stages.items()}
 
     def read(key: tuple[str, str]) -> Manifest | str:

@@ -183,14 +183,13 @@ def _measure(
     rounds: int,
 ) -> "tuple[list[Speed], float]":
     """A row for each batch size, and the bandwidth; shows how far it is on stderr."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from nanochat_core.engine.speed import bytes_per_step, measure_speed, read_bandwidth
 
     rng = random.Random(1)
     prompt = [rng.randrange(gpt.config.vocab_size) for _ in range(prompt_len)]
-    console = Console(stderr=True)
+    console = screen(stderr=True, soft_wrap=False)
     speeds: list[Speed] = []
     with Progress(
         TextColumn("{task.description}"),

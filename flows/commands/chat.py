@@ -19,7 +19,8 @@ from nanochat_core.errors import ConfigError, NanochatError
 _Number = TypeVar("_Number", int, float)
 
 # Control characters: an answer must not move the cursor, set the title or paste.
-_UNSEEN = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))  # the text
+_UNSEEN = dict.fromkeys({*range(32), *range(127, 160), *_TURNING} - {ord("\n"), ord("\t")})
 
 _HELP = """\
 /temperature N   0 (always the likeliest) to 2 (wild); without N, shows it

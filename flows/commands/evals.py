@@ -170,8 +170,6 @@ def run(
     """
     where.check_gpus()
     stages = judging.check(where, model).stages
-    from rich.console import Console
-
     from flows.display import Display, duration
     from flows.start import run_evaluation
 
@@ -179,7 +177,7 @@ def run(
     command = shlex.join(["nanochat", "evals", "run", model, *judging.words, *where.words])
     with (
         saying_how_to_go_on(command),
-        Display(Console(), stages=[stage.name for stage in stages]) as display,
+        Display(screen(soft_wrap=False), stages=[stage.name for stage in stages]) as display,
     ):
         evaluated = run_evaluation(
             model,

@@ -1,6 +1,5 @@
 """`nanochat fetch`: an artifact's files, or some of them, in a directory of your own."""
 
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from cyclopts import Parameter
 
 from flows.commands.options import Place
 from flows.commands.progress import count_of, describe_transfer, show_bytes
-from flows.commands.terminal import print_warning, screen
+from flows.commands.terminal import print_note, print_warning, screen
 from flows.fingerprint import short
 from flows.own_copy import choose_files, copy_files
 from flows.references import open_usable
@@ -56,7 +55,7 @@ def fetch(
                 watch=partial(show_bytes, what=manifest.name),
             )
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the same command goes on from here\n")
+        print_note("interrupted; the same command resumes from here")
         raise
     size = sum(file.size for file in files)
     text = f"{count_of(len(files), 'file')}, {size:,} bytes, of {manifest.name}"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.commands.options import AsJson, Place
-from flows.commands.terminal import print_json, screen
+from flows.commands.terminal import print_json, print_lines, screen
 from flows.fingerprint import short
 from flows.gc import Collected, Plan, collect, plan_collection
 from flows.gc_inventory import Kind, Piece
@@ -91,8 +91,7 @@ def gc(
         print_json(_to_tree(store.url, planned, done))
     else:
         lines = _describe_collected(done) if done else _describe(planned, keep_days)
-        for line in lines:
-            screen().print(line)
+        print_lines(lines)
     return 0 if apply else planned.exit_code
 
 
@@ -278,9 +277,7 @@ def _to_rows(pieces: Iterable[Piece], now: float) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def _progress() -> Generator[Watch]:
     """Tells a terminal what is being done; nobody else."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
+    console = screen(stderr=True, soft_wrap=False)
     if not console.is_terminal:
         yield lambda what, count: None
         return

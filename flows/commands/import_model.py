@@ -1,6 +1,5 @@
 """`nanochat import`: a checkpoint of nanochat's as an artifact of ours."""
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +8,7 @@ from cyclopts import Parameter
 
 from flows.commands.options import Place
 from flows.commands.progress import show_bytes
-from flows.commands.terminal import screen
+from flows.commands.terminal import print_lines, print_note
 from flows.imports import import_checkpoint, kind_of
 from flows.profiles import PROFILES
 from flows.runs import check_name
@@ -79,10 +78,9 @@ def import_model(
         f"talk to it     nanochat chat {reference}",
         f"train further  nanochat run PROFILE --use {reference}{words}",
     ]
-    for line in lines:
-        screen().print(line)
+    print_lines(lines)
     return 0
 
 
 def _tell(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    print_note(text)

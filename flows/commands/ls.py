@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.commands.options import AsJson, Place
-from flows.commands.terminal import print_json, print_lines
+from flows.commands.terminal import print_json, print_lines, print_unread
 from flows.fingerprint import short
-from flows.listing import GONE, Listed, columns, list_artifact, list_newest, list_run
+from flows.listing import GONE, Listed, Listing, columns, list_artifact, list_newest, list_run
 from flows.manifest import File, Manifest
 from flows.references import check_stage, is_artifact, open_artifact, open_run
 from flows.report_text import size
@@ -62,6 +62,7 @@ def ls(
 
 def _of_store(store: Store, stage: str | None, limit: int) -> tuple[Any, list[str]]:
     listing = list_newest(store, count=limit, stage=stage)
+    _warn(listing)
     lines = _table(listing.artifacts)
     if not lines:
         lines = [f"no artifacts{f' of {stage}' if stage else ''} in {store.url}: nanochat run tiny"]
@@ -72,6 +73,7 @@ def _of_store(store: Store, stage: str | None, limit: int) -> tuple[Any, list[st
 
 def _of_run(store: Store, run: Run, stage: str | None) -> tuple[Any, list[str]]:
     listing = list_run(store, run, stage=stage)
+    _warn(listing)
     head = f"run {run.run}: {run.status}, started {run.started}"
     tree = {"run": asdict(run), "artifacts": [listed.to_tree() for listed in listing.artifacts]}
     return tree, [head, *(_table(listing.artifacts) or ["no artifacts yet"])]
@@ -79,7 +81,9 @@ def _of_run(store: Store, run: Run, stage: str | None) -> tuple[Any, list[str]]:
 
 def _of_artifact(store: Store, reference: str) -> tuple[Any, list[str]]:
     manifest = open_artifact(store, reference)
-    listed = list_artifact(store, manifest)
+    listing = list_artifact(store, manifest)
+    _warn(listing)
+    (listed,) = listing.artifacts
     url = f"{store.url}/{manifest.stage}/{manifest.fingerprint}"
     tree = listed.to_tree() | {
         "digest": manifest.digest,
@@ -89,6 +93,11 @@ def _of_artifact(store: Store, reference: str) -> tuple[Any, list[str]]:
         "url": url,
     }
     return tree, list(_describe(manifest, listed, url))
+
+
+def _warn(listing: Listing) -> None:
+    problems = [listed.problem for listed in listing.artifacts if listed.problem not in ("", GONE)]
+    print_unread([*listing.unread, *problems])
 
 
 def _table(artifacts: Sequence[Listed]) -> list[str]:

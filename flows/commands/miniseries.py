@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from flows.commands.options import AsJson, ProfileName, Where, Workers
 from flows.commands.run import check_room, saying_how_to_go_on
-from flows.commands.terminal import print_json, print_lines, print_warning
+from flows.commands.terminal import print_json, print_lines, print_warning, screen
 from flows.upstream import pin
 from nanochat_core.errors import ConfigError
 
@@ -113,8 +113,6 @@ def _run(
     *,
     as_json: bool,
 ) -> int:
-    from rich.console import Console
-
     from flows.display import Display, duration
     from flows.series_findings import to_tree
     from flows.start import run_miniseries
@@ -123,7 +121,7 @@ def _run(
     depths = [member.depth for member in series.members]
     with (
         saying_how_to_go_on(_command(series, overrides, [*where.words, *workers.words])),
-        Display(Console(stderr=as_json), stages=labels) as display,
+        Display(screen(stderr=as_json, soft_wrap=False), stages=labels) as display,
     ):
         for line in planned:
             display.say(line)

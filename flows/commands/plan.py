@@ -3,7 +3,7 @@
 import sys
 
 from flows.commands.options import AsJson, ProfileName, What, Where, pinned_profile
-from flows.commands.terminal import print_plan, print_warning
+from flows.commands.terminal import print_plan, print_unread, print_warning
 from flows.given import open_given
 from flows.plan import make_plan
 from flows.plan_text import render, to_json
@@ -26,6 +26,7 @@ def plan(
     chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, given=given)
     placement = where.placement(chosen)
     planned = make_plan(chosen.run, store, where.work, given=given, placement=placement)
+    print_unread(planned.unread)
     if as_json:
         sys.stdout.write(to_json(planned) + "\n")
     else:

@@ -2,10 +2,8 @@
 
 import inspect
 
-from rich.console import Console
-
 from flows.commands.options import AsJson
-from flows.commands.terminal import print_json
+from flows.commands.terminal import print_json, screen
 from flows.profiles import PROFILES, open_profile
 from flows.report_text import count
 from nanochat_core import scaling
@@ -32,7 +30,7 @@ def profiles(*, as_json: AsJson = False) -> int:
             count(run.pretrain.num_steps * run.pretrain.total_batch_size),
             _about(name),
         )
-    Console(highlight=False).print(table)
+    screen(soft_wrap=False).print(table)
     return 0
 
 

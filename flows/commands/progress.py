@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 
+from flows.commands.terminal import screen
 from infra.storage.base import OnBytes, ignore_bytes
 
 QUIET_BYTES = 16_000_000  # less is over before anybody wonders
@@ -17,9 +18,7 @@ def show_bytes(total: int, *, what: str) -> Generator[OnBytes]:
     if total < QUIET_BYTES:
         yield ignore_bytes
         return
-    from rich.console import Console
-
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    console = screen(stderr=True)
     if not console.is_terminal:
         yield _lines(console.print, total, what)
         return

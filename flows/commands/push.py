@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import sys
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from cyclopts import Parameter
 from flows import lock
 from flows.commands.options import Place
 from flows.commands.progress import count_of, describe_transfer, show_bytes
-from flows.commands.terminal import print_warning, screen
+from flows.commands.terminal import print_lines, print_note, print_warning
 from flows.push import Chosen, Pushed, choose
 from flows.push import push as push_artifacts
 from infra.storage.base import OnBytes, Store
@@ -75,10 +74,9 @@ def push(
                 verify=verify,
             )
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the same command goes on from here\n")
+        print_note("interrupted; the same command resumes from here")
         raise
-    for line in _lines(chosen, pushed, to, time.monotonic() - began, verify=verify):
-        screen().print(line)
+    print_lines(_lines(chosen, pushed, to, time.monotonic() - began, verify=verify))
     return 0
 
 
@@ -87,7 +85,7 @@ def _watch(what: str, size: int) -> contextlib.AbstractContextManager[OnBytes]:
 
 
 def _tell(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    print_note(text)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """`nanochat report`: the report card of a profile's latest run."""
 
-import sys
 import webbrowser
 from typing import Annotated
 
@@ -8,7 +7,7 @@ from cyclopts import Parameter
 
 from flows.cache import fetch
 from flows.commands.options import Place
-from flows.commands.terminal import print_warning, screen
+from flows.commands.terminal import print_text, print_warning, screen
 from flows.references import open_usable
 from flows.stages import REPORT
 
@@ -28,7 +27,7 @@ def report(
     manifest = open_usable(store, f"{REPORT.name}@{profile}", warn=print_warning)
     files = fetch(store, manifest, place.cache) / "files"
     if markdown:
-        sys.stdout.write((files / "report.md").read_text(encoding="utf-8"))
+        print_text((files / "report.md").read_text(encoding="utf-8"))
         return 0
     page = files / "report.html"
     screen().print(str(page))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows.commands.options import Place, ProfileName, What, Where, Workers, pinned_profile
-from flows.commands.terminal import print_error, print_warning, screen
+from flows.commands.terminal import print_error, print_lines, print_warning, screen
 from flows.given import open_given
 from flows.plan import make_plan
 from flows.plan_text import render
@@ -63,15 +63,15 @@ def run(
     )
     if planned.exit_code:
         check_room(where.home_path)
-    from rich.console import Console
-
     from flows.display import Display, duration
     from flows.start import run_flow
 
     began = time.monotonic()
     with (
         saying_how_to_go_on(what.command(profile, place=[*where.words, *workers.words])),
-        Display(Console(), stages=[item.stage.name for item in planned.stages]) as display,
+        Display(
+            screen(soft_wrap=False), stages=[item.stage.name for item in planned.stages]
+        ) as display,
     ):
         display.say(render(planned)[-1])
         outcome = run_flow(
@@ -93,8 +93,7 @@ def run(
         )
     took = duration(time.monotonic() - began)
     place = Place(home=where.home, store=where.store).words
-    for line in _ending(outcome, profile, home=where.home_path, place=place, took=took):
-        screen().print(line)
+    print_lines(_ending(outcome, profile, home=where.home_path, place=place, took=took))
     return 0
 
 

@@ -45,7 +45,7 @@ def sql(
         problems = write_tables(store, words & VIEWS.keys(), Path(directory))
         result = None if query is None else select(query, Path(directory))
         known = columns_of(Path(directory)) if query is None else {}
-    for problem in problems:
+    for problem in dict.fromkeys(problems):
         print_warning(f"passed over: {problem}")
     if result is None:
         views = {name: {"about": VIEWS[name].about, "columns": known[name]} for name in VIEWS}

@@ -12,7 +12,7 @@ from cyclopts import Group, Parameter
 from flows.build import Built, Site, reserve_found
 from flows.commands.options import ProfileName, What, Where, pinned_profile
 from flows.commands.run import saying_how_to_go_on
-from flows.commands.terminal import print_mistake, print_warning
+from flows.commands.terminal import print_mistake, print_warning, screen
 from flows.given import open_given, stages_before
 from flows.heartbeat import Terms
 from flows.lost import is_lost
@@ -117,8 +117,6 @@ def stage(
         ended=None,
         stages=_up_to_date(plan),
     )
-    from rich.console import Console
-
     from flows.display import Display
     from flows.start import stoppable
 
@@ -130,7 +128,7 @@ def stage(
     with (
         _exit_code_of_lost() as ended,
         saying_how_to_go_on(again),
-        Display(Console(), stages=[stage]) as display,
+        Display(screen(soft_wrap=False), stages=[stage]) as display,
         stoppable(display),
     ):
         site = Site(

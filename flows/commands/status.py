@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from flows import lock
 from flows.artifacts import find_manifest
 from flows.commands.options import AsJson, Place, What, Where
-from flows.commands.terminal import print_json, print_warning, screen
+from flows.commands.terminal import print_json, print_lines, print_unread, print_warning
 from flows.fingerprint import short
 from flows.given import open_given
 from flows.manifest import Manifest
@@ -44,7 +44,9 @@ def status(
     """List the latest runs, or show how far one of them is."""
     store = place.open_store()
     if run is None:
-        runs = latest_runs(store, _SHOWN)
+        unread: list[str] = []
+        runs = latest_runs(store, _SHOWN, unread=unread)
+        print_unread(unread)
         lines = list(_list(runs)) or ["no runs yet: nanochat run tiny"]
     else:
         runs = [open_run(store, run)]
@@ -52,9 +54,7 @@ def status(
     if as_json:
         print_json([asdict(found) for found in runs])
         return 0
-    console = screen()
-    for line in lines:
-        console.print(line)
+    print_lines(lines)
     return 0
 
 

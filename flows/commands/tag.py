@@ -1,6 +1,5 @@
 """`nanochat tag`: names of your own for runs, such as main or best."""
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -8,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.commands.options import AsJson, Place
-from flows.commands.terminal import print_json, print_lines
+from flows.commands.terminal import print_json, print_lines, print_note
 from flows.listing import Tagged, columns, list_tags
 from flows.profiles import PROFILES
 from flows.references import open_run, suggest
@@ -79,7 +78,7 @@ def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
 
 def _tell(text: str) -> None:
     """What is waited for."""
-    sys.stderr.write(f"{text}\n")
+    print_note(text)
 
 
 def _check_free(store: Store, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows.commands.options import Place
-from flows.commands.terminal import print_warning, screen
+from flows.commands.terminal import print_lines, print_warning, screen
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def up(
         command += ["--no-password"] if no_password else []
         keeper = start_keeper(place.home_path, command)
     stack = wait_until_ready(place.home_path, keeper, say=screen().print)
-    for line in _lines(stack, place):
-        screen().print(line)
+    print_lines(_lines(stack, place))
     if stack.problem:
         print_warning(f"{stack.problem}; {stack.hint}")
     if missing:

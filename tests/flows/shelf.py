@@ -16,6 +16,8 @@ from infra.storage.local import LocalStore
 from nanochat_core.section import Tree
 
 CREATED = "2026-11-21T06:00:00Z"
+# Of an accepted artifact, beside the fingerprint that it comes from.
+ACCEPTED = {"earlier": [], "code": {}, "why": "", "when": CREATED, "who": "me", "proof": None}
 
 
 def make_manifest(

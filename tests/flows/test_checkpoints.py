@@ -186,14 +186,14 @@ def test_sending_again_leaves_what_was_committed_alone(store: LocalStore, here: 
 def test_a_commit_that_would_leave_its_directory_is_refused(
     store: LocalStore, here: Job, there: Job, monkeypatch: pytest.MonkeyPatch
 ):
-    from flows import checkpoints
+    from flows import checkpoint_records, checkpoints
 
     send_one(store, here, 100)
     key = f"{place_of(store, here, 100)}/COMMIT.json"
-    tree = checkpoints.find_document(store, key, format=checkpoints.FORMAT)
+    tree = checkpoint_records.find_document(store, key, format=checkpoint_records.FORMAT)
     assert tree
     tree["files"][0]["path"] = "../../evil"
-    store.put(key, checkpoints.seal(tree, format=checkpoints.FORMAT))
+    store.put(key, checkpoints.seal(tree, format=checkpoint_records.FORMAT))
     told: list[str] = []
     restore(store, there, tell=told.append)
     assert "passed over" in told[0]
@@ -280,15 +280,15 @@ def test_a_local_checkpoint_of_another_format_is_refused_and_stays(
 def test_a_stored_checkpoint_of_another_format_is_refused_and_stays(
     store: LocalStore, here: Job, there: Job, part: str
 ) -> None:
-    from flows import checkpoints
+    from flows import checkpoint_records, checkpoints
 
     for step in (100, 200):  # the older one: nothing may prune it
         send_one(store, here, step)
     key = f"{place_of(store, here, 100)}/COMMIT.json"
-    tree = checkpoints.find_document(store, key, format=checkpoints.FORMAT)
+    tree = checkpoint_records.find_document(store, key, format=checkpoint_records.FORMAT)
     assert tree
     tree["commit"]["format"] += part == "commit"
-    store.put(key, checkpoints.seal(tree, format=checkpoints.FORMAT + (part == "record")))
+    store.put(key, checkpoints.seal(tree, format=checkpoint_records.FORMAT + (part == "record")))
     before = contents(store.path_of("pretrain"))
     with pytest.raises(StageError, match=ANOTHER_FORMAT) as told:
         restore(store, there, tell=pytest.fail)

@@ -61,7 +61,9 @@ def make_artifact(store: Store, stage: str, files: dict[str, str], directory: Pa
     ).manifest
 
 
-def make_run(store: Store, *manifests: Manifest, run: str = "tiny-1", started: str = "1") -> None:
+def make_run(
+    store: Store, *manifests: Manifest, run: str = "tiny-1", started: str = "2026-11-21T06:00:01Z"
+) -> None:
     """Record a run called tiny that made these artifacts."""
     stages = {manifest.stage: manifest.fingerprint for manifest in manifests}
     write_run(
@@ -140,15 +142,15 @@ def test_the_chat_model_of_a_profile_is_the_furthest_trained_and_then_the_newest
         capsys.readouterr()
         return (target / "made_by").read_text()
 
-    make_run(store, mid, sft, rl, run="tiny-1", started="1")
+    make_run(store, mid, sft, rl, run="tiny-1", started="2026-11-21T06:00:01Z")
     assert (fetched("tiny"), fetched("sft@tiny"), fetched("midtrain@tiny")) == (
         "rl",
         "sft",
         "midtrain",
     )
     other = make_artifact(store, "rl", {"made_by": "rl of tiny-2"}, tmp_path)
-    make_run(store, mid, sft, other, run="tiny-2", started="2")
-    make_run(store, mid, run="tiny-3", started="3")
+    make_run(store, mid, sft, other, run="tiny-2", started="2026-11-21T06:00:02Z")
+    make_run(store, mid, run="tiny-3", started="2026-11-21T06:00:03Z")
     assert (fetched("tiny"), fetched("tiny-1")) == ("rl of tiny-2", "rl")
     assert (fetched("tiny-3"), fetched("rl@tiny")) == ("midtrain", "rl of tiny-2")
 

@@ -11,7 +11,7 @@ from flows.profiles import open_profile
 from flows.revocation import revoke
 from flows.stages import SHARDS, TOKENIZER, Stage
 from infra.storage.base import Store
-from tests.flows.shelf import make_manifest, put_artifact, put_run
+from tests.flows.shelf import ACCEPTED, make_manifest, put_artifact, put_run
 from tests.flows.terminal import Terminal
 
 OLD = {
@@ -209,7 +209,7 @@ def built(store: Store) -> Manifest:
         {"first_step": 4, "last_step": 9, "started": 100.0, "ended": 200.0, "host": "rack"}
         | {"device": "cuda", "processes": 8, "dollars": 1.25},
     )
-    accepted = {"from": "1" * 64, "earlier": ["2" * 64], "why": "only renamed", "proof": None}
+    accepted = {**ACCEPTED, "from": "1" * 64, "earlier": ["2" * 64], "why": "only renamed"}
     built = put_todays(
         store,
         SHARDS,

@@ -108,7 +108,7 @@ def test_an_interrupted_fetch_says_how_to_go_on(
 
     monkeypatch.setattr(LocalStore, "fetch", interrupt)
     assert main(["fetch", "tiny", "--to", str(tmp_path / "mine")]) == 130
-    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
+    assert capsys.readouterr().err == "interrupted; the same command resumes from here\n"
     monkeypatch.undo()
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "home"))
     terminal.said("fetch", "tiny", "--to", str(tmp_path / "mine"))

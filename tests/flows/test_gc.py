@@ -22,7 +22,7 @@ from tests.flows.rubbish import (
     make_other,
     place,
 )
-from tests.flows.shelf import make_manifest, put_run
+from tests.flows.shelf import ACCEPTED, make_manifest, put_run
 from tests.reliability.memory_store import DAY, HOUR, MemoryStore
 
 
@@ -216,7 +216,7 @@ def test_a_revocation_goes_with_its_artifact_and_stays_while_its_bytes_are_in_us
 ):
     wrong = make(store, seed=1)
     revoke(store, wrong, why="wrong data", who="me", when="now")
-    facts = {"from": wrong.fingerprint, "earlier": [], "why": "", "when": "", "proof": None}
+    facts = {**ACCEPTED, "from": wrong.fingerprint}
     accepted = make(store, seed=2, accepted=facts)
     put_run(store, "tiny-1", accepted, status="failed")
     store.now += 2 * DAY

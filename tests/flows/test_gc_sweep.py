@@ -16,7 +16,7 @@ from flows.revocation import revoke
 from infra.storage.base import Entry, Missing
 from nanochat_core.errors import StageError, StoreError
 from tests.flows.rubbish import acquire, gc, look, make, make_grown, place, put_whole
-from tests.flows.shelf import make_manifest, put_run
+from tests.flows.shelf import ACCEPTED, make_manifest, put_run
 from tests.reliability.memory_store import DAY, HOUR, MemoryStore
 
 
@@ -246,7 +246,7 @@ def test_where_somebody_builds_meanwhile_what_it_shares_with_others_stays() -> N
 def test_where_somebody_builds_meanwhile_the_revocation_of_its_bytes_stays() -> None:
     store = Interrupting()
     wrong = make(store, seed=1)
-    facts = {"from": wrong.fingerprint, "earlier": [], "why": "", "when": "", "proof": None}
+    facts = {**ACCEPTED, "from": wrong.fingerprint}
     accepted = make(store, seed=2, accepted=facts)
     revoke(store, wrong, why="wrong", who="me", when="now")
     store.now += 2 * DAY

@@ -11,6 +11,7 @@ from flows.plan_text import render, to_json
 from flows.revocation import revoke, undo_revocation
 from nanochat_core.errors import ArtifactError
 from tests.flows.house import PLACEMENT, RUN, House, after, without
+from tests.flows.shelf import ACCEPTED
 
 
 def take_back(house: House, stage: str, why: str = "trained on test data") -> Manifest:
@@ -69,7 +70,7 @@ def test_what_was_accepted_is_revoked_with_the_artifact_it_came_from(full_house:
     manifest = full_house.plan().of("sft").manifest
     assert manifest
     origin = dataclasses.replace(manifest, fingerprint="a" * 64)
-    taken = dataclasses.replace(manifest, accepted={"from": "a" * 64, "earlier": []})
+    taken = dataclasses.replace(manifest, accepted={**ACCEPTED, "from": "a" * 64})
     full_house.store.put(f"sft/{manifest.fingerprint}/manifest.json", taken.to_json())
     assert full_house.plan().exit_code == 0
     revoke(full_house.store, origin, why="rude", who="ann@desk", when="2026-11-21T07:00:00Z")

@@ -23,6 +23,7 @@ from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 from tests.flows.house import House
+from tests.flows.shelf import ACCEPTED
 
 WHEN = "2026-11-21T07:00:00Z"
 
@@ -115,7 +116,7 @@ def test_each_ancestor_is_asked_for_once(
 
 def accepted(manifest: Manifest, *origins: str) -> Manifest:
     first, *earlier = origins
-    return dataclasses.replace(manifest, accepted={"from": first, "earlier": earlier})
+    return dataclasses.replace(manifest, accepted={**ACCEPTED, "from": first, "earlier": earlier})
 
 
 def test_bytes_that_were_accepted_are_revoked_with_their_origin(

@@ -100,7 +100,7 @@ def test_the_latest_runs_are_those_that_started_last_whatever_their_name(tmp_pat
     for number, name in enumerate(("tiny", "d12", "a", "z", "d12", "tiny")):
         put_run(store, run_id(name, number), name=name)
     store.put(f"runs/{run_id('b', 9)}.json", b"damaged")
-    names = [run.name for run in latest_runs(store, 4)]
+    names = [run.name for run in latest_runs(store, 4, unread=[])]
     assert names == ["tiny", "d12", "z"]
     assert len([key for key in store.gets if "/b-" not in key]) == 3
 
@@ -229,7 +229,7 @@ def test_a_tag_whose_run_is_gone_is_an_error_and_no_other_run(store: LocalStore)
 
 def test_a_tag_cannot_lead_out_of_the_runs(store: LocalStore):
     store.put("refs/main.json", seal({"tag": "main", "run": "../../secret"}, format=FORMAT))
-    with pytest.raises(StoreError, match="cannot be a key"):
+    with pytest.raises(ArtifactError, match="is not a tag: run is"):
         list(runs_called(store, "main"))
 
 

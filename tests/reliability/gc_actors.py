@@ -278,6 +278,7 @@ class Accepter(Actor):
             accepted={
                 "from": old.fingerprint,
                 "earlier": [],
+                "code": {},
                 "why": "",
                 "when": "",
                 "who": "",
