@@ -5,7 +5,7 @@ flows/checkpoints.py sends checkpoints and brings them back.
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from flows.documents import find_document
 from flows.manifest import File
@@ -27,7 +27,7 @@ class _CommittedFile(TypedDict):
 class _Commit(TypedDict):
     """What is read of the COMMIT.json of a job."""
 
-    format: int
+    format: NotRequired[int]
     step: Count
     total: Count
     files: dict[str, Annotated[dict[str, Any], _CommittedFile]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flows.manifest import Facts
 from nanochat_core.job import Job
-from nanochat_core.runtime.progress import read_events
+from nanochat_core.runtime.progress import read_events, read_groups
 
 
 def append_segment(job: Job, *, processes: int, nodes: int = 1) -> None:
@@ -39,7 +39,7 @@ def read_segments(job: Job) -> list[Facts]:
     that was killed is taken to have ended with its last event.
     """
     ended = (job.directory / "result.json").stat().st_mtime
-    segments: list[Facts] = list(read_events(job.directory / "segments.jsonl"))
+    segments: list[Facts] = list(read_groups(job.directory / "segments.jsonl"))
     events = list(read_events(job.events))
     starts = [segment["started"] for segment in segments]
     for number, segment in enumerate(segments):

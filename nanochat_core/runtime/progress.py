@@ -20,6 +20,13 @@ from typing import Any
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.interrupt import STOP
 
+_FIELDS: dict[str, dict[str, type]] = {
+    "start": {"step": int, "total": int, "unit": str, "resumed": bool},
+    "step": {"step": int, "total": int, "values": dict},
+    "eval": {"step": int, "values": dict},
+    "message": {"text": str},
+}
+
 
 class Progress:
     """Appends events to `path`. On ranks other than 0 (`active=False`) it writes nothing."""
@@ -65,13 +72,31 @@ def _ends_whole(path: Path) -> bool:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """All whole events of a file; the half line of a killed job is skipped."""
+    """All whole events of a file; the half line of a killed job is skipped.
+
+    A line that no job writes is skipped too: the file may come from the store.
+    """
+    return filter(_is_event, read_groups(path))
+
+
+def read_groups(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a file that are whole JSON groups."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
-                yield json.loads(line)
-            except ValueError:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(found, dict):
+                yield found
+
+
+def _is_event(event: dict[str, Any]) -> bool:
+    kind = event.get("kind")
+    if not isinstance(kind, str):
+        return False
+    needed = _FIELDS.get(kind, {})
+    return all(type(event.get(name)) is expected for name, expected in needed.items())
 
 
 def last_by_step(events: Iterator[dict[str, Any]], kind: str) -> dict[int, dict[str, float]]:

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+from tests.campaigns.security import records
 from tests.campaigns.security.__main__ import render
 from tests.campaigns.security.rows import Row
 
@@ -21,4 +22,11 @@ def test_a_part_that_does_not_exist_is_refused():
     command = [sys.executable, "-m", "tests.campaigns.security", "cellar"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "no part cellar; there is sandbox" in done.stderr
+    assert "no part cellar; there is sandbox, records" in done.stderr
+
+
+def test_a_malformed_record_ends_no_command_with_a_traceback():
+    commands = (("status",), ("ls", "--json"), ("plan", "tiny"), ("sql", "select * from stages"))
+    (row,) = records.run(rounds=1, commands=commands)
+    assert row.got_through == ()
+    assert row.attempts > 60

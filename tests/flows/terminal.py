@@ -14,22 +14,23 @@ class Terminal:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
-    def run(self, *words: str) -> tuple[int, list[str]]:
-        """Exit code and printed lines of a command that says nothing is wrong."""
+    def run(self, *words: str, warns: str = "") -> tuple[int, list[str]]:
+        """Exit code and printed lines of a command that warns of this and says nothing else."""
         code = main(words)
         captured = self._capsys.readouterr()
-        assert captured.err == ""
+        assert captured.err.startswith(f"warning: {warns}") if warns else captured.err == ""
+        assert captured.err.count("\n") == bool(warns)
         return code, captured.out.splitlines()
 
-    def said(self, *words: str) -> list[str]:
+    def said(self, *words: str, warns: str = "") -> list[str]:
         """The lines of a command that ends with 0."""
-        code, lines = self.run(*words)
+        code, lines = self.run(*words, warns=warns)
         assert code == 0
         return lines
 
-    def read(self, *words: str) -> Any:
+    def read(self, *words: str, warns: str = "") -> Any:
         """What a command prints for programs."""
-        return json.loads("".join(self.run(*words, "--json")[1]))
+        return json.loads("".join(self.run(*words, "--json", warns=warns)[1]))
 
     def fails(self, *words: str) -> tuple[str, str]:
         """Error and hint of a command that must fail: one line each, and nothing else."""

@@ -10,7 +10,15 @@ from flows.revocation import revoke
 from flows.runs import point, timestamp
 from flows.stages import STAGES
 from infra.storage.base import Store
-from tests.flows.shelf import Counting, fill, make_manifest, put_artifact, put_run, two_alike
+from tests.flows.shelf import (
+    ACCEPTED,
+    Counting,
+    fill,
+    make_manifest,
+    put_artifact,
+    put_run,
+    two_alike,
+)
 from tests.flows.terminal import Terminal
 
 STAGES_10 = [stage.name for stage in STAGES][:10]
@@ -77,20 +85,21 @@ def test_what_is_wrong_with_an_artifact_is_in_its_row(store: Store, terminal: Te
     accepted = put(
         store,
         "rl",
-        accepted={"from": "0" * 64, "earlier": [], "why": "renamed", "when": "w", "who": "a@b"}
-        | {"proof": None},
+        accepted={**ACCEPTED, "from": "0" * 64, "why": "renamed"},
     )
     revoke(store, revoked, why="test data", who="ann@desk", when="2026-11-21T07:00:00Z")
     store.put(f"sft/{damaged.fingerprint}/manifest.json", b"x")
     store.delete(f"sft/{gone.fingerprint}/manifest.json")
 
-    rows = {row.split()[1]: row for row in terminal.said("ls", "--limit", "9")[1:]}
+    why = f"1 record cannot be read: {store.url}/sft/{damaged.fingerprint}/manifest.json is damaged"
+    rows = {row.split()[1]: row for row in terminal.said("ls", "--limit", "9", warns=why)[1:]}
     assert rows.keys() == {m.name.split("/")[1] for m in (revoked, damaged, accepted)}
     assert rows[revoked.name.split("/")[1]].endswith("revoked: test data")
     assert rows[damaged.name.split("/")[1]].endswith("damaged")
     assert rows[accepted.name.split("/")[1]].endswith("accepted")
     problems = {
-        item["fingerprint"]: item["problem"] for item in terminal.read("ls", "--stage", "sft")
+        item["fingerprint"]: item["problem"]
+        for item in terminal.read("ls", "--stage", "sft", warns=why)
     }
     assert problems[revoked.fingerprint] is None
     assert "is damaged" in problems[damaged.fingerprint]
@@ -168,8 +177,8 @@ def test_what_others_wrote_cannot_move_the_cursor(store: Store, terminal: Termin
     evil = "tiny\x1b[2J\x07\u202e"
     one = put(store, "sft", 1, run=evil, files={"data": "1"}, metrics={evil: evil, "n": 1})
     two = put(store, "sft", 2, run=evil, files={"data": "2"}, metrics={evil: 2, "n": 2})
-    put_run(store, "tiny-1", one, started=evil)
-    put_run(store, "tiny-2", two, overrides=(evil,), started=evil)
+    put_run(store, "tiny-1", one)
+    put_run(store, "tiny-2", two, overrides=(evil,))
     point(store, "main", "tiny-1")
     for words in (
         *("ls", "ls tiny", "ls sft@tiny", "tag", "tag main", "diff tiny-1 tiny-2"),

@@ -106,7 +106,7 @@ def test_a_builder_on_this_machine_is_shown_with_its_jobs_last_step(
     with lock.try_hold(lock.lock_path(work, "shards", FINGERPRINT)):
         assert "shards is being built by run run-b" in said(capsys)  # no event yet
         job.mkdir()
-        (job / "events.jsonl").write_text('{"kind": "step", "step": 7, "total": 9}\n')
+        (job / "events.jsonl").write_text('{"kind": "step", "step": 7, "total": 9, "values": {}}\n')
         assert "step 7/9" in said(capsys)
 
 

@@ -11,7 +11,7 @@ import sys
 
 from tests.campaigns.security.rows import Row
 
-PARTS = ("sandbox",)
+PARTS = ("sandbox", "records")
 
 
 def render(rows: list[Row]) -> str:

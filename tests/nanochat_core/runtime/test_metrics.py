@@ -79,6 +79,6 @@ def test_a_stage_without_steps_has_no_table(job: Job) -> None:
 def test_events_that_make_no_table_fail_nothing(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell(job, {"time": 1.0, "kind": "step", "step": 1, "values": {"loss": "a lot"}})
+    tell(job, {"time": 1.0, "kind": "step", "step": 1, "total": 9, "values": {"loss": "a lot"}})
     assert write_metrics(job) is None
     assert "metrics.parquet was not written" in capsys.readouterr().err
