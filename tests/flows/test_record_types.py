@@ -8,6 +8,7 @@ import pytest
 
 from flows.artifacts import find_manifest
 from flows.checkpoints import find_steps
+from flows.cli import main
 from flows.documents import seal, unseal
 from flows.manifest import FORMAT
 from flows.revocation import find_revocation
@@ -121,8 +122,6 @@ def test_a_key_that_is_no_checkpoint_is_passed_over(local: LocalStore, name: str
 def test_lists_leave_out_what_cannot_be_read_and_name_it(
     store: Store, capsys: pytest.CaptureFixture[str], terminal: Terminal
 ):
-    from flows.cli import main
-
     put_run(store, "tiny-1", put_artifact(store, make_manifest("sft")))
     store.put("runs/tiny-2.json", b"[" * 100_000)
     for words in (("status",), ("ls",), ("status", "--json"), ("ls", "--json")):
@@ -134,6 +133,22 @@ def test_lists_leave_out_what_cannot_be_read_and_name_it(
         assert "runs/tiny-2.json is damaged: it is nested too deeply" in line
         if "--json" in words:
             assert len(json.loads(captured.out)) == 1
+
+
+def test_an_object_that_is_too_large_for_a_record_is_left_out(
+    store: Store, capsys: pytest.CaptureFixture[str]
+):
+    assert isinstance(store, LocalStore)
+    put_run(store, "tiny-1")
+    store.put("runs/tiny-2.json", b"")
+    path = store.path_of("runs/tiny-2.json")
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)  # without taking the room
+    assert main(["status"]) == 0
+    captured = capsys.readouterr()
+    assert "tiny-1" in captured.out
+    assert "runs/tiny-2.json" in captured.err
 
 
 def test_an_index_entry_that_names_nothing_ends_no_command(store: Store, terminal: Terminal):
