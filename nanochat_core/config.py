@@ -5,14 +5,15 @@ from this tree alone. Values come from `scaling.run_for_depth` and the profiles;
 default, so a value cannot be forgotten. Where and how fast a run executes is `infra.placement`.
 """
 
-import dataclasses
 import re
-import typing
 from dataclasses import dataclass, field
-from typing import Any
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.section import Section
+from nanochat_core.section import Section, check_bounds, check_counts, shown, within
+
+MOST_WIDTH = 2**16  # no model is as wide; the kernels index with 32 bits
+# Whole numbers that may be 0; every other one counts something that must exist.
+_MAY_BE_ZERO = ("seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_examples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,24 +21,25 @@ class NumericsConfig(Section):
     """Every constant of the arithmetic that changed between nanochat's eras, and the precision."""
 
     precision: str  # "fp32", "bf16" or "fp8": what activations and matrix products run in
-    rotary_base: float
+    rotary_base: float = within(1.0, 1e12)
     rotary_precision: str  # "compute" (as `precision`) or "bf16": the dtype of the rotary tables
-    qk_scale: float  # both q and k are multiplied by it after QK-norm
-    softcap: float  # logits = softcap * tanh(logits / softcap)
-    gate_scale: float  # the value-embedding gate is gate_scale * sigmoid(...)
-    gate_channels: int  # ... of the first gate_channels of the normalised block input
-    smear_channels: int
-    norm_eps: float
+    qk_scale: float = within(1e-6, 1e6)  # both q and k are multiplied by it after QK-norm
+    softcap: float = within(1e-3, 1e6)  # logits = softcap * tanh(logits / softcap)
+    gate_scale: float = within(-1e6, 1e6)  # the value-embedding gate is gate_scale * sigmoid(...)
+    gate_channels: int = within(1, MOST_WIDTH)  # ... of the first of the normalised block input
+    smear_channels: int = within(1, MOST_WIDTH)
+    norm_eps: float = within(0.0, 1.0)
     # Initial weights: the embedding's standard deviation, c_fc's bound as a share of the other
     # matrices', and the per-layer scalars, evenly spaced from the first layer to the last.
-    init_embedding_std: float = field(metadata={"neutral": 0.8})
-    init_c_fc_bound: float = field(metadata={"neutral": 0.4})
-    init_resid_first: float = field(metadata={"neutral": 1.15})
-    init_resid_last: float = field(metadata={"neutral": 1.05})
-    init_x0_first: float = field(metadata={"neutral": 0.20})
-    init_x0_last: float = field(metadata={"neutral": 0.05})
+    init_embedding_std: float = within(0.0, 1e3, neutral=0.8)
+    init_c_fc_bound: float = within(0.0, 1e3, neutral=0.4)
+    init_resid_first: float = within(-1e3, 1e3, neutral=1.15)
+    init_resid_last: float = within(-1e3, 1e3, neutral=1.05)
+    init_x0_first: float = within(-1e3, 1e3, neutral=0.20)
+    init_x0_last: float = within(-1e3, 1e3, neutral=0.05)
 
     def __post_init__(self) -> None:
+        check_bounds("numerics", self)
         if self.precision == "fp16":
             raise ConfigError(
                 "numerics.precision is 'fp16', which would lose small gradients: they need loss "
@@ -51,7 +53,7 @@ class NumericsConfig(Section):
             value = getattr(self, name)
             if value not in allowed:
                 raise ConfigError(
-                    f"numerics.{name} is '{value}'", hint=f"one of: {', '.join(allowed)}"
+                    f"numerics.{name} is {shown(value)}", hint=f"one of: {', '.join(allowed)}"
                 )
 
 
@@ -59,13 +61,14 @@ class NumericsConfig(Section):
 class ModelConfig(Section):
     """The shape of the transformer."""
 
-    depth: int
-    width: int
-    num_heads: int
-    num_kv_heads: int
-    sequence_len: int
-    vocab_size: int
-    windows: tuple[int, ...]  # per layer: a query sees this many keys to its left, and itself
+    depth: int = within(1, 1024)
+    width: int = within(2, MOST_WIDTH)
+    num_heads: int = within(1, MOST_WIDTH)
+    num_kv_heads: int = within(1, MOST_WIDTH)
+    sequence_len: int = within(1, 2**20)
+    vocab_size: int = within(1, 2**20)
+    # Per layer: a query sees this many keys to its left, and itself.
+    windows: tuple[int, ...] = within(0, 2**21)
     # Parts that came with nanochat's eras; one that is absent has no parameters.
     residual_scalars: bool = field(metadata={"neutral": True})  # resid_lambdas and x0_lambdas
     value_embeds: bool = field(metadata={"neutral": True})  # and their gates, on every second layer
@@ -73,6 +76,7 @@ class ModelConfig(Section):
     backout: bool = field(metadata={"neutral": True})
 
     def __post_init__(self) -> None:
+        check_bounds("model", self)
         if self.width % self.num_heads:
             raise ConfigError(
                 f"model.width {self.width} is not a multiple of num_heads {self.num_heads}"
@@ -91,6 +95,13 @@ class ModelConfig(Section):
             raise ConfigError(
                 f"model.windows has {len(self.windows)} entries for depth {self.depth}"
             )
+
+
+def check_channels(model: ModelConfig, numerics: NumericsConfig) -> None:
+    """Raise ConfigError if a gate reads more channels than the model is wide."""
+    for name, is_used in (("smear_channels", model.smear), ("gate_channels", model.value_embeds)):
+        if is_used and (channels := getattr(numerics, name)) > model.width:
+            raise ConfigError(f"numerics.{name} {channels} is more than model.width {model.width}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +365,8 @@ class RunConfig(Section):
                 f"model.sequence_len {self.model.sequence_len} differs from "
                 f"rows.sequence_len {self.rows.sequence_len}"
             )
-        _check_counts("", self)
+        check_counts("", self, may_be_zero=_MAY_BE_ZERO)
+        check_channels(self.model, self.numerics)
         datasets = {dataset.name for dataset in self.task_data.datasets}
         entries = (*self.midtrain.mixture, *self.sft.mixture)
         wanted = {self.rl.task, *(e.task for e in entries), *(t.name for t in self.chat_eval.tasks)}
@@ -373,20 +385,3 @@ class RunConfig(Section):
                     f"{name}.total_batch_size {batch} is not a multiple of "
                     f"sequence_len {self.model.sequence_len}"
                 )
-
-
-# Whole numbers that may be 0; every other one counts something that must be there.
-_MAY_BE_ZERO = ("seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_examples")
-
-
-def _check_counts(prefix: str, section: Section) -> None:
-    """Raises ConfigError for a count below 1 (or below 0 where none is meant by it)."""
-    for item in dataclasses.fields(typing.cast(Any, section)):
-        value = getattr(section, item.name)
-        name = f"{prefix}{item.name}"
-        if isinstance(value, Section):
-            _check_counts(f"{name}.", value)
-        elif type(value) is int:
-            least = 0 if item.name in _MAY_BE_ZERO else 1
-            if value < least:
-                raise ConfigError(f"{name} is {value}, expected at least {least}")

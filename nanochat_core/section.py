@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import reprlib
 import types
 import typing
 from typing import Any, Self, TypeAlias
@@ -47,7 +48,7 @@ class Section:
         for name in tree:
             if name not in names:
                 raise ConfigError(
-                    f"{where} has no setting '{name}'", hint=f"one of: {', '.join(names)}"
+                    f"{where} has no setting {shown(name)}", hint=f"one of: {', '.join(names)}"
                 )
         neutral = {f.name: f.metadata["neutral"] for f in fields if "neutral" in f.metadata}
         tree = {**neutral, **tree}
@@ -55,6 +56,42 @@ class Section:
             if name not in tree:
                 raise ConfigError(f"{where} needs a value for '{name}'")
         return cls(**{n: from_json(types_by_name[n], tree[n], where=f"{where}.{n}") for n in names})
+
+
+def shown(value: object) -> str:
+    """Return a value as an error message shows it: on one line, and cut where it is long."""
+    return reprlib.repr(value)
+
+
+def within(least: float, most: float, **metadata: Any) -> Any:
+    """Declare a field whose numbers are from `least` to `most`, see `check_bounds`."""
+    return dataclasses.field(metadata={**metadata, "bounds": (least, most)})
+
+
+def check_bounds(where: str, section: Section) -> None:
+    """Raise ConfigError for a number outside of the bounds that its field declares."""
+    for item in dataclasses.fields(typing.cast(Any, section)):
+        least, most = item.metadata.get("bounds", (-math.inf, math.inf))
+        value = getattr(section, item.name)
+        numbers = typing.cast(tuple[Any, ...], value if isinstance(value, tuple) else (value,))
+        for number in numbers:
+            if isinstance(number, int | float) and not least <= number <= most:
+                raise ConfigError(
+                    f"{where}.{item.name} is {shown(number)}, expected {least} to {most}"
+                )
+
+
+def check_counts(prefix: str, section: Section, *, may_be_zero: tuple[str, ...]) -> None:
+    """Raise ConfigError for a count below 1, or below 0 where it may be zero."""
+    for item in dataclasses.fields(typing.cast(Any, section)):
+        value = getattr(section, item.name)
+        name = f"{prefix}{item.name}"
+        if isinstance(value, Section):
+            check_counts(f"{name}.", value, may_be_zero=may_be_zero)
+        elif type(value) is int:
+            least = 0 if item.name in may_be_zero else 1
+            if value < least:
+                raise ConfigError(f"{name} is {value}, expected at least {least}")
 
 
 def _to_tree(value: Any, *, canonical: bool = False) -> Tree:
@@ -71,12 +108,12 @@ def from_json(expected: Any, value: Any, *, where: str) -> Any:
     """One JSON value as the annotated type `expected`; an int will do for a float."""
     if isinstance(expected, type) and issubclass(expected, Section):
         if not isinstance(value, dict):
-            raise ConfigError(f"{where} is {value!r}, expected a group of settings")
+            raise ConfigError(f"{where} is {shown(value)}, expected a group of settings")
         return expected.from_tree(typing.cast(dict[str, Any], value), where=where)
     if typing.get_origin(expected) is tuple:
         item_type = typing.get_args(expected)[0]
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where} is {value!r}, expected a list")
+            raise ConfigError(f"{where} is {shown(value)}, expected a list")
         items = typing.cast(list[Any], value)
         return tuple(
             from_json(item_type, item, where=f"{where}[{i}]") for i, item in enumerate(items)
@@ -91,5 +128,5 @@ def from_json(expected: Any, value: Any, *, where: str) -> Any:
     if expected is float and type(value) is float and not math.isfinite(value):
         raise ConfigError(f"{where} is {value}, expected a finite number")
     if type(value) is not expected:
-        raise ConfigError(f"{where} is {value!r}, expected {expected.__name__}")
+        raise ConfigError(f"{where} is {shown(value)}, expected {expected.__name__}")
     return value

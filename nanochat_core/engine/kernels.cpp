@@ -41,10 +41,15 @@ void take_token(const Spec& s, int slot, int token, int limit) {
 
 }  // namespace
 
-// All counts are checked by the caller; nothing here fails but for want of memory.
+// What a pass is called with is checked by the caller; nothing here fails but `nf_open`.
 extern "C" {
 
-void* nf_open(const Spec* spec) {
+// Null: there is too little memory, or, with `*unsound`, the counts do not fit the arrays.
+void* nf_open(const Spec* spec, int32_t* unsound) {
+  constexpr int FORMS = 3, DEPTHS[FORMS] = {Fp32::DEPTH, Bf16::DEPTH, Int8::DEPTH};
+  *unsound = spec->form < 0 || spec->form >= FORMS ||
+             !is_sound(*spec, DEPTHS[spec->form], spec->form == 0 ? Fp32::DEPTH : Bf16::DEPTH);
+  if (*unsound) return nullptr;
   std::unique_ptr<Engine> e;
   try {
     e = make_engine(*spec);

@@ -17,6 +17,7 @@ struct LayerSpec {
   int32_t group, index;     // its page group, and its place among the group's layers
   int32_t window;
   float resid, x0;
+  size_t value_embed_size;  // numbers
 };
 
 struct GroupSpec {
@@ -42,7 +43,53 @@ struct Spec {
   int32_t *length, *token, *before, *parked;
   const DrawRule* rules;
   const uint8_t* parks;  // of each token: whether it parks
+  // Numbers that those who own them have, against which `is_sound` holds the counts above.
+  size_t embedding_size, smear_gate_size, rotary_size, slots_size, parks_size;
 };
+
+// Whether every index that a pass computes from the counts stays inside of the arrays. The rows of a
+// pass, which the caller checks, are not among them.
+static inline bool is_sound(const Spec& s, int depth_of_form, int depth_of_kept) {
+  const auto is = [&](const Matrix& m, int64_t least_out, int64_t in) {
+    return m.data != nullptr && int64_t{m.panels} * 16 >= least_out && m.panels <= 1 << 24 &&
+           int64_t{m.steps} * depth_of_form == in;
+  };
+  constexpr int MOST = 1 << 24;  // far from where 32 bits end, also four times
+  for (const int count : {s.num_threads, s.max_rows, s.num_slots, s.vocab, s.depth, s.num_groups,
+                          s.table_width, s.width, s.real_width, s.hidden, s.num_heads,
+                          s.num_kv_heads, s.head_width, s.real_head_width})
+    if (count < 1 || count > MOST) return false;
+  const int64_t heads = int64_t{s.num_heads} * s.head_width,
+                kv_heads = int64_t{s.num_kv_heads} * s.head_width;
+  if (s.width % 16 || s.hidden % 16 || s.head_width % 32 || s.num_heads % s.num_kv_heads ||
+      s.real_width > s.width || s.real_head_width > s.head_width || heads > MOST ||
+      s.middle_layer < -1 || s.middle_layer >= s.depth)
+    return false;
+  if (s.smear_gate != nullptr && (s.smear_channels < 1 || s.smear_channels > s.real_width ||
+                                  static_cast<size_t>(s.smear_channels) > s.smear_gate_size))
+    return false;
+  if (s.embedding_size < static_cast<size_t>(s.vocab) * s.width ||
+      s.parks_size < static_cast<size_t>(s.vocab) ||
+      s.slots_size < static_cast<size_t>(s.num_slots) ||
+      s.rotary_size < (static_cast<size_t>(s.table_width - 1) * 16 + 1) * (s.head_width / 2) ||
+      !is(s.head, s.vocab, s.width))
+    return false;
+  for (int i = 0; i < s.depth; ++i) {
+    const LayerSpec& l = s.layers[i];
+    const bool has_embed = l.value_embed != nullptr;
+    if (!is(l.qkv, heads + 2 * kv_heads + (has_embed ? s.num_kv_heads : 0), s.width) ||
+        !is(l.attention_out, s.width, heads) || l.attention_out.panels * 16 != s.width ||
+        !is(l.fc, s.hidden, s.width) || l.fc.panels * 16 != s.hidden ||
+        !is(l.mlp_out, s.width, s.hidden) || l.mlp_out.panels * 16 != s.width)
+      return false;
+    if (has_embed && l.value_embed_size < static_cast<size_t>(s.vocab) * kv_heads) return false;
+    if (l.group < 0 || l.group >= s.num_groups || l.index < 0 || l.index >= s.depth || l.window < 0)
+      return false;
+    const size_t of_layer = static_cast<size_t>(kv_heads) * 2 * 16 / depth_of_kept * 4;
+    if (s.groups[l.group].page_bytes < (l.index + 1) * of_layer) return false;
+  }
+  return true;
+}
 
 // Rows of one slot in one page of the groups.
 struct Run {

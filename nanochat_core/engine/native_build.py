@@ -125,7 +125,7 @@ def _open(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     int32, int64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
     for name, result, arguments in (
-        ("nf_open", pointer, (pointer,)),
+        ("nf_open", pointer, (pointer, pointer)),
         ("nf_close", None, (pointer,)),
         ("nf_row_key", int64, (int64, int64)),
         ("nf_read", None, (pointer, int32, *(pointer,) * 4, int32, pointer, pointer)),

@@ -38,6 +38,7 @@ from nanochat_core.engine.native_weights import (
 )
 from nanochat_core.engine.requests import Draw, LogProbs
 from nanochat_core.engine.runner import Chunk, Columns, Done, PageGroup
+from nanochat_core.errors import ModelError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
 
@@ -59,6 +60,7 @@ _INTS = (
     *("table_width", "width", "real_width", "hidden", "num_heads", "num_kv_heads", "head_width"),
     *("real_head_width", "smear_channels", "has_scalars", "middle_layer"),
 )
+_SIZES = ("embedding_size", "smear_gate_size", "rotary_size", "slots_size", "parks_size")
 _FLOATS = ("norm_eps", "qk_scale", "cap", "gate_scale", "smear_lambda", "backout_lambda")
 
 
@@ -78,6 +80,7 @@ class EngineSpec(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("length", "token", "before", "parked")),
         ("rules", ctypes.c_void_p),
         ("parks", ctypes.c_void_p),
+        *((name, ctypes.c_size_t) for name in _SIZES),
     )
 
 
@@ -336,10 +339,18 @@ class NativeRunner:
             parked=self.parked.ctypes.data,
             rules=self._draws.rules.ctypes.data,
             parks=self._parks.ctypes.data,
+            embedding_size=weights.embedding.numel(),
+            smear_gate_size=0 if weights.smear_gate is None else weights.smear_gate.numel(),
+            rotary_size=min(weights.cos.numel(), weights.sin.numel()),
+            slots_size=min(map(len, (self.length, self.token, self.before, self.parked))),
+            parks_size=len(self._parks),
         )
 
     def _open(self) -> int:
-        engine = self._library.nf_open(ctypes.byref(self._spec))
+        unsound = ctypes.c_int32()
+        engine = self._library.nf_open(ctypes.byref(self._spec), ctypes.byref(unsound))
+        if unsound.value:
+            raise ModelError("the model's counts do not fit its weights: the kernels refuse them")
         if not engine:
             raise MemoryError("the kernels' buffers do not fit into memory")
         return engine

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.native_memory import Arena
+from nanochat_core.errors import ModelError
 from nanochat_core.model.gpt import GPT, Attention, Block
 from nanochat_core.model.layers import Embedding, rotary_table
 from nanochat_core.model.shape import head_dim, value_embed_layers
@@ -56,6 +57,7 @@ class LayerSpec(ctypes.Structure):
         ("window", ctypes.c_int32),
         ("resid", ctypes.c_float),
         ("x0", ctypes.c_float),
+        ("value_embed_size", ctypes.c_size_t),
     )
 
 
@@ -111,6 +113,20 @@ class PackedMatrix:
         )
 
 
+def check_parameters(model: GPT) -> None:
+    """Raise ModelError unless every parameter has the shape that the config gives it, and a dtype
+    that is read here: what is packed from others would be read beyond its end."""
+    with torch.device("meta"):
+        expected = GPT(model.config, model.numerics).state_dict()
+    actual = model.state_dict()
+    for name in sorted(expected.keys() | actual.keys()):
+        found, right = actual.get(name), expected.get(name)
+        if found is None or right is None or found.shape != right.shape:
+            raise ModelError(f"the parameter {name} does not fit the model's config")
+        if found.dtype not in (torch.float32, torch.bfloat16):
+            raise ModelError(f"the parameter {name} is {found.dtype}, expected fp32 or bf16")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:
     """One block."""
@@ -127,6 +143,7 @@ class NativeWeights:
 
     def __init__(self, model: GPT, *, precision: Precision, max_len: int) -> None:
         config = model.config
+        check_parameters(model)
         self.model, self.config = model, config
         self.head, self.padded_head = head_dim(config), padded_head(config)
         width, wide = padded(config.width), padded(4 * config.width)
@@ -200,6 +217,7 @@ class NativeWeights:
         spec.fc, spec.mlp_out = weights.fc.spec(), weights.mlp_out.spec()
         if weights.value_embed is not None:
             spec.value_embed = weights.value_embed.data_ptr()
+            spec.value_embed_size = weights.value_embed.numel()
         if self.config.residual_scalars:
             spec.resid = float(self.model.resid_lambdas[layer])
             spec.x0 = float(self.model.x0_lambdas[layer])

@@ -99,17 +99,19 @@ def choose_runner(
         return sum(g.num_pages * len(g.layers) * layer for g in groups)
 
     weights = weight_bytes(model, precision)
-    room = (available_memory(device) if memory is None else memory) - weights
+    # cos and sin in fp32, and as much again while they are made.
+    rotary = 2 * longest * head_dim(config) * _BYTES["fp32"]
+    room = (available_memory(device) if memory is None else memory) - weights - rotary
     groups = _fit(
         lambda sequences: _groups(config, sequences, longest, size),
         lambda groups: pool_bytes(groups) <= room,
         most=num_slots,
     )
     if groups is None:
-        need = weights + pool_bytes(_groups(config, 1, longest, size))
+        need = weights + rotary + pool_bytes(_groups(config, 1, longest, size))
         raise ConfigError(
             f"a sequence of {longest} tokens and the weights in {precision} take {_size(need)} "
-            f"of memory, {_size(room + weights)} are to be had",
+            f"of memory, {_size(room + weights + rotary)} are to be had",
             hint="take a shorter context, a smaller model or bf16, or give it more memory",
         )
     return Choice(

@@ -18,12 +18,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from nanochat_core.config import ModelConfig, NumericsConfig
+from nanochat_core.config import ModelConfig, NumericsConfig, check_channels
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.job import write_json
 from nanochat_core.model.gpt import GPT
+from nanochat_core.section import from_json, shown
 
 FORMAT = 1
+DTYPES = (torch.float32, torch.bfloat16)  # of weights and of an optimizer's state
 WEIGHT = "weight/"  # begins the keys of the masters in an optimizer's state
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
@@ -64,9 +66,10 @@ def load_model(directory: Path, device: torch.device) -> GPT:
     model_config, numerics = load_config(directory)
     with torch.device("meta"):
         model = GPT(model_config, numerics)
-    model.to_empty(device=device)
+    # Before any memory is taken for what the config says.
     weights = _load_tensors(directory / "model.safetensors", device)
     _check_shapes(directory, model.state_dict(), weights)
+    model.to_empty(device=device)
     model.load_state_dict(weights)
     return model.eval()
 
@@ -81,10 +84,15 @@ def load_config(directory: Path) -> tuple[ModelConfig, NumericsConfig]:
         )
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        if tree["format"] != FORMAT:
-            raise ModelError(f"{path} is of format {tree['format']}, this version reads {FORMAT}")
-        return ModelConfig.from_tree(tree["model"]), NumericsConfig.from_tree(tree["numerics"])
-    except (ValueError, KeyError, TypeError, ConfigError) as error:
+        if not isinstance(tree, dict):
+            raise ConfigError(f"it is {shown(tree)}, expected a group of settings")
+        if (version := tree.get("format")) != FORMAT:
+            raise ModelError(f"{path} is of format {shown(version)}, this version reads {FORMAT}")
+        model = from_json(ModelConfig, tree.get("model"), where="model")
+        numerics = from_json(NumericsConfig, tree.get("numerics"), where="numerics")
+        check_channels(model, numerics)
+        return model, numerics
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not the config of a model: {error}") from error
 
 
@@ -107,9 +115,10 @@ def load_state(directory: Path) -> Tensors:
 def _load_tensors(path: Path, device: torch.device) -> Tensors:
     try:
         return load_file(path, device=str(device))
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise ModelError(
-            f"{path} cannot be read: {error}", hint="fetch the model again: `nanochat fetch --help`"
+            f"{path} cannot be read: {shown(str(error))}",
+            hint="fetch the model again: `nanochat fetch --help`",
         ) from error
 
 
@@ -123,9 +132,11 @@ def _mismatches(expected: Tensors, actual: Tensors) -> Iterator[tuple[str, str]]
         if name not in actual:
             yield name, "is missing"
         elif name not in expected:
-            yield name, "is not part of the model"
+            yield shown(name), "is not part of the model"
         elif expected[name].shape != actual[name].shape:
             yield name, f"is {tuple(actual[name].shape)}, expected {tuple(expected[name].shape)}"
+        elif actual[name].dtype not in DTYPES:
+            yield name, f"is {actual[name].dtype}, expected fp32 or bf16"
 
 
 def _on_host(tensors: Tensors) -> Tensors:

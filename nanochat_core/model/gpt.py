@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanochat_core.config import ModelConfig, NumericsConfig
+from nanochat_core.config import ModelConfig, NumericsConfig, check_channels
 from nanochat_core.model.attention import attend
 from nanochat_core.model.layers import (
     Embedding,
@@ -144,6 +144,7 @@ class GPT(nn.Module):
 
     def __init__(self, config: ModelConfig, numerics: NumericsConfig) -> None:
         super().__init__()
+        check_channels(config, numerics)
         self.config = config
         self.numerics = numerics
         self.dtype = compute_dtype(numerics.precision)

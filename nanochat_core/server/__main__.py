@@ -24,6 +24,7 @@ from nanochat_core.server.service import Service
 
 MAX_HEADER_BYTES = 16 * 1024
 SECONDS_BEYOND_DRAIN = 2  # to tell the streams that are cut
+SECONDS_BETWEEN_LOOKS = 0.5
 MOST_DOUBLINGS = 5  # of the time until what failed is tried again
 _LOG = logging.getLogger("nanochat_core.server")
 
@@ -97,7 +98,8 @@ def serve(
 ) -> None:
     """Serve the model in `directory`, shown as `name`, until the process is asked to stop.
 
-    Raises ModelError, or ConfigError when the address is taken.
+    Raises ModelError, also when the engine processes end again and again without one answer, or
+    ConfigError when the address is taken.
     """
     _log_to_stderr()
     allow_connections()
@@ -123,15 +125,26 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     sys.stderr.write(f"chat at http://{shown}:{port}\n")
-    watching = None
+    server = Server(service)
+    watching = [asyncio.create_task(stop_without_engine(service, server))]
     if newer:
-        watching = asyncio.create_task(follow_newer(service, newer, pool_of, served=directory))
+        following = follow_newer(service, newer, pool_of, served=directory)
+        watching.append(asyncio.create_task(following))
     try:
-        await Server(service).serve(sockets=[listener])
+        await server.serve(sockets=[listener])
     finally:
-        if watching:
-            watching.cancel()
+        for task in watching:
+            task.cancel()
         await service.stop()
+    if service.pool.failure:
+        raise service.pool.failure
+
+
+async def stop_without_engine(service: Service, server: uvicorn.Server) -> None:
+    """Stop the server once no engine process of its model is started again."""
+    while service.pool.failure is None:
+        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+    server.should_exit = True
 
 
 async def follow_newer(

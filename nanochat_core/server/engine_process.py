@@ -88,7 +88,8 @@ def open_engine(spec: Spec) -> tuple[AnswerEngine, Facts]:
         num_slots=spec.num_slots,
         on_choice=chosen.append,
     )
-    assert engine.scheduler  # opens the runner
+    # Opens the runner; a model that ends the process at its first token does so before it is ready.
+    engine.generate_batch([tokenizer.bos], max_tokens=1)
     facts = Facts(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         sequence_len=model.config.sequence_len,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from nanochat_core.server.channel import Ask, Facts, Spec, frame, read_message, 
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0  # seconds before a dead engine process is started again
+MOST_VAIN_LIVES = 6  # in a row, without one answer: the next would end as they did
 STEADY_SECONDS = 60.0  # one that lived so long is started again at once
 SECONDS_TO_DIE = 5.0
 _LOG = logging.getLogger(__name__)
@@ -112,7 +114,10 @@ class Worker:
         self.busy = 0  # samples that it writes or that wait in it
         self.failure: ModelError | None = None
         self.changed = asyncio.Event()  # ready, or refused
+        self.has_given_up = False  # no process is started any more; `failure` says why
         self._was_ready = False
+        self._has_answered = False  # in this life of its process
+        self._status: int | None = None  # of the last process that ended
         self._asked: dict[int, _Asked] = {}
         self._count = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -165,9 +170,10 @@ class Worker:
             self._writer.write(frame(message))
 
     async def _keep_running(self) -> None:
-        pause = FIRST_PAUSE
+        pause, vain = FIRST_PAUSE, 0
         while True:
             began = time.monotonic()
+            self._has_answered, self._status = False, None
             try:
                 await self._run_once()
             except OSError as error:  # no process, no sockets: as one that ended
@@ -178,14 +184,24 @@ class Worker:
             finally:
                 self.facts = self._writer = None
                 self.fail_all("the engine stopped unexpectedly; try again in a moment")
+            hint = "what it wrote before says why"
             if not self._was_ready:
-                hint = "what it wrote before says why"
-                self.failure = self.failure or ModelError("the engine ended at once", hint=hint)
+                how = f"the engine ended at once: {self._how_it_ended()}"
+                self.failure = self.failure or ModelError(how, hint=hint)
                 self.changed.set()
                 return
-            why = f": {self.failure}" if self.failure else ""
+            # A process that the system did not give is no life: that may pass.
+            vain = 0 if self._has_answered or self._status is None else vain + 1
+            if vain == MOST_VAIN_LIVES:
+                why = str(self.failure or self._how_it_ended())
+                self.failure = ModelError(
+                    f"the engine process ended {vain} times without one answer: {why}", hint=hint
+                )
+                self.has_given_up = True
+                return
+            why = self.failure or self._how_it_ended()
             self.failure = None
-            _LOG.error("engine process %d ended%s; it is started again", self.index, why)
+            _LOG.error("engine process %d ended: %s; it is started again", self.index, why)
             self.restarts += 1
             steady = time.monotonic() - began > STEADY_SECONDS
             pause = FIRST_PAUSE if steady else min(2 * pause, LONGEST_PAUSE)
@@ -217,7 +233,12 @@ class Worker:
             if self._writer is not None:
                 self._writer.close()
             await asyncio.shield(_end(self._process))
-            self._process = None
+            self._status, self._process = self._process.returncode, None
+
+    def _how_it_ended(self) -> str:
+        if self._status is None or self._status >= 0:
+            return f"exit status {self._status}"
+        return f"killed by {signal.Signals(-self._status).name}"
 
     def _check_loaded(self) -> None:
         if self.facts is None:
@@ -253,6 +274,7 @@ class Worker:
         event = unpack_event(packed)
         asked.stream.put(event)
         if not isinstance(event, TokenEvent):
+            self._has_answered |= event.reason in ("stop", "length")
             ended = asked.open if event.sample < 0 else 1
             asked.open -= ended
             self.busy -= ended
@@ -283,6 +305,12 @@ class Pool:
         """Of the model; the pool must have been started."""
         assert self._facts is not None, "the pool was not started"
         return self._facts
+
+    @property
+    def failure(self) -> ModelError | None:
+        """Why no process is started again, once none is."""
+        given_up = all(worker.has_given_up for worker in self.workers)
+        return self.workers[0].failure if given_up else None
 
     @property
     def is_ready(self) -> bool:

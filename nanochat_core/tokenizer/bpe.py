@@ -123,12 +123,22 @@ class Tokenizer:
         settings = _read_settings(directory / SETTINGS_FILE)
         ranks = _read_ranks(directory / RANKS_FILE)
         num_ordinary = settings["vocab_size"] - len(SPECIAL_TOKENS)
-        if sorted(ranks.values()) != list(range(num_ordinary)):
+        if len(ranks) != num_ordinary or sorted(ranks.values()) != list(range(num_ordinary)):
             raise ModelError(
                 f"{directory / RANKS_FILE} has {len(ranks)} tokens, "
                 f"{SETTINGS_FILE} beside it says {num_ordinary}"
             )
-        return cls(ranks, pattern=settings["pattern"])
+        # Text is split down to bytes: tiktoken ends the process's thread at one without a token.
+        if any(bytes([byte]) not in ranks for byte in range(256)):
+            raise ModelError(f"{directory / RANKS_FILE} has no token for some byte")
+        try:
+            tokenizer = cls(ranks, pattern=settings["pattern"])
+        except ValueError as error:
+            raise ModelError(
+                f"{directory / SETTINGS_FILE} has a split pattern that does not compile"
+            ) from error
+        tokenizer.encode("a1 \n")  # before a server is asked with it
+        return tokenizer
 
     def save(self, directory: Path) -> None:
         """Write the two files into `directory`, each whole or not at all."""
@@ -208,9 +218,13 @@ class Tokenizer:
             return self._encode(repaired)
         except ValueError:  # a run of whitespace deeper than the pattern's stack
             if len(text) <= _PIECE_CHARS:
-                raise
+                raise ModelError("the tokenizer's split pattern gives up on this text") from None
             starts = range(0, len(text), _PIECE_CHARS)
             return np.concatenate([self._encode(text[i : i + _PIECE_CHARS]) for i in starts])
+        except BaseException as error:  # a panic in tiktoken is no Exception
+            if type(error).__name__ != "PanicException":
+                raise
+            raise ModelError("the tokenizer's split pattern has empty pieces") from None
 
     def _ranks_bytes(self) -> bytes:
         lines = (
@@ -230,15 +244,18 @@ class Tokenizer:
 def _read_settings(path: Path) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path.parent} holds no tokenizer: {error}") from error
     if not isinstance(settings, dict) or settings.get("format") != FORMAT:
         raise ModelError(
             f"{path} is not of format {FORMAT}",
             hint="it was written by another version of nanochat-flows, or is no tokenizer of it",
         )
-    if tuple(settings["special_tokens"]) != SPECIAL_TOKENS:
+    special, pattern = settings.get("special_tokens"), settings.get("pattern")
+    if not isinstance(special, dict) or tuple(special) != SPECIAL_TOKENS:
         raise ModelError(f"{path} has other special tokens than this version of nanochat-flows")
+    if not isinstance(pattern, str) or type(settings.get("vocab_size")) is not int:
+        raise ModelError(f"{path} has no split pattern or no vocab_size")
     return settings
 
 

@@ -3,8 +3,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nanochat_core.config import DatasetConfig, TaskDataConfig
+from nanochat_core.config import DatasetConfig, ModelConfig, NumericsConfig, TaskDataConfig
+from nanochat_core.eras import numerics
 from nanochat_core.errors import ConfigError
+from nanochat_core.scaling import model_for_depth
 from nanochat_core.section import Section
 
 
@@ -67,3 +69,40 @@ def test_counts_of_a_dataset_are_none_or_not_below_zero():
 def test_a_dataset_is_named_once():
     with pytest.raises(ConfigError, match=r"datasets names 'letters' 2 times"):
         TaskDataConfig(datasets=(dataset(), dataset()), core_bundle=None, core_bundle_sha256=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("depth", "width", "num_heads") for value in (0, -64, 2**31)),
+        *(("num_kv_heads", value) for value in (0, -1)),
+        *((name, 2**20 + 1) for name in ("sequence_len", "vocab_size")),
+        ("windows", [2048, -1]),
+        ("windows", [2048, 2**31]),
+    ],
+)
+def test_a_shape_that_no_model_has_is_refused_in_one_line(name, value):
+    tree = model_for_depth(2).tree() | {name: value}
+    with pytest.raises(ConfigError, match=rf"^model\.{name} is -?\d+, expected \d+ to \d+$"):
+        ModelConfig.from_tree(tree)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("softcap", 0.0), ("rotary_base", 0.0), ("norm_eps", -1.0), ("smear_channels", 0)),
+        *(("gate_channels", -12), ("qk_scale", 1e300), ("init_embedding_std", -0.8)),
+    ],
+)
+def test_constants_that_no_model_has_are_refused(name, value):
+    tree = numerics("fp32").tree() | {name: value}
+    with pytest.raises(ConfigError, match=rf"^numerics\.{name} is .*, expected .* to "):
+        NumericsConfig.from_tree(tree)
+
+
+def test_an_error_shows_a_long_or_odd_value_on_one_short_line():
+    for name, value in (("depth", "a\nb" * 9999), ("a\nb\x1b[2J", 1)):
+        with pytest.raises(ConfigError) as error:
+            ModelConfig.from_tree(model_for_depth(2).tree() | {name: value})
+        assert str(error.value).isprintable()
+        assert len(str(error.value)) < 300

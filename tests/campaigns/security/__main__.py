@@ -11,7 +11,7 @@ import sys
 
 from tests.campaigns.security.rows import Row
 
-PARTS = ("sandbox", "records")
+PARTS = ("sandbox", "records", "model")
 
 
 def render(rows: list[Row]) -> str:

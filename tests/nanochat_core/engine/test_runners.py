@@ -1,5 +1,6 @@
 """Which runner is chosen, and the memory it is said to take."""
 
+import dataclasses
 import importlib.metadata
 import re
 from dataclasses import replace
@@ -81,6 +82,13 @@ def test_a_large_models_weights_are_told_within_two_percent():
         assert choice.weight_bytes == pytest.approx(taken, rel=0.02)
 
 
+def test_tables_of_positions_that_do_not_fit_are_refused_before_they_are_made():
+    shape = model_for_depth(4)
+    long = dataclasses.replace(shape, sequence_len=2**20, windows=(16,) * shape.depth)
+    with pytest.raises(ConfigError, match="a sequence of 1048576 tokens and the weights"):
+        choose_runner(GPT(long, numerics("fp32")), num_slots=1, runner="torch", memory=GB)
+
+
 def test_with_less_memory_fewer_sequences_fit_and_with_too_little_it_is_refused():
     model = GPT(model_for_depth(4), numerics("fp32"))
     ample = choose_runner(model, num_slots=8, runner="torch", memory=100 * GB)
@@ -91,7 +99,7 @@ def test_with_less_memory_fewer_sequences_fit_and_with_too_little_it_is_refused(
     assert half.weight_bytes + half.pool_bytes <= ample.weight_bytes + ample.pool_bytes // 2
     assert [g.num_pages for g in half.groups] == [1 + 3 * 66, 1 + 3 * 128]
     with pytest.raises(
-        ConfigError, match=r"2048 tokens and the weights in fp32 take 90\.5 MB"
+        ConfigError, match=r"2048 tokens and the weights in fp32 take 92\.6 MB"
     ) as e:
         choose_runner(model, num_slots=8, runner="torch", memory=ample.weight_bytes)
     assert "79.7 MB are to be had" in str(e.value)

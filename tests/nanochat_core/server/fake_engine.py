@@ -6,6 +6,7 @@ the salt of its pages.
 """
 
 import os
+import signal
 import threading
 import time
 
@@ -135,6 +136,10 @@ def open_fake(spec: Spec) -> tuple[FakeEngine, Facts]:
         time.sleep(600)
     if spec.directory.endswith("crash"):
         os._exit(9)
+    if spec.directory.endswith("segfault"):
+        signal.raise_signal(signal.SIGSEGV)
+    if spec.directory.endswith("brief"):
+        threading.Timer(0.1, os._exit, [9]).start()
     facts = Facts(
         parameters=12345,
         sequence_len=CONTEXT,

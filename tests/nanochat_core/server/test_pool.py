@@ -11,11 +11,14 @@ import pytest
 
 from nanochat_core.engine.requests import Draw, EndEvent, LogProbs, TokenEvent
 from nanochat_core.errors import ModelError
-from nanochat_core.server.__main__ import Newer, follow_newer
+from nanochat_core.server.__main__ import Newer, follow_newer, serve
 from nanochat_core.server.channel import Ask, pack_event, unpack_event
+from nanochat_core.server.launch import Engines
 from nanochat_core.server.pool import AnswerStream, Patience, Pool
+from nanochat_core.server.rules import Rules
 from nanochat_core.server.service import Service
-from tests.nanochat_core.server.live import body, fake_pool, serving, text_of, wait_until
+from tests.nanochat_core.server.fake_engine import TOKENIZER
+from tests.nanochat_core.server.live import FAKE, body, fake_pool, serving, text_of, wait_until
 
 
 @pytest.mark.parametrize(
@@ -166,12 +169,39 @@ def test_an_engine_that_is_never_ready_is_given_up(live):
 
 @pytest.mark.parametrize(
     ("directory", "says"),
-    [("broken", "this model is broken"), ("crash", "the engine ended at once")],
+    [
+        ("broken", "this model is broken"),
+        ("crash", "the engine ended at once: exit status 9"),
+        ("segfault", "the engine ended at once: killed by SIGSEGV"),
+    ],
 )
 def test_a_model_that_cannot_be_loaded_is_refused_at_the_start(live, directory, says):
     with pytest.raises(ModelError, match=says) as caught:
         live.run(fake_pool(directory).start())
     assert caught.value.hint
+
+
+def test_a_server_whose_engine_ends_again_and_again_without_an_answer_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("nanochat_core.server.pool.FIRST_PAUSE", 0.01)
+    directory = tmp_path / "brief"
+    (directory / "tokenizer").mkdir(parents=True)
+    TOKENIZER.save(directory / "tokenizer")
+    (directory / "config.json").touch()
+    engines = Engines(device="cpu", maker=FAKE)
+    with pytest.raises(ModelError, match="ended 6 times without one answer: exit status 9") as why:
+        serve(directory, name="x", host="127.0.0.1", port=0, engines=engines, rules=Rules())
+    assert why.value.hint
+
+
+def test_an_engine_that_answers_between_its_ends_is_started_for_ever(monkeypatch):
+    monkeypatch.setattr("nanochat_core.server.pool.MOST_VAIN_LIVES", 2)
+    with serving() as live:
+        for _ in range(3):
+            assert text_of(live.ask("echo one")) == "one"
+            live.ask("die")
+            wait_until(lambda: live.service.pool.workers[0].facts is None)
+            wait_until(lambda: live.service.pool.is_ready)
+        assert live.service.pool.failure is None
 
 
 def test_another_model_is_served_without_dropping_a_stream():

@@ -1,0 +1,400 @@
+"""Mutated model directories: each gives a one-line error or the right answer.
+
+A child process tries many of them, under limits of memory and time, and says before each which one
+it is: one that ends the child by a signal is named, and the next child continues after it.
+"""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import struct
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from nanochat_core.config import ModelConfig
+from nanochat_core.engine import native_build
+from nanochat_core.engine.engine import Engine
+from nanochat_core.eras import numerics
+from nanochat_core.errors import NanochatError
+from nanochat_core.model.checkpoint import load_model, load_state, save_model
+from nanochat_core.model.gpt import GPT
+from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
+from tests.campaigns.security.rows import Row
+
+Trial: TypeAlias = Callable[[Path, random.Random], None]
+
+ATTEMPTS = 10_000
+SECONDS = 30  # of one mutant, on a machine that is busy
+MEMORY = 2**31  # bytes of address space that a child may take for its mutants
+ENGINE_MEMORY = 2**27
+MOST_CHARACTERS = 600  # of an error
+TEXT = "hello 12"
+WORDS = ("config.json", "tokenizer/tokenizer.json")
+FILES = (*WORDS, "model.safetensors", "optimizer.safetensors", "tokenizer/tokenizer.tiktoken")
+COUNTS = [0, 1, 2, 3, 4, 7, 8, 12, 16, 17, 24, 25, 31, 32, 33, 64, 65, 100, 512, 2**12, 2**16]
+HUGE = [2**20, 2**20 + 1, 2**24, 2**31 - 1, 2**31, 2**32 + 1, 2**63, 10**30]
+ODD = [None, True, False, "", "32", "bf16", "fp8", "int8", [], {}, [32, 32, 32], [[[]]], {"a": 1}]
+NUMBERS = [0.5, -0.5, 1e-30, 1e-300, 1e30, 1e300, -1e30, 5e-324, 15.0, 1e5]
+NOT_NUMBERS = [float("nan"), float("inf"), float("-inf")]
+DTYPES = ("F64", "F32", "BF16", "F16", "I64", "I32", "U8", "BOOL", "F8_E4M3", "C64", "X")
+PATTERNS = ["", "(", "(a+)+$", "(?=)", ".", r"[\s\S]", r"\p{Nope}", "(x{999}){999}", "\x00", "(?i"]
+
+
+def write_models(folder: Path) -> list[Path]:
+    """Write the models that are mutated: with all parts and with few, in fp32 and in bf16."""
+    ranks = {bytes([byte]): byte for byte in range(256)} | {b"he": 256, b"ll": 257, b"hell": 258}
+    tokenizer = Tokenizer(ranks)
+    found: list[Path] = []
+    kinds = (("all", "fp32", True), ("few", "fp32", False), ("bf16", "bf16", True))
+    for name, precision, has_parts in kinds:
+        directory = folder / name
+        (directory / "tokenizer").mkdir(parents=True)
+        tokenizer.save(directory / "tokenizer")
+        config = ModelConfig(
+            depth=3,
+            width=32,
+            num_heads=4,
+            num_kv_heads=2,
+            sequence_len=64,
+            vocab_size=len(ranks) + len(SPECIAL_TOKENS),
+            windows=(16, 16, 64),
+            residual_scalars=True,
+            value_embeds=has_parts,
+            smear=has_parts,
+            backout=has_parts,
+        )
+        gpt = GPT(config, numerics(precision))
+        gpt.init_weights(0)
+        with torch.no_grad():
+            for parameter in gpt.parameters():
+                parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(7))
+        save_model(
+            directory,
+            gpt,
+            tokenizer=directory / "tokenizer",
+            optimizer={"exp_avg/lm_head.weight": torch.zeros(4, 4)},
+            made_by="test",
+        )
+        found.append(directory)
+    return found
+
+
+def mutate(directory: Path, rng: random.Random) -> str:
+    """Change a model directory in one to three places; return what was done."""
+    done: list[str] = []
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        name = rng.choice((*FILES, "config.json", "config.json", "model.safetensors"))
+        path = directory / name
+        if not path.exists():
+            continue
+        if rng.random() < 0.05:
+            done.append(_fit_gate(directory, rng))
+        elif rng.random() < 0.1:
+            done.append(f"{name}: {_damage(path, rng)}")
+        elif name in WORDS:
+            done.append(f"{name}: {_change_json(path, rng)}")
+        elif path.suffix == ".safetensors":
+            done.append(f"{name}: {_change_tensors(path, rng)}")
+        else:
+            done.append(f"{name}: {_change_ranks(path, rng)}")
+    return "; ".join(done)
+
+
+def _damage(path: Path, rng: random.Random) -> str:
+    """Spoil the bytes of any file."""
+    data = bytearray(path.read_bytes())
+    kind = rng.choice(("truncated", "bytes changed", "emptied", "doubled", "gone", "nested"))
+    if kind == "truncated":
+        del data[rng.randrange(len(data) + 1) :]
+    elif kind == "bytes changed" and data:
+        for _ in range(rng.choice((1, 2, 8))):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+    elif kind == "emptied":
+        data.clear()
+    elif kind == "doubled":
+        data *= 2
+    elif kind == "nested":
+        data[:] = b"[" * 100_000
+    path.write_bytes(data)
+    if kind == "gone":
+        path.unlink()
+    return kind
+
+
+def _value(rng: random.Random, old: Any) -> Any:
+    """Return a value to put in place of another."""
+    if isinstance(old, bool) and rng.random() < 0.5:
+        return not old
+    if isinstance(old, int | float) and rng.random() < 0.3:
+        return rng.choice((-old, old + 1, old - 1, old * 2, old // 2, str(old), [old], float(old)))
+    if isinstance(old, list) and rng.random() < 0.7:
+        new = list(old)
+        kind = rng.randrange(4)
+        if kind == 0 and new:
+            new[rng.randrange(len(new))] = _value(rng, new[0])
+        elif kind == 1:
+            new += new
+        elif kind == 2:
+            new = new[1:]
+        else:
+            new = new * 400
+        return new
+    if isinstance(old, str) and rng.random() < 0.5:
+        return rng.choice([*PATTERNS, "fp32", "compute", "line\nbreak", "\x1b[31m", "a" * 5000])
+    return rng.choice(rng.choice((COUNTS, HUGE, ODD, NUMBERS, NOT_NUMBERS, [-c for c in COUNTS])))
+
+
+def _change_json(path: Path, rng: random.Random) -> str:
+    """Change, delete, swap or add settings."""
+    tree = _json_of(path)
+    if not isinstance(tree, dict):
+        return "was spoilt before"
+    group = rng.choice([g for g in (tree, *tree.values()) if isinstance(g, dict)])
+    name = rng.choice(sorted(group) or ["x"])
+    kind = rng.choice(("value", "value", "value", "value", "deleted", "swapped", "added"))
+    if kind == "value":
+        group[name] = _value(rng, group.get(name))
+    elif kind == "deleted":
+        group.pop(name, None)
+    elif kind == "swapped":
+        other = rng.choice(sorted(group) or ["x"])
+        group[name], group[other] = group.get(other), group.get(name)
+    else:
+        group[rng.choice(("more", "a\nb", "", name.upper()))] = 1
+    path.write_text(json.dumps(tree))
+    return f"{name} {kind} {group.get(name)!r:.60}"
+
+
+def _fit_gate(directory: Path, rng: random.Random) -> str:
+    """Give a gate other channels, and weights that fit them."""
+    path, weights = directory / "config.json", directory / "model.safetensors"
+    tree = _json_of(path)
+    try:
+        tensors = load_file(weights)
+    except (OSError, ValueError, KeyError, SafetensorError):
+        return "was spoilt before"
+    if not isinstance(tree, dict) or not isinstance(tree.get("numerics"), dict):
+        return "was spoilt before"
+    name, gate = rng.choice((("smear_channels", "smear_gate"), ("gate_channels", "ve_gate")))
+    channels = rng.choice((1, 12, 31, 32, 33, 64, 2**12, 2**16))
+    for key, tensor in tensors.items():
+        if gate in key and tensor.ndim:
+            tensors[key] = torch.ones(tensor.size(0), channels)
+    tree["numerics"][name] = channels
+    save_file(tensors, weights)
+    path.write_text(json.dumps(tree))
+    return f"{name} and its weights {channels}"
+
+
+def _json_of(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _change_tensors(path: Path, rng: random.Random) -> str:
+    """Change what a safetensors header says, or the numbers behind it."""
+    try:
+        data = path.read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        header, body = json.loads(data[8 : 8 + length]), bytearray(data[8 + length :])
+        names = sorted(name for name, entry in header.items() if entry["shape"])
+        name, other = rng.choice(names), rng.choice(names)
+    except (OSError, ValueError, struct.error, LookupError, TypeError, RecursionError):
+        return "was spoilt before"
+    entry = header[name]
+    kind = rng.choice(("entry", "entry", "entry", "name", "gone", "twin", "swap", "numbers"))
+    if kind == "entry":
+        kind = _change_entry(entry, header[other], rng)
+    elif kind == "name":
+        new = rng.choice(("other", "a\nb", "\x1b[2J", name + ".weight", "n" * 5000))
+        header[new] = header.pop(name)
+    elif kind == "gone":
+        del header[name]
+    elif kind == "twin":
+        header["twin"] = entry
+    elif kind == "swap":
+        header[name], header[other] = header[other], header[name]
+    else:
+        filler = rng.choice((b"\xff", b"\x00\x00\x80\x7f", b"\x7f", rng.randbytes(64)))
+        first = rng.randrange(len(body) + 1)
+        last = min(len(body), first + 4096)
+        body[first:last] = (filler * 4096)[: last - first]
+    text = json.dumps(header).encode()
+    length = len(text)
+    if rng.random() < 0.05:
+        length = rng.choice((0, 1, length - 1, length + 1, 2**40, 2**63))
+    path.write_bytes(struct.pack("<Q", length) + text + body)
+    return f"{name} {kind} {header.get(name)!r:.90}"
+
+
+def _change_entry(entry: dict[str, Any], other: dict[str, Any], rng: random.Random) -> str:
+    """Change the shape, type or place of a tensor."""
+    shape, kind = entry["shape"], rng.choice(("shape", "dtype", "offsets"))
+    if kind == "shape":
+        place = rng.randrange(len(shape))
+        longer = [*shape[:place], rng.choice(COUNTS + HUGE), *shape[place + 1 :]]
+        entry["shape"] = rng.choice((longer, shape[::-1], [*shape, 1], [-1, *shape[1:]], []))
+    elif kind == "dtype":
+        entry["dtype"] = rng.choice(DTYPES)
+        if rng.random() < 0.5:  # as many bytes, in another type
+            entry["shape"] = [*shape[:-1], shape[-1] // 2]
+    else:
+        places = ([0, 8], [8, 0], [-8, 8], [0, 2**62], [2**64, 2**64 + 8], [0], "x")
+        entry["data_offsets"] = rng.choice((*places, other["data_offsets"]))
+    return kind
+
+
+def _change_ranks(path: Path, rng: random.Random) -> str:
+    """Change lines of the tokenizer's table."""
+    lines = path.read_bytes().splitlines()
+    if not lines:
+        return "was spoilt before"
+    place = rng.randrange(len(lines))
+    token = lines[place].partition(b" ")[0]
+    kind = rng.choice(("gone", "twice", "rank", "token", "swapped"))
+    if kind == "gone":
+        del lines[place]
+    elif kind == "twice":
+        lines.append(lines[place])
+    elif kind == "rank":
+        ranks = (b"-1", b"0", b"257", b"9" * 30, b"9" * 5000, b"1.5", b"x", b"1 2", b"1_0", b"")
+        lines[place] = token + b" " + rng.choice(ranks)
+    elif kind == "token":
+        lines[place] = rng.choice((b"", b"A", b"////", b"AA==", b"\xff")) + b" %d" % place
+    else:
+        other = rng.randrange(len(lines))
+        lines[place], lines[other] = lines[other], lines[place]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return f"line {place} {kind}"
+
+
+def answer(directory: Path, rng: random.Random) -> None:
+    """Load a model and let it answer as a server would; AssertionError for a wrong answer."""
+    if rng.random() < 0.1:
+        load_state(directory)
+    model = load_model(directory, torch.device("cpu"))
+    tokenizer = Tokenizer.load(directory / "tokenizer")
+    tokenizer.check_model(model.config.vocab_size)
+    native = native_build.unable_here() is None and rng.random() < 0.8
+    precision = rng.choice(("fp32", "fp32", "bf16", "int8")) if native else "fp32"
+    engine = Engine(
+        model,
+        tokenizer,
+        precision=precision,
+        num_slots=2,
+        memory=ENGINE_MEMORY,
+        runner="native" if native else "torch",
+    )
+    prompt = [tokenizer.bos, *tokenizer.encode(TEXT)]
+    for temperature in (0.0, 1.0):
+        [tokens], _ = engine.generate_batch(prompt, max_tokens=4, temperature=temperature)
+        assert all(0 <= token < model.config.vocab_size for token in tokens), tokens
+        if temperature == 0.0 and precision == "fp32" and len(tokens) > len(prompt):
+            _check_likeliest(model, prompt, tokens[len(prompt)])
+    tokenizer.decode(tokens)
+
+
+@torch.no_grad()
+def _check_likeliest(model: GPT, prompt: list[int], token: int) -> None:
+    """Hold the token against the model's own forward pass in fp32.
+
+    Not where weights are no numbers, or so large that the order of sums decides.
+    """
+    if model.dtype != torch.float32 or not all(p.abs().amax() <= 1e4 for p in model.parameters()):
+        return
+    logits = model(torch.tensor([prompt]))[0, -1].double()
+    if logits.isfinite().all():
+        short = float(logits.max() - logits[token])
+        assert short <= 1e-2 * float(logits.abs().max()) + 1e-6, f"{short} below the likeliest"
+
+
+def outcome(directory: Path, rng: random.Random, trial: Trial) -> str:
+    """Return what is wrong with how a mutant was taken; "" for nothing."""
+    try:
+        trial(directory, rng)
+    except NanochatError as error:
+        text = str(error)
+        if not text or not text.isprintable() or len(text) > MOST_CHARACTERS:
+            return f"an error of {len(text)} characters, not one line: {text!r:.200}"
+    except BaseException as error:  # noqa: BLE001 - a compiled library's panic is no Exception
+        return f"{type(error).__name__}: {error!s:.200}"
+    return ""
+
+
+def try_all(
+    folder: Path, *, attempts: int, seed: int, trial: Trial = answer, seconds: float = SECONDS
+) -> list[str]:
+    """Try that many mutants in child processes; return a line for each that got through."""
+    bases, log = write_models(folder), folder / "log"
+    through: list[str] = []
+    begun = 0
+    while begun < attempts:
+        log.write_text("")
+        child = os.fork()
+        if child == 0:
+            try:
+                _try_some(folder, bases, range(begun, attempts), seed, trial, seconds)
+            except BaseException:  # noqa: BLE001 - a child must not return into its parent's code
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        through += [f"{seed}/{n}: {what}: {wrong}" for n, what, wrong in lines if wrong]
+        begun, what, wrong = lines[-1]
+        if wrong is None:
+            how = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "itself"
+            through.append(f"{seed}/{begun}: {what}: ended the process by {how}")
+        begun += 1
+    return through
+
+
+def _try_some(
+    folder: Path,
+    bases: list[Path],
+    numbers: range,
+    seed: int,
+    trial: Trial,
+    seconds: float,
+) -> None:
+    """Try mutants until one ends this process; log each before and after. SIGALRM ends one that
+    takes too long."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    mutant = folder / "mutant"
+    with (folder / "log").open("a") as log:
+        for number in numbers:
+            rng = random.Random(f"{seed}/{number}")
+            shutil.rmtree(mutant, ignore_errors=True)
+            shutil.copytree(rng.choice(bases), mutant)
+            what = mutate(mutant, rng)
+            print(json.dumps([number, what, None]), file=log, flush=True)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            wrong = outcome(mutant, rng, trial)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            print(json.dumps([number, what, wrong]), file=log, flush=True)
+
+
+def run() -> list[Row]:
+    """Try 10,000 mutants."""
+    started = time.monotonic()
+    torch.set_num_threads(1)  # no thread of torch's may be alive in a fork
+    with tempfile.TemporaryDirectory(prefix="model-") as folder:
+        through = try_all(Path(folder), attempts=ATTEMPTS, seed=19)
+    seconds = time.monotonic() - started
+    return [Row(part="model", attempts=ATTEMPTS, got_through=tuple(through), seconds=seconds)]
