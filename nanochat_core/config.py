@@ -26,7 +26,7 @@ class NumericsConfig(Section):
     qk_scale: float = within(1e-6, 1e6)  # both q and k are multiplied by it after QK-norm
     softcap: float = within(1e-3, 1e6)  # logits = softcap * tanh(logits / softcap)
     gate_scale: float = within(-1e6, 1e6)  # the value-embedding gate is gate_scale * sigmoid(...)
-    gate_channels: int = within(1, MOST_WIDTH)  # ... of the first of the normalised block input
+    gate_channels: int = within(1, MOST_WIDTH)  # ... of the first of a block's input, normalised
     smear_channels: int = within(1, MOST_WIDTH)
     norm_eps: float = within(0.0, 1.0)
     # Initial weights: the embedding's standard deviation, c_fc's bound as a share of the other
@@ -67,8 +67,7 @@ class ModelConfig(Section):
     num_kv_heads: int = within(1, MOST_WIDTH)
     sequence_len: int = within(1, 2**20)
     vocab_size: int = within(1, 2**20)
-    # Per layer: a query sees this many keys to its left, and itself.
-    windows: tuple[int, ...] = within(0, 2**21)
+    windows: tuple[int, ...] = within(0, 2**21)  # per layer: keys left of a query that it sees
     # Parts that came with nanochat's eras; one that is absent has no parameters.
     residual_scalars: bool = field(metadata={"neutral": True})  # resid_lambdas and x0_lambdas
     value_embeds: bool = field(metadata={"neutral": True})  # and their gates, on every second layer
