@@ -192,14 +192,13 @@ class Worker:
                 return
             # A process that the system did not give is no life: that may pass.
             vain = 0 if self._has_answered or self._status is None else vain + 1
+            why = self.failure or self._how_it_ended()
             if vain == MOST_VAIN_LIVES:
-                why = str(self.failure or self._how_it_ended())
                 self.failure = ModelError(
                     f"the engine process ended {vain} times without one answer: {why}", hint=hint
                 )
                 self.has_given_up = True
                 return
-            why = self.failure or self._how_it_ended()
             self.failure = None
             _LOG.error("engine process %d ended: %s; it is started again", self.index, why)
             self.restarts += 1
@@ -309,8 +308,7 @@ class Pool:
     @property
     def failure(self) -> ModelError | None:
         """Why no process is started again, once none is."""
-        given_up = all(worker.has_given_up for worker in self.workers)
-        return self.workers[0].failure if given_up else None
+        return self.workers[0].failure if all(w.has_given_up for w in self.workers) else None
 
     @property
     def is_ready(self) -> bool:
