@@ -20,7 +20,8 @@ from nanochat_core.config import DatasetConfig, RunConfig
 from nanochat_core.data.hub_datasets import DATASETS
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import write_json
-from tasks.registry import TASKS
+from tasks.names import TASKS
+from tasks.registry import task_named
 from tasks.sources import HubTask
 
 FORMAT = 1
@@ -130,8 +131,10 @@ def _shards_name(run: RunConfig) -> str | None:
 
 
 def _dataset_name(dataset: DatasetConfig) -> str | None:
-    task = TASKS.get(dataset.name)
-    if dataset.path is not None or not isinstance(task, HubTask):
+    if dataset.path is not None or dataset.name not in TASKS:
+        return None
+    task = task_named(dataset.name)
+    if not isinstance(task, HubTask):
         return None
     return _name(task.dataset.repository, dataset.revision or task.dataset.revision)
 

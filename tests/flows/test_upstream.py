@@ -100,6 +100,10 @@ def test_a_branch_is_pinned_to_its_commit_in_the_configuration_that_is_hashed(
     assert home.said == []
 
 
+def test_the_datasets_of_d12_that_are_named_by_a_branch_are_names_that_move() -> None:
+    assert moving_names(d12()) == (f"{TEXT}@main", f"{TALKS}@main")
+
+
 def test_each_name_is_one_request_and_what_is_known_is_none(hub: HubServer, home: Home) -> None:
     home.pin(d12())
     assert len(hub.requests) == 2
