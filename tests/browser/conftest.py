@@ -4,8 +4,6 @@ Every test also fails on what no page may do: an error on the console, a breach 
 security policy, a request to anywhere else.
 """
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +11,7 @@ from typing import Protocol
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
 
+from tests.browser.chromium import NO_CHROMIUM, find_chromium, launch
 from tests.browser.scripted_server import STATS, RunningServer, ScriptedServer
 
 
@@ -80,11 +79,9 @@ def playwright() -> Iterator[Playwright]:
 @pytest.fixture(scope="module")
 def browser(playwright: Playwright) -> Iterator[Browser]:
     """One browser for the tests of a file: starting it takes longer than a test."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    browser = playwright.chromium.launch(executable_path=path, args=arguments)
+    if find_chromium() is None:
+        pytest.skip(NO_CHROMIUM)
+    browser = launch(playwright)
     yield browser
     browser.close()
 

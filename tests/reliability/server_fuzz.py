@@ -6,13 +6,16 @@ import random
 import re
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 ECHO_TOKENS = 40  # enough for the canary
 ROUTES = ("/chat/completions", "/v1/chat/completions", "/v1/completions")
 HALF_OPEN = 0.08  # of the requests that are whole; uvicorn takes them for clients that left
 BIGGEST_READ = 60_000  # bytes: a bigger body may be refused, and its connection reset, unread
 SECONDS = 60  # after which a server that says nothing is one that hangs
+MOST_WRONG = 20  # after which no more is sent
+BATCH = 200  # requests that are under way together, of which none may bring another's canary
 ALLOWED = {200, 400, 401, 404, 405, 413, 415, 422, 503}
 _KIND = b"Content-Type: application/json\r\n"
 _WORDS = ("messages", "role", "content", "temperature", "top_k", "max_tokens", "seed", "stop", "n")
@@ -101,6 +104,41 @@ def complaint(shot: Shot, received: bytes, canaries: set[str]) -> str | None:
     if shot.brings and status != 503 and shot.canary not in said:
         return f"status {status} without its own canary: {rest[-300:]!r}"
     return None
+
+
+@dataclass(kw_only=True)
+class Volley:
+    """How many requests were sent and brought their canary, and what went wrong."""
+
+    sent: int = 0
+    brought: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def fire_many(port: int, threads: ThreadPoolExecutor, seeds: range, canaries: set[str]) -> Volley:
+    """Send the requests of these seeds; stop after `MOST_WRONG` wrong answers."""
+
+    def try_one(shot: Shot) -> tuple[bool, str | None]:
+        try:
+            received = fire(port, shot)
+        except TimeoutError:
+            return False, f"no end of the answer within {SECONDS} s"
+        wrong = complaint(shot, received, canaries)
+        return shot.brings and shot.canary in what_it_says(received), wrong
+
+    volley = Volley()
+    for first in range(seeds.start, seeds.stop, BATCH):
+        batch = range(first, min(first + BATCH, seeds.stop))
+        shots = [make_shot(random.Random(seed)) for seed in batch]
+        canaries |= {shot.canary for shot in shots}
+        for seed, (brought, wrong) in zip(batch, threads.map(try_one, shots), strict=True):
+            volley.sent += 1
+            volley.brought += brought
+            if wrong is not None:
+                volley.wrong.append(f"request {seed}: {wrong}")
+        if len(volley.wrong) >= MOST_WRONG:
+            break
+    return volley
 
 
 def what_it_says(received: bytes) -> str:

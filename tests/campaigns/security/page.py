@@ -1,0 +1,80 @@
+"""Hostile texts on the chat page, in headless Chromium.
+
+Each text is typed as a question and streamed back as its answer, then both are shown once more from
+the browser's storage: four renderings. What gets through is a script that runs, an element or
+attribute that has a use, a request to another origin, navigation, and a breach of the policy.
+"""
+
+import sys
+import time
+
+from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+
+from tests.browser.chat import ask, questions
+from tests.browser.chromium import NO_CHROMIUM, find_chromium, launch
+from tests.browser.conftest import DESKTOP, PATIENCE, WATCH, Complaints, watch
+from tests.browser.page_corpus import EVERYWHERE, harm, show_stored
+from tests.browser.scripted_server import STATS, RunningServer, ScriptedServer, answer
+from tests.campaigns.security.rows import Row
+
+TEXTS_A_CONVERSATION = 8
+RENDERINGS = 4  # of each text
+LETTERS = 7  # of a token, so that markup is cut in the middle
+
+
+def run(texts: list[str] | None = None, *, flaw: str = "") -> list[Row]:
+    """Render the texts; `flaw` is a script for a page without its policy, to see it found."""
+    if find_chromium() is None:
+        print(f"page: skipped, {NO_CHROMIUM}", file=sys.stderr)
+        return []
+    texts = EVERYWHERE if texts is None else texts
+    began = time.monotonic()
+    server = ScriptedServer()
+    thread = RunningServer(server)
+    expect.set_options(timeout=PATIENCE)
+    through: list[str] = []
+    try:
+        with sync_playwright() as playwright:
+            browser = launch(playwright)
+            for first in range(0, len(texts), TEXTS_A_CONVERSATION):
+                context = browser.new_context(viewport=DESKTOP, bypass_csp=bool(flaw))
+                context.add_init_script(WATCH + flaw)
+                through += _converse(context, server, texts[first : first + TEXTS_A_CONVERSATION])
+                context.close()
+            browser.close()
+    finally:
+        thread.close()
+    return [
+        Row(
+            part="page, renderings in Chromium",
+            attempts=RENDERINGS * len(texts),
+            got_through=tuple(through),
+            seconds=time.monotonic() - began,
+        )
+    ]
+
+
+def _converse(context: BrowserContext, server: ScriptedServer, texts: list[str]) -> list[str]:
+    """Hold one conversation of these texts, then show it from the storage; return what harmed."""
+    context.set_default_timeout(PATIENCE)
+    page = context.new_page()
+    complaints = Complaints()
+    watch(page, server, complaints)
+    page.goto(server.url)
+    expect(page.locator("#model")).to_have_text(STATS["model"])
+    for i, text in enumerate(texts):
+        server.replies.append(answer(text, size=LETTERS))
+        ask(page, text)
+        if wrong := _wrong(page, server, complaints):
+            page.close()  # the next texts have a page that nothing has changed
+            rest = _converse(context, server, texts[i + 1 :]) if texts[i + 1 :] else []
+            return [f"{text!r}: {'; '.join(wrong)}", *rest]
+    show_stored(page, texts)
+    expect(questions(page)).to_have_count(len(texts))
+    wrong = _wrong(page, server, complaints)
+    return [f"{texts!r} from the storage: {'; '.join(wrong)}"] if wrong else []
+
+
+def _wrong(page: Page, server: ScriptedServer, complaints: Complaints) -> list[str]:
+    away = [] if page.url.startswith(f"{server.url}/") else [f"navigated to {page.url}"]
+    return [*away, *harm(page), *complaints.heard]

@@ -1,0 +1,84 @@
+"""Requests that the server must refuse or cut: of a foreign name, too large, without an end."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+
+HEAD = b"POST /chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+FOREIGN_HOSTS = ("evil.example", "localhost.evil.example", "")
+UNFINISHED = (b"", b"GET /hea", HEAD, HEAD + b"Content-Length: 100\r\n\r\n" + b"{")
+PATHS = ("/", "/health", "/stats", "/v1/models")
+LARGEST = 2**20  # bytes of a body
+
+
+def _in_chunks() -> Iterator[bytes]:
+    for _ in range(40):
+        yield b" " * 100_000
+
+
+TOO_LARGE: dict[str, Callable[[], bytes | Iterator[bytes]]] = {
+    "by its length": lambda: b" " * (LARGEST + 1),
+    "in chunks": _in_chunks,
+}
+
+
+def post_too_large(url: str, how: str) -> httpx.Response | None:
+    """Post a body that is too large; None means that the connection was cut meanwhile."""
+    kind = {"Content-Type": "application/json"}
+    try:
+        content = TOO_LARGE[how]()
+        return httpx.post(f"{url}/chat/completions", content=content, headers=kind, timeout=30)
+    except (httpx.WriteError, httpx.ReadError):
+        return None
+
+
+def connect(port: int) -> socket.socket:
+    """Open a connection that waits at most 10 s."""
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.settimeout(10)
+    return connection
+
+
+def is_cut(connection: socket.socket) -> bool:
+    """Return whether the server ends the connection before its timeout."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def is_drip_cut(port: int) -> bool:
+    """Send a request a byte at a time, for 20 s; return whether it is cut before its end."""
+    with connect(port) as connection, contextlib.suppress(ConnectionError):
+        for byte in HEAD * 10:
+            connection.sendall(bytes([byte]))
+            time.sleep(0.02)
+        return False
+    return True
+
+
+def try_what_is_refused(port: int) -> dict[str, str]:
+    """Send all of it; return what got through by attempt, "" where the server refused."""
+    url = f"http://127.0.0.1:{port}"
+    outcome: dict[str, str] = {}
+    for host in FOREIGN_HOSTS:
+        for path in PATHS:
+            status = httpx.get(url + path, headers={"Host": host}, timeout=30).status_code
+            outcome[f"{path} of the host {host!r}"] = "" if status == 400 else f"status {status}"
+    for how in TOO_LARGE:
+        answer = post_too_large(url, how)
+        refused = answer is None or answer.status_code == 413
+        outcome[f"a body too large {how}"] = "" if refused else f"status {answer.status_code}"
+    for sent in UNFINISHED:
+        with connect(port) as connection:
+            connection.sendall(sent)
+            outcome[f"no end after {sent!r}"] = "" if is_cut(connection) else "not cut"
+    outcome["a byte at a time"] = "" if is_drip_cut(port) else "not cut"
+    return outcome
