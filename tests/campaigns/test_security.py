@@ -73,6 +73,13 @@ def test_a_page_that_does_not_escape_gets_through_the_renderings():
     assert "a script ran" in through
 
 
+@pytest.mark.skipif(find_chromium() is None, reason=NO_CHROMIUM)
+def test_a_page_that_follows_an_answer_gets_through_the_renderings():
+    text = "<form action=/elsewhere><input autofocus onfocus=this.form.submit()></form>"
+    [row] = page.run([text], flaw=UNESCAPED)
+    assert "/elsewhere" in row.got_through[0]
+
+
 @pytest.mark.prefect
 def test_a_server_without_a_password_gets_through_the_attempts(tmp_path: Path, monkeypatch):
     monkeypatch.delenv("NANOCHAT_PREFECT_AUTH", raising=False)

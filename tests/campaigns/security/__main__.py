@@ -1,8 +1,8 @@
 """Rerun the security campaign: `python -m tests.campaigns.security [PART ...]`.
 
 A part is a module of this package with `run() -> list[Row]`, named in `PARTS`. Without arguments
-all parts run, in this order. Prints one table, then each attempt that got through; exits with 1 if
-any did.
+all parts run, in this order. FUZZ_REQUESTS is the number of requests of `http`. Prints one table,
+then each attempt that got through; exits with 1 if any did.
 """
 
 import argparse

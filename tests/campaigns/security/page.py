@@ -8,7 +8,7 @@ attribute that has a use, a request to another origin, navigation, and a breach 
 import sys
 import time
 
-from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import BrowserContext, expect, sync_playwright
 
 from tests.browser.chat import ask, questions
 from tests.browser.chromium import NO_CHROMIUM, find_chromium, launch
@@ -60,21 +60,18 @@ def _converse(context: BrowserContext, server: ScriptedServer, texts: list[str])
     page = context.new_page()
     complaints = Complaints()
     watch(page, server, complaints)
+    loaded: list[str] = []  # the addresses of documents
+    page.on("request", lambda r: loaded.append(r.url) if r.is_navigation_request() else None)
     page.goto(server.url)
     expect(page.locator("#model")).to_have_text(STATS["model"])
     for i, text in enumerate(texts):
         server.replies.append(answer(text, size=LETTERS))
         ask(page, text)
-        if wrong := _wrong(page, server, complaints):
+        if wrong := [*loaded[1:], *harm(page), *complaints.heard]:
             page.close()  # the next texts have a page that nothing has changed
             rest = _converse(context, server, texts[i + 1 :]) if texts[i + 1 :] else []
             return [f"{text!r}: {'; '.join(wrong)}", *rest]
     show_stored(page, texts)
     expect(questions(page)).to_have_count(len(texts))
-    wrong = _wrong(page, server, complaints)
+    wrong = [*loaded[2:], *harm(page), *complaints.heard]  # of which a reload is ours
     return [f"{texts!r} from the storage: {'; '.join(wrong)}"] if wrong else []
-
-
-def _wrong(page: Page, server: ScriptedServer, complaints: Complaints) -> list[str]:
-    away = [] if page.url.startswith(f"{server.url}/") else [f"navigated to {page.url}"]
-    return [*away, *harm(page), *complaints.heard]
