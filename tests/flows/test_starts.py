@@ -40,10 +40,10 @@ def test_starts_that_reach_nothing_are_counted(store: MemoryStore) -> None:
 
 def test_a_stage_that_a_start_has_built_begins_the_count_anew(store: MemoryStore) -> None:
     assert start(store, 1).idle == 0
-    assert start(store, 2, rows="a").idle == 1
-    assert start(store, 3, rows="a").idle == 0
-    assert start(store, 4, rows="a").idle == 1  # it only found what is there
-    assert start(store, 5, rows="b").idle == 2
+    assert start(store, 2, rows="a" * 64).idle == 1
+    assert start(store, 3, rows="a" * 64).idle == 0
+    assert start(store, 4, rows="a" * 64).idle == 1  # it only found what is there
+    assert start(store, 5, rows="b" * 64).idle == 2
     assert start(store, 6).idle == 0  # of another fingerprint
 
 
@@ -66,7 +66,7 @@ def test_what_is_there_when_the_first_start_begins_is_no_progress(store: MemoryS
 def test_starts_that_die_before_their_record_do_not_find_the_same_progress_again(
     store: MemoryStore,
 ) -> None:
-    start(store, 1, rows="a")
+    start(store, 1, rows="a" * 64)
     idle = [read_starts(store, ["one"], number=number).idle for number in (2, 3, 4)]
     assert idle == [0, 1, 2]
 
@@ -77,7 +77,7 @@ def test_progress_of_one_run_of_a_series_counts_for_all(store: MemoryStore) -> N
         write_run(store, starts.record_in(make_run(run)))
     found = find_run(store, "two")
     assert found is not None
-    write_run(store, replace(found, stages={"rows": "a"}))
+    write_run(store, replace(found, stages={"rows": "a" * 64}))
     assert read_starts(store, ["one", "two"], number=5).idle == 0
     assert read_starts(store, ["one", "two"], number=6).idle == 1
 
