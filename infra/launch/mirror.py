@@ -32,26 +32,26 @@ def mirror(
     What is there at the beginning counts as sent, also where the job finds the newest of it damaged
     and sets it aside. However the block ends, the last checkpoint that it left is sent before this
     returns. A checkpoint for which `skip` returns True is passed over; it is asked at each look.
-    What goes wrong is reported and tried again with the next look; a job never fails because its
-    mirror does.
+    What goes wrong, in `skip` too, is reported and tried again with the next look; a job never
+    fails because its mirror does.
     """
     sent = set(_committed(checkpoints))
 
     def look() -> None:
-        newest = next(_committed(checkpoints), None)
-        if newest is not None and newest not in sent and not skip(newest[0]):
-            try:
-                with _held(newest[0]) as copy:
-                    if copy is None:
-                        return  # dropped meanwhile; a newer one is there
-                    send(copy)
-            except NanochatError as error:
-                on_error(error)
+        try:
+            newest = next(_committed(checkpoints), None)
+            if newest is None or newest in sent or skip(newest[0]):
                 return
-            except OSError as error:
-                why = (error.strerror or str(error)).lower()
-                on_error(StageError(f"{newest[0]} cannot be read: {why}"))
-                return
+            with _held(newest[0]) as copy:
+                if copy is None:
+                    return  # dropped meanwhile; a newer one is there
+                send(copy)
+        except NanochatError as error:
+            on_error(error)
+        except (OSError, ValueError, LookupError, TypeError) as error:  # an error ends the thread
+            why = (error.strerror if isinstance(error, OSError) else None) or repr(error)
+            on_error(StageError(f"{checkpoints} cannot be read: {why.lower()}"))
+        else:
             sent.add(newest)
 
     with looking(look, every=every):

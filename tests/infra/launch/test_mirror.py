@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.launch.mirror import mirror
-from nanochat_core.errors import NanochatError, StoreError
+from nanochat_core.errors import NanochatError, StageError, StoreError
 
 
 def save(root: Path, step: int, text: str = "x") -> Path:
@@ -163,4 +163,34 @@ def test_a_file_that_sending_misses_is_told_of_and_tried_again(tmp_path: Path):
     with mirror(tmp_path, send, on_error=receiver.errors.append, every=0.005):
         save(tmp_path, 1)
         wait_for(lambda: len(sent) == 2)
+    assert len(receiver.errors) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StageError("result.json is of another format"),
+        PermissionError(13, "Permission denied"),
+        ValueError("no JSON"),
+        KeyError("status"),
+        TypeError("a list, not an object"),
+    ],
+)
+def test_an_error_in_skip_is_reported_and_later_checkpoints_are_sent(
+    tmp_path: Path, error: Exception
+):
+    receiver = Receiver()
+    asked: list[Path] = []
+
+    def skip(directory: Path) -> bool:
+        asked.append(directory)
+        if len(asked) == 1:
+            raise error
+        return False
+
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, skip=skip, every=0.005):
+        for step in (1, 2):
+            save(tmp_path, step)
+            wait_for(lambda step=step: receiver.steps[-1:] == [step])
+    assert receiver.steps == [1, 2]
     assert len(receiver.errors) == 1
