@@ -21,6 +21,7 @@ import psutil
 from filelock import FileLock
 
 from infra.log_file import keep_short, last_line
+from infra.other_version import check_no_other_version
 from infra.prefect_access import (
     AUTH,
     DATABASE,
@@ -110,7 +111,7 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
         with FileLock(directory / "start.lock"):
             server = find_process(home)
             if server is None:
-                _check_no_other_version(home)
+                check_version(home)
                 if guarded and auth() is None:
                     ensure_password(home)
                 elif not guarded:
@@ -127,18 +128,9 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
     return server
 
 
-def _check_no_other_version(home: Path) -> None:
-    """Raise ServerError if another version's server lives: two would damage one SQLite file."""
-    try:
-        tree = json.loads(_record_path(home).read_text(encoding="utf-8"))
-        if tree["format"] == FORMAT or "prefect" not in psutil.Process(tree["pid"]).cmdline():
-            return
-    except (OSError, ValueError, TypeError, KeyError, psutil.Error):  # none, or it has ended
-        return
-    raise ServerError(
-        f"process {tree['pid']} is the Prefect server of {home}, started by another version",
-        hint=f"`nanochat down` of that version ends it, or: kill {tree['pid']}",
-    )
+def check_version(home: Path) -> None:
+    """Raise ServerError if a server or a keeper of another version uses the home."""
+    check_no_other_version(home, _record_path(home), format=FORMAT)
 
 
 def adopt_password(home: Path) -> None:
@@ -165,7 +157,11 @@ def wait_for_server(home: Path, server: Server, *, seconds: float = SECONDS_TO_S
 
 
 def stop_server(home: Path) -> bool:
-    """Stop the server of `home`; whether there was one. Runs in progress lose it."""
+    """Stop the server of `home`; whether there was one. Runs in progress lose it.
+
+    Raises ServerError, and ends nothing, if another version uses the home.
+    """
+    check_version(home)
     server = find_process(home)
     process = _process(server) if server is not None else None
     if process is not None:

@@ -17,7 +17,7 @@ from infra.prefect_access import (
     database,
     shown_database,
 )
-from infra.prefect_server import check_wanted, find_process, stop_server
+from infra.prefect_server import check_version, check_wanted, find_process, stop_server
 from infra.stack.processes import end_leftovers
 from infra.stack.record import Stack, find_stack, read_stack
 
@@ -118,10 +118,12 @@ def check_same(stack: Stack, *, port: int | None) -> None:
 
 
 def check_adoptable(home: Path) -> None:
-    """Raises ServerError when a server runs without a keeper, and is not as the environment says.
+    """Raise ServerError if a server runs without a keeper, and is not as the environment says.
 
-    A keeper could not start it again as it is; and whoever sets a password wants one to be asked.
+    A keeper could not start it again as it is; and who sets a password wants one to be asked.
+    Raises ServerError also if another version uses the home.
     """
+    check_version(home)
     server = find_process(home)
     if server is None or configured_api_url() is not None:
         return
@@ -144,7 +146,11 @@ def wait_for_kept_server(home: Path) -> None:
 
 
 def stop_stack(home: Path) -> Stopped:
-    """End keeper, workers and server, whatever of them there is; gives what it was."""
+    """End keeper, workers and server, whatever of them there is; gives what it was.
+
+    Raises ServerError, and ends nothing, if another version uses the home.
+    """
+    check_version(home)
     stack = read_stack(home)
     keeper = stack.process if stack is not None else None
     workers = tuple(stack.workers) if stack is not None and keeper is not None else ()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from infra.log_file import MOST_BYTES, cut_short, keep_short, last_line
 from infra.prefect_access import ServerError
+from infra.prefect_server import stop_server
 from infra.stack import child as child_module
 from infra.stack.child import Child, Pause
 from infra.stack.control import (
@@ -239,6 +241,53 @@ def test_down_in_a_fresh_home_finds_nothing(tmp_path: Path) -> None:
         False,
         0,
     )
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"format": 1, "created": 1.0, "state": "ready", "runs": []}, ["nanochat", "up"]),
+        ({"format": 2, "created": 1.0, "port": 1}, ["prefect", "server", "start"]),
+    ],
+    ids=["stack.json", "server.json"],
+)
+@pytest.mark.parametrize("stop", [stop_stack, stop_server, check_adoptable])
+def test_what_an_earlier_version_started_is_named_and_nothing_of_it_is_touched(
+    tmp_path: Path,
+    stop: Callable[[Path], object],
+    record: dict[str, object],
+    words: list[str],
+) -> None:
+    is_keeper = record["format"] == 1
+    path = tmp_path / "prefect" / ("stack.json" if is_keeper else "server.json")
+    path.parent.mkdir()
+    waiting = [sys.executable, "-c", "input()"]
+    of_its_worker = {**os.environ, STACK: str(tmp_path)}
+    with (
+        subprocess.Popen([*waiting, *words], stdin=subprocess.PIPE) as other,
+        subprocess.Popen(waiting, stdin=subprocess.PIPE, env=of_its_worker) as run,
+    ):
+        text = json.dumps({**record, "pid": other.pid})
+        path.write_text(text)
+
+        with pytest.raises(ServerError, match=f"process {other.pid} is .* by another version") as e:
+            stop(tmp_path)
+
+        assert (other.poll(), run.poll()) == (None, None)
+        other.kill()
+        run.kill()
+    assert path.read_text() == text
+    assert f"kill {other.pid}" in (e.value.hint or "")
+
+
+def test_the_record_of_a_keeper_that_an_earlier_version_left_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "prefect").mkdir()
+    with subprocess.Popen([sys.executable, "-c", "", "up"]) as other:
+        pass
+    record = {"format": 1, "pid": other.pid, "created": 1.0, "state": "ready", "runs": []}
+    (tmp_path / "prefect" / "stack.json").write_text(json.dumps(record))
+
+    assert not stop_stack(tmp_path).keeper
 
 
 def test_a_gpu_is_for_one_run_and_planning_is_for_several() -> None:
