@@ -141,7 +141,7 @@ def nanochat_eval(
     built = [stage for stage in suite.stages if stage.name not in suite.given]
     sections = {section for stage in built for section in stage.config}
     pinned, pins = pin_names(
-        suite.opened.run, opened_store, run_id, placement, sections, tell=get_run_logger().warning
+        suite.opened.run, opened_store, run_id, placement, sections, log=get_run_logger().warning
     )
     site = Site(
         run=pinned,

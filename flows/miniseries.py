@@ -135,7 +135,7 @@ def miniseries(
         ids[largest_depth],
         placement,
         SECTIONS,
-        tell=get_run_logger().warning,
+        log=get_run_logger().warning,
     )
     series = pin_members(series, pins)
     site = Site(

@@ -47,7 +47,7 @@ from flows.runs import Run, check_name, find_run, new_run_id, timestamp
 from flows.stage_task import failing_in_a_line, submit
 from flows.stages import REPORT, Stage, stages_to_redo
 from flows.starts import Starts, read_starts
-from flows.upstream import Pins, Tell, moving_names, pin
+from flows.upstream import Log, Pins, moving_names, pin
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
 from infra.placement import Placement
 from infra.storage.base import Store
@@ -135,7 +135,7 @@ def nanochat(
     tell = get_run_logger().warning
     given = open_given(opened_store, use, warn=tell)
     pinned, pins = pin_names(
-        opened.run, opened_store, run_id, placement, sections_of(given), tell=tell
+        opened.run, opened_store, run_id, placement, sections_of(given), log=tell
     )
     site = Site(
         run=pinned,
@@ -187,7 +187,7 @@ def pin_names(
     placement: Placement,
     sections: Collection[str],
     *,
-    tell: Tell,
+    log: Log,
 ) -> tuple[RunConfig, Pins]:
     """Resolve names upstream as `flows.upstream.pin`, unless this run or its command has done so.
 
@@ -197,7 +197,7 @@ def pin_names(
         return run, {}
     caller, earlier = CALLER.get(), find_run(store, run_id)
     known = (caller.pins if caller else {}) | (earlier.upstream if earlier else {})
-    return pin(run, placement.home, tell=tell, known=known, sections=sections)
+    return pin(run, placement.home, log=log, known=known, sections=sections)
 
 
 def with_pool(placement: Placement, *, nodes: int, pool: str | None) -> Placement:

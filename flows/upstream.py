@@ -1,8 +1,8 @@
-"""Names upstream that move, pinned: a branch of a dataset to a commit, the CORE bundle to a sha256.
+"""Pin names upstream that move: a branch of a dataset to a commit, the CORE bundle to a sha256.
 
-What is pinned is part of the configuration that is hashed and of the job, so two stores never hold
-different data under one fingerprint. The home remembers each answer for times without a network. A
-run's record has its pins, and a run that resumes keeps them.
+The pins are part of the configuration that is hashed and of the job, so two stores never hold
+different data under one fingerprint. The home stores each answer for times without a network. A
+run's record has its pins, and a run that resumes uses them again.
 """
 
 import contextlib
@@ -27,20 +27,21 @@ from tasks.sources import HubTask
 FORMAT = 1
 FILE = "upstream.json"  # in the home
 SECONDS = 5.0  # for an answer
+RECENT = 600.0  # seconds in which a plan uses a stored answer and sends no request
 SECTIONS = frozenset({"shards", "task_data"})  # that can name what moves
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Pins: TypeAlias = dict[str, str]  # OWNER/NAME@BRANCH -> commit, URL -> sha256
-Tell: TypeAlias = Callable[[str], None]
+Log: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a name stood for."""
+    """A commit or sha256 and the time at which the name stood for it."""
 
     value: str
     when: str  # UTC, 2026-11-21T05:53:38Z
-    validator: str | None = None  # of a URL: the same one means the same bytes
+    validator: str | None = None  # of a URL: the same one means the same bytes; None: unknown
 
 
 class Unreachable(Exception):
@@ -81,47 +82,58 @@ def pin(
     run: RunConfig,
     home: Path,
     *,
-    tell: Tell,
+    log: Log,
     known: Mapping[str, str] | None = None,
     sections: Collection[str] = SECTIONS,
     plan: bool = False,
 ) -> tuple[RunConfig, Pins]:
     """Resolve the moving names in these sections of `run`, less those that are `known`.
 
-    One request a name. Without a network the last answer counts, which `tell` reports. A `plan`
-    downloads nothing and leaves a name as it is if nothing is known of it; a run raises ConfigError
-    then. Raises DataError if the server says that there is no such thing.
+    Send one request a name. Without a network the last answer counts, which `log` reports. A `plan`
+    uses a recent answer without a request, downloads nothing and leaves a name as it is if its
+    value is unknown; a run raises ConfigError then. Raises DataError if the server says that there
+    is no such thing.
     """
     names = moving_names(run, sections)
     pins = {name: value for name, value in (known or {}).items() if name in names}
     answers = _read(home / FILE) if len(pins) < len(names) else {}
     before = dict(answers)
     for name in names:
-        if name not in pins and (answer := _resolve(name, answers.get(name), tell, plan=plan)):
+        if name in pins:
+            continue
+        answer = answers.get(name)
+        if not plan or answer is None or not _is_recent(answer):
+            answer = _resolve(name, answer, log, plan=plan)
+        if answer is not None:
             answers[name], pins[name] = answer, answer.value
     if answers != before:
         _write(home / FILE, answers)
     return pinned(run, pins), pins
 
 
-def _resolve(name: str, last: Answer | None, tell: Tell, *, plan: bool) -> Answer | None:
+def _resolve(name: str, last: Answer | None, log: Log, *, plan: bool) -> Answer | None:
     is_url = "://" in name
     try:
-        return _ask_web(name, last, tell, plan=plan) if is_url else _ask_hub(name)
+        return _ask_web(name, last, log, plan=plan) if is_url else _ask_hub(name)
     except Unreachable as error:
         last = last or (_find_archive(name) if is_url else _find_reference(name))
         if last is not None:
-            tell(f"{name} is taken to be {last.value[:12]}, as resolved {last.when}: {error}")
+            log(f"{name} is taken to be {last.value[:12]}, as resolved {last.when}: {error}")
             return last
         if not plan:
             raise ConfigError(
                 f"what {name} stands for is not known: {error}",
                 hint="run once with a network, or give a commit: --set shards.revision=COMMIT"
                 if not is_url
-                else "run once with a network, or without it: --set task_data.core_bundle=null",
+                else "run once with a network, or give --set task_data.core_bundle_sha256=SHA256; "
+                "without CORE: --set task_data.core_bundle=null",
             ) from error
-        tell(f"{name} is not resolved ({error}): a run will have other fingerprints than this plan")
+        _report_unresolved(name, str(error), log)
         return None
+
+
+def _report_unresolved(name: str, why: str, log: Log) -> None:
+    log(f"{name} is not resolved ({why}): a run will have other fingerprints than this plan")
 
 
 def _shards_name(run: RunConfig) -> str | None:
@@ -147,6 +159,10 @@ def _now() -> str:
     return timestamp(time.time())
 
 
+def _is_recent(answer: Answer) -> bool:
+    return timestamp(time.time() - RECENT) < answer.when <= _now()
+
+
 # The Hub.
 
 
@@ -169,7 +185,7 @@ def _ask_hub(name: str) -> Answer:
 
 
 def _find_reference(name: str) -> Answer | None:
-    """What the Hub's client keeps of an earlier download, by whichever program."""
+    """Return the commit that an earlier download left in the cache of the Hub's client."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -186,8 +202,11 @@ def _find_reference(name: str) -> Answer | None:
 # The CORE bundle.
 
 
-def _ask_web(url: str, last: Answer | None, tell: Tell, *, plan: bool) -> Answer | None:
-    """Its sha256: the last one if the server's validator is the same, else that of a download."""
+def _ask_web(url: str, last: Answer | None, log: Log, *, plan: bool) -> Answer | None:
+    """Return the last sha256 if the server's validator is the same, else that of a download.
+
+    A plan downloads nothing and returns None then.
+    """
     from nanochat_core.data.core_bundle import fetch_archive
     from nanochat_core.data.web_file import ask_validator
     from nanochat_core.errors import DataError
@@ -196,12 +215,14 @@ def _ask_web(url: str, last: Answer | None, tell: Tell, *, plan: bool) -> Answer
         validator = ask_validator(url, seconds=SECONDS)
     except ConnectionError as error:
         raise Unreachable(str(error)) from error
-    if last is not None and last.validator == validator:
-        return last
+    last = last or _find_archive(url)
+    if last is not None and validator is not None and last.validator == validator:
+        return dataclasses.replace(last, when=_now())
     if plan:
-        raise Unreachable("its sha256 is computed when a run downloads it")
+        _report_unresolved(url, "its sha256 is computed when a run downloads it", log)
+        return None
     try:
-        digest = fetch_archive(url, validator=validator, tell=tell)
+        digest = fetch_archive(url, validator=validator, tell=log)
     except DataError as error:
         if last is None:
             raise
@@ -210,20 +231,22 @@ def _ask_web(url: str, last: Answer | None, tell: Tell, *, plan: bool) -> Answer
 
 
 def _find_archive(url: str) -> Answer | None:
-    """The archive of an earlier download, which a job would take."""
+    """Return the sha256 of an earlier download, which a job would use."""
     from nanochat_core.data.core_bundle import archive_path
-    from nanochat_core.data.web_file import find_recorded
+    from nanochat_core.data.web_file import downloaded_validator, find_recorded
 
     path = archive_path(url)
-    digest = find_recorded(path)
-    return Answer(value=digest, when=timestamp(path.stat().st_mtime)) if digest else None
+    if (digest := find_recorded(path)) is None:
+        return None
+    when, validator = timestamp(path.stat().st_mtime), downloaded_validator(path)
+    return Answer(value=digest, when=when, validator=validator)
 
 
-# The home's memory.
+# The answers that the home stores.
 
 
 def _read(path: Path) -> dict[str, Answer]:
-    """Every answer; none if the file is missing or damaged."""
+    """Return every answer; none if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         tree = json.loads(path.read_bytes())
         if tree["format"] == FORMAT:

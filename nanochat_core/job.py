@@ -213,6 +213,17 @@ def write_json(path: Path, tree: Any) -> None:
     sync_directory(path.parent)
 
 
+def move_into_place(temporary: Path, path: Path) -> None:
+    """Rename a finished file so that `path` is whole or absent, even after a power cut."""
+    descriptor = os.open(temporary, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
 def sync_directory(path: Path) -> None:
     """Make renames inside `path` durable."""
     descriptor = os.open(path, os.O_RDONLY)

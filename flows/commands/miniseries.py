@@ -78,7 +78,7 @@ def miniseries(
 
     series = open_series(profile, chosen, overrides=overrides, name=name)
     largest = series.members[-1].profile
-    _, pins = pin(largest.run, where.home_path, tell=print_warning, plan=plan)
+    _, pins = pin(largest.run, where.home_path, log=print_warning, plan=plan)
     series = pin_members(series, pins)
     check_drawing()
     planned = plan_series(

@@ -308,5 +308,5 @@ def pinned_profile(
     """
     chosen = profile_of(name, what)
     sections = sections_of(given or {})
-    run, pins = pin(chosen.run, home, tell=print_warning, known=known, sections=sections, plan=plan)
+    run, pins = pin(chosen.run, home, log=print_warning, known=known, sections=sections, plan=plan)
     return replace(chosen, run=run), pins

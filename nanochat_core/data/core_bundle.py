@@ -52,11 +52,11 @@ def fetch_bundle(
 def fetch_archive(url: str, *, validator: str | None, tell: Callable[[str], None]) -> str:
     """Download the bundle unless the one of this validator is here; returns its sha256.
 
-    Raises DataError.
+    A validator of None matches no file. Raises DataError.
     """
     archive = archive_path(url)
     with _archive_lock(archive):
-        if downloaded_validator(archive) != validator:
+        if validator is None or downloaded_validator(archive) != validator:
             archive.unlink(missing_ok=True)
         return _download(url, archive, None, tell)
 

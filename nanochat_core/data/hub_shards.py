@@ -13,12 +13,12 @@ from nanochat_core.data.shard_files import (
     Origin,
     ShardFile,
     inspect_shard,
-    move_into_place,
     shard_name,
     write_without_blanks,
 )
 from nanochat_core.data.transfers import OnBytes, Transfers
 from nanochat_core.errors import ConfigError, DataError
+from nanochat_core.job import move_into_place
 from nanochat_core.runtime.progress import Progress
 
 

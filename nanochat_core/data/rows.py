@@ -13,10 +13,9 @@ from nanochat_core.config import RowsConfig
 from nanochat_core.data.array_files import check_size, write_array
 from nanochat_core.data.packing import batches, pack
 from nanochat_core.data.row_files import SPLITS, write_index
-from nanochat_core.data.shard_files import move_into_place
 from nanochat_core.data.token_files import TokenSet, TokenShard
 from nanochat_core.errors import DataError
-from nanochat_core.job import Job
+from nanochat_core.job import Job, move_into_place
 from nanochat_core.runtime.progress import Progress
 
 _CHUNK_ROWS = 1024  # filled in memory before they are written

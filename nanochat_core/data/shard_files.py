@@ -6,7 +6,6 @@ last shard is for validation.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nanochat_core.errors import DataError
-from nanochat_core.job import sync_directory, write_json
+from nanochat_core.job import move_into_place, write_json
 from nanochat_core.runtime.heartbeat import HEART
 
 FORMAT = 1
@@ -135,17 +134,6 @@ def _write_groups(
             HEART.beat("writing documents")
             writer.write_table(pa.table({"text": group}, schema=_SCHEMA))
     move_into_place(temporary, path)
-
-
-def move_into_place(temporary: Path, path: Path) -> None:
-    """Rename a finished file so that `path` is whole or absent, even after a power cut."""
-    descriptor = os.open(temporary, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    temporary.replace(path)
-    sync_directory(path.parent)
 
 
 def read_row_groups(path: Path) -> Iterator[list[str]]:

@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from nanochat_core.data.shard_files import move_into_place
+from nanochat_core.job import move_into_place
 from nanochat_core.runtime.heartbeat import HEART
 from tasks.base import Conversation, prompt_key
 from tasks.files import line_of

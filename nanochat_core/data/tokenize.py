@@ -15,12 +15,11 @@ from nanochat_core.data.array_files import check_size, new_array, write_array
 from nanochat_core.data.processes import map_in_processes, usable_cores
 from nanochat_core.data.shard_files import (
     ShardSet,
-    move_into_place,
     read_row_groups,
     row_group_sizes,
 )
 from nanochat_core.data.token_files import TokenSet, TokenShard, dtype_for, find_lengths
-from nanochat_core.job import Job
+from nanochat_core.job import Job, move_into_place
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
 

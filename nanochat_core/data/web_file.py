@@ -11,9 +11,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from nanochat_core.data.shard_files import move_into_place
 from nanochat_core.errors import DataError
-from nanochat_core.job import write_json
+from nanochat_core.job import move_into_place, write_json
 from nanochat_core.runtime.heartbeat import HEART
 
 WAITS = (1.0, 4.0, 15.0)  # seconds before trying again; anew after every attempt that brought bytes

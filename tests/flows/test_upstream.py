@@ -1,6 +1,7 @@
 """Names upstream that move are resolved, pinned in what is hashed, and remembered."""
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from flows.pipeline import pin_names
 from flows.profiles import make_placement, open_profile
 from flows.runs import Run, find_run, write_run
 from flows.stages import SHARDS, STAGES, TASK_DATA, Stage
-from flows.upstream import SECTIONS, Pins, moving_names, pin
+from flows.upstream import FILE, SECTIONS, Pins, moving_names, pin
 from infra.storage.local import LocalStore
 from nanochat_core.config import RunConfig
 from nanochat_core.data.hub_datasets import DATASETS
@@ -63,8 +64,16 @@ class Home:
         self.said: list[str] = []
 
     def pin(self, run: RunConfig, *, known: Pins | None = None, plan: bool = False) -> RunConfig:
-        run, self.pins = pin(run, self.path, tell=self.said.append, known=known, plan=plan)
+        run, self.pins = pin(run, self.path, log=self.said.append, known=known, plan=plan)
         return run
+
+
+def age(home: Path, when: str = "2026-01-01T00:00:00Z") -> None:
+    """Date the answers that the home stores."""
+    tree = json.loads((home / FILE).read_text())
+    for answer in tree["answers"].values():
+        answer["when"] = when
+    (home / FILE).write_text(json.dumps(tree))
 
 
 @pytest.fixture
@@ -118,6 +127,7 @@ def test_without_a_network_the_last_commit_is_used_and_its_date_said(
     hub: HubServer, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = home.pin(d12())
+    age(home.path)
     unplug(hub, monkeypatch)
     for plan in (True, False):
         home.said.clear()
@@ -173,12 +183,86 @@ def test_the_bundle_is_pinned_to_the_sha256_of_its_download(hub: HubServer, home
         assert home.pin(run, plan=True) == home.pin(run) == first
         assert len(web.ranges) == 1
         web.data = b"another bundle"
+        age(home.path)
+        home.said.clear()
+        assert (
+            home.pin(run, plan=True).task_data.core_bundle_sha256 is None
+        )  # the server has another
+        assert f"{web.url} is not resolved" in home.said[-1]
         other = home.pin(run)
     assert len(web.ranges) == 2
     assert fingerprint(TASK_DATA, other) != fingerprint(TASK_DATA, first)
     home.said.clear()
     assert home.pin(run) == other  # the server is gone
     assert "is taken to be" in home.said[-1]
+
+
+def test_a_plan_takes_the_bundle_that_was_downloaded_while_the_server_has_the_same_one(
+    hub: HubServer, home: Home, tmp_path: Path
+) -> None:
+    elsewhere = Home(tmp_path / "another home")
+    with WebServer(b"one bundle") as web:
+        first = home.pin(d12(web.url))
+        assert elsewhere.pin(d12(web.url), plan=True) == first
+    assert elsewhere.said == []
+
+
+def test_a_server_that_says_nothing_of_its_bundle_is_asked_for_its_bytes_by_every_run(
+    hub: HubServer, home: Home
+) -> None:
+    with WebServer(b"one bundle") as web:
+        web.has_validator = False
+        first = home.pin(d12(web.url))
+        web.data = b"another bundle"
+        other = home.pin(d12(web.url))
+    assert other.task_data.core_bundle_sha256 != first.task_data.core_bundle_sha256
+    assert len(web.ranges) == 2
+
+
+def test_a_bundle_that_cannot_be_resolved_may_be_given_by_its_sha256(
+    hub: HubServer, home: Home
+) -> None:
+    with WebServer(b"one bundle") as web:
+        run = d12(web.url)
+    with pytest.raises(ConfigError, match="stands for is not known") as error:
+        home.pin(run)
+    hint = error.value.hint or ""
+    setting = "--set task_data.core_bundle_sha256=SHA256"
+    assert 0 < hint.index(setting) < hint.index("--set task_data.core_bundle=null")
+    data = dataclasses.replace(run.task_data, core_bundle_sha256="a" * 64)
+    given = home.pin(dataclasses.replace(run, task_data=data))
+    assert given.task_data.core_bundle_sha256 == "a" * 64
+
+
+def test_a_second_plan_within_ten_minutes_sends_no_request_and_loads_no_client(
+    hub: HubServer, home: Home
+) -> None:
+    with WebServer(b"one bundle") as web:
+        home.pin(d12(web.url))
+        requests = len(hub.requests), web.heads
+        code = (
+            "import sys; from pathlib import Path; from flows.profiles import open_profile;"
+            "from flows.upstream import moving_names, pin;"
+            f"run = open_profile('d12', overrides=['task_data.core_bundle={web.url}']).run;"
+            f"run, _ = pin(run, Path({str(home.path)!r}), log=print, plan=True);"
+            "assert moving_names(run) == ();"
+            "assert not {'huggingface_hub', 'httpx', 'pyarrow'} & {*sys.modules}"
+        )
+        environment = {**os.environ, **hub.environment}
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+        assert (len(hub.requests), web.heads) == requests
+        for when in ("2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z"):
+            age(home.path, when)
+            before = len(hub.requests), web.heads
+            home.pin(d12(web.url), plan=True)
+            assert (len(hub.requests), web.heads) == (before[0] + 2, before[1] + 1)
+            home.pin(d12(web.url), plan=True)  # the answers are of today again
+            assert (len(hub.requests), web.heads) == (before[0] + 2, before[1] + 1)
+
+
+def test_asking_for_the_bundle_does_not_load_pyarrow() -> None:
+    code = "import sys, nanochat_core.data.core_bundle; assert 'pyarrow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_run_without_a_home_that_asked_takes_the_bundle_that_was_downloaded(
@@ -207,7 +291,7 @@ def test_a_run_that_resumes_keeps_what_its_record_has_pinned(
     )
 
     def pins_of(run_id: str) -> Pins:
-        return pin_names(d12(), store, run_id, placement, SECTIONS, tell=home.said.append)[1]
+        return pin_names(d12(), store, run_id, placement, SECTIONS, log=home.said.append)[1]
 
     first = pins_of("d12-1")
     write_run(store, dataclasses.replace(RUN, upstream=first))
@@ -224,7 +308,7 @@ def test_tiny_names_nothing_that_moves_and_loads_no_client_of_the_network(tmp_pa
     code = (
         "import sys; from pathlib import Path; from flows.profiles import open_profile;"
         "from flows.upstream import pin; run = open_profile('tiny').run;"
-        f"assert pin(run, Path({str(tmp_path)!r}), tell=print) == (run, {{}});"
+        f"assert pin(run, Path({str(tmp_path)!r}), log=print) == (run, {{}});"
         "assert not {'huggingface_hub', 'httpx', 'pyarrow'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -254,6 +338,7 @@ def test_a_plan_of_d12_says_what_it_took_from_the_last_time(hub: HubServer, tmp_
 
     online = plan()
     assert (online.returncode, online.stderr) == (2, "")
+    age(home)
     offline = plan(HF_HUB_OFFLINE="1")
     assert offline.returncode == 2
     assert offline.stderr.count("as resolved 20") == 2
