@@ -199,8 +199,8 @@ def test_an_engine_that_answers_between_its_ends_is_started_for_ever(monkeypatch
         for _ in range(3):
             assert text_of(live.ask("echo one")) == "one"
             live.ask("die")
-            wait_until(lambda: live.service.pool.workers[0].facts is None)
-            wait_until(lambda: live.service.pool.is_ready)
+            wait_until(lambda: live.service.pool.workers[0].facts is None, seconds=60)
+            wait_until(lambda: live.service.pool.is_ready, seconds=60)
         assert live.service.pool.failure is None
 
 
