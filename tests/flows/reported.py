@@ -180,8 +180,10 @@ def make_manifest(stage: Stage, files: Path, made: dict[str, Manifest], run: Run
     }
     preimage = {
         "stage": stage.name,
+        "format": stage.format,
         "config": canonical_config(stage, run),
         "inputs": {name: source.digest for name, source in inputs.items()},
+        "code": {},
     }
     listed = tuple(
         File(path=p.name, size=p.stat().st_size, sha256=f"{len(p.name):064x}", key=p.name)
