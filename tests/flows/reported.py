@@ -159,12 +159,20 @@ def write_events(path: Path, stage: str, num_steps: int) -> None:
     noise = random.Random(stage)
     events: list[dict[str, object]] = []
     for start in (0, 12, 20) if stage == "pretrain" else (0,):
-        events.append({"kind": "start", "step": start, "total": num_steps, "resumed": start > 0})
+        events.append(
+            {
+                "kind": "start",
+                "unit": "step",
+                "step": start,
+                "total": num_steps,
+                "resumed": start > 0,
+            }
+        )
         for step in range(start, num_steps):
             falling = 8 / (1 + step / 9) + noise.random() / 9
             values = {"loss": falling, "tokens_per_second": 50_000.0, "reward": 1 / falling}
             values |= {"mfu": 0.41} if stage == "pretrain" else {}
-            events.append({"kind": "step", "step": step + 1, "values": values})
+            events.append({"kind": "step", "step": step + 1, "total": num_steps, "values": values})
         measured = FIT if stage == "tokenizer" else {"val_bpb": 3.2 - start / 20, "pass_at_1": 0.2}
         events.append({"kind": "eval", "step": start, "values": measured})
     path.parent.mkdir()

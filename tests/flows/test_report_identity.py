@@ -44,6 +44,8 @@ def other(value: Any) -> Any:
     """Another value of the same kind."""
     if isinstance(value, bool):
         return not value
+    if isinstance(value, str) and value.startswith("2026-"):
+        return value.replace("2026-", "2025-")
     return value * 3 + 1 if isinstance(value, int | float) else f"another {value}"
 
 

@@ -96,7 +96,8 @@ def make_toy(number: int, directory: Path) -> Toy:
 
 def identity_of(number: int) -> Identity:
     """Of the toy with this number."""
-    preimage: dict[str, Any] = {"stage": STAGE, "inputs": {}, "number": number}
+    known: dict[str, Any] = {"stage": STAGE, "format": 1, "config": {}, "inputs": {}, "code": {}}
+    preimage = {**known, "number": number}
     return Identity(stage=STAGE, fingerprint=fingerprint_of(preimage), preimage=preimage)
 
 
