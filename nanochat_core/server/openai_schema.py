@@ -8,11 +8,13 @@ have it.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from nanochat_core.server.schema import (
+    CONVERSATION,
+    INTEGER,
     MAX_MESSAGE_CHARS,
     MAX_MESSAGES,
     MAX_TOTAL_CHARS,
@@ -21,6 +23,8 @@ from nanochat_core.server.schema import (
     Seed,
     Temperature,
     TopK,
+    as_integer,
+    only_assistants_may_be_silent,
 )
 
 MAX_CHOICES = 8
@@ -50,7 +54,8 @@ def _as_list(value: Any) -> Any:
 
 def _as_prompts(value: Any) -> Any:
     """One prompt, text or tokens, as a list of one."""
-    is_tokens = isinstance(value, list) and value and all(isinstance(item, int) for item in value)
+    items: list[Any] = value if isinstance(value, list) else []
+    is_tokens = items and all(isinstance(as_integer(item), int) for item in items)
     return [value] if is_tokens else _as_list(value)
 
 
@@ -113,7 +118,7 @@ Stops = Annotated[
     WithJsonSchema(_text_or_list(MAX_STOPS, MAX_STOP_CHARS)),
 ]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TOTAL_CHARS)]
-Tokens = Annotated[list[int], Field(min_length=1, max_length=MAX_TOTAL_CHARS)]
+Tokens = Annotated[list[Annotated[int, INTEGER]], Field(min_length=1, max_length=MAX_TOTAL_CHARS)]
 Prompt: TypeAlias = str | Sequence[int]
 Prompts = Annotated[
     list[
@@ -139,6 +144,17 @@ Prompts = Annotated[
 class OpenAIMessage(Form):
     """A message; its content text, parts of text, or null where the assistant said nothing."""
 
+    model_config = ConfigDict(
+        json_schema_extra=only_assistants_may_be_silent(
+            {
+                "type": ["string", "array"],
+                "minLength": 1,
+                "minItems": 1,
+                "items": {"properties": {"text": {"minLength": 1}}},
+            }
+        )
+    )
+
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         str,
@@ -162,7 +178,7 @@ class Sampled(Form):
     top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None  # 0: the likeliest token
     top_k: TopK | None = None
     max_tokens: MaxTokens | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGER] | None = None
     seed: Seed | None = None
     stop: Stops | None = None
     stream: bool | None = None
@@ -175,10 +191,13 @@ class Sampled(Form):
 class ChatCompletionRequest(Sampled):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[OpenAIMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[OpenAIMessage],
+        Field(min_length=1, max_length=MAX_MESSAGES, description=CONVERSATION),
+    ]
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), INTEGER] | None = None
     tool_choice: Annotated[Any, Only("none", "auto")] = (
         None  # the model may always choose to use none
     )
@@ -194,7 +213,7 @@ class CompletionRequest(Sampled):
     """
 
     prompt: Prompts
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None  # as many as n
+    logprobs: Annotated[int, Field(ge=0, le=5), INTEGER] | None = None
+    best_of: Annotated[int, Field(ge=1), INTEGER] | None = None  # as many as n
     echo: Annotated[Any, Only(False)] = None
     suffix: Annotated[Any, Only("")] = None

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 MAX_BODY_BYTES = 2**20
@@ -34,10 +34,25 @@ LIMITS = {
     "body_bytes": [0, MAX_BODY_BYTES],
 }
 
+
+def as_integer(value: Any) -> Any:
+    """Return 3.0 as 3: to JSON Schema, which describes the forms, both are integers."""
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= SEEDS
+    return int(value) if is_whole else value
+
+
+INTEGER = BeforeValidator(as_integer)
 Temperature = Annotated[float, Field(ge=0.0, le=MAX_TEMPERATURE)]
-TopK = Annotated[int, Field(ge=0, le=MAX_TOP_K)]
-MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-Seed = Annotated[int, Field(ge=-SEEDS, le=SEEDS - 1)]
+TopK = Annotated[int, Field(ge=0, le=MAX_TOP_K), INTEGER]
+MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), INTEGER]
+Seed = Annotated[int, Field(ge=-SEEDS, le=SEEDS - 1), INTEGER]
+
+
+# What no schema says.
+CONVERSATION = (
+    "After a system message, which may be missing, user and assistant take turns; the last is the "
+    f"user's. All messages together have at most {MAX_TOTAL_CHARS} characters."
+)
 
 
 class RequestError(Exception):
@@ -62,8 +77,16 @@ class Form(BaseModel):
     )
 
 
+def only_assistants_may_be_silent(said: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a message's JSON Schema that `said` describes the content by."""
+    is_assistant = {"properties": {"role": {"const": "assistant"}}}
+    return {"if": is_assistant, "else": {"properties": {"content": said}}}
+
+
 class Message(Form):
     """One message of a conversation."""
+
+    model_config = ConfigDict(json_schema_extra=only_assistants_may_be_silent({"minLength": 1}))
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)]
@@ -72,7 +95,9 @@ class Message(Form):
 class ChatRequest(Form):
     """A conversation to continue, and how."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[Message], Field(min_length=1, max_length=MAX_MESSAGES, description=CONVERSATION)
+    ]
     temperature: Temperature | None = None
     top_k: TopK | None = None
     max_tokens: MaxTokens | None = None
