@@ -47,33 +47,27 @@ class Order:
         return f"{self.stage}/{short(self.fingerprint)}"
 
 
-# Settings of the placement that decide whether a machine can build the stage at all: by its memory,
-# and by the kernels that it has. The others change how often something is done on the way.
-_DECIDING = ("device_batch_size", "attention", "compile", "determinism")
-
-
 def match_digest(order: Order, *, pool: str | None) -> str:
     """Return 12 hex digits that are the same for two orders if either may stand for the other.
 
     They build the same artifact in the same store, on machines of the same pool, with the same
-    number of nodes and processes and the same demands on each. A forced order stands for the orders
-    of its own run only.
+    number of nodes and processes, and equally strict about code that the fingerprint does not
+    cover. No other setting counts: a second order would occupy a worker for as long as it waits for
+    the lease of the first. A forced order stands for the orders of its own run only.
     """
-    pace = open_profile(order.profile, depth=order.depth, snapshots=False).pace
-    settings = {"device_batch_size": str(pace.device_batch_size)}
-    settings |= {name: text for name, _, text in (item.partition("=") for item in order.place)}
+    # Without a number, as many GPUs as the profile can fill: what its machines have, as a rule.
+    most = open_profile(order.profile, depth=order.depth, snapshots=False).pace.max_gpus
     return short(
         fingerprint_of(
             {
                 "store": order.store,
                 "pool": pool,
                 "nodes": order.nodes,
-                # None: as many as a node has and the profile can fill.
-                "gpus": f"up to {pace.max_gpus}" if order.gpus is None else order.gpus,
+                "gpus": most if order.gpus is None else order.gpus,
                 "stage": order.stage,
                 "fingerprint": order.fingerprint,
                 "force": order.run if order.force else None,
-                "placement": {name: settings[name] for name in _DECIDING if name in settings},
+                "strict": order.strict,
             }
         )
     )
