@@ -23,7 +23,7 @@ from pathlib import Path
 from flows.contents import content_of
 from flows.documents import find_document, find_stored, mend_hint, seal
 from flows.fingerprint import Identity, short
-from flows.manifest import FORMAT, File, Input, Manifest, Provenance, digest_of
+from flows.manifest import EARLIER, FORMAT, File, Input, Manifest, Provenance, digest_of
 from flows.shared_files import LOOKED_AT, Shared, find_shared, sharing
 from flows.verify import sha256_of, transfer_each
 from infra.storage.base import OnBytes, Persist, Store, call_once, ignore_bytes
@@ -48,7 +48,7 @@ def find_manifest(store: Store, stage: str, fingerprint: str) -> Manifest | None
     Raises StoreError when the store cannot be asked, ArtifactError when its answer is damaged.
     """
     key = _manifest_key(stage, fingerprint)
-    tree = find_document(store, key, format=FORMAT)
+    tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
     if tree is None or _PUT_ASIDE in tree:
         return None
     manifest = Manifest.from_tree(tree, where=f"{store.url}/{key}")
@@ -154,7 +154,7 @@ def supersede(store: Store, manifest: Manifest, *, fence: Callable[[], None]) ->
     manifest stands there.
     """
     key = _manifest_key(manifest.stage, manifest.fingerprint)
-    found = find_stored(store, key, format=FORMAT)
+    found = find_stored(store, key, format=FORMAT, earlier=EARLIER)
     if found is None or _PUT_ASIDE in found[0]:
         return
     tree, stored = found
@@ -180,7 +180,7 @@ def _put_manifest(store: Store, key: str, data: bytes, fence: Callable[[], None]
     Which of the two is asked before the write: one that is repeated because its answer was lost
     must not bring back what was put aside meanwhile.
     """
-    found = find_stored(store, key, format=FORMAT)
+    found = find_stored(store, key, format=FORMAT, earlier=EARLIER)
     fence()
     if found is None:
         return store.put_if_absent(key, data)

@@ -7,14 +7,15 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from flows.documents import find_document
+from flows.documents import Earlier, find_document
 from flows.manifest import File
 from flows.rebuilds import NONE
 from flows.record_types import Count, read_record
 from infra.storage.base import Store, check_key
 from nanochat_core.errors import ArtifactError, StoreError
 
-FORMAT = 1
+FORMAT = 2
+EARLIER: Earlier = {1: ()}
 COMMIT = "COMMIT.json"
 PLACE = re.compile(r"step-([0-9]{7,18})/[^/]+")  # below the checkpoints of a fingerprint
 
@@ -60,7 +61,7 @@ def committed(store: Store, root: str) -> list[tuple[int, str]]:
 def open_record(store: Store, place: str) -> StoredCheckpoint:
     """Return the checkpoint whose record lies at `place`. Raises ArtifactError, StoreError."""
     key = f"{place}/{COMMIT}"
-    tree = find_document(store, key, format=FORMAT)
+    tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
     if tree is None:
         raise ArtifactError(f"{store.url}/{key} is gone")
     found = read_record(StoredCheckpoint, tree, where=f"{store.url}/{key}", what="a checkpoint")

@@ -7,11 +7,15 @@ covered by no manifest.
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from flows.fingerprint import fingerprint_of
 from infra.storage.base import BadObject, Missing, Store, Stored
 from nanochat_core.errors import ArtifactError
+
+# Formats that are read too, each with the names of the fields that today's has not.
+Earlier: TypeAlias = Mapping[int, tuple[str, ...]]
+NO_OTHER: Earlier = {}
 
 _T = TypeVar("_T")
 _TOO_DEEP = "it is nested too deeply"
@@ -34,10 +38,11 @@ def seal(tree: Mapping[str, Any], *, format: int) -> bytes:
     return (json.dumps({**whole, "check": check}, indent=1, allow_nan=False) + "\n").encode()
 
 
-def unseal(data: bytes, *, format: int, where: str) -> dict[str, Any]:
-    """The record's tree without format and checksum. `where` is what errors call it.
+def unseal(data: bytes, *, format: int, earlier: Earlier = NO_OTHER, where: str) -> dict[str, Any]:
+    """Return the record's tree without format and checksum. `where` is what errors call it.
 
-    Raises ArtifactError when it is damaged, OtherFormat when it is of another format.
+    A record of an `earlier` format comes without what only that one has; what it lacks is missing.
+    Raises ArtifactError if the record is damaged, OtherFormat if it is of another format.
     """
     try:
         tree: Any = json.loads(data, object_pairs_hook=_once)
@@ -50,15 +55,21 @@ def unseal(data: bytes, *, format: int, where: str) -> dict[str, Any]:
         raise _damaged(where, "it is not a record")
     fields = cast("dict[str, Any]", tree)
     written = fields.get("format")
-    if type(written) is not int or written != format:
+    if type(written) is not int or written not in (format, *earlier):
+        is_newer = type(written) is int and written > format
         raise OtherFormat(
-            f"{where} is of format {shorten(written)}, this version reads {format}",
-            hint="it was written by another version of nanochat-flows, or is damaged",
+            f"{where} is of format {shorten(written)}, "
+            f"this version reads {', '.join(map(str, (*earlier, format)))}",
+            hint="a newer version of nanochat-flows wrote it: update this one"
+            if is_newer
+            else "it was written by another version of nanochat-flows, or is damaged",
         )
     check = fields.pop("check", None)
     if check != fingerprint_of(fields):
         raise _damaged(where, "its checksum does not fit")
     del fields["format"]
+    for name in earlier.get(written, ()):
+        fields.pop(name, None)
     return fields
 
 
@@ -99,21 +110,25 @@ def _check_values(tree: Any) -> None:
     raise ValueError(_TOO_DEEP)
 
 
-def find_document(store: Store, key: str, *, format: int) -> dict[str, Any] | None:
+def find_document(
+    store: Store, key: str, *, format: int, earlier: Earlier = NO_OTHER
+) -> dict[str, Any] | None:
     """The record at `key`, or None only when the store says there is none.
 
     Raises StoreError when the store cannot be asked, ArtifactError when the record is damaged.
     """
     where = f"{store.url}/{key}"
-    return _read_whole(lambda: unseal(store.get(key), format=format, where=where))
+    return _read_whole(lambda: unseal(store.get(key), format=format, earlier=earlier, where=where))
 
 
-def find_stored(store: Store, key: str, *, format: int) -> tuple[dict[str, Any], Stored] | None:
+def find_stored(
+    store: Store, key: str, *, format: int, earlier: Earlier = NO_OTHER
+) -> tuple[dict[str, Any], Stored] | None:
     """Like `find_document`, with the object's version and age."""
 
     def read() -> tuple[dict[str, Any], Stored]:
-        stored = store.get_stored(key)
-        return unseal(stored.data, format=format, where=f"{store.url}/{key}"), stored
+        stored, where = store.get_stored(key), f"{store.url}/{key}"
+        return unseal(stored.data, format=format, earlier=earlier, where=where), stored
 
     return _read_whole(read)
 

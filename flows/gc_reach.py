@@ -13,7 +13,7 @@ from flows import lease
 from flows.artifacts import find_manifest
 from flows.documents import find_document
 from flows.gc_inventory import Inventory, Piece, Place, attempt_of, run_of
-from flows.manifest import FORMAT, Manifest
+from flows.manifest import EARLIER, FORMAT, Manifest
 from flows.parallel import in_parallel
 from flows.reservations import PINS, Pin, find_pin
 from flows.revocation import accepted_from
@@ -230,7 +230,7 @@ def _find_edges(store: Store, place: Place) -> tuple[Place, Edges] | None:
 
 
 def _find_older(store: Store, key: str) -> Edges | None:
-    tree = find_document(store, key, format=FORMAT)
+    tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
     if tree is None:
         return None
     return _edges_of(Manifest.from_tree(tree, where=f"{store.url}/{key}"))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Self, TypeAlias, TypedDict
 
-from flows.documents import mend_hint, seal, unseal
+from flows.documents import Earlier, mend_hint, seal, unseal
 from flows.fingerprint import Code, Identity, fingerprint_of, identify, short
 from flows.record_types import Count, Digest, Name, Time, read_record
 from flows.stages import Stage
@@ -17,7 +17,8 @@ from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, StoreError
 from nanochat_core.section import Tree
 
-FORMAT = 2
+FORMAT = 3
+EARLIER: Earlier = {2: ()}
 EVENTS = "events.jsonl"  # the log with a job's steps and evaluations
 Facts: TypeAlias = dict[str, Any]  # plain JSON values: numbers, short strings, lists, groups
 
@@ -135,7 +136,8 @@ class Manifest:
     @classmethod
     def from_json(cls, data: bytes, *, where: str) -> Self:
         """Read a manifest, called `where` in errors. Raises ArtifactError unless it all holds."""
-        return cls.from_tree(unseal(data, format=FORMAT, where=where), where=where)
+        tree = unseal(data, format=FORMAT, earlier=EARLIER, where=where)
+        return cls.from_tree(tree, where=where)
 
     @classmethod
     def from_tree(cls, tree: Facts, *, where: str) -> Self:

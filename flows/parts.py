@@ -29,7 +29,7 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError, StageError
 from nanochat_core.job import Job, write_json
 
-FORMAT = 1
+FORMAT = 2
 SECONDS_BETWEEN_LOOKS = 0.25
 _THREADS = 4
 _COMMIT = "COMMIT.json"

@@ -20,7 +20,7 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 from nanochat_core.job import write_json
 
-FORMAT = 1
+FORMAT = 2
 NONE = ""  # state of a job that was never asked to begin again
 _NOTE = "rebuild.json"
 

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
-from flows.documents import find_document, mend_hint, seal
+from flows.documents import Earlier, find_document, mend_hint, seal
 from flows.parallel import in_parallel
 from flows.record_types import Count, Digest, Name, Time, read_record
 from infra.storage.base import MAX_SEGMENT, Entry, Missing, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
-FORMAT = 4
+FORMAT = 5  # of a run
+EARLIER: Earlier = {4: ("weaknesses",)}
+TAG_FORMAT = 4
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 _THREADS = 8  # small records read at the same time
@@ -93,10 +95,9 @@ def write_run(store: Store, run: Run) -> None:
 def find_run(store: Store, run: str) -> Run | None:
     """The record of a run by its id. Raises ArtifactError, naming it, when it is damaged."""
     key = f"runs/{run}.json"
-    tree = find_document(store, key, format=FORMAT)
+    tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
     if tree is None:
         return None
-    tree.pop("weaknesses", None)  # in records of runs on stores that are refused today
     found = read_record(
         Run, tree, where=f"{store.url}/{key}", what="the record of a run", mend="delete it"
     )
@@ -165,7 +166,7 @@ def find_tag(store: Store, name: str) -> str | None:
     """The id of the run that a tag points at. Raises ArtifactError when its record is damaged."""
     key = f"refs/{name}.json"
     try:
-        tree = find_document(store, key, format=FORMAT)
+        tree = find_document(store, key, format=TAG_FORMAT)
         if tree is None:
             return None
         tag = read_record(_Tag, tree, where=f"{store.url}/{key}", what="a tag")
@@ -183,7 +184,7 @@ def point(store: Store, name: str, run: str) -> str | None:
     Of several who do so the last one wins, and each is told what it replaced. A damaged record is
     replaced too, as if there had been none.
     """
-    key, data = f"refs/{check_name(name)}.json", seal({"tag": name, "run": run}, format=FORMAT)
+    key, data = f"refs/{check_name(name)}.json", seal({"tag": name, "run": run}, format=TAG_FORMAT)
     for _ in range(_SWAPS):
         try:
             version = store.get_stored(key).version

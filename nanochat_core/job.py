@@ -21,7 +21,8 @@ from typing import Any, Literal, Self, TypeAlias
 
 from nanochat_core.errors import StageError
 
-FORMAT = 1
+FORMAT = 1  # of job.json, which the code of an older commit also reads (flows/prove.py)
+RESULT_FORMAT = 2
 CHECKPOINT_FORMAT = 2  # of what lies in checkpoints/, see nanochat_core/train/checkpoint.py
 
 Status: TypeAlias = Literal["finished", "interrupted"]
@@ -115,7 +116,7 @@ class Job:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read job.json. Raises StageError when it is not one or of another format."""
-        tree = _read_tree(path)
+        tree = _read_tree(path, FORMAT)
         resources: dict[str, Any] = {**tree["resources"]}
         resources["sinks"] = tuple(resources["sinks"])
         return cls(
@@ -143,7 +144,7 @@ class Result:
         write_json(
             directory / "result.json",
             {
-                "format": FORMAT,
+                "format": RESULT_FORMAT,
                 "status": self.status,
                 "metrics": self.metrics,
                 "output": self.output,
@@ -153,11 +154,15 @@ class Result:
 
     @classmethod
     def find(cls, directory: Path) -> Self | None:
-        """The job's result, or None when it left none (it failed or was killed)."""
+        """Return the job's result, or None if it left none (it failed or was killed).
+
+        One of format 1, which the code of an older commit writes, names no files and no versions.
+        Raises StageError if it is of another format.
+        """
         path = directory / "result.json"
         if not path.exists():
             return None
-        tree = _read_tree(path)
+        tree = _read_tree(path, 1, RESULT_FORMAT)
         return cls(
             status=tree["status"],
             metrics=tree["metrics"],
@@ -233,15 +238,15 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _read_tree(path: Path) -> dict[str, Any]:
+def _read_tree(path: Path, *formats: int) -> dict[str, Any]:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StageError(f"{path} cannot be read: {error}") from error
     fields = typing.cast(dict[str, Any], tree) if isinstance(tree, dict) else {}
-    if fields.get("format") != FORMAT:
+    if fields.get("format") not in formats:
         raise StageError(
-            f"{path} is not of format {FORMAT}",
+            f"{path} is not of format {formats[-1]}",
             hint="it was written by another version of nanochat-flows",
         )
     return fields

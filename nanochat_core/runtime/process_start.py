@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Self
 if TYPE_CHECKING:
     import psutil
 
+FORMAT = 1  # of a file that names a process
 _STATE, _START_TICKS = 0, 19  # fields 3 and 22 of /proc/PID/stat, counted after the command's name
 
 
@@ -32,16 +33,17 @@ class ProcessRef:
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
-        """Read a reference from `path`; None if there is none, or it is not whole yet."""
+        """Read a reference from `path`; None if there is none, not whole or of another format."""
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (FileNotFoundError, ValueError, TypeError):
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**tree) if tree.pop("format") == FORMAT else None
+        except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
     def write(self, file: IO[str]) -> None:
         """Replace what a file opened for appending holds."""
         file.truncate(0)
-        json.dump(asdict(self), file)
+        json.dump({"format": FORMAT, **asdict(self)}, file)
         file.flush()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from flows.documents import seal
 from flows.runs import (
-    FORMAT,
+    TAG_FORMAT,
     Run,
     check_name,
     find_run,
@@ -204,9 +204,9 @@ def test_a_tag_says_what_it_pointed_at_before(store: LocalStore):
 @pytest.mark.parametrize(
     "data",
     [
-        *(b"", b"{", b'{"format": 3, "run": "tiny-1-a"}', seal({}, format=FORMAT)),
-        *(seal({"run": 3}, format=FORMAT), seal({"run": "tiny-1-a"}, format=99)),
-        seal({"tag": "other", "run": "tiny-1-a"}, format=FORMAT),  # it was moved here
+        *(b"", b"{", b'{"format": 3, "run": "tiny-1-a"}', seal({}, format=TAG_FORMAT)),
+        *(seal({"run": 3}, format=TAG_FORMAT), seal({"run": "tiny-1-a"}, format=99)),
+        seal({"tag": "other", "run": "tiny-1-a"}, format=TAG_FORMAT),  # it was moved here
     ],
 )
 def test_a_damaged_tag_is_named_and_can_be_set_again(store: LocalStore, data: bytes):
@@ -228,7 +228,7 @@ def test_a_tag_whose_run_is_gone_is_an_error_and_no_other_run(store: LocalStore)
 
 
 def test_a_tag_cannot_lead_out_of_the_runs(store: LocalStore):
-    store.put("refs/main.json", seal({"tag": "main", "run": "../../secret"}, format=FORMAT))
+    store.put("refs/main.json", seal({"tag": "main", "run": "../../secret"}, format=TAG_FORMAT))
     with pytest.raises(ArtifactError, match="is not a tag: run is"):
         list(runs_called(store, "main"))
 

@@ -145,7 +145,9 @@ def test_no_process_is_killed_for_having_the_number_of_an_earlier_one(
     start = start_of(holder.pid)
     assert start is not None
     other = start_of(os.getpid()) if elsewhere == "another process" else f"x{start}"
-    (job.directory / "worker-0.lock").write_text(json.dumps({"pid": holder.pid, "start": other}))
+    (job.directory / "worker-0.lock").write_text(
+        json.dumps({"format": 1, "pid": holder.pid, "start": other})
+    )
     stop = threading.Event()
     timer = threading.Timer(1.0, stop.set)
     timer.start()
@@ -168,7 +170,7 @@ def test_stuck_workers_of_several_ranks_are_waited_for_together(
         assert second.stdout is not None
         second.stdout.readline()
         for rank, process in enumerate((holder, second)):
-            record = {"pid": process.pid, "start": start_of(process.pid)}
+            record = {"format": 1, "pid": process.pid, "start": start_of(process.pid)}
             (job.directory / f"worker-{rank}.lock").write_text(json.dumps(record))
         said: list[str] = []
 
