@@ -191,11 +191,15 @@ def pin_names(
 ) -> tuple[RunConfig, Pins]:
     """Resolve names upstream as `flows.upstream.pin`, unless this run or its command has done so.
 
-    Raises ConfigError, DataError.
+    A damaged record of this run is reported and has no pins. Raises ConfigError, DataError.
     """
     if not moving_names(run, sections):
         return run, {}
-    caller, earlier = CALLER.get(), find_run(store, run_id)
+    caller, earlier = CALLER.get(), None
+    try:
+        earlier = find_run(store, run_id)
+    except ArtifactError as error:
+        log(f"{error}; names upstream are resolved again")
     known = (caller.pins if caller else {}) | (earlier.upstream if earlier else {})
     return pin(run, placement.home, log=log, known=known, sections=sections)
 

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from flows.runs import timestamp
+from flows.runs import latest_runs, timestamp
+from infra.storage.base import Store
 from nanochat_core.config import DatasetConfig, RunConfig
 from nanochat_core.data.hub_datasets import DATASETS
 from nanochat_core.errors import ConfigError
@@ -28,6 +29,7 @@ FORMAT = 1
 FILE = "upstream.json"  # in the home
 SECONDS = 5.0  # for an answer
 RECENT = 600.0  # seconds in which a plan uses a stored answer and sends no request
+MOST_RECORDS = 100  # of runs that are read for their pins
 SECTIONS = frozenset({"shards", "task_data"})  # that can name what moves
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -109,6 +111,16 @@ def pin(
     if answers != before:
         _write(home / FILE, answers)
     return pinned(run, pins), pins
+
+
+def recorded_pins(store: Store, profile: str) -> Pins:
+    """Return what each name stood for in the newest run of a profile that names it.
+
+    Damaged records are skipped.
+    """
+    latest = latest_runs(store, MOST_RECORDS, unread=[])
+    runs = [run for run in latest if run.profile == profile]
+    return {name: value for run in reversed(runs) for name, value in run.upstream.items()}
 
 
 def _resolve(name: str, last: Answer | None, log: Log, *, plan: bool) -> Answer | None:

@@ -10,10 +10,10 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from flows.build import Built, Site, reserve_found
-from flows.commands.options import ProfileName, What, Where, pinned_profile
+from flows.commands.options import ProfileName, What, Where, pinned_profile, profile_of
 from flows.commands.run import saying_how_to_go_on
 from flows.commands.terminal import print_mistake, print_warning, screen
-from flows.given import open_given, stages_before
+from flows.given import open_given, sections_of, stages_before
 from flows.heartbeat import Terms
 from flows.lost import is_lost
 from flows.manifest import Manifest
@@ -23,6 +23,7 @@ from flows.references import check_stage
 from flows.run_record import RunRecord
 from flows.runs import Run, check_name, find_run, new_run_id, timestamp
 from flows.stages import Stage, stage_named
+from flows.upstream import Pins, moving_names, recorded_pins
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, NanochatError, StoreError
@@ -90,13 +91,11 @@ def stage(
     store = where.open_store()
     given = open_given(store, what.uses, warn=print_warning)
     earlier = find_run(store, run_id) if run_id else None
+    known = _known_pins(store, built_stage, profile, what, given)
+    if earlier is not None:
+        known |= earlier.upstream
     chosen, pins = pinned_profile(
-        profile,
-        what,
-        where.home_path,
-        plan=False,
-        known=earlier.upstream if earlier else {},
-        given=given,
+        profile, what, where.home_path, plan=False, known=known, given=given
     )
     placement = replace(where.placement(chosen), nodes=nodes)
     plan = make_plan(chosen.run, store, where.work, given=given)
@@ -164,6 +163,21 @@ def _exit_code_of_lost() -> Generator[_Ended]:
             raise
         print_mistake(error)
         ended.code = LOST
+
+
+def _known_pins(
+    store: Store, stage: Stage, profile: str, what: What, given: Mapping[str, Manifest]
+) -> Pins:
+    """Return what names upstream stood for in earlier runs, less those that the stage downloads.
+
+    The inputs were made from these pins. All nodes use the same ones, and need no network.
+    """
+    run = profile_of(profile, what).run
+    own = moving_names(run, stage.config)
+    if not set(moving_names(run, sections_of(given))) - set(own):
+        return {}
+    pins = recorded_pins(store, profile)
+    return {name: value for name, value in pins.items() if name not in own}
 
 
 def _go_on(store: Store, run: Run) -> Run:

@@ -13,9 +13,10 @@ from flows.cli import main
 from flows.gc import make_claim
 from flows.lost import StageLost
 from flows.reservations import SWEEP
-from flows.runs import find_run
+from flows.runs import Run, find_run, write_run
 from infra.storage.base import Store
 from tests.flows.terminal import Terminal
+from tests.nanochat_core.data.hub_server import talking_to_hub
 
 SMALL = ("--gpus", "0", "--set", "tokenizer.vocab_size=300", "--set", "model.vocab_size=300")
 
@@ -103,6 +104,33 @@ def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
     ended = find_run(store, "second")
     assert ended is not None
     assert ended.status == "failed"
+
+
+def test_only_names_that_the_stage_itself_downloads_are_resolved_again(
+    terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, talks = "karpathy/climbmix-400b-shuffle", "HuggingFaceTB/smol-smoltalk"
+    run = Run(
+        run="d12-20260101t000000z-0001",
+        name="d12",
+        profile="d12",
+        depth=None,
+        overrides=(),
+        upstream={f"{text}@main": "a" * 40, f"{talks}@main": "b" * 40},
+        status="finished",
+        started="2026-01-01T00:00:00Z",
+        ended=None,
+        stages={},
+    )
+    write_run(store, run)
+    words = ("d12", "--gpus", "0", "--set", "task_data.core_bundle=null")
+    with talking_to_hub(tmp_path / "hf-home", monkeypatch) as hub:
+        error, _ = terminal.fails("stage", "tokenizer", *words)
+        assert "tokenizer needs shards, which is not in" in error
+        assert hub.requests == []
+        error, _ = terminal.fails("stage", "shards", *words)
+        assert f"there is no dataset {text}" in error
+        assert len(hub.requests) == 1
 
 
 def test_what_was_lost_has_an_exit_code_of_its_own(

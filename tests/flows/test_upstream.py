@@ -16,7 +16,7 @@ from flows.pipeline import pin_names
 from flows.profiles import make_placement, open_profile
 from flows.runs import Run, find_run, write_run
 from flows.stages import SHARDS, STAGES, TASK_DATA, Stage
-from flows.upstream import FILE, SECTIONS, Pins, moving_names, pin
+from flows.upstream import FILE, SECTIONS, Pins, moving_names, pin, recorded_pins
 from infra.storage.local import LocalStore
 from nanochat_core.config import RunConfig
 from nanochat_core.data.hub_datasets import DATASETS
@@ -298,6 +298,31 @@ def test_a_run_that_resumes_keeps_what_its_record_has_pinned(
     hub.add(TEXT, {"a": b"2"})
     assert pins_of("d12-1") == first
     assert pins_of("d12-2") != first
+
+
+def test_a_damaged_record_of_a_run_is_reported_and_names_are_resolved_again(
+    hub: HubServer, home: Home, tmp_path: Path
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    placement = make_placement(open_profile("d12").pace, home=home.path, gpus=0)
+    store.put("runs/d12-1.json", b"half of a rec")
+    pins = pin_names(d12(), store, "d12-1", placement, SECTIONS, log=home.said.append)[1]
+    assert pins.keys() == {f"{TEXT}@main", f"{TALKS}@main"}
+    (said,) = home.said
+    assert "runs/d12-1.json is damaged" in said
+    assert said.endswith("names upstream are resolved again")
+
+
+def test_the_newest_run_of_a_profile_that_names_a_branch_has_its_pin(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    for run, profile, upstream in (
+        ("mine-20260101t000000z-0001", "d12", {"a@main": "1", "b@main": "2"}),
+        ("d12-20260102t000000z-0001", "d12", {"a@main": "3"}),
+        ("d20-20260103t000000z-0001", "d20", {"a@main": "4"}),
+    ):
+        write_run(store, dataclasses.replace(RUN, run=run, profile=profile, upstream=upstream))
+    assert recorded_pins(store, "d12") == {"a@main": "3", "b@main": "2"}
+    assert recorded_pins(store, "tiny") == {}
 
 
 def test_no_stage_that_is_ordered_elsewhere_has_a_section_with_names_that_move() -> None:
