@@ -15,7 +15,7 @@ from typing import Any
 import flows.build
 from flows import lease as leases
 from flows.artifacts import commit, find_manifest, publish
-from flows.build import Built, Site, build
+from flows.build import Built, Site, Sought, build
 from flows.documents import seal
 from flows.fingerprint import Identity, fingerprint_of
 from flows.gc import collect, make_claim
@@ -362,12 +362,14 @@ def identity_of(stage: str, variants: Variants, digests: Mapping[str, str]) -> I
     return Identity(stage=stage, fingerprint=fingerprint_of(preimage), preimage=preimage)
 
 
-def _build_simulated(stage: Stage, site: Site, *arguments: Any, **options: Any) -> Built:
+def _build_simulated(
+    stage: Stage, site: Site, sought: Sought, *arguments: Any, **options: Any
+) -> Built:
     """In place of flows.build._build, in the process that calls it."""
     assert isinstance(site.store, SimStore)
     runner = site.store.process.program
     assert isinstance(runner, Runner)
-    built = runner.build_under(stage, *arguments, **options)
+    built = runner.build_under(stage, sought.identity, *arguments, **options)
     site.record(stage.name, built.manifest.fingerprint)
     return built
 
