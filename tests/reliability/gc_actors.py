@@ -30,7 +30,7 @@ from infra.placement import Placement
 from infra.storage.base import Entry, Missing
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.section import Tree
-from tests.flows.shelf import ACCEPTED
+from tests.flows import shelf
 from tests.reliability.gc_judge import Judge
 from tests.reliability.sim_actors import TERMS, machine, simulated
 from tests.reliability.sim_store import SimStore
@@ -276,7 +276,7 @@ class Accepter(Actor):
             preimage=identity.preimage,
             inputs={n: Input(**dataclasses.asdict(source)) for n, source in old.inputs.items()},
             divergences=(),
-            accepted={**ACCEPTED, "from": old.fingerprint},
+            accepted={**shelf.ACCEPTED, "from": old.fingerprint},
         )
         done = commit(self.store, manifest, attempt=uuid.uuid4().hex[:12], fence=lambda: None)
         self.judge.on_made(done.manifest)
