@@ -94,7 +94,7 @@ def seek(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: boo
     # The files are read now, not at the start of the run: they are what the job will import.
     code = Code(site.root, cache=site.work / "code.json")
     identity = identify_from(stage, site.run, inputs, code=code)
-    wait = StoreWait(site, stage.name)
+    wait = site.wait_for_store(stage.name)
     found = wait(lambda: find_usable(site, identity))
     redo = force and (found is None or found.provenance.run != site.run_id)
     kept = wait(lambda: _keep(site, identity)) if found is not None and not redo else None
@@ -125,8 +125,8 @@ def _reuse_or_build(
 def _wait_under(site: Site, stage: Stage, turn: Lease | Manifest) -> StoreWait:
     """Wait for the store for as long as the lease, if it is one, is not known to be lost."""
     if isinstance(turn, Manifest):
-        return StoreWait(site, stage.name)
-    return StoreWait(site, stage.name, check=turn.raise_if_lost)
+        return site.wait_for_store(stage.name)
+    return site.wait_for_store(stage.name, check=turn.raise_if_lost)
 
 
 def _find_unwanted(site: Site, identity: Identity, *, redo: bool) -> tuple[Manifest | None, bool]:

@@ -41,6 +41,7 @@ from flows.pipeline import (
     pin_names,
     run_pipeline,
     tell_nobody,
+    wait_of_run,
     with_pool,
 )
 from flows.profiles import make_placement
@@ -124,13 +125,12 @@ def nanochat_eval(
     opened_store = open_store(store or default_store(home))
     run_id = flow_run.get_name() or history_name(model)
     # An evaluation leaves no checkpoints, so its records say all.
-    starts = open_starts(opened_store, [run_id], pool=pool, will_plan=False)
-    suite = open_suite(
-        opened_store,
-        model,
-        profile=profile,
-        overrides=overrides,
-        warn=get_run_logger().warning,
+    stop = caller.stop if caller else threading.Event()
+    wait = wait_of_run(opened_store, stop)
+    starts = wait(lambda: open_starts(opened_store, [run_id], pool=pool, will_plan=False))
+    warn = get_run_logger().warning
+    suite = wait(
+        lambda: open_suite(opened_store, model, profile=profile, overrides=overrides, warn=warn)
     )
     check_metric(suite, metric)
     placement = make_placement(
@@ -140,8 +140,8 @@ def nanochat_eval(
     placement.home.mkdir(parents=True, exist_ok=True)
     built = [stage for stage in suite.stages if stage.name not in suite.given]
     sections = {section for stage in built for section in stage.config}
-    pinned, pins = pin_names(
-        suite.opened.run, opened_store, run_id, placement, sections, log=get_run_logger().warning
+    pinned, pins = wait(
+        lambda: pin_names(suite.opened.run, opened_store, run_id, placement, sections, log=warn)
     )
     site = Site(
         run=pinned,
@@ -150,9 +150,9 @@ def nanochat_eval(
         store=opened_store,
         watch=caller.watch if caller else tell_nobody,
         strict=strict,
-        stop=caller.stop if caller else threading.Event(),
+        stop=stop,
     )
-    check_decides(site.store)
+    wait(lambda: check_decides(site.store))
     run = Run(
         run=site.run_id,
         name=history_name(model),
@@ -189,9 +189,10 @@ def evaluate(
     outcome = run_pipeline(stages, site, run, given=given, retries=retries)
     stage = stages[-1].name
     built = outcome.stages[stage]
-    history = read_history(site.store, run.name, stage)
+    wait = wait_of_run(site.store, site.stop, terms=site.terms)
+    history = wait(lambda: read_history(site.store, run.name, stage))
     newest = Evaluation(run=outcome.run, manifest=built.manifest)
-    verdict = judge(site.store, newest, history, rule)
+    verdict = wait(lambda: judge(site.store, newest, history, rule))
     log = get_run_logger()
     (log.warning if verdict.regressed else log.info)(f"{model}: {verdict.text}")
     create_table_artifact(

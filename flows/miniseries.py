@@ -34,6 +34,7 @@ from flows.forms import (
 )
 from flows.lease import check_decides
 from flows.lost import RETRIES
+from flows.outage import StoreWait
 from flows.pipeline import (
     cancel_orders_of,
     check_budget,
@@ -41,6 +42,7 @@ from flows.pipeline import (
     open_starts,
     pin_names,
     tell_nobody,
+    wait_of_run,
     with_pool,
 )
 from flows.precedence import Place, Queue
@@ -126,16 +128,14 @@ def miniseries(
         member.depth: f"{member.name}-{run_id.removeprefix(f'miniseries-{series.name}-')}"
         for member in series.members
     }
-    starts = open_starts(opened_store, list(ids.values()), pool=pool)
+    stop = caller.stop if caller else threading.Event()
+    store_wait = wait_of_run(opened_store, stop)
+    starts = store_wait(lambda: open_starts(opened_store, list(ids.values()), pool=pool))
     placement = with_pool(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
-    pinned, pins = pin_names(
-        largest.run,
-        opened_store,
-        ids[largest_depth],
-        placement,
-        SECTIONS,
-        log=get_run_logger().warning,
+    largest_id, tell = ids[largest_depth], get_run_logger().warning
+    pinned, pins = store_wait(
+        lambda: pin_names(largest.run, opened_store, largest_id, placement, SECTIONS, log=tell)
     )
     series = pin_members(series, pins)
     site = Site(
@@ -145,15 +145,15 @@ def miniseries(
         store=opened_store,
         watch=caller.watch if caller else tell_nobody,
         strict=strict,
-        stop=caller.stop if caller else threading.Event(),
+        stop=stop,
     )
-    planned = plan_series(series, site.store, site.work, placement)
+    planned = store_wait(lambda: plan_series(series, site.store, site.work, placement))
     for depth, run in ids.items():
         mine = [p.item for p in planned.units if depth in {m.depth for m in p.unit.members}]
         starts = starts.add_plan(run, mine)
     check_budget(opened_store, starts, pool=pool)
     if not planned.is_done:
-        check_decides(site.store)
+        store_wait(lambda: check_decides(site.store))
     runs = {
         member.depth: Run(
             run=ids[member.depth],
@@ -191,6 +191,7 @@ def sweep(
     StageInterrupted when the series was stopped, and errors of ours as they are.
     """
     records = {depth: RunRecord(site.store, run) for depth, run in runs.items()}
+    store_wait = wait_of_run(site.store, site.stop, terms=site.terms)
     pages = SeriesPages(series.name, [run.run for run in runs.values()])
     if planned is not None:
         pages.show_plan(planned)
@@ -198,7 +199,7 @@ def sweep(
     futures: dict[str, PrefectFuture[Built]] = {}
     try:
         for record in records.values():
-            record.write()
+            store_wait(record.write)
         for unit in units:
             futures[unit.label] = submit(
                 unit.stage,
@@ -212,7 +213,8 @@ def sweep(
         wait(list(futures.values()))
         failures = _failures(futures)
         ended = {
-            depth: record.end(_status(units, depth, futures)) for depth, record in records.items()
+            depth: _end(record, _status(units, depth, futures), store_wait)
+            for depth, record in records.items()
         }
     except BaseException as error:
         site.stop.set()
@@ -229,7 +231,9 @@ def sweep(
         pages.close()
         raise
     try:
-        findings = find_out(site.store, ended, name=series.name, profile=series.profile)
+        findings = store_wait(
+            lambda: find_out(site.store, ended, name=series.name, profile=series.profile)
+        )
         files = write_files(site.placement.home, findings)
         get_run_logger().info(f"miniseries: {files.page}")
         pages.show_findings(findings, files)
@@ -245,6 +249,10 @@ def sweep(
         cached=cached,
         ui_url=flow_run.get_flow_run_ui_url(),
     )
+
+
+def _end(record: RunRecord, status: Status, store_wait: StoreWait) -> Run:
+    return store_wait(lambda: record.end(status))
 
 
 def _site_of(

@@ -13,7 +13,6 @@ from flows.artifacts import find_manifest
 from flows.build import Built, Site, Watch, build
 from flows.fingerprint import Code, Identity, fingerprint_of, short
 from flows.manifest import Manifest, identify_from
-from flows.outage import StoreWait
 from flows.profiles import make_placement, open_profile
 from flows.references import check_stage
 from flows.runs import Run
@@ -135,7 +134,7 @@ def open_order(order: Order, *, watch: Watch) -> tuple[Stage, Site, dict[str, Ma
         watch=watch,
         strict=order.strict,
     )
-    wait = StoreWait(site, order.stage)
+    wait = site.wait_for_store(order.stage)
     found = [wait(partial(_input, site, name)) for name in order.inputs]
     return stage, site, {manifest.stage: manifest for manifest in found}
 

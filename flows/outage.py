@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from flows.site import Site
+from flows.heartbeat import Terms
 from infra.launch.torchrun import StageInterrupted
-from infra.storage.base import StoreAway
+from infra.storage.base import Store, StoreAway
 
 _GROWTH = 1.5
 
@@ -20,11 +20,23 @@ T = TypeVar("T")
 
 
 class StoreWait:
-    """Repeats what the store did not answer, for one stage of a run. For any number of threads."""
+    """Repeats what the store did not answer, for a run or a stage. For any number of threads."""
 
-    def __init__(self, site: Site, stage: str, *, check: Callable[[], None] = lambda: None) -> None:
-        self._site = site
-        self._stage = stage
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        report: Callable[[str], None],
+        stop: threading.Event,
+        terms: Terms,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._send = report
+        self._stop = stop
+        self._terms = terms
         self._check = check
         self._lock = threading.Lock()
         self._next_report = 0.0
@@ -36,8 +48,7 @@ class StoreWait:
         answer is unknown. What decides anything asks for the lease again within the action.
         Raises StageInterrupted if the run is stopped, and what `check` raises between two tries.
         """
-        terms = self._site.terms
-        pause = terms.look
+        pause = self._terms.look
         began: float | None = None
         while True:
             try:
@@ -45,21 +56,21 @@ class StoreWait:
             except StoreAway as error:
                 began = time.monotonic() if began is None else began
                 self._report(time.monotonic() - began, error)
-                if self._site.stop.wait(pause):
+                if self._stop.wait(pause):
                     raise StageInterrupted(
-                        f"{self._stage} was stopped while it waited for {self._site.store.url}",
+                        f"{self._name} was stopped while it waited for {self._store.url}",
                         hint="run the same command again: what is on this machine is used again",
                     ) from error
             self._check()
-            pause = min(pause * _GROWTH, terms.longest_look)
+            pause = min(pause * _GROWTH, self._terms.longest_look)
 
     def _report(self, seconds: float, error: StoreAway) -> None:
         now = time.monotonic()
         with self._lock:
             if now < self._next_report:
                 return
-            self._next_report = now + self._site.terms.say
-        self._site.watch(self._stage, {"kind": "waiting", "text": not_reached(seconds, error)})
+            self._next_report = now + self._terms.say
+        self._send(not_reached(seconds, error))
 
 
 def not_reached(seconds: float, error: StoreAway) -> str:

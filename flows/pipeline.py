@@ -34,10 +34,12 @@ from flows.forms import (
     UseField,
 )
 from flows.given import open_given, sections_of, stages_with
+from flows.heartbeat import Terms
 from flows.lease import check_decides
 from flows.lost import RETRIES
 from flows.manifest import Manifest
 from flows.orders import cancel_orders, check_pool, is_cancelled, wait_saved
+from flows.outage import StoreWait
 from flows.plan import Plan, make_plan
 from flows.prefect_client import NOT_ANSWERING
 from flows.profiles import make_placement, open_profile
@@ -129,13 +131,16 @@ def nanochat(
     )
     opened_store = open_store(placement.store)
     run_id = flow_run.get_name() or profile
-    starts = open_starts(opened_store, [run_id], pool=pool)
+    stop = caller.stop if caller else threading.Event()
+    store_wait = wait_of_run(opened_store, stop)
+    starts = store_wait(lambda: open_starts(opened_store, [run_id], pool=pool))
     placement = with_pool(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     tell = get_run_logger().warning
-    given = open_given(opened_store, use, warn=tell)
-    pinned, pins = pin_names(
-        opened.run, opened_store, run_id, placement, sections_of(given), log=tell
+    given = store_wait(lambda: open_given(opened_store, use, warn=tell))
+    sections = sections_of(given)
+    pinned, pins = store_wait(
+        lambda: pin_names(opened.run, opened_store, run_id, placement, sections, log=tell)
     )
     site = Site(
         run=pinned,
@@ -144,21 +149,23 @@ def nanochat(
         store=opened_store,
         watch=caller.watch if caller else tell_nobody,
         strict=strict,
-        stop=caller.stop if caller else threading.Event(),
+        stop=stop,
     )
-    plan = make_plan(
-        site.run,
-        site.store,
-        site.work,
-        force=frozenset(force),
-        from_stage=from_stage,
-        given=given,
-        placement=placement,
+    plan = store_wait(
+        lambda: make_plan(
+            site.run,
+            site.store,
+            site.work,
+            force=frozenset(force),
+            from_stage=from_stage,
+            given=given,
+            placement=placement,
+        )
     )
     starts = starts.add_plan(run_id, plan.stages)
     check_budget(opened_store, starts, pool=pool)
     if plan.exit_code:
-        check_decides(site.store)
+        store_wait(lambda: check_decides(site.store))
     run = Run(
         run=site.run_id,
         name=run_name or profile,
@@ -239,7 +246,8 @@ def run_pipeline(
     """
     record = RunRecord(site.store, run)
     site = replace(site, record=record.add)
-    record.write()
+    store_wait = wait_of_run(site.store, site.stop, terms=site.terms)
+    store_wait(record.write)
     there = {name: _given(site, manifest) for name, manifest in (given or {}).items()}
     pages = RunPages(run, site.store)
     if plan is not None:
@@ -257,7 +265,7 @@ def run_pipeline(
         wait(list(futures.values()))
         built = there | _results(futures)
         pages.show_artifacts(built)
-        report = _show_report(site, built.get(REPORT.name), pages)
+        report = _show_report(site, built.get(REPORT.name), pages, store_wait)
     except BaseException as error:
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
         site.stop.set()
@@ -276,12 +284,27 @@ def run_pipeline(
         raise
     finally:
         pages.close()
+    fingerprints = {name: b.manifest.fingerprint for name, b in built.items()}
     return Outcome(
-        run=record.end("finished", {name: b.manifest.fingerprint for name, b in built.items()}),
+        run=store_wait(lambda: record.end("finished", fingerprints)),
         stages=built,
         report=report,
         ui_url=flow_run.get_flow_run_ui_url(),
     )
+
+
+def wait_of_run(
+    store: Store,
+    stop: threading.Event,
+    *,
+    terms: Terms = Terms(),  # noqa: B008 - frozen
+) -> StoreWait:
+    """Return what repeats a run's own requests that the store does not answer, until `stop`.
+
+    What is waited for is in the flow run's log.
+    """
+    report = get_run_logger().warning
+    return StoreWait(store, "the run", report=report, stop=stop, terms=terms)
 
 
 def open_starts(
@@ -337,7 +360,7 @@ def cancel_orders_of(run: str) -> list[FlowRun]:
 
 def _given(site: Site, manifest: Manifest) -> Built:
     """Return an artifact that stands for its stage. Raises what `reserve_found` raises."""
-    reserve_found(site, [manifest])
+    site.wait_for_store(manifest.stage)(lambda: reserve_found(site, [manifest]))
     uri = f"{site.store.url}/{manifest.stage}/{manifest.fingerprint}/manifest.json"
     site.watch(manifest.stage, {"kind": "cached", "uri": uri})
     return Built(manifest=manifest, uri=uri, cached=True)
@@ -361,12 +384,14 @@ def _finished(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]
     return {name: f.result() for name, f in futures.items() if f.state.is_completed()}
 
 
-def _show_report(site: Site, built: Built | None, pages: RunPages) -> Path | None:
+def _show_report(
+    site: Site, built: Built | None, pages: RunPages, store_wait: StoreWait
+) -> Path | None:
     """The report card in Prefect; returns the path of its page."""
     if built is None:
         return None
     with site.open_cache() as cache:
-        files = fetch(site.store, built.manifest, cache) / "files"
+        files = store_wait(lambda: fetch(site.store, built.manifest, cache)) / "files"
         text = files / _REPORT_TEXT
         if text.exists():
             pages.show_report(text.read_text(encoding="utf-8"), built.uri)

@@ -16,7 +16,6 @@ from flows.fingerprint import Code, Identity
 from flows.heartbeat import Lease
 from flows.leader import Leader, lead
 from flows.manifest import File, Manifest
-from flows.outage import StoreWait
 from flows.segments import append_segment
 from flows.site import Site
 from flows.stages import Stage
@@ -60,7 +59,7 @@ def fetch_inputs(
     names = [source.name for source in stage.inputs]
     if names:
         site.watch(stage.name, {"kind": "fetching", "inputs": names})
-    wait = StoreWait(site, stage.name, check=check)
+    wait = site.wait_for_store(stage.name, check=check)
 
     def fetch_one(name: str) -> Path:
         return wait(lambda: fetch(site.store, inputs[name], cache, on_bytes=check_not_stopped))
@@ -124,7 +123,7 @@ def run_stage(stage: Stage, site: Site, job: Job, lease: Lease, check: CodeCheck
             hint="give one with --store or NANOCHAT_STORE",
         )
     # Also from a store in this home: another machine may have sent its checkpoints there.
-    wait = StoreWait(site, stage.name, check=lease.raise_if_lost)
+    wait = site.wait_for_store(stage.name, check=lease.raise_if_lost)
     wait(lambda: checkpoints.restore(site.store, job, tell=tell))
     tell_building(stage, site, job)
 

@@ -10,6 +10,7 @@ from flows.cache import Cache
 from flows.fingerprint import REPOSITORY
 from flows.heartbeat import Terms
 from flows.manifest import Manifest
+from flows.outage import StoreWait
 from flows.precedence import Device
 from infra.placement import Placement, default_cache_limit
 from infra.storage.base import Store
@@ -50,6 +51,17 @@ class Site:
     def work(self) -> Path:
         """Work directories of unfinished jobs, by stage and fingerprint."""
         return self.placement.home / "work"
+
+    def wait_for_store(self, stage: str, *, check: Callable[[], None] = lambda: None) -> StoreWait:
+        """Return what repeats a stage's requests that the store does not answer."""
+        return StoreWait(
+            self.store,
+            stage,
+            report=lambda text: self.watch(stage, {"kind": "waiting", "text": text}),
+            stop=self.stop,
+            terms=self.terms,
+            check=check,
+        )
 
     def open_cache(self) -> Cache:
         """Fetched artifacts. What it hands out is in use until it is closed."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from flows.plan import StagePlan
 from flows.runs import Run, find_run, write_run
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, StoreError
+from nanochat_core.errors import ArtifactError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +59,12 @@ def read_starts(store: Store, runs: Sequence[str], *, number: int) -> Starts:
     """Return the starts of a flow run that writes the records of `runs`; this one has the number.
 
     What they built is written into their records at once: if this start dies before it writes one,
-    the next must not take the same artifacts for progress. A record that cannot be read counts as
-    none. Raises StoreError if a record cannot be written.
+    the next must not take the same artifacts for progress. A damaged record counts as none. Safe to
+    repeat. Raises StoreError if the store does not answer or refuses.
     """
     records: list[Run] = []
     for run in runs:
-        with contextlib.suppress(StoreError, ArtifactError):
+        with contextlib.suppress(ArtifactError):
             if (found := find_run(store, run)) is not None:
                 records.append(found)
     starts = Starts(

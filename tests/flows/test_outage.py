@@ -65,9 +65,11 @@ def run(job):
 class Outage:
     """A store that answers nothing for a while, from the first request of a kind on."""
 
-    def __init__(self, store: Any, verb: str, part: str, *, seconds: float = OUTAGE) -> None:
+    def __init__(
+        self, store: Any, verb: str, part: str, *, data: bytes = b"", seconds: float = OUTAGE
+    ) -> None:
         self._store = store
-        self._begins = (verb, part)
+        self._verb, self._part, self._data = verb, part, data  # of the request that begins it
         self._seconds = seconds
         self.until: float | None = None
 
@@ -77,7 +79,8 @@ class Outage:
             return found
 
         def ask(key: str, *words: Any, **options: Any) -> Any:
-            if self.until is None and name == self._begins[0] and self._begins[1] in key:
+            is_first = name == self._verb and self._part in key
+            if self.until is None and is_first and (not self._data or self._data in words[0]):
                 self.until = time.monotonic() + self._seconds
             if self.until is not None and time.monotonic() < self.until:
                 raise StoreAway("no answer in time")

@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from flows.runs import find_run, new_run_id
 from infra.prefect_access import ask
 from infra.prefect_server import Server
 from tests.flows.house import make_run
+from tests.flows.test_outage import TERMS, Outage
 
 pytestmark = pytest.mark.prefect
 
@@ -28,12 +30,19 @@ def run_toys(server: Server) -> Callable[..., Any]:
 
     from flows.pipeline import run_pipeline
 
-    def run(toys: Any, stages: list[Any], *, run_id: str | None = None, **options: Any) -> Any:
+    def run(
+        toys: Any,
+        stages: list[Any],
+        *,
+        run_id: str | None = None,
+        site: Any = None,
+        **options: Any,
+    ) -> Any:
         name = run_id or new_run_id("toy", "20261121t000000z")
 
         @flow(name="toys", flow_run_name=name)
         def toy_flow() -> Any:
-            return run_pipeline(stages, toys.site(name), make_run(name), **options)
+            return run_pipeline(stages, site or toys.site(name), make_run(name), **options)
 
         return toy_flow()
 
@@ -115,6 +124,39 @@ def test_the_flow_runs_the_table_and_a_second_run_computes_nothing(
     assert record.stages == {n: b.manifest.fingerprint for n, b in second.stages.items()}
     assert artifacts("toy-first-end-metrics")
     assert artifacts("toy-first-end-progress")
+
+
+@pytest.mark.parametrize(
+    ("verb", "part", "data"),
+    [
+        ("put", "runs/toy-silent", b""),  # the record, as the run begins
+        ("get", "first/", b"given"),  # a given artifact
+        ("fetch", "report/", b""),
+        ("put", "runs/toy-silent", b'"finished"'),  # the record, as the run ends
+    ],
+)
+def test_a_run_waits_for_a_store_that_falls_silent(
+    toys: Any, run_toys: Callable[..., Any], verb: str, part: str, data: bytes
+) -> None:
+    first = toys.stage("first")
+    report = toys.stage("report", first)
+    given = {}
+    if data == b"given":
+        given = run_toys(toys, [first], run_id="toy-earlier").stages
+    site = replace(toys.site("toy-silent"), terms=TERMS)
+    outage: Any = Outage(site.store, verb, part, data=b"" if given else data)
+    out = run_toys(
+        toys,
+        [first, report],
+        run_id="toy-silent",
+        site=replace(site, store=outage),
+        given={name: built.manifest for name, built in given.items()},
+    )
+    assert outage.until is not None
+    assert set(out.stages) == {"first", "report"}
+    record = find_run(site.store, "toy-silent")
+    assert record is not None
+    assert record.status == "finished"
 
 
 def test_a_failed_stage_leaves_a_job_to_replay_and_only_the_rest_runs_after_the_fix(
@@ -201,6 +243,7 @@ with (
 
     from flows import caller, pipeline
     from tests.flows.house import make_run
+from tests.flows.test_outage import TERMS, Outage
 
     if sys.argv[5] == "slow":
         pipeline.SECONDS_TO_STOP, caller.SECONDS_TO_TELL = -4, 1

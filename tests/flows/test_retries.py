@@ -19,6 +19,7 @@ from nanochat_core.errors import StageError, StoreError
 from tests.flows.house import make_run
 from tests.flows.test_dispatch import AwayStore
 from tests.flows.test_one_stage import FRAGILE
+from tests.flows.test_outage import Outage
 from tests.flows.test_pipeline import run_toys, task_runs
 
 __all__ = ["run_toys"]
@@ -134,6 +135,25 @@ def test_a_run_that_was_started_too_often_fails_before_it_plans(
     monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: pipeline.MOST_STARTS + 2)
     with pytest.raises(StageError, match="was started 12 times; the last 11 got no further"):
         pipeline.nanochat(store=(tmp_path / "store").as_uri())
+
+
+@pytest.mark.parametrize("part", ["runs/one", "/manifest.json"])  # its record, and the plan
+def test_a_run_that_begins_while_the_store_is_silent_waits(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    from flows import pipeline
+
+    def stop(stages: Any, site: Any, run: Run, **options: Any) -> Any:
+        raise StageLost("this is where stages are built")
+
+    outage: Any = Outage(LocalStore(tmp_path / "store"), "get", part, seconds=0.2)
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
+    monkeypatch.setattr(pipeline, "open_store", lambda url: outage)
+    monkeypatch.setattr(pipeline, "run_pipeline", stop)
+    monkeypatch.setattr(pipeline.flow_run, "get_name", lambda: "one")
+    with pytest.raises(StageLost, match="this is where stages are built"):
+        pipeline.nanochat(store=outage.url)
+    assert outage.until is not None
 
 
 def test_what_was_started_too_often_leaves_a_record_and_no_orders(

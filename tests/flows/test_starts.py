@@ -1,6 +1,7 @@
 """A flow run's starts are counted as long as none gets further than those before."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,9 @@ from flows.runs import find_run, write_run
 from flows.stages import PRETRAIN, ROWS
 from flows.starts import Starts, read_starts
 from flows.unfinished import Resume
+from infra.storage.base import StoreAway
 from tests.flows.house import make_run
+from tests.flows.test_outage import Outage
 from tests.reliability.memory_store import MemoryStore
 
 FINGERPRINT = "ab" * 32
@@ -85,3 +88,10 @@ def test_progress_of_one_run_of_a_series_counts_for_all(store: MemoryStore) -> N
 def test_a_record_that_cannot_be_read_counts_as_none(store: MemoryStore) -> None:
     store.put("runs/one.json", b"{")
     assert read_starts(store, ["one"], number=4).idle == 3
+
+
+def test_a_store_that_does_not_answer_is_no_missing_record(store: MemoryStore) -> None:
+    start(store, 1, rows="a")
+    away: Any = Outage(store, "get", "runs/one", seconds=3600)
+    with pytest.raises(StoreAway):
+        read_starts(away, ["one"], number=2)

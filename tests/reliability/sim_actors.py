@@ -26,7 +26,6 @@ from flows.build import Built, Site, build
 from flows.fingerprint import Identity, fingerprint_of
 from flows.heartbeat import Lease, Terms
 from flows.manifest import File, Manifest, Provenance
-from flows.outage import StoreWait
 from flows.profiles import open_profile
 from flows.revocation import revoke
 from flows.stages import Stage
@@ -169,7 +168,7 @@ class Builder(Actor):
         if lease.ending.wait(self.seconds_of_job()):
             lease.raise_if_lost()
         self.judge.owners[self.process] = lease.owner
-        wait = StoreWait(site, _STAGE.name, check=lease.raise_if_lost)
+        wait = site.wait_for_store(_STAGE.name, check=lease.raise_if_lost)
         manifest = self.publish(
             fence=lease.check, owner=lease.owner, epoch=lease.epoch, persist=wait
         )
