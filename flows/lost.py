@@ -15,7 +15,7 @@ from infra.storage.base import StoreAway
 from nanochat_core.errors import StageError
 
 # Without coming further than before. What is lost more often than this has another fault.
-# With the pauses it is also how long a store may be away: some three minutes.
+# On several nodes it is, with the pauses, also how long a store may be away: some three minutes.
 RETRIES = 5
 MOST_LOSSES = 1000  # of one stage in one run, however far it comes
 FIRST_PAUSE = 5.0  # seconds before the first new attempt

@@ -299,12 +299,9 @@ def wait_of_run(
     *,
     terms: Terms = Terms(),  # noqa: B008 - frozen
 ) -> StoreWait:
-    """Return what repeats a run's own requests that the store does not answer, until `stop`.
-
-    What is waited for is in the flow run's log.
-    """
-    report = get_run_logger().warning
-    return StoreWait(store, "the run", report=report, stop=stop, terms=terms)
+    """Return what repeats a run's own requests until the store answers, and logs that it waits."""
+    log = get_run_logger()
+    return StoreWait(store, "the run", report=log.warning, stop=stop, terms=terms)
 
 
 def open_starts(

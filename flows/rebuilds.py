@@ -17,7 +17,7 @@ from pathlib import Path
 from flows.documents import find_document, seal
 from flows.record_types import read_record
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError
+from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import write_json
 
 FORMAT = 2
@@ -58,13 +58,28 @@ def rebuild_of(directory: Path) -> str:
 
 
 def open_work(directory: Path, rebuild: str) -> None:
-    """Make a work directory one of this rebuild: what it holds of another is removed."""
+    """Make a work directory one of this rebuild: what it holds of another is removed.
+
+    Raises StageError if it cannot be: what stays would be taken for this rebuild's own state.
+    """
     if rebuild_of(directory) == rebuild:
         return
-    shutil.rmtree(directory, ignore_errors=True)
+    _remove(directory)
     if rebuild != NONE:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / _NOTE, {"id": rebuild})
+
+
+def _remove(directory: Path) -> None:
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StageError(
+            f"{directory} belongs to an earlier build and cannot be removed: {error.strerror}",
+            hint=f"remove it, then run the same command again: rm -rf {directory}",
+        ) from error
 
 
 def _key(stage: str, fingerprint: str) -> str:

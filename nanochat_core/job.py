@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -23,6 +24,7 @@ from nanochat_core.errors import StageError
 
 FORMAT = 1  # of job.json, which the code of an older commit also reads (flows/prove.py)
 RESULT_FORMAT = 2
+_BLOCK = 8 << 20  # bytes read at a time: less than a second, also from a slow disk
 CHECKPOINT_FORMAT = 2  # of what lies in checkpoints/, see nanochat_core/train/checkpoint.py
 
 Status: TypeAlias = Literal["finished", "interrupted"]
@@ -171,13 +173,19 @@ class Result:
         )
 
 
-def digests_of(directory: Path) -> dict[str, str]:
-    """Return the sha256 of every plain file below `directory`, by its path. Raises OSError."""
+def digests_of(directory: Path, *, beat: Callable[[], None] = lambda: None) -> dict[str, str]:
+    """Return the sha256 of every plain file below `directory`, by its path. Raises OSError.
+
+    `beat` is called for every block that is read.
+    """
     found: dict[str, str] = {}
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        digest = hashlib.sha256()
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found[path.relative_to(directory).as_posix()] = digest
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                beat()
+        found[path.relative_to(directory).as_posix()] = digest.hexdigest()
     return found
 
 

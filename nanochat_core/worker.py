@@ -74,7 +74,7 @@ def _run(job: Job, rank: int) -> int:
         Result(
             status="finished",
             metrics=metrics,
-            output=digests_of(job.output),
+            output=digests_of(job.output, beat=lambda: HEART.beat("hashing the output")),
             versions=versions,
         ).write(job.directory)
     return 0

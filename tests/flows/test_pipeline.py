@@ -243,7 +243,6 @@ with (
 
     from flows import caller, pipeline
     from tests.flows.house import make_run
-from tests.flows.test_outage import TERMS, Outage
 
     if sys.argv[5] == "slow":
         pipeline.SECONDS_TO_STOP, caller.SECONDS_TO_TELL = -4, 1
