@@ -7,9 +7,11 @@ would hold the job's directory, and its GPU, for ever.
 
 import contextlib
 import fcntl
+import math
 import threading
 import time
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import IO
 
 from nanochat_core.errors import StageError
@@ -27,8 +29,9 @@ def earlier_workers_ended(
     """Hold the locks of the directory's workers; yields False if `stop` was set first.
 
     A worker that still holds its lock after `seconds` is killed. One that is no process of this
-    boot and PID namespace is only waited for: here its number means another process, or none.
-    Raises StageError if it belongs to another user.
+    boot and PID namespace is only waited for: here its number means another process, or none. So is
+    one that did not write its name. After `seconds` the log says how to find either. Raises
+    StageError if a worker to be killed belongs to another user.
     """
     with contextlib.ExitStack() as files:
         paths = job.directory.glob("worker-*.lock")
@@ -39,27 +42,38 @@ def earlier_workers_ended(
                 if _try_lock(file):
                     del pending[path]
                 else:
-                    _look_at_holder(ProcessRef.find(path), since, seconds, log)
+                    _look_at_holder(path, since, seconds, log)
             if not pending or stop.wait(_SECONDS_BETWEEN_TRIES):
                 break
         yield not pending
 
 
 def _look_at_holder(
-    holder: ProcessRef | None,
+    path: Path,
     since: dict[ProcessRef | None, float],
     seconds: float,
     log: Callable[[str], None],
 ) -> None:
-    """Log a holder when it is first seen, and kill it `seconds` later."""
-    now = time.monotonic()
+    """Log the holder of a lock when it is first seen, and kill it `seconds` later, or log why not.
+
+    `since` has when each holder was first seen or killed; infinity for one that cannot be killed.
+    """
+    holder, now = ProcessRef.find(path), time.monotonic()
     if holder not in since:
         since[holder] = now
         of = f"{holder} of " if holder else ""
         log(f"waiting for {of}an earlier attempt to save")
-    elif holder is not None and now - since[holder] > seconds and _kill(holder):
+    elif now - since[holder] <= seconds:
+        return
+    elif holder is not None and _kill(holder):
         since[holder] = now
         log(f"killed {holder} of an earlier attempt: it had not ended after {seconds:g} s")
+    else:
+        since[holder] = math.inf
+        log(
+            f"{holder or 'a process'} of an earlier attempt has not ended after {seconds:g} s and "
+            f"cannot be killed from here; find it with: fuser {path}"
+        )
 
 
 def _try_lock(file: IO[str]) -> bool:

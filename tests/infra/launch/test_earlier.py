@@ -138,16 +138,17 @@ def test_a_stop_ends_the_wait_for_an_earlier_attempt(
     assert holder.poll() is None
 
 
-@pytest.mark.parametrize("elsewhere", ["another process", "another boot"])
-def test_no_process_is_killed_for_having_the_number_of_an_earlier_one(
+@pytest.mark.parametrize("elsewhere", ["another process", "another boot", "no name"])
+def test_a_worker_that_cannot_be_killed_from_here_is_named_once_with_how_to_find_it(
     job: Job, holder: subprocess.Popen[bytes], elsewhere: str
 ) -> None:
     start = start_of(holder.pid)
     assert start is not None
     other = start_of(os.getpid()) if elsewhere == "another process" else f"x{start}"
-    (job.directory / "worker-0.lock").write_text(
-        json.dumps({"format": 1, "pid": holder.pid, "start": other})
-    )
+    lock = job.directory / "worker-0.lock"
+    if elsewhere != "no name":
+        lock.write_text(json.dumps({"format": 1, "pid": holder.pid, "start": other}))
+    name = "" if elsewhere == "no name" else f"process {holder.pid}"
     stop = threading.Event()
     timer = threading.Timer(1.0, stop.set)
     timer.start()
@@ -156,7 +157,11 @@ def test_no_process_is_killed_for_having_the_number_of_an_earlier_one(
     with earlier_workers_ended(job, said.append, stop, seconds=0.1) as ended:
         assert not ended
 
-    assert said == [f"waiting for process {holder.pid} of an earlier attempt to save"]
+    assert said == [
+        f"waiting for {name + ' of ' if name else ''}an earlier attempt to save",
+        f"{name or 'a process'} of an earlier attempt has not ended after 0.1 s and cannot be "
+        f"killed from here; find it with: fuser {lock}",
+    ]
     assert holder.poll() is None
 
 
