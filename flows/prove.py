@@ -35,6 +35,8 @@ from nanochat_core.section import Tree
 STEPS = 5
 # Read off a clock: they differ between any two runs.
 _SPEEDS = frozenset({"dollars", "mfu", "seconds", "tokens_per_second"})
+# Another version of these may list the same code with other names and digests.
+_SCANNER = ("flows/cpp_source.py", "flows/fingerprint.py", "tasks/names.py")
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SECONDS_BETWEEN_LINES = 2.0
 _SHOWN_CHANGES = 3
@@ -95,6 +97,12 @@ def prove(
     old_root = scratch / "code"
     _take_out(root, commit, old_root)
     if changes := _listed_changes(stage, old_root, config, code_that_made(manifest)):
+        if _scanner(old_root) != _scanner(root):
+            raise ArtifactError(
+                f"{manifest.name} was fingerprinted by another version of the code: whether commit "
+                f"{short(commit)} holds what made it cannot be found out",
+                hint=_INSTEAD,
+            )
         raise ArtifactError(
             f"commit {short(commit)} does not hold the code of {manifest.name}: {changes}",
             hint=f"it was built from uncommitted changes; {_INSTEAD}",
@@ -282,6 +290,12 @@ def _listed_changes(stage: Stage, root: Path, config: dict[str, Tree], code: Tre
     changes = [str(change) for change in compare({"code": code}, {"code": found})]
     more = len(changes) - _SHOWN_CHANGES
     return ", ".join(changes[:_SHOWN_CHANGES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _scanner(root: Path) -> list[bytes | None]:
+    """Return the files that decide how the code in `root` is listed; None for one that is not."""
+    paths = (root / name for name in _SCANNER)
+    return [path.read_bytes() if path.is_file() else None for path in paths]
 
 
 def _closure(stage: Stage, root: Path, config: dict[str, Tree]) -> dict[str, str]:
