@@ -334,19 +334,6 @@ def test_an_artifact_from_uncommitted_changes_is_refused(toys: Toys):
     assert bench.said == []  # nothing was run
 
 
-def test_an_artifact_that_another_version_fingerprinted_is_not_called_uncommitted(toys: Toys):
-    scanner = toys.root / "flows" / "fingerprint.py"
-    scanner.parent.mkdir(exist_ok=True)
-    scanner.write_text("VERSION = 1\n")
-    bench = make_bench(toys, TRAINS, trains=True, dirty=LAST_BIT)
-    bench.source.write_text(REFACTORED)
-    scanner.write_text("VERSION = 2\n")
-    with pytest.raises(ArtifactError, match="was fingerprinted by another version") as caught:
-        bench.prove()
-    assert "without --prove" in (caught.value.hint or "")
-    assert bench.said == []  # nothing was run
-
-
 def test_a_stage_that_the_old_commit_does_not_have_is_refused(toys: Toys):
     bench = make_bench(toys, TRAINS, trains=True)
     bench.source.rename(bench.source.with_name("toy_new.py"))
