@@ -209,7 +209,7 @@ def check_format(number: object, *, where: object) -> None:
         raise StageError(
             f"checkpoint {where} is of format {number}, this version reads {CHECKPOINT_FORMAT}",
             hint="resume with the version of the code that wrote it, or begin anew: "
-            "`nanochat run --force STAGE`",
+            "`nanochat run PROFILE --force STAGE`",
         )
 
 
