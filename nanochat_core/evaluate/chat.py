@@ -31,6 +31,7 @@ from nanochat_core.evaluate.generate import (
     cannot_grade,
     check_gradable,
     check_machine,
+    grade,
     greedy_answers,
 )
 from nanochat_core.evaluate.intervals import Interval, centred, mean_of, share_of
@@ -43,7 +44,7 @@ from nanochat_core.runtime.distributed import World, open_world
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tasks.base import Conversation, Task, TaskError, prompt_of, text_of
-from tasks.registry import are_correct, grader_of
+from tasks.registry import grader_of
 
 FORMAT = 2
 BLOCK = 256  # examples that a rank takes at a time, the same however many ranks there are
@@ -180,7 +181,7 @@ def judge(engine: Engine, task: Task, places: range, entry: EvalTaskConfig) -> l
     examples = [task[i] for i in places]
     answers = _answers(engine, examples, max_new_tokens=entry.max_new_tokens)
     try:
-        correct = are_correct(task.name, list(zip(examples, answers, strict=True)))
+        correct = grade(task.name, list(zip(examples, answers, strict=True)))
     except TaskError as error:  # the data was read: what is missing is missing here
         raise cannot_grade(task.name, error) from error
     return [

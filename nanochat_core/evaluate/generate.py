@@ -9,10 +9,14 @@ import torch
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError, StageError
 from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from tasks.base import Conversation, Task, TaskError
 from tasks.registry import are_correct, find_grader, is_gradable
+
+# A program may take 5 s, and all of these one CPU: less than `hang_seconds` is by default.
+GRADED_AT_ONCE = 64
 
 
 def greedy_answers(
@@ -40,6 +44,18 @@ def greedy_answers(
     return answers
 
 
+def grade(name: str, graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
+    """Return whether each answer to a task is right, with a heartbeat before each group.
+
+    Raises TaskError as `are_correct` does.
+    """
+    correct: list[bool] = []
+    for start in range(0, len(graded), GRADED_AT_ONCE):
+        HEART.beat("grading")
+        correct += are_correct(name, graded[start : start + GRADED_AT_ONCE])
+    return correct
+
+
 def accuracy(engine: Engine, task: Task, *, max_new_tokens: int, world: World) -> float:
     """The share of the task's examples that are answered correctly; the ranks share the work.
 
@@ -48,7 +64,7 @@ def accuracy(engine: Engine, task: Task, *, max_new_tokens: int, world: World) -
     check_gradable(task)
     examples = [task[i] for i in range(world.rank, len(task), world.size)]
     answers = greedy_answers(engine, examples, max_new_tokens=max_new_tokens)
-    correct = sum(are_correct(task.name, list(zip(examples, answers, strict=True))))
+    correct = sum(grade(task.name, list(zip(examples, answers, strict=True))))
     device = engine.model.lm_head.weight.device
     sums = torch.tensor([correct, len(examples)], dtype=torch.float32, device=device)
     correct, total = world.sum(sums).tolist()

@@ -13,7 +13,7 @@ from flows.build import Site, build
 from flows.lost import StageLost
 from infra.launch.torchrun import StageInterrupted
 from infra.prefect_server import Server
-from infra.storage.base import StoreAway, Stored
+from infra.storage.base import Stored
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError, StageError, StoreError
 from tests.flows.conftest import ENTRY
@@ -294,22 +294,24 @@ def test_a_forced_stage_is_built_again_though_another_run_made_it(
     assert second.order(force=True).result().cached
 
 
-class AwayStore(LocalStore):
-    """Does not answer."""
+class RefusingStore(LocalStore):
+    """Refuses to be read: unlike one that does not answer, it is not waited for."""
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
-        raise StoreAway(f"{self.url} cannot be reached")
+        raise StoreError(f"{self.url} refuses to be read")
 
     def get_stored(self, key: str) -> Stored:
-        raise StoreAway(f"{self.url} cannot be reached")
+        raise StoreError(f"{self.url} refuses to be read")
 
 
-def test_a_store_that_is_away_orders_nothing(make_caller: Callable[[str], Caller]) -> None:
+def test_a_store_that_refuses_to_be_read_orders_nothing(
+    make_caller: Callable[[str], Caller],
+) -> None:
     from tests.flows.pools import runs_of
 
     caller = make_caller("one")
     tag = caller.tag
-    caller.site = replace(caller.site, store=AwayStore(caller.site.placement.home / "store"))
+    caller.site = replace(caller.site, store=RefusingStore(caller.site.placement.home / "store"))
     with pytest.raises(StoreError):
         caller.order().result()
     assert not runs_of(tag)

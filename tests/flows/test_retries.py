@@ -17,7 +17,7 @@ from infra.prefect_server import Server
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError, StoreError
 from tests.flows.house import make_run
-from tests.flows.test_dispatch import AwayStore
+from tests.flows.test_dispatch import RefusingStore
 from tests.flows.test_one_stage import FRAGILE
 from tests.flows.test_outage import Outage
 from tests.flows.test_pipeline import run_toys, task_runs
@@ -102,7 +102,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_its_next_attempt(
     assert time.monotonic() - began < 10
 
 
-def test_a_store_that_is_away_on_lookup_fails_the_stage_and_builds_nothing(
+def test_a_store_that_refuses_the_lookup_fails_the_stage_and_builds_nothing(
     toys: Any, server: Server
 ) -> None:
     from prefect import flow
@@ -110,15 +110,15 @@ def test_a_store_that_is_away_on_lookup_fails_the_stage_and_builds_nothing(
     from flows.stage_task import submit
 
     stage = toys.stage("fragile", source=FRAGILE)
-    site = replace(toys.site(), store=AwayStore(toys.home / "store"))
+    site = replace(toys.site(), store=RefusingStore(toys.home / "store"))
 
     @flow(name="toys", flow_run_name="toy-away")
     def away() -> Any:
         return submit(stage, site, make_run("toy-away"), {}, force=False, retries=1).result()
 
-    with pytest.raises(StoreError, match="cannot be reached"):
+    with pytest.raises(StoreError, match="refuses to be read"):
         away()
-    assert run_counts("toy-away") == {"fragile": 2}
+    assert run_counts("toy-away") == {"fragile": 1}
     assert "building" not in toys.kinds("fragile")
 
 
