@@ -16,7 +16,7 @@ from flows.profiles import open_profile
 from infra.launch.torchrun import run_job
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import ConfigError, DataError, StageError
-from nanochat_core.evaluate import chat, generate
+from nanochat_core.evaluate import chat
 from nanochat_core.evaluate.generate import accuracy, greedy_answers
 from nanochat_core.evaluate.letters import likeliest_letters
 from nanochat_core.runtime.distributed import World
@@ -281,7 +281,7 @@ def test_a_machine_that_loses_its_sandbox_publishes_no_score(make, many_tasks_di
             raise TaskError("no sandbox here")
         return are_correct(name, graded)
 
-    monkeypatch.setattr(generate, "are_correct", refuse)
+    monkeypatch.setattr("nanochat_core.evaluate.generate.are_correct", refuse)
     job = make(("humaneval", 1), ("spelling", 5), task_data=many_tasks_dir)
     with pytest.raises(StageError, match="cannot be graded on this machine: no sandbox here"):
         chat.run(job)
