@@ -29,7 +29,7 @@ from flows.verify import sha256_of, transfer_each
 from infra.storage.base import OnBytes, Persist, Store, call_once, ignore_bytes
 from nanochat_core.errors import ArtifactError
 
-_ENTRY = re.compile(r"index/[^/]+/.*-([0-9a-f]{64})")
+_ENTRY = re.compile(r"index/([^/]+)/.*-([0-9a-f]{64})")
 _PUT_ASIDE = "superseded"  # in a manifest's place: the digest of the one that was put aside
 
 
@@ -208,9 +208,16 @@ def newest_manifests(
 
 def indexed(store: Store, stage: str) -> list[str]:
     """Return the fingerprints that the index has of a stage, the newest first, each once."""
-    keys = [entry.key for entry in store.list(f"index/{stage}/")]
-    found = (_ENTRY.fullmatch(key) for key in reversed(keys))
-    return list(dict.fromkeys(match[1] for match in found if match))
+    return read_index(store, stage).get(stage, [])
+
+
+def read_index(store: Store, stage: str | None = None) -> dict[str, list[str]]:
+    """Return the fingerprints of each stage, or of one, the newest first, by a single LIST."""
+    keys = [entry.key for entry in store.list(f"index/{stage}/" if stage else "index/")]
+    found: dict[str, dict[str, None]] = {}
+    for match in filter(None, map(_ENTRY.fullmatch, reversed(keys))):
+        found.setdefault(match[1], {})[match[2]] = None
+    return {name: list(fingerprints) for name, fingerprints in found.items()}
 
 
 def _find_whole(

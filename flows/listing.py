@@ -5,12 +5,11 @@ nothing, and may lack one or name one that is gone. Only what is shown is read, 
 time, so a look at a store costs the same however much it holds.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from flows.artifacts import find_manifest
+from flows.artifacts import find_manifest, read_index
 from flows.manifest import Manifest
 from flows.revocation import Revoked, find_revoked
 from flows.runs import Run, find_run, find_tag, latest_runs, read_all, tag_names
@@ -19,7 +18,6 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
 GONE = "gone"
-_ENTRY = re.compile(r"index/([^/]+)/.*-([0-9a-f]{64})")
 _RUNS = 20  # the latest: whose names are looked for
 _TRIES = 4  # entries of the index that are tried for each artifact that is shown
 
@@ -82,7 +80,8 @@ class Tagged:
 
 def list_newest(store: Store, *, count: int, stage: str | None = None) -> Listing:
     """The last `count` artifacts of each stage, or of one."""
-    waiting = _indexed(store, stage)
+    index = read_index(store, stage)
+    waiting = {name: index[name] for name in _order(index) if name in index}  # as the table has it
     entries = sum(map(len, waiting.values()))
     waiting = {name: found[: _TRIES * count] for name, found in waiting.items()}
     left_out = entries - sum(map(len, waiting.values()))
@@ -201,15 +200,6 @@ def _read_tag(store: Store, name: str) -> Tagged:
     except ArtifactError as error:
         problem, is_damaged = str(error), True
     return Tagged(name=name, run=run, record=record, problem=problem, is_damaged=is_damaged)
-
-
-def _indexed(store: Store, stage: str | None) -> dict[str, list[str]]:
-    """Fingerprints by stage in the order of the table, the newest first, each once."""
-    found: dict[str, dict[str, None]] = {}
-    keys = [entry.key for entry in store.list(f"index/{stage}/" if stage else "index/")]
-    for match in filter(None, map(_ENTRY.fullmatch, reversed(keys))):
-        found.setdefault(match[1], {})[match[2]] = None
-    return {name: list(found[name]) for name in _order(found) if name in found}
 
 
 def _order(stages: Iterable[str]) -> list[str]:

@@ -7,21 +7,20 @@ costs a few questions in a row and not one for each thing that is asked.
 """
 
 import contextlib
-import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from flows.artifacts import find_manifest, newest_manifests
 from flows.estimate import Estimate, estimate, remaining
 from flows.fingerprint import REPOSITORY, Code, Identity, preimage_of
 from flows.given import check_stages, stages_with
 from flows.manifest import Manifest, identify_from
+from flows.plan_reads import PlanReads
 from flows.reasons import PASSED_ON, Change, compare, is_built, nearest
-from flows.revocation import Revoked, find_revocation, find_revoked
+from flows.revocation import Revoked, find_revoked
 from flows.stages import STAGES, Stage, stages_to_redo
 from flows.unfinished import Resume, find_builder, find_resume
 from infra.placement import Placement
@@ -116,22 +115,23 @@ def make_plan(
     given = given or {}
     stages = stages_with(given)
     wanted = _wanted(stages, given, force, from_stage)
-    code = Code(root, cache=work / "code.json")
-    for stage in stages:
-        preimage_of(stage, run, code=code)  # then it is only read, so that threads may share it
     done = {
         stage.name: StagePlan(stage=stage, state="=", manifest=given[stage.name], reason="given")
         for stage in stages
         if stage.name in given
     }
     with _threads() as looks, _threads() as questions:
-        planner = _Planner(run, store, work, placement, code, questions)
+        reads = PlanReads(store, questions)  # the store answers while the code is read
+        code = Code(root, cache=work / "code.json")
+        for stage in stages:
+            preimage_of(stage, run, code=code)  # then it is only read, so that threads may share it
+        planner = _Planner(run, store, work, placement, code, reads)
         for wave in _waves(stages, done):
             for item in looks.map(partial(planner.look_at, done=done, wanted=wanted), wave):
                 done[item.stage.name] = item
     code.save_cache()
     plans = tuple(done[stage.name] for stage in stages)
-    return Plan(store=store.url, stages=plans, unread=tuple(planner.unread))
+    return Plan(store=store.url, stages=plans, unread=tuple(reads.unread))
 
 
 class _Planner:
@@ -144,17 +144,14 @@ class _Planner:
         work: Path,
         placement: Placement | None,
         code: Code,
-        questions: ThreadPoolExecutor,  # what runs there never waits for another question
+        reads: PlanReads,
     ) -> None:
         self._run = run
         self._store = store
         self._work = work
         self._placement = placement
         self._code = code
-        self._questions = questions
-        self._histories: dict[str, Future[list[Manifest]]] = {}
-        self._lock = threading.Lock()
-        self.unread: list[str] = []
+        self._reads = reads
 
     def look_at(
         self, stage: Stage, *, done: Mapping[str, StagePlan], wanted: frozenset[str]
@@ -183,12 +180,13 @@ class _Planner:
     def _find(self, identity: Identity) -> tuple[Manifest | None, Revoked | None]:
         """An artifact and its revocation, asked for at the same time."""
         stage, fingerprint = identity.stage, identity.fingerprint
-        asked = self._questions.submit(find_revocation, self._store, stage, fingerprint)
-        manifest = find_manifest(self._store, stage, fingerprint)
+        manifest = self._reads.find(stage, fingerprint)
         if manifest is None:
             self._ask_for_histories(stage)
             return None, None
-        if (revocation := asked.result()) and revocation.is_of(manifest):
+        if (revocation := self._reads.find_revocation(stage, fingerprint)) and revocation.is_of(
+            manifest
+        ):
             return manifest, Revoked(stage=stage, fingerprint=fingerprint, revocation=revocation)
         return manifest, find_revoked(self._store, manifest) if manifest.accepted else None
 
@@ -297,7 +295,7 @@ class _Planner:
         self, stage: Stage, preimage: Mapping[str, Tree], *, with_inputs: bool
     ) -> tuple[list[Manifest], list[Change]]:
         """The stage's last artifacts, the nearest to `preimage` first, and how that one differs."""
-        history = list(self._ask_for_history(stage.name).result())
+        history = list(self._reads.newest(stage.name, _HISTORY, keep=is_built))
         closest = nearest(history, preimage, with_inputs=with_inputs)
         if closest is None:
             return [], []
@@ -308,15 +306,7 @@ class _Planner:
         """Of a stage that is not there, and of all after it: they will be compared with it."""
         later = stages_to_redo(STAGES, force=(), from_stage=stage)
         for name in (known.name for known in STAGES if known.name in later):
-            self._ask_for_history(name)
-
-    def _ask_for_history(self, stage: str) -> "Future[list[Manifest]]":
-        with self._lock:
-            if stage not in self._histories:
-                facts = {"keep": is_built, "unread": self.unread}
-                read = partial(newest_manifests, self._store, stage, _HISTORY, **facts)
-                self._histories[stage] = self._questions.submit(lambda: list(read()))
-            return self._histories[stage]
+            self._reads.newest(name, _HISTORY, keep=is_built)  # asks; nothing is waited for
 
     def _estimate(self, stage: Stage, history: list[Manifest]) -> Estimate | None:
         if self._placement is None:
