@@ -172,8 +172,13 @@ class Where:
     is_aws: bool
 
 
-def explain(error: Lost | Refused, *, where: Where, what: str) -> StoreError:
-    """The one line and the hint for an operation that failed; `what` is like "put runs/a.json"."""
+def explain(
+    error: Lost | Refused, *, where: Where, what: str, was_accepted: bool = False
+) -> StoreError:
+    """The one line and the hint for an operation that failed; `what` is like "put runs/a.json".
+
+    A gateway that answers where the store has accepted a request before is like an outage.
+    """
     tries = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, Lost):
         return StoreAway(
@@ -185,7 +190,9 @@ def explain(error: Lost | Refused, *, where: Where, what: str) -> StoreError:
     known = _KNOWN.get(error.code) or _KNOWN.get(str(error.status))
     if known:
         found, hint = known(error, where)
-        return StoreError(f"store {where.url}: {found}{tries}", hint=hint)
+        is_away = was_accepted and error.code in (NOT_S3, REDIRECT)
+        kind = StoreAway if is_away else StoreError
+        return kind(f"store {where.url}: {found}{tries}", hint=hint)
     said = f"{error.code}: {error.message}" if error.message else error.code
     kind = StoreAway if error.is_passing else StoreError
     return kind(

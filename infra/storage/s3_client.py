@@ -72,10 +72,18 @@ def _make_client(settings: Settings, *, seconds: float, is_aws: bool) -> Any:
     return client
 
 
+class _Descriptions(Loader):
+    """What botocore knows of S3, without a look for the other 400 services: a fifth of the time."""
+
+    def list_available_services(self, type_name: str) -> list[str]:
+        """Return the only service that is ever asked for."""
+        return ["s3"]
+
+
 @functools.cache
 def _descriptions() -> Any:
     """What botocore knows of S3, read once: that is most of what making a client takes."""
-    return Loader()
+    return _Descriptions()
 
 
 @contextlib.contextmanager

@@ -330,7 +330,12 @@ class S3Store:
         try:
             return persist(operation, patience=self._limits, is_passing=self._is_passing, stop=stop)
         except (Lost, Refused) as error:
-            raise explain(error, where=self.bucket.where, what=what) from error
+            raise explain(
+                error,
+                where=self.bucket.where,
+                what=what,
+                was_accepted=self.bucket.has_accepted,
+            ) from error
 
     def _persist_until_shown(
         self, key: str, operation: Callable[[], _T], *, stop: threading.Event | None = None

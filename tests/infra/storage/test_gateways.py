@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.storage.base import StoreAway
 from infra.storage.s3_store import S3Store
 from nanochat_core.errors import StoreError
 from tests.infra.storage.conftest import MakeFake, store_on
@@ -70,6 +71,9 @@ def test_a_page_between_answers_of_a_store_that_works_is_asked_again(fake: FakeS
     store.put("a", b"x")
     fake.faults.append(Fault(kind=Kind.PAGE, verb="GET list-type", status=200, times=2))
     assert [entry.key for entry in store.list("")] == ["a"]
+    fake.faults[:] = [Fault(kind=Kind.PAGE, verb="*", status=302)]
+    with pytest.raises(StoreAway, match="answers with a redirect"):
+        list(store.list(""))
 
 
 def test_a_bucket_that_has_moved_names_its_region(fake: FakeS3) -> None:
