@@ -113,7 +113,7 @@ def check_decides(store: Store) -> None:
     if missing := store.weaknesses():
         raise StoreError(
             f"store {store.url} cannot hold a run: it {' and '.join(missing)}",
-            hint="use a store with atomic If-None-Match and If-Match; `push`, `pull`, `ls` and "
+            hint="use a store with atomic If-None-Match and If-Match; `push`, `fetch`, `ls` and "
             "`plan` work with this one, as a mirror that one process at a time writes to",
         )
 

@@ -350,7 +350,7 @@ def _supported(name: str, support: Support, header: str) -> Finding:
     found = f"the store {describe(support, header)}"
     if support == "atomic":
         return Finding(name=name, state="ok", found=found)
-    remedy = "use another store for runs; `push`, `pull`, `ls` and `plan` work with this one"
+    remedy = "use another store for runs; `push`, `fetch`, `ls` and `plan` work with this one"
     if (support, header) == ("refused", "If-Match"):
         remedy += "; if it wants versions without quotes, set NANOCHAT_S3_ETAG=plain"
     return _fail(name, found, remedy)

@@ -31,7 +31,7 @@ def test_no_lease_is_taken_where_the_store_does_not_decide(fake: FakeS3) -> None
     with pytest.raises(StoreError, match=r"it ignores If-None-Match.* and refuses If-Match") as e:
         lease.try_acquire(S3Store("s3://fake/x"), "pretrain", "f" * 64, ME, ttl=lease.TTL)
     assert "\n" not in str(e.value)
-    assert "`push`, `pull`, `ls` and `plan` work with this one" in (e.value.hint or "")
+    assert "`push`, `fetch`, `ls` and `plan` work with this one" in (e.value.hint or "")
     assert fake.objects == {}
 
 

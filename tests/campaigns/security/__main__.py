@@ -11,7 +11,7 @@ import sys
 
 from tests.campaigns.security.rows import Row
 
-PARTS = ("sandbox", "records", "model", "http", "page", "prefect")
+PARTS = ("sandbox", "records", "store", "model", "http", "page", "prefect")
 
 
 def render(rows: list[Row]) -> str:

@@ -1,0 +1,146 @@
+"""Stores that are not what they seem: strangers in a directory, gateways in a bucket's place.
+
+Each command must end soon, without a traceback: with an answer and a word about what it could not
+read, or with one error and a hint. A gateway's answer is never an empty store, so there every
+command ends with an error, after few requests.
+"""
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from infra.storage.base import MAX_RECORD
+from tests.campaigns.security.records import ask, fault_of, make_store
+from tests.campaigns.security.rows import Row
+from tests.infra.storage.fake_s3 import FakeS3
+from tests.infra.storage.misbehaviour import PAGE, Answer, Request
+from tests.infra.storage.s3_server import client_environment
+from tests.infra.storage.test_plain_files import STRANGERS
+
+COMMANDS = (
+    *(("status",), ("ls",), ("plan", "tiny"), ("explain", "tiny", "sft"), ("gc",)),
+    *(("sql", "select * from artifacts"), ("fetch", "sft@tiny"), ("tag",)),
+)
+SECONDS = 60  # in which a command ends, on a busy machine
+MOST_REQUESTS = 40  # of a command that a gateway answers
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(MAX_RECORD + 1)
+
+
+_STRANGERS: dict[str, Callable[[Path], None]] = {**STRANGERS, "huge": _sparse}
+_NO_BUCKET = b"<ListBucketResult><Name>another</Name></ListBucketResult>"
+_AWAY = {"Location": "http://portal.invalid/login"}
+_GATEWAYS: dict[str, Answer] = {
+    "page": Answer(body=PAGE, headers={"Content-Type": "text/html"}),
+    "nothing": Answer(),
+    "json": Answer(body=b"{}"),
+    "another bucket": Answer(body=_NO_BUCKET),
+    **{f"redirect {n}": Answer(status=n, body=PAGE, headers=_AWAY) for n in (301, 302, 307, 308)},
+    **{f"page {n}": Answer(status=n, body=PAGE) for n in (401, 403, 404, 405)},
+}
+
+
+def run(
+    commands: Sequence[Sequence[str]] = COMMANDS, strangers: Sequence[str] = tuple(_STRANGERS)
+) -> list[Row]:
+    """Put each stranger in the place of each kind of record, then let each gateway answer."""
+    with tempfile.TemporaryDirectory(prefix="store-") as name:
+        return [_directory(Path(name), commands, strangers), _gateways(Path(name), commands)]
+
+
+def _directory(directory: Path, commands: Sequence[Sequence[str]], strangers: Sequence[str]) -> Row:
+    began, attempts, through = time.monotonic(), 0, list[str]()
+    store = make_store(directory / "store")
+    keys = [entry.key for entry in store.list("") if entry.key.endswith(".json")]
+    kinds = {
+        key.rpartition("/")[2] if "/" in key[5:] else key.partition("/")[0]: key for key in keys
+    }
+    with _environment(directory / "home", NANOCHAT_STORE=store.url):
+        untouched = {tuple(command): _ask(command) for command in commands}
+        for key in kinds.values():
+            data = store.get(key)
+            path = store.path_of(key)
+            for kind in strangers:
+                path.unlink()
+                _STRANGERS[kind](path)
+                for command in commands:
+                    attempts += 1
+                    old = untouched[tuple(command)]
+                    # What is no file is not listed, so nothing need be said of it.
+                    fault = fault_of(command, _ask(command), old, record=key, is_none=False)
+                    if fault is not None:
+                        through.append(f"{' '.join(command)}, {key}: {kind}: {fault}")
+            path.unlink()
+            store.put(key, data)
+    seconds = time.monotonic() - began
+    return Row(
+        part="store: directory", attempts=attempts, got_through=tuple(through), seconds=seconds
+    )
+
+
+def _gateways(directory: Path, commands: Sequence[Sequence[str]]) -> Row:
+    began, attempts, through = time.monotonic(), 0, list[str]()
+    fake = FakeS3()
+    variables = client_environment(fake.endpoint) | {"NANOCHAT_STORE": "s3://fake/store"}
+    with _environment(directory / "empty", **variables):
+        for name, answer in _GATEWAYS.items():
+            fake.answer = lambda request, answer=answer: _for(request, answer)
+            for command in commands:
+                attempts += 1
+                fake.requests.clear()
+                code, _, err = found = _ask(command)
+                fault = fault_of(command, found, found, record="", is_none=False)
+                if code != 1:
+                    fault = fault or f"exit code {code}, as if the store were empty"
+                elif "error: store s3://fake/store" not in err:
+                    fault = fault or f"another error: {err[:200]!a}"
+                if len(fake.requests) > MOST_REQUESTS:
+                    fault = fault or f"{len(fake.requests)} requests"
+                if fault is not None:
+                    through.append(f"{' '.join(command)}: {name}: {fault}")
+    fake.stop()
+    seconds = time.monotonic() - began
+    return Row(
+        part="store: gateways", attempts=attempts, got_through=tuple(through), seconds=seconds
+    )
+
+
+def _for(request: Request, answer: Answer) -> Answer:
+    body = b"" if request.method == "HEAD" else answer.body
+    return Answer(status=answer.status, body=body, headers=dict(answer.headers))
+
+
+def _ask(command: Sequence[str]) -> tuple[int, str, str]:
+    """Ask a command, which may write where it runs; one that hangs ends with a traceback."""
+
+    def end(number: int, frame: object) -> None:
+        raise TimeoutError(f"no end after {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(SECONDS)
+    try:
+        return ask(command)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _environment(home: Path, **variables: str) -> Iterator[None]:
+    before, directory = dict(os.environ), Path.cwd()
+    home.mkdir(exist_ok=True)
+    os.environ |= {"NANOCHAT_HOME": str(home), "NO_COLOR": "1", **variables}
+    os.chdir(home)  # what is pulled goes here
+    try:
+        yield
+    finally:
+        os.chdir(directory)
+        os.environ.clear()
+        os.environ |= before

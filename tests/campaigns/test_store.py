@@ -1,0 +1,22 @@
+"""The part `store` of the security campaign, small, and what it finds where a store is trusted."""
+
+import pytest
+
+from infra.storage import gateways
+from tests.campaigns.security import store
+
+# A command's process ends with its connections; these commands share the test's own process.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def test_no_stranger_and_no_gateway_gets_through() -> None:
+    rows = store.run(commands=(("ls",), ("plan", "tiny")), strangers=("fifo", "huge"))
+    assert [row.got_through for row in rows] == [(), ()]
+    assert all(row.attempts > 20 for row in rows)
+
+
+def test_answers_that_are_not_looked_at_get_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateways, "check_answer", lambda verb, status, headers, body: status)
+    monkeypatch.setattr("infra.storage.s3.check_listing", lambda bucket, named: None)
+    _, row = store.run(commands=(("ls",),), strangers=())
+    assert any("as if the store were empty" in fault for fault in row.got_through)
