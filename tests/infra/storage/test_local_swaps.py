@@ -125,18 +125,18 @@ def test_processes_that_are_stopped_in_the_midst_lose_no_step_and_keep_nobody_wa
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, moment: str, others: Callable[[], None]) -> None:
     """Let others go on while one who swaps stands still: before or after it looks."""
-    real = Path.read_bytes
+    real = local.read_plain
 
-    def read_bytes(path: Path) -> bytes:
-        monkeypatch.setattr(Path, "read_bytes", real)
+    def read_plain(path: Path, *, limit: int) -> tuple[bytes, float]:
+        monkeypatch.setattr(local, "read_plain", real)
         if moment == "before":
             others()
-            return real(path)
-        data = real(path)
+            return real(path, limit=limit)
+        found = real(path, limit=limit)
         others()
-        return data
+        return found
 
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(local, "read_plain", read_plain)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
