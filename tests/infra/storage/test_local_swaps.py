@@ -173,6 +173,7 @@ def test_what_a_killed_process_left_in_its_turn_is_in_nobodys_way(
 ) -> None:
     monkeypatch.setattr(local, "_SECONDS_TO_SWAP", 0.05)
     store.put("a", b"0")
+    version = store.get_stored("a").version
 
     def die() -> None:
         raise KeyboardInterrupt
@@ -182,7 +183,7 @@ def test_what_a_killed_process_left_in_its_turn_is_in_nobodys_way(
         patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
         stop_at(patch, "after", die)
         with pytest.raises(KeyboardInterrupt):
-            swap(store, "a", b"1")
+            store.put_if_same("a", b"1", version=version)
     assert len(list(temporary.glob("swap-*/*"))) == 1
     assert swap(store, "a", b"2")
     assert list(temporary.glob("swap-*")) == []
