@@ -28,6 +28,12 @@ from infra.prefect_server import (
 from nanochat_core.runtime.process_start import start_of, this_process
 
 
+@pytest.fixture(autouse=True)
+def no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process may have started a server before, and uses its password since."""
+    monkeypatch.delenv("NANOCHAT_PREFECT_AUTH", raising=False)
+
+
 class Healthy(http.server.BaseHTTPRequestHandler):
     """Answers as a Prefect server's health check does."""
 
