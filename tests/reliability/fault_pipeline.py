@@ -198,8 +198,11 @@ def _reader(store: Store, *, every: float | None) -> Generator[list[str]]:
             thread.join()
 
 
-def toy_job(job: Job, *, on_event: Any, **_: Any) -> Result:
+def toy_job(job: Job, *, on_event: Any, root: Path, **_: Any) -> Result:
     """A job in this process: its files follow from the bytes of its inputs."""
+    source = (root / f"{job.entry.replace('.', '/')}.py").read_bytes()
+    job.code.mkdir(parents=True, exist_ok=True)
+    (job.code / f"{hashlib.sha256(source).hexdigest()}-{job.entry}").write_bytes(source)
     content = hashlib.sha256(job.stage.encode())
     for name in sorted(job.inputs):
         for path in sorted(path for path in job.inputs[name].rglob("*") if path.is_file()):

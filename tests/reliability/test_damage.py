@@ -11,6 +11,7 @@ older, whole state of a record, that older state must come out, and nothing in b
 """
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -231,7 +232,8 @@ class Campaign:
 
     def _damage_copy(self, number: int, place: str, kind: str, item: Manifest) -> None:
         """In the cache: it must be mended, and nothing else fetched."""
-        (directory,) = (self._cache / item.stage).glob(f"{short(item.fingerprint)}-*[0-9a-f]")
+        record = hashlib.sha256(item.to_json()).hexdigest()
+        directory = self._cache / item.stage / f"{short(item.fingerprint)}-{short(record)}"
         file = self._generator.choice([*item.files, *item.logs])
         folder = "files" if file in item.files else "logs"
         path = directory / folder / file.path
