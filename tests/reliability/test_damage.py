@@ -11,7 +11,6 @@ older, whole state of a record, that older state must come out, and nothing in b
 """
 
 import argparse
-import hashlib
 import json
 import os
 import random
@@ -232,12 +231,10 @@ class Campaign:
 
     def _damage_copy(self, number: int, place: str, kind: str, item: Manifest) -> None:
         """In the cache: it must be mended, and nothing else fetched."""
-        record = hashlib.sha256(item.to_json()).hexdigest()
-        directory = self._cache / item.stage / f"{short(item.fingerprint)}-{short(record)}"
-        if not directory.exists():  # the control read a damaged manifest as it was
-            directory = next(directory.parent.glob(f"{short(item.fingerprint)}-*[0-9a-f]"))
         file = self._generator.choice([*item.files, *item.logs])
         folder = "files" if file in item.files else "logs"
+        copies = (self._cache / item.stage).glob(f"{short(item.fingerprint)}-*[0-9a-f]")
+        directory = next(copy for copy in copies if (copy / folder / file.path).exists())
         path = directory / folder / file.path
         if place == "cached manifest":
             path = directory / "manifest.json"
