@@ -2,8 +2,9 @@
 
 Three stages are built by flows.build, as in a run. Only the launch of jobs is replaced: a toy job
 runs in this process, because what is tried here is every request to the store, and processes would
-take most of the time. Its output follows from all bytes of its inputs, so that damage which nobody
-notices changes the digests at the end. One output goes up and comes down in several parts.
+take most of the time. A run waits for a store that does not answer; it is stopped a moment later.
+Its output follows from all bytes of its inputs, so that damage which nobody notices changes the
+digests at the end. One output goes up and comes down in several parts.
 """
 
 import contextlib
@@ -45,7 +46,9 @@ _PART = 64 << 10  # bytes
 _SIZES = {"value.json": 400, "weights/a.bin": 7_000}  # bytes
 _LARGE = {"weights/b.bin": 5 * _PART // 2}  # of the first stage
 _READ_SECONDS = 0.8  # the client's patience with an answer; the proxy drips for less
-_TERMS = Terms(beat=0.03)  # so that a job of a few hundredths of a second renews its lease
+# So that a job of a few hundredths of a second renews its lease.
+_TERMS = Terms(beat=0.03, look=0.3, longest_look=0.6)
+_PATIENCE_OF_A_PERSON = 2.0  # seconds: then the run that waits for its store is stopped
 _JOB_SECONDS = 0.05
 PATIENCE = Patience(first_wait=0.01, longest_wait=0.05, deadline=20.0)
 
@@ -152,7 +155,14 @@ class Pipeline:
     def _build(self, store: Store, home: Path) -> tuple[str, str]:
         """How it ended, and the error in full."""
         toys = Toys(root=self.directory / "root", home=home)
-        site = replace(toys.site(), store=store, terms=_TERMS, strict=True)
+        stop = threading.Event()
+        person = threading.Timer(_PATIENCE_OF_A_PERSON, stop.set)
+
+        def watch(stage: str, event: dict[str, Any]) -> None:
+            if "store not reached" in event.get("text", "") and person.ident is None:
+                person.start()
+
+        site = replace(toys.site(), store=store, terms=_TERMS, stop=stop, watch=watch)
         built: dict[str, Manifest] = {}
         try:
             for stage in self.stages:
@@ -163,6 +173,8 @@ class Pipeline:
             return "error" if is_clear else "unclear", f"{error} | hint: {error.hint}"
         except Exception as error:  # noqa: BLE001 - a person would see a traceback
             return "unclear", f"{type(error).__name__}: {error}"
+        finally:
+            person.cancel()
         digests = {name: manifest.digest for name, manifest in built.items()}
         if self.digests and digests != self.digests:
             return "different", f"{digests}"

@@ -119,9 +119,12 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
         yield started
 
 
-def ask(proxy: FaultProxy, method: str, path: str, body: bytes | None = None) -> Answer:
-    """One request over a connection of its own."""
-    connection = http.client.HTTPConnection(proxy.endpoint.removeprefix("http://"), timeout=0.5)
+def ask(
+    proxy: FaultProxy, method: str, path: str, body: bytes | None = None, *, seconds: float = 10
+) -> Answer:
+    """One request over a connection of its own, with so much patience."""
+    host = proxy.endpoint.removeprefix("http://")
+    connection = http.client.HTTPConnection(host, timeout=seconds)
     try:
         connection.request(method, path, body=body)
         answer = connection.getresponse()
@@ -189,7 +192,7 @@ def test_a_fault_of_the_connection_leaves_the_client_without_an_answer(
 ) -> None:
     proxy.arm(Fault(kind=kind))
     with pytest.raises(error):
-        ask(proxy, "PUT", "/a", NEW)
+        ask(proxy, "PUT", "/a", NEW, seconds=0.5 if error is TimeoutError else 10)
     assert (stored(server), server.objects["/a"]) == (reached, NEW if reached else OLD)
     assert [fired.kind for fired in proxy.fired] == [kind]
     assert ask(proxy, "GET", "/a").status == 200  # the next request is well
@@ -303,7 +306,7 @@ def test_every_kind_hits_the_request_that_it_is_meant_for(
     for path in ("/b", "/a", "/c", "/a", "/a"):
         for verb, body in (("PUT", NEW if path == "/a" else OLD), ("GET", None)):
             with contextlib.suppress(OSError, http.client.HTTPException):
-                ask(proxy, verb, path, body)
+                ask(proxy, verb, path, body, seconds=1)
     assert proxy.requests == 10
     number = 7 if method == "PUT" else 8
     assert [(f.kind, f.target, f.method, f.request) for f in proxy.fired] == [

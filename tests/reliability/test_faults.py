@@ -101,6 +101,7 @@ def test_every_request_may_break_in_every_way(pipeline: Pipeline) -> None:
 def test_a_store_that_breaks_for_good_is_one_clear_error(pipeline: Pipeline, kind: str) -> None:
     outcome = pipeline.run(Fault(kind=kind, nth=30, count=10**6))
     assert (outcome.ended, outcome.is_good) == ("error", True), outcome
+    assert "was stopped while it waited for" in outcome.said
 
 
 @pytest.mark.parametrize(
