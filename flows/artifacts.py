@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from flows.contents import content_of
 from flows.documents import find_document, find_stored, mend_hint, seal
@@ -26,7 +27,7 @@ from flows.fingerprint import Identity, short
 from flows.manifest import EARLIER, FORMAT, File, Input, Manifest, Provenance, digest_of
 from flows.shared_files import LOOKED_AT, Shared, find_shared, sharing
 from flows.verify import sha256_of, transfer_each
-from infra.storage.base import OnBytes, Persist, Store, call_once, ignore_bytes
+from infra.storage.base import OnBytes, Persist, Store, Stored, call_once, ignore_bytes
 from nanochat_core.errors import ArtifactError
 
 _ENTRY = re.compile(r"index/([^/]+)/.*-([0-9a-f]{64})")
@@ -109,22 +110,30 @@ def publish(
             provenance=provenance,
             divergences=tuple(persist(lambda: _other_contents(store, place, digest))),
         )
-        return persist(lambda: commit(store, manifest, attempt=attempt, fence=fence))
+        return commit(store, manifest, attempt=attempt, fence=fence, persist=persist)
 
 
 def commit(
-    store: Store, manifest: Manifest, *, attempt: str, fence: Callable[[], None]
+    store: Store,
+    manifest: Manifest,
+    *,
+    attempt: str,
+    fence: Callable[[], None],
+    persist: Persist = call_once,
 ) -> Published:
     """Write the manifest of files that the store has: from then on the artifact exists.
 
-    Whoever finds that another `attempt` was first adopts its artifact. `fence` as for `publish`.
+    Whoever finds that another `attempt` was first adopts its artifact. `fence` and `persist` as for
+    `publish`.
     """
     data = manifest.to_json()
     Manifest.from_json(data, where=f"the new manifest of {manifest.name}")
-    if _put_manifest(store, _manifest_key(manifest.stage, manifest.fingerprint), data, fence):
-        _add_to_index(store, manifest)
+    key = _manifest_key(manifest.stage, manifest.fingerprint)
+    found = persist(lambda: find_stored(store, key, format=FORMAT, earlier=EARLIER))
+    if persist(lambda: _put_manifest(store, key, data, found, fence)):
+        persist(lambda: _add_to_index(store, manifest))
         return Published(manifest=manifest, adopted=False, divergence=None)
-    return _adopt(store, manifest, attempt)
+    return persist(lambda: _adopt(store, manifest, attempt))
 
 
 def _adopt(store: Store, ours: Manifest, attempt: str) -> Published:
@@ -174,13 +183,18 @@ def _manifest_key(stage: str, fingerprint: str) -> str:
     return f"{stage}/{fingerprint}/manifest.json"
 
 
-def _put_manifest(store: Store, key: str, data: bytes, fence: Callable[[], None]) -> bool:
+def _put_manifest(
+    store: Store,
+    key: str,
+    data: bytes,
+    found: tuple[dict[str, Any], Stored] | None,
+    fence: Callable[[], None],
+) -> bool:
     """Write a manifest where none is, or the note of one that was put aside; whether it was.
 
-    Which of the two is asked before the write: one that is repeated because its answer was lost
-    must not bring back what was put aside meanwhile.
+    Which of the two was `found` before the write, and not again when it is repeated because its
+    answer was lost: that must not bring back what was put aside meanwhile.
     """
-    found = find_stored(store, key, format=FORMAT, earlier=EARLIER)
     fence()
     if found is None:
         return store.put_if_absent(key, data)

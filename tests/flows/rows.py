@@ -8,7 +8,7 @@ from pathlib import Path
 from flows.artifacts import Published, publish
 from flows.fingerprint import Identity, fingerprint_of
 from flows.manifest import Manifest, Provenance
-from infra.storage.base import Store
+from infra.storage.base import Persist, Store, call_once
 
 GIGABYTE = 10**9
 PROVENANCE = Provenance(
@@ -75,6 +75,7 @@ def publish_rows(
     train: bytes = b"123456",
     identity: Identity = ROWS,
     fence: Callable[[], None] = no_fence,
+    persist: Persist = call_once,
 ) -> Published:
     output = write_output(tmp_path, train=train)
     return publish(
@@ -85,4 +86,5 @@ def publish_rows(
         inputs={},
         provenance=PROVENANCE,
         fence=fence,
+        persist=persist,
     )

@@ -4,8 +4,9 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from flows.artifacts import Published, find_manifest, newest_manifests, publish, supersede
 from flows.cache import Cache, fetch
 from flows.manifest import Manifest
-from infra.storage.base import Missing
+from infra.storage.base import Missing, StoreAway
 from infra.storage.local import LocalStore
 from nanochat_core.data.shard_files import write_shard
 from nanochat_core.errors import ArtifactError, StageError, StoreError
@@ -26,6 +27,8 @@ from tests.flows.rows import (
     publish_rows,
     write_output,
 )
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -236,6 +239,32 @@ def test_a_writer_whose_answer_was_lost_has_won(tmp_path: Path):
     published = publish_rows(Forgetful(tmp_path / "store"), tmp_path)
     assert not published.adopted
     assert published.divergence is None
+
+
+def test_a_commit_that_is_repeated_brings_back_nothing_that_was_put_aside(tmp_path: Path):
+    class Silent(LocalStore):
+        """Writes the first manifest and does not answer; meanwhile somebody puts it aside."""
+
+        is_silent = True
+
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            is_ours = super().put_if_absent(key, data)
+            if key.endswith("/manifest.json") and self.is_silent:
+                self.is_silent = False
+                supersede(self, Manifest.from_json(data, where=""), fence=no_fence)
+                raise StoreAway("no answer", hint="wait")
+            return is_ours
+
+    def persist(action: Callable[[], T], /) -> T:
+        try:
+            return action()
+        except StoreAway:
+            return action()
+
+    store = Silent(tmp_path / "store")
+    with pytest.raises(ArtifactError, match="was removed while it was being published"):
+        publish_rows(store, tmp_path, persist=persist)
+    assert find_manifest(store, "rows", ROWS.fingerprint) is None
 
 
 def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(
