@@ -77,7 +77,7 @@ def _remove(directory: Path) -> None:
         return
     except OSError as error:
         raise StageError(
-            f"{directory} belongs to an earlier build and cannot be removed: {error.strerror}",
+            f"{directory} belongs to an earlier build and cannot be removed: {error.strerror or error}",
             hint=f"remove it, then run the same command again: rm -rf {directory}",
         ) from error
 
