@@ -14,7 +14,7 @@ import grimp
 import pytest
 
 from flows import cpp_source
-from flows.build import leaked_modules
+from flows.code_check import leaked_modules
 from flows.fingerprint import (
     CARRIERS,
     PACKAGES,
