@@ -108,6 +108,8 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
     try:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)  # the history holds the webhook's address and its key
+        if home.stat().st_uid == os.geteuid():
+            home.chmod(0o700)  # work and logs, also in a home of an earlier version
         with FileLock(directory / "start.lock"):
             server = find_process(home)
             if server is None:

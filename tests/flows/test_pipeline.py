@@ -245,7 +245,7 @@ with (
     from tests.flows.house import make_run
 
     if sys.argv[5] == "slow":
-        pipeline.SECONDS_TO_STOP, caller.SECONDS_TO_TELL = -4, 1
+        pipeline.SECONDS_TO_STOP, caller.SECONDS_TO_TELL = -4, 8
     site = toys.site("toy-stopped")
     site = replace(site, watch=display.watch, stop=caller.CALLER.get().stop)
 
@@ -297,7 +297,7 @@ def test_stopping_a_run_lets_workers_save_and_the_next_one_goes_on(
 ) -> None:
     source = TRAINING
     if how == "slow":  # the saving, beside what Prefect gets to be told in
-        source = TRAINING.replace("saved.touch()", "time.sleep(4), saved.touch()")
+        source = TRAINING.replace("saved.touch()", "time.sleep(10), saved.touch()")
     training = toys.stage("training", source=source)
     name = f"stopped-{uuid.uuid4().hex[:8]}"
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(Path(__file__).parent)]

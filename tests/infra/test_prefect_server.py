@@ -244,8 +244,11 @@ def test_the_server_starts_once_survives_its_starter_and_stops(tmp_path: Path) -
         "print(ensure_server(Path(sys.argv[1])).port)"
     )
     command = [sys.executable, "-c", start, str(tmp_path)]
+    tmp_path.chmod(0o755)  # as homes of earlier versions are
     first = subprocess.run(command, check=True, capture_output=True, text=True)
     assert first.stderr == ""
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path, tmp_path / "prefect")]
+    assert modes == [0o700, 0o700]
 
     server = find_server(tmp_path)
     assert server is not None
