@@ -76,8 +76,9 @@ def _remove(directory: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
+        why = error.strerror or error
         raise StageError(
-            f"{directory} belongs to an earlier build and cannot be removed: {error.strerror or error}",
+            f"{directory} belongs to an earlier build and cannot be removed: {why}",
             hint=f"remove it, then run the same command again: rm -rf {directory}",
         ) from error
 
