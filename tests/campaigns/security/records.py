@@ -55,6 +55,12 @@ COMMANDS = (
     ("gc",),
     ("gc", "--json"),
 )
+# They show everything that there is: one record that cannot be read may not end them.
+_OVERVIEWS = {command for command in COMMANDS if command[0] in ("status", "ls", "sql", "tag")} - {
+    ("status", "tiny"),
+    ("ls", "tiny"),
+    ("ls", "sft@tiny"),
+}
 _AGE = re.compile(r"heartbeat \d+ s ago")
 _JSON = {command for command in COMMANDS if "--json" in command}
 # Values of the wrong type, out of range, or that something after the reader could choke on.
@@ -180,7 +186,7 @@ def fault_of(
         errors = [line for line in lines if line.startswith("error: ")]
         if len(errors) != 1 or not any(line.startswith("hint: ") for line in lines):
             return f"no error with a hint: {err[:200]!a}"
-        return None
+        return f"ended by one record: {errors[0]!a}" if tuple(command) in _OVERVIEWS else None
     if tuple(command) in _JSON:
         try:
             json.loads(out)
