@@ -9,6 +9,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
 import time
 import uuid
@@ -27,12 +28,13 @@ from infra.storage.base import (
     ignore_bytes,
 )
 from infra.storage.parts import open_part_file, writing_to
-from infra.storage.plain_files import open_plain, read_plain
+from infra.storage.plain_files import check_folder, open_plain, read_plain
 from nanochat_core.errors import StoreError
 from nanochat_core.job import sync_directory
 
 _CHUNK = 1 << 20
 _TEMPORARY = ".tmp"  # no key can have a segment of this name
+_UNFINISHED = re.compile(r"(swap-)?[0-9a-f]{32}")  # the names in it
 _SECONDS_TO_SWAP = 2.0  # a turn takes microseconds
 _SECONDS_BETWEEN_TRIES = 0.002
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -54,6 +56,7 @@ class LocalStore:
 
     A missing parent is an error: it is how a disk that is not mounted looks. A directory that this
     process has seen and that is gone is a store that does not answer: its disk was unmounted.
+    `directory` may be a link. Below it none is followed; see check_folder.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -83,7 +86,7 @@ class LocalStore:
                 os.link(temporary, final)
                 is_ours = True
             except FileExistsError:
-                if final.is_dir():
+                if final.is_dir() and not final.is_symlink():
                     raise
                 # A network disk may repeat the call.
                 is_ours = read_plain(final, limit=MAX_RECORD)[0] == data
@@ -130,9 +133,10 @@ class LocalStore:
     def list(self, prefix: str) -> Iterator[Entry]:
         """See Store."""
         directory = prefix.rpartition("/")[0]
-        start = self._path(directory) if directory else self._root
+        start = self._root / check_key(directory) if directory else self._root
         with self._writing():
             self._check_reachable()
+            check_folder(self._root, directory)
             entries = [e for e in self._walk(start) if e.key.startswith(prefix)]
         yield from sorted(entries, key=lambda entry: entry.key)
 
@@ -164,13 +168,15 @@ class LocalStore:
         """See Store.
 
         The file shares its bytes with the object where the file system can and where being
-        read-only protects both: root may write to anything, so root gets a copy.
+        read-only protects both: root may write to anything, so root gets a copy. So does a user
+        whose object belongs to another user, who could change its bytes after they were verified.
         """
         source = self._path(key)
         with self._reading(key), open_plain(source) as object_, writing_to(path):
             status = os.fstat(object_.fileno())
             check_size(source.as_uri(), status.st_size, size)
-            if os.geteuid() != 0 and _link(source, path):
+            is_ours = os.geteuid() == status.st_uid != 0
+            if is_ours and _link(source, path, status):
                 on_bytes(status.st_size)
                 return
             version = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns}"
@@ -194,9 +200,12 @@ class LocalStore:
         """See Store."""
         removed = 0
         with self._writing():
+            check_folder(self._root, _TEMPORARY)
             for path in list((self._root / _TEMPORARY).glob("*")):
+                if not _UNFINISHED.fullmatch(path.name):
+                    continue
                 with contextlib.suppress(FileNotFoundError):  # its writer was quicker
-                    if self._now() - path.stat().st_mtime > older_than:
+                    if self._now() - path.lstat().st_mtime > older_than:
                         _remove(path)
                         removed += 1
         return removed
@@ -206,7 +215,9 @@ class LocalStore:
         return ()
 
     def _path(self, key: str) -> Path:
-        return self._root / check_key(key)
+        with self._writing():
+            check_folder(self._root, check_key(key).rpartition("/")[0])
+        return self._root / key
 
     def _walk(self, directory: Path) -> Iterator[Entry]:
         try:
@@ -233,6 +244,7 @@ class LocalStore:
     def _temporary(self) -> Generator[Path]:
         """A free name on the store's own file system; what is left under it is removed."""
         self._check_reachable()
+        check_folder(self._root, _TEMPORARY)
         _make_directory(self._root / _TEMPORARY)
         path = self._root / _TEMPORARY / uuid.uuid4().hex
         try:
@@ -347,8 +359,8 @@ def _take_turn(place: Path, turn: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """A file, or a directory and all in it; nothing happens when there is none."""
-    if path.is_dir():
+    """Remove a file or link, or a directory and all in it; nothing happens when there is none."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
@@ -360,12 +372,18 @@ def _seal(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def _link(source: Path, target: Path) -> bool:
-    """Give `target` the bytes of `source`, in the place of an older file; whether it worked."""
+def _link(source: Path, target: Path, opened: os.stat_result) -> bool:
+    """Make `target` a hard link to `source`, over an older file, and return True.
+
+    Returns False if there can be no link, or if `source` is no longer the file that was `opened`.
+    """
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
         os.link(source, temporary)
     except OSError:  # another file system, or one without hard links
+        return False
+    if not os.path.samestat(temporary.lstat(), opened):
+        temporary.unlink()
         return False
     temporary.replace(target)
     return True

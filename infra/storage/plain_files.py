@@ -1,4 +1,4 @@
-"""Open and read the files of a directory store: plain files only, however they came there.
+"""Open and read the files of a directory store: plain files in real folders only.
 
 A FIFO would wait for a writer for ever, /dev/zero never ends, and a link leads out of the store.
 """
@@ -10,8 +10,29 @@ from pathlib import Path
 from typing import BinaryIO
 
 from infra.storage.base import BadObject, check_size
+from nanochat_core.errors import StoreError
 
 _NO_LINK_NO_WAIT = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def check_folder(root: Path, name: str) -> None:
+    """Raise StoreError if a folder on the way from `root` to `name` ("a/b": `a` or `a/b`) is a link.
+
+    `root` itself, and what is above it, may be a link. A folder need not exist. This protects from
+    links that lie there, not from one that replaces a folder during the call.
+    """
+    path = str(root)
+    for part in name.split("/") if name else ():
+        path = f"{path}/{part}"
+        try:
+            mode = os.lstat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        if stat.S_ISLNK(mode):
+            raise StoreError(
+                f"{Path(path).as_uri()} is a link, and a store follows none below its root",
+                hint="remove the link; if it leads to objects of yours, move them to its place",
+            )
 
 
 def open_plain(path: Path) -> BinaryIO:

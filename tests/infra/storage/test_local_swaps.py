@@ -193,7 +193,7 @@ def test_a_turn_that_was_left_is_removed_with_the_other_unfinished_things(
     store: LocalStore, temporary: Path
 ) -> None:
     store.put("a", b"0")
-    left = temporary / "swap-0123" / "0123"
+    left = temporary / f"swap-{'0' * 32}" / "0123"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"1")
     assert store.remove_unfinished(older_than=3600) == 0
