@@ -16,7 +16,7 @@ _NO_LINK_NO_WAIT = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def check_folder(root: Path, name: str) -> None:
-    """Raise StoreError if a folder on the way from `root` to `name` ("a/b": `a` or `a/b`) is a link.
+    """Raise StoreError if a folder from below `root` to `name` ("a/b": `a` or `a/b`) is a link.
 
     `root` itself, and what is above it, may be a link. A folder need not exist. This protects from
     links that lie there, not from one that replaces a folder during the call.

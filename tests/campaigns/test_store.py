@@ -10,7 +10,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 def test_no_stranger_and_no_gateway_gets_through() -> None:
-    rows = store.run(commands=(("ls",), ("plan", "tiny")), strangers=("fifo", "huge"))
+    strangers = ("fifo", "huge", "linked folder", "linked .tmp")
+    rows = store.run(commands=(("ls",), ("plan", "tiny")), strangers=strangers)
     assert [row.got_through for row in rows] == [(), ()]
     assert all(row.attempts > 20 for row in rows)
 

@@ -1,11 +1,13 @@
 """Stores that are not what they seem: strangers in a directory, gateways in a bucket's place.
 
 Each command must end soon, without a traceback: with an answer and a word about what it could not
-read, or with one error and a hint. A gateway's answer is never an empty store, so there every
+read, or with one error and a hint. What a folder leads to that is a link decides no answer and is
+left as it is. A gateway's answer is never an empty store, so there every
 command ends with an error, after few requests.
 """
 
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -14,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infra.storage.base import MAX_RECORD
-from tests.campaigns.security.records import ask, fault_of, make_store
+from tests.campaigns.security.records import ask, fault_of, make_store, without_ages
 from tests.campaigns.security.rows import Row
 from tests.infra.storage.fake_s3 import FakeS3
 from tests.infra.storage.misbehaviour import PAGE, Answer, Request
@@ -35,6 +37,9 @@ def _sparse(path: Path) -> None:
 
 
 _STRANGERS: dict[str, Callable[[Path], None]] = {**STRANGERS, "huge": _sparse}
+_LINKED = "linked folder"  # each folder at the root of the store
+_LINKED_TMP = "linked .tmp"
+_STRANGE = (*_STRANGERS, _LINKED, _LINKED_TMP)
 _NO_BUCKET = b"<ListBucketResult><Name>another</Name></ListBucketResult>"
 _AWAY = {"Location": "http://portal.invalid/login"}
 _GATEWAYS: dict[str, Answer] = {
@@ -48,7 +53,7 @@ _GATEWAYS: dict[str, Answer] = {
 
 
 def run(
-    commands: Sequence[Sequence[str]] = COMMANDS, strangers: Sequence[str] = tuple(_STRANGERS)
+    commands: Sequence[Sequence[str]] = COMMANDS, strangers: Sequence[str] = _STRANGE
 ) -> list[Row]:
     """Put each stranger in the place of each kind of record, then let each gateway answer."""
     with tempfile.TemporaryDirectory(prefix="store-") as name:
@@ -67,7 +72,7 @@ def _directory(directory: Path, commands: Sequence[Sequence[str]], strangers: Se
         for key in kinds.values():
             data = store.get(key)
             path = store.path_of(key)
-            for kind in strangers:
+            for kind in (kind for kind in strangers if kind in _STRANGERS):
                 path.unlink()
                 _STRANGERS[kind](path)
                 for command in commands:
@@ -79,10 +84,50 @@ def _directory(directory: Path, commands: Sequence[Sequence[str]], strangers: Se
                         through.append(f"{' '.join(command)}, {key}: {kind}: {fault}")
             path.unlink()
             store.put(key, data)
+        folders = sorted({key.partition("/")[0] for key in keys}) if _LINKED in strangers else []
+        for name in (*folders, *([".tmp"] if _LINKED_TMP in strangers else [])):
+            asked = [*commands, ("gc", "--apply")] if name == ".tmp" else commands
+            attempts += len(asked)
+            through += _linked(store.path_of("x").with_name(name), directory / name, asked)
     seconds = time.monotonic() - began
     return Row(
         part="store: directory", attempts=attempts, got_through=tuple(through), seconds=seconds
     )
+
+
+def _linked(folder: Path, outside: Path, commands: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Make a folder a link to its copy elsewhere, then to an empty one; yield what got through."""
+    shutil.copytree(folder, outside)
+    for name in ("documents/thesis", "0" * 32):
+        (outside / name).parent.mkdir(exist_ok=True)
+        (outside / name).write_text("not in the store")
+    empty = outside.with_name("nothing")
+    empty.mkdir(exist_ok=True)
+    for path in (*outside.rglob("*"), outside):
+        os.utime(path, (1e9, 1e9))  # older than what garbage collection leaves alone
+    aside = outside.with_name("aside")
+    folder.rename(aside)
+    for command in commands:
+        answers: list[tuple[int, str, str]] = []
+        for target in (outside, empty):
+            before = _contents(target)
+            folder.symlink_to(target)
+            answer = code, out, err = _ask(command)
+            folder.unlink()
+            answers.append((code, without_ages(out), err))
+            fault = fault_of(command, answer, answer, record="", is_none=False)
+            if _contents(target) != before:
+                fault = "what lies outside the store has changed"
+            if fault is not None:
+                yield f"{' '.join(command)}, {folder.name}: link: {fault}"
+        if answers[0] != answers[1]:
+            yield f"{' '.join(command)}, {folder.name}: link: its answer is from outside the store"
+    aside.rename(folder)
+
+
+def _contents(directory: Path) -> list[tuple[str, float]]:
+    paths = (directory, *directory.rglob("*"))
+    return sorted((str(path), path.lstat().st_mtime) for path in paths)
 
 
 def _gateways(directory: Path, commands: Sequence[Sequence[str]]) -> Row:
