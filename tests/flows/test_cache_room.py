@@ -19,6 +19,7 @@ from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError
 from tests.flows.rows import GIGABYTE, identity_of, publish_rows
 from tests.flows.stores import CountingStore, DyingStore
+from tests.infra.storage.owners import own_as_user
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCK = 4096  # bytes; what a small file takes on the disk
@@ -103,8 +104,8 @@ def test_closing_a_cache_is_the_last_use(store: CountingStore, cache: Cache, man
 def test_a_file_shared_with_the_store_takes_no_room(
     store: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("os.geteuid", lambda: 1000)  # root gets copies
     shared, other = (publish_block(store, tmp_path, number) for number in range(2))
+    own_as_user(tmp_path / "store", monkeypatch)
     with Cache(tmp_path / "cache", GIGABYTE) as cache:
         fetch(store, shared, cache)
     limit = 3 * BLOCK  # two manifests are copies always

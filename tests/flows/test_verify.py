@@ -19,6 +19,7 @@ from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 from tests.flows.rows import GIGABYTE, publish_rows
 from tests.flows.stores import CountingStore, NoisyStore
+from tests.infra.storage.owners import own_as_user
 
 DAMAGE = ["bit", "truncated", "longer", "gone"]
 
@@ -155,9 +156,9 @@ def test_a_file_that_the_disk_cannot_read_is_not_whole(
 def test_a_private_copy_is_writable_and_shares_nothing_with_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("os.geteuid", lambda: 1000)  # root gets a copy from the store anyway
     store = LocalStore(tmp_path / "store")
     manifest = publish_rows(store, tmp_path).manifest
+    own_as_user(tmp_path / "store", monkeypatch)
     file = manifest.files[2]
     fetch_file(store, manifest, file, tmp_path / "shared")
     fetch_file(store, manifest, file, tmp_path / "mine", private=True)

@@ -10,6 +10,7 @@ import pytest
 from infra.storage.base import BadObject
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
+from tests.infra.storage.owners import own_as_user
 
 
 def make_socket(path: Path) -> None:
@@ -189,10 +190,9 @@ def test_a_fetch_shares_bytes_only_with_an_object_of_the_same_user(
     store = LocalStore(tmp_path / "store")
     store.put("a", b"object")
     path = store.path_of("a")
-    if os.geteuid() == 0:
-        os.chown(path, 1000, -1)  # root shares nothing
-    owner = path.stat().st_uid
-    monkeypatch.setattr(os, "geteuid", lambda: owner if is_ours else owner + 1)
+    user = own_as_user(tmp_path / "store", monkeypatch)
+    if not is_ours:
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     store.fetch("a", tmp_path / "target", size=6)
     assert (tmp_path / "target").read_bytes() == b"object"
     assert (tmp_path / "target").samefile(path) == is_ours
