@@ -180,7 +180,7 @@ def fault_of(
     command: Sequence[str], answer: tuple[int, str, str], untouched: tuple[int, str, str],
     *, record: str, is_none: bool,
 ) -> str | None:  # fmt: skip
-    """Return what is wrong with an answer, None if it is right."""
+    """Return what is wrong with an answer, None if it is right. No `record`: all may be unread."""
     code, out, err = answer
     if code == 99:
         return f"traceback: {err.strip().splitlines()[-1]}"
@@ -191,7 +191,8 @@ def fault_of(
         errors = [line for line in lines if line.startswith("error: ")]
         if len(errors) != 1 or not any(line.startswith("hint: ") for line in lines):
             return f"no error with a hint: {err[:200]!a}"
-        return f"ended by one record: {errors[0]!a}" if tuple(command) in _OVERVIEWS else None
+        is_ended = record and tuple(command) in _OVERVIEWS
+        return f"ended by one record: {errors[0]!a}" if is_ended else None
     if tuple(command) in _JSON:
         try:
             json.loads(out)
