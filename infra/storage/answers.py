@@ -280,9 +280,8 @@ def _redirected(error: Refused, where: Where) -> _Words:
 
 
 def _not_s3(error: Refused, where: Where) -> _Words:
-    said = error.message or ("a web page" if error.status != 200 else "something that is not S3")
     return (
-        f"{where.endpoint} answers with {said} (status {error.status})",
+        f"{where.endpoint} answers with {error.message} (status {error.status})",
         f"a login page, a proxy or another web server answers in the store's place: check "
         f"{where.setting} and the network, then run the command again",
     )

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from infra.storage.answers import Lost, Refused
+from infra.storage.answers import NOT_S3, Lost, Refused
 from infra.storage.base import Missing, Stored
 from nanochat_core.errors import StoreError
 
@@ -185,7 +185,9 @@ class Trial:
                 if error.status == 412:
                     # Perhaps by an earlier attempt whose answer was lost.
                     outcome.append("written" if _is_ours(self._requests, key, data) else "kept")
-                elif error.status in _CANNOT and not error.is_passing:
+                elif (
+                    error.status in _CANNOT and error.code != NOT_S3 and not error.is_passing
+                ):
                     outcome.append("refused")
                 else:
                     raise

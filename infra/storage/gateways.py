@@ -19,18 +19,24 @@ _ROOTS = {
     "CopyObject": "CopyObjectResult",
     "UploadPartCopy": "CopyPartResult",
 }
+_EXPLAINED = {400, 401, 403, 404}  # S3 sends an Error with these, except to a HEAD
 _OF_OBJECTS = {"PutObject", "UploadPart", "GetObject", "HeadObject"}  # S3 answers with an ETag
 
 
 def check_response(operation_model: Any, response_dict: Any, **_: object) -> None:
     """Handle botocore's event `before-parse`: refuse what is not an answer of S3."""
     body = response_dict["body"]
-    response_dict["status_code"] = check_answer(
-        operation_model.name,
-        response_dict["status_code"],
-        {name.lower(): value for name, value in response_dict["headers"].items()},
-        body if isinstance(body, bytes) else b"",  # an object comes as a stream
-    )
+    try:
+        response_dict["status_code"] = check_answer(
+            operation_model.name,
+            response_dict["status_code"],
+            {name.lower(): value for name, value in response_dict["headers"].items()},
+            body if isinstance(body, bytes) else b"",  # an object comes as a stream
+        )
+    except Refused:
+        if not isinstance(body, bytes):
+            body.close()  # no caller gets the stream, and it holds a connection
+        raise
 
 
 def check_answer(operation: str, status: int, headers: Mapping[str, str], body: bytes) -> int:
@@ -48,10 +54,15 @@ def check_answer(operation: str, status: int, headers: Mapping[str, str], body: 
             return status
         raise Refused(REDIRECT, status=status, headers=headers)
     is_page = root.lower() == "html" or body.lstrip()[:9].lower() == b"<!doctype"
+    # An empty answer with the id of a request may be of a store that does not explain itself.
+    lacks_error = status in _EXPLAINED and not operation.startswith("Head")
+    lacks_error &= bool(body) or "x-amz-request-id" not in headers
     lacks_root = status < 300 and root != _ROOTS.get(operation, root)
     lacks_tag = status < 300 and operation in _OF_OBJECTS and "etag" not in headers
-    if lacks_root or lacks_tag or (is_page and status < 500):  # 5xx: of a proxy, and passing
-        raise Refused(NOT_S3, status=status, headers=headers)
+    # A 5xx of a proxy is passing without this.
+    if lacks_root or lacks_tag or lacks_error or (is_page and status < 500):
+        said = "a web page" if is_page else "something that is not S3"
+        raise Refused(NOT_S3, status=status, message=said, headers=headers)
     return status
 
 

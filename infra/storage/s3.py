@@ -300,21 +300,25 @@ class Bucket:
                 answer = call(Bucket=self.name, **arguments)
         except Refused as error:
             self.has_answered |= error.status > 0
-            if key is not None and self._is_missing(error):
+            self.has_accepted |= error.code == "NoSuchKey"
+            if key is not None and self._is_missing(verb, error):
                 raise Missing(key) from None
             raise
         self.has_answered = self.has_accepted = True
         return answer
 
-    def _is_missing(self, error: Refused) -> bool:
-        """Whether the store says that there is no such object in a bucket that there is."""
+    def _is_missing(self, verb: str, error: Refused) -> bool:
+        """Return whether the store says that the bucket exists and has no such object."""
         if error.code == "NoSuchKey":
             return True
-        if error.status != 404 or error.code not in ("404", "NotFound"):
+        # A HEAD's 404 has no body and may be a proxy's: `head` asks again with a GET.
+        if error.status != 404 or error.code not in ("404", "NotFound") or verb == "head_object":
             return False
-        try:  # the answer to a HEAD does not say what is not there
+        try:  # some stores do not say what is missing
             self._ask("head_bucket")
         except Refused as refused:
+            if refused.status == 404 and self.has_accepted:  # perhaps a proxy's
+                raise Refused(NOT_S3, status=404, message="a bare 404") from None
             if refused.status == 404:
                 raise Refused("NoSuchBucket", status=404) from None
             if refused.is_passing or refused.code in (NOT_S3, REDIRECT):

@@ -57,6 +57,7 @@ from nanochat_core.errors import StoreError
 
 COPY_LIMIT = 5 << 30  # bytes that one request may copy, on AWS
 _FIRST_CONTACT = 3  # tries of a store that never answered: its address may be wrong
+_UNTIL_SHOWN = 4  # tries, within 3 s: stores that show objects late do it sooner, if at all
 _ROUNDS = 3  # for an object that changes under a fetch
 _TROUBLED = {"SignatureDoesNotMatch", NOT_S3, REDIRECT}  # on the way, once a request was accepted
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -342,7 +343,7 @@ class S3Store:
     ) -> _T:
         """Get an object that a manifest says exists; a store may show late what was put.
 
-        Raises Missing if it is still not there after as many tries as a passing refusal gets.
+        Raises Missing if it is still not there after a few tries.
         """
 
         def get() -> _T:
@@ -352,7 +353,7 @@ class S3Store:
                 raise Lost(str(missing)) from missing
 
         try:
-            return persist(get, patience=self._limits, is_passing=self._is_passing, stop=stop)
+            return persist(get, patience=self._until_shown, is_passing=self._is_passing, stop=stop)
         except Lost:
             raise Missing(key) from None
 
@@ -360,6 +361,10 @@ class S3Store:
         if self.bucket.has_answered:
             return self._patience
         return replace(self._patience, tries=min(self._patience.tries, _FIRST_CONTACT))
+
+    def _until_shown(self) -> Patience:
+        tries = min(self._patience.tries, _UNTIL_SHOWN)
+        return replace(self._patience, tries=tries, first_wait=2 * self._patience.first_wait)
 
     def _is_passing(self, refused: Refused) -> bool:
         troubled = self.bucket.has_accepted and refused.code in _TROUBLED
