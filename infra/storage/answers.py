@@ -57,6 +57,7 @@ _LOSSES = {
     "ConnectionClosedError": "the connection was closed without an answer",
     "ResponseStreamingError": "the answer was cut off",
     "IncompleteReadError": "the answer was cut off",
+    "ProtocolError": "the answer was cut off",
     "ResponseParserError": "the answer is not one of S3",
 }
 

@@ -185,9 +185,7 @@ class Trial:
                 if error.status == 412:
                     # Perhaps by an earlier attempt whose answer was lost.
                     outcome.append("written" if _is_ours(self._requests, key, data) else "kept")
-                elif (
-                    error.status in _CANNOT and error.code != NOT_S3 and not error.is_passing
-                ):
+                elif error.status in _CANNOT and error.code != NOT_S3 and not error.is_passing:
                     outcome.append("refused")
                 else:
                     raise

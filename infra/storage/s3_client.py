@@ -8,7 +8,7 @@ import contextlib
 import functools
 import http.client
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import botocore.session  # pyright: ignore[reportMissingTypeStubs]
@@ -19,12 +19,13 @@ from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
 from botocore.loaders import Loader  # pyright: ignore[reportMissingTypeStubs]
 from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
 
-from infra.storage.answers import Lost, Refused, describe_loss
+from infra.storage.answers import NOT_S3, Lost, Refused, describe_loss
 from infra.storage.gateways import check_response
 from infra.storage.parts import THREADS
 from infra.storage.settings import Settings
 
 CONNECT_SECONDS = 5
+MAX_ANSWER = 8 << 20  # bytes of an answer that is no object; 1000 keys have 2 MB
 
 _LOST = (
     *(boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError),
@@ -69,7 +70,31 @@ def _make_client(settings: Settings, *, seconds: float, is_aws: bool) -> Any:
         if event == "before-parse.s3.*":  # makes a passing error of what is no XML
             client.meta.events.unregister(event, handler)
     client.meta.events.register("before-parse.s3.*", check_response)
+    send = client._endpoint.http_session.send
+    client.meta.events.register("before-send.s3.*", functools.partial(_send, send))
     return client
+
+
+def _send(send: Callable[[Any], Any], request: Any, **_: object) -> Any:
+    """Handle botocore's event `before-send`: send, and limit what is read of the answer.
+
+    Botocore reads an object piece by piece, and every other answer whole, by `stream`.
+    """
+    request.stream_output = True  # else `send` reads it, without a limit
+    response = send(request)
+    response.raw.stream = functools.partial(_pieces, response.raw, response.raw.stream)
+    return response
+
+
+def _pieces(raw: Any, stream: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+    size = 0
+    for piece in stream():
+        size += len(piece)
+        if size > MAX_ANSWER:
+            raw.close()
+            said = f"more than {MAX_ANSWER >> 20} MiB where no object was asked for"
+            raise Refused(NOT_S3, status=raw.status, message=said)
+        yield piece
 
 
 class _Descriptions(Loader):

@@ -49,6 +49,9 @@ _GATEWAYS: dict[str, Answer] = {
     "another bucket": Answer(body=_NO_BUCKET),
     **{f"redirect {n}": Answer(status=n, body=PAGE, headers=_AWAY) for n in (301, 302, 307, 308)},
     **{f"page {n}": Answer(status=n, body=PAGE) for n in (401, 403, 404, 405)},
+    **{f"text {n}": Answer(status=n, body=b"not found") for n in (400, 401, 403, 404)},
+    "json 404": Answer(status=404, body=b'{"message": "no Route matched"}'),
+    "nothing 404": Answer(status=404),
 }
 
 

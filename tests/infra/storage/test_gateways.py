@@ -1,16 +1,19 @@
 """What answers in a store's place, or in front of it: login pages, redirects, proxies."""
 
+import gc
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from infra.storage.base import StoreAway
+from infra.storage.answers import Patience
+from infra.storage.base import Missing, StoreAway
 from infra.storage.s3_store import S3Store
 from nanochat_core.errors import StoreError
 from tests.infra.storage.conftest import MakeFake, store_on
 from tests.infra.storage.fake_s3 import FakeS3
-from tests.infra.storage.misbehaviour import Answer, Fault, Kind, Quirk
+from tests.infra.storage.misbehaviour import PAGE, Answer, Fault, Kind, Quirk, Request
 
 VERBS: dict[str, Callable[[S3Store, Path], object]] = {
     "list": lambda store, path: list(store.list("")),
@@ -18,13 +21,20 @@ VERBS: dict[str, Callable[[S3Store, Path], object]] = {
     "head": lambda store, path: store.head("a"),
     "put": lambda store, path: store.put("a", b"x"),
     "upload": lambda store, path: store.upload("large", path),
+    "stored": lambda store, path: store.get_stored("a"),
+    "range": lambda store, path: store.get_range("a", start=2, length=3),
+    "absent": lambda store, path: store.put_if_absent("c", b"x"),
+    "delete": lambda store, path: store.delete("a"),
     "copy": lambda store, path: store.copy("a", "b"),
     "fetch": lambda store, path: store.fetch("a", path.with_name("target"), size=9),
     "uploads": lambda store, path: store.list_unfinished(),
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
+SEVERAL = ("list", "get", "head", "put", "upload", "copy", "fetch", "uploads")
+
+
+@pytest.mark.parametrize("verb", SEVERAL)
 @pytest.mark.parametrize("status", [200, 301, 302, 307, 308])
 def test_a_web_page_is_one_line_after_few_requests_whatever_was_asked(
     fake: FakeS3, large: Path, verb: str, status: int
@@ -74,6 +84,97 @@ def test_a_page_between_answers_of_a_store_that_works_is_asked_again(fake: FakeS
     fake.faults[:] = [Fault(kind=Kind.PAGE, verb="*", status=302)]
     with pytest.raises(StoreAway, match="answers with a redirect"):
         list(store.list(""))
+
+
+PROXIES = {
+    "text": b"404 page not found\n",
+    "backend": b"default backend - 404",
+    "html": PAGE,
+    "json": b'{"message": "no Route matched"}',
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("body", PROXIES)
+def test_a_proxys_plain_refusal_is_an_outage_of_a_store_that_has_worked(
+    fake: FakeS3, large: Path, body: str
+) -> None:
+    store = store_on(fake, patience=Patience(tries=2, first_wait=0.001))
+    assert store.put_if_absent("a", b"0123456789")
+    for status in (400, 401, 403, 404):
+        fake.answer = lambda request, status=status: Answer(status=status, body=PROXIES[body])
+        for verb in VERBS.values():
+            with pytest.raises(StoreAway, match=rf"{fake.endpoint} answers .*\(status {status}\)"):
+                verb(store, large)
+
+
+@pytest.mark.parametrize("body", PROXIES)
+def test_a_plain_refusal_of_what_was_never_a_store_is_one_line_at_once(
+    fake: FakeS3, large: Path, body: str
+) -> None:
+    fake.answer = lambda request: Answer(status=404, body=PROXIES[body])
+    for verb in VERBS.values():
+        fake.requests.clear()
+        with pytest.raises(StoreError, match=f"{fake.endpoint} answers with ") as caught:
+            verb(store_on(fake), large)
+        assert not isinstance(caught.value, StoreAway)
+        assert "\n" not in str(caught.value)
+        assert len(fake.requests) <= 4
+
+
+def test_a_bare_404_to_a_head_is_not_the_stores_word(fake: FakeS3) -> None:
+    store = store_on(fake)
+    store.put("a", b"0123456789")
+    fake.faults.append(Fault(kind=Kind.PAGE, verb="HEAD", status=404, times=1))
+    assert store.head("a").size == 10
+
+
+def test_a_store_that_said_that_an_object_is_missing_has_worked(fake: FakeS3) -> None:
+    store = store_on(fake)
+    with pytest.raises(Missing):
+        store.get("a")
+    fake.answer = lambda request: Answer(status=404, body=PROXIES["text"])
+    with pytest.raises(StoreAway):
+        store.get("a")
+
+
+def test_a_store_that_only_numbers_its_requests_may_say_that_an_object_is_missing(
+    fake: FakeS3,
+) -> None:
+    answer = fake.answer
+
+    def bare(request: Request) -> Answer:
+        if request.method in ("GET", "HEAD") and request.key:
+            return Answer(status=404, headers={"x-amz-request-id": "1"})
+        return answer(request)
+
+    fake.answer = bare
+    for find in (store_on(fake).get, store_on(fake).head):
+        with pytest.raises(Missing):
+            find("a")
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_an_answer_that_is_no_object_has_a_limit(fake: FakeS3, status: int) -> None:
+    name = "ListBucketResult" if status == 200 else "Error"
+    filling = b"<!--" + bytes(9 << 20).replace(b"\0", b"x") + b"-->"
+    body = f"<{name}><Name>fake</Name><Code>NoSuchKey</Code>".encode() + filling
+    fake.answer = lambda request: Answer(status=status, body=body + f"</{name}>".encode())
+    with pytest.raises(StoreError, match="more than 8 MiB where no object was asked for"):
+        list(store_on(fake).list(""))
+    assert len(fake.requests) == 1
+
+
+def test_a_page_in_an_objects_place_leaves_no_connection_open(fake: FakeS3) -> None:
+    store = store_on(fake)
+    fake.answer = lambda request: Answer(body=PAGE)
+    gc.collect()
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        with pytest.raises(StoreError):
+            store.get("a")
+        del store
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
 
 
 def test_a_bucket_that_has_moved_names_its_region(fake: FakeS3) -> None:
