@@ -76,19 +76,17 @@ def _make_client(settings: Settings, *, seconds: float, is_aws: bool) -> Any:
 
 
 def _send(send: Callable[[Any], Any], request: Any, **_: object) -> Any:
-    """Handle botocore's event `before-send`: send, and limit what is read of the answer.
-
-    Botocore reads an object piece by piece, and every other answer whole, by `stream`.
-    """
-    request.stream_output = True  # else `send` reads it, without a limit
+    """Handle botocore's event `before-send`: send, and read what is no object up to a limit."""
+    is_object, request.stream_output = request.stream_output, True  # else `send` reads it whole
     response = send(request)
-    response.raw.stream = functools.partial(_pieces, response.raw, response.raw.stream)
+    if not is_object or response.status_code >= 300:
+        response._content = b"".join(_pieces(response.raw))
     return response
 
 
-def _pieces(raw: Any, stream: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+def _pieces(raw: Any) -> Iterator[bytes]:
     size = 0
-    for piece in stream():
+    for piece in raw.stream():
         size += len(piece)
         if size > MAX_ANSWER:
             raw.close()

@@ -50,7 +50,7 @@ def test_a_real_server_decides(s3_store: Store) -> None:
         Fault(kind=Kind.FLIP_REQUEST, verb="PUT", every=2),
         Fault(kind=Kind.REFUSE, verb="*", every=3),
         Fault(kind=Kind.REFUSE, verb="PUT", every=2, status=409, code="OperationAborted"),
-        Fault(kind=Kind.PAGE, verb="PUT", skip=1, every=2, status=400),
+        Fault(kind=Kind.PAGE, verb="PUT", every=5, status=400),
     ],
     ids=lambda fault: fault.kind.name,
 )

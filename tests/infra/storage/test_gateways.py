@@ -1,7 +1,7 @@
 """What answers in a store's place, or in front of it: login pages, redirects, proxies."""
 
 import gc
-import warnings
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -165,16 +165,26 @@ def test_an_answer_that_is_no_object_has_a_limit(fake: FakeS3, status: int) -> N
     assert len(fake.requests) == 1
 
 
-def test_a_page_in_an_objects_place_leaves_no_connection_open(fake: FakeS3) -> None:
-    store = store_on(fake)
-    fake.answer = lambda request: Answer(body=PAGE)
-    gc.collect()
-    with warnings.catch_warnings(record=True, action="always") as caught:
-        with pytest.raises(StoreError):
-            store.get("a")
-        del store
-        gc.collect()
-    assert [str(warning.message) for warning in caught] == []
+@pytest.mark.parametrize("size", [10, 9 << 20], ids=["small", "large"])
+@pytest.mark.parametrize("verb", ["get", "list"])
+def test_an_answer_that_is_not_of_s3_leaves_no_connection_half_read(
+    fake: FakeS3, large: Path, verb: str, size: int
+) -> None:
+    fake.answer = lambda request: Answer(body=PAGE.ljust(size))
+    with pytest.raises(StoreError) as caught:  # holds what was in use
+        VERBS[verb](store_on(fake), large)
+    port = int(fake.endpoint.rpartition(":")[2])
+    sockets = [one for one in gc.get_objects() if type(one) is socket.socket and one.fileno() > 0]
+    used = [one for one in sockets if one.getsockname()[1] != port and _peer(one) == port]
+    assert len(used) == (1 if (verb, size) == ("list", 10) else 0), "what was read whole is idle"
+    assert caught.value.hint
+
+
+def _peer(one: socket.socket) -> int | None:
+    try:
+        return one.getpeername()[1]
+    except OSError:
+        return None
 
 
 def test_a_bucket_that_has_moved_names_its_region(fake: FakeS3) -> None:
