@@ -5,9 +5,6 @@ import pytest
 from infra.storage import gateways
 from tests.campaigns.security import store
 
-# A command's process ends with its connections; these commands share the test's own process.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 
 def test_no_stranger_and_no_gateway_gets_through() -> None:
     strangers = ("fifo", "huge", "linked folder", "linked .tmp")
