@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def reply(self, answer: Answer, fault: Fault | None) -> None:
         body = answer.body
-        if fault and body and fault.kind is Kind.FLIP:
+        if fault and body and fault.kind is Kind.FLIP and answer.status < 300:
             body = bytes([body[0] ^ 1]) + body[1:]
         if fault and body and fault.kind is Kind.SHORTEN:
             body = body[:-1]

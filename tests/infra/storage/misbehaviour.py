@@ -46,7 +46,7 @@ class Kind(Enum):
     FLIP_REQUEST = auto()  # a byte of the body is changed on its way in
     CUT = auto()  # the answer's body ends in the middle, then the connection is closed
     SHORTEN = auto()  # the answer's body is shorter, and so is its Content-Length
-    FLIP = auto()  # a byte of the answer's body is changed
+    FLIP = auto()  # a byte of a good answer's body is changed
     ERROR_200 = auto()  # carried out not at all, but answered with 200 and an error
     PAGE = auto()  # not carried out, answered with `status`, `headers` and a web page
     HANG = auto()  # not answered for as long as `seconds`

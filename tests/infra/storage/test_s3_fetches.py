@@ -148,6 +148,7 @@ def test_a_store_without_ranges_sends_each_object_once(
     fake = make_fake(Quirk.IGNORES_RANGES)
     store = tried_store_on(fake)
     store.upload("large", large)
+    fake.requests.clear()
     told: list[int] = []
     store.fetch("large", tmp_path / "target", size=large.stat().st_size, on_bytes=told.append)
     assert (tmp_path / "target").read_bytes() == large.read_bytes()
@@ -164,6 +165,7 @@ def test_a_part_that_comes_short_is_fetched_again(
 ) -> None:
     store = tried_store_on(fake)
     store.upload("large", large)
+    fake.requests.clear()
     fake.faults.append(Fault(kind=kind, verb="GET", times=7))
     store.fetch("large", tmp_path / "target", size=large.stat().st_size)
     assert (tmp_path / "target").read_bytes() == large.read_bytes()
