@@ -151,7 +151,7 @@ def persist(
         except (Lost, Refused) as error:
             limits = patience()
             passed = time.monotonic() - started
-            wait = min(limits.first_wait * 2 ** (tries - 1), limits.longest_wait)
+            wait = min(limits.first_wait * 2 ** min(tries - 1, 60), limits.longest_wait)
             wait *= random.uniform(0.5, 1.0)
             passing = isinstance(error, Lost) or is_passing(error)
             if not passing or tries >= limits.tries or passed + wait > limits.deadline:

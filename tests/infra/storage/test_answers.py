@@ -94,6 +94,13 @@ def test_no_try_begins_after_the_deadline() -> None:
     assert time.monotonic() - started < 2
 
 
+def test_waits_stay_numbers_however_often_it_is_tried() -> None:
+    patience = Patience(tries=1200, first_wait=0.0, longest_wait=0.0, deadline=60)
+    with pytest.raises(Lost) as caught:
+        run(failing(*[Lost("") for _ in range(1200)]), patience)
+    assert caught.value.__notes__[0].startswith("1200 tries")
+
+
 def explained(code: str, status: int = 403, message: str = "", **headers: str) -> tuple[str, str]:
     error = explain(
         Refused(code, status=status, message=message, headers=headers), where=WHERE, what="put a/b"
