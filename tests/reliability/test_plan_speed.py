@@ -4,6 +4,7 @@ What counts is the whole command, from the shell and back, on a machine with not
 one that is busy, times are printed (pytest -s) and judged by nobody: those tests are skipped.
 """
 
+import compileall
 import dataclasses
 import os
 import resource
@@ -43,6 +44,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in PACKAGES:
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / package, root / package, ignore=ignore)
+    compileall.compile_dir(root, quiet=1)  # as an installed package is
     return root
 
 
