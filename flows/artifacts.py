@@ -123,8 +123,7 @@ def commit(
 ) -> Published:
     """Write the manifest of files that the store has: from then on the artifact exists.
 
-    Whoever finds that another `attempt` was first adopts its artifact. `fence` and `persist` as for
-    `publish`.
+    If another attempt was first, its artifact is adopted. `fence` and `persist` as for `publish`.
     """
     data = manifest.to_json()
     Manifest.from_json(data, where=f"the new manifest of {manifest.name}")

@@ -243,7 +243,7 @@ def test_a_writer_whose_answer_was_lost_has_won(tmp_path: Path):
 
 def test_a_commit_that_is_repeated_brings_back_nothing_that_was_put_aside(tmp_path: Path):
     class Silent(LocalStore):
-        """Writes the first manifest and does not answer; meanwhile somebody puts it aside."""
+        """Writes the first manifest without an answer, after which the manifest is superseded."""
 
         is_silent = True
 

@@ -1,4 +1,4 @@
-"""A forced rebuild starts from nothing, and goes on from its own state only."""
+"""A forced rebuild starts from nothing, and resumes from its own state only."""
 
 from pathlib import Path
 

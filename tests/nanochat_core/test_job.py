@@ -1,4 +1,4 @@
-"""What a job records of its output."""
+"""Digests of the files that a job made."""
 
 import hashlib
 from pathlib import Path

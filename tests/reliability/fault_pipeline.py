@@ -3,7 +3,7 @@
 Three stages are built by flows.build, as in a run. Only the launch of jobs is replaced: a toy job
 runs in this process, because what is tried here is every request to the store, and processes would
 take most of the time. A run waits for a store that does not answer; it is stopped a moment later.
-Its output follows from all bytes of its inputs, so that damage which nobody notices changes the
+Its output follows from all bytes of its inputs, so that damage which is not found changes the
 digests at the end. One output goes up and comes down in several parts.
 """
 

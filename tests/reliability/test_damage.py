@@ -366,7 +366,7 @@ class Anything(str):
 def test_without_hashing_damaged_files_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A control: the campaign can tell."""
+    """A control: the campaign finds wrong bytes where there are some."""
     campaign = Campaign(tmp_path, seed=1)
     monkeypatch.setattr(verify, "sha256_of", lambda path: Anything())
     report = campaign.run(FEW // 2)
