@@ -1,49 +1,24 @@
 """The `nanochat` command line: its commands, and how every mistake of a person is answered.
 
 A mistake ends as `error: ...` and `hint: ...` on stderr with exit code 1, never as a traceback. Our
-own bugs raise. Commands import what is slow (torch, Prefect, rich's progress bars) inside their
-functions: `nanochat --help` and `nanochat plan` answer at once.
+own bugs raise. Only the module of the command that was asked for is imported, and commands import
+what is slow (torch, Prefect, rich's progress bars) inside their functions: `nanochat --help` and
+`nanochat plan` answer at once.
 """
 
 import errno
+import importlib
 import importlib.metadata
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from cyclopts import App, CycloptsError, Group
 
-from flows.commands.accept import accept
-from flows.commands.bench import make_bench_app
-from flows.commands.chat import chat
-from flows.commands.compare import compare
-from flows.commands.data import make_data_app
-from flows.commands.deploy import deploy
-from flows.commands.diff import diff
-from flows.commands.doctor import doctor
-from flows.commands.down import down
-from flows.commands.evals import make_evals_app
-from flows.commands.explain import explain
-from flows.commands.export import export
-from flows.commands.fetch import fetch
-from flows.commands.gc import gc
-from flows.commands.import_model import import_model
-from flows.commands.ls import ls
-from flows.commands.miniseries import miniseries
-from flows.commands.plan import plan
-from flows.commands.profiles import profiles
-from flows.commands.push import push
-from flows.commands.report import report
-from flows.commands.revoke import revoke
-from flows.commands.run import run
-from flows.commands.serve import serve
-from flows.commands.sql import sql
-from flows.commands.stage import stage
-from flows.commands.status import status
-from flows.commands.tag import tag
 from flows.commands.terminal import print_error, print_mistake
-from flows.commands.up import up
 from nanochat_core.errors import NanochatError
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -53,45 +28,57 @@ _TRAIN = Group("Train", sort_key=1)
 _USE = Group("Use", sort_key=2)
 _ARTIFACTS = Group("Artifacts", sort_key=3)
 _MACHINE = Group("This machine", sort_key=4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Command:
+    """One command, or a group of commands that `make_{name}_app` of its module makes."""
+
+    name: str
+    group: Group
+    aliases: tuple[str, ...] = ()
+    function: str = ""  # of this name in the module of this name; by default the command's
+    usage: str | None = None  # where cyclopts itself would show [ARGS] for words that are optional
+    is_group: bool = False
+
+    def load(self) -> Any:
+        """Import the command's function, or what makes the group."""
+        module = importlib.import_module(f"flows.commands.{self.function or self.name}")
+        name = f"make_{self.name}_app" if self.is_group else self.function or self.name
+        return getattr(module, name)
+
+
 _COMMANDS = (
-    (plan, _TRAIN),
-    (run, _TRAIN),
-    (stage, _TRAIN),
-    (miniseries, _TRAIN),
-    (status, _TRAIN),
-    (explain, _TRAIN),
-    (accept, _TRAIN),
-    (profiles, _TRAIN),
-    (chat, _USE),
-    (serve, _USE),
-    (fetch, _USE),
-    (push, _USE),
-    (import_model, _USE),
-    (export, _USE),
-    (report, _USE),
-    (ls, _ARTIFACTS),
-    (tag, _ARTIFACTS),
-    (diff, _ARTIFACTS),
-    (compare, _ARTIFACTS),
-    (sql, _ARTIFACTS),
-    (revoke, _ARTIFACTS),
-    (gc, _ARTIFACTS),
+    _Command(name="plan", group=_TRAIN),
+    _Command(name="run", group=_TRAIN),
+    _Command(name="stage", group=_TRAIN),
+    _Command(name="miniseries", group=_TRAIN),
+    _Command(name="status", group=_TRAIN, usage="[OPTIONS] [RUN]"),
+    _Command(name="explain", group=_TRAIN),
+    _Command(name="accept", group=_TRAIN),
+    _Command(name="profiles", group=_TRAIN),
+    _Command(name="chat", group=_USE),
+    _Command(name="serve", group=_USE),
+    _Command(name="fetch", group=_USE, aliases=("pull",), usage="[OPTIONS] REF [PATH]"),
+    _Command(name="push", group=_USE, usage="--to STR [OPTIONS] REF..."),
+    _Command(name="import", group=_USE, function="import_model"),
+    _Command(name="export", group=_USE),
+    _Command(name="report", group=_USE),
+    _Command(name="ls", group=_ARTIFACTS, usage="[OPTIONS] [REF]"),
+    _Command(name="tag", group=_ARTIFACTS, usage="[OPTIONS] [NAME] [REF]"),
+    _Command(name="diff", group=_ARTIFACTS),
+    _Command(name="compare", group=_ARTIFACTS, usage="[OPTIONS] REF REF..."),
+    _Command(name="sql", group=_ARTIFACTS, usage="[OPTIONS] [QUERY]"),
+    _Command(name="revoke", group=_ARTIFACTS),
+    _Command(name="gc", group=_ARTIFACTS),
+    _Command(name="data", group=_ARTIFACTS, is_group=True),
+    _Command(name="evals", group=_ARTIFACTS, is_group=True),
+    _Command(name="doctor", group=_MACHINE),
+    _Command(name="up", group=_MACHINE),
+    _Command(name="deploy", group=_MACHINE),
+    _Command(name="down", group=_MACHINE),
+    _Command(name="bench", group=_MACHINE, is_group=True),
 )
-_MACHINE_COMMANDS = ((doctor, _MACHINE), (up, _MACHINE), (deploy, _MACHINE), (down, _MACHINE))
-_CALLED: dict[Callable[..., int], str] = {
-    import_model: "import"
-}  # whose function cannot be called so
-_ALSO_CALLED: dict[Callable[..., int], tuple[str, ...]] = {fetch: ("pull",)}
-# Where cyclopts itself would say [ARGS] for words that may be left out.
-_WORDS: dict[Callable[..., int], str] = {
-    status: "[OPTIONS] [RUN]",
-    fetch: "[OPTIONS] REF [PATH]",
-    push: "--to STR [OPTIONS] REF...",
-    ls: "[OPTIONS] [REF]",
-    tag: "[OPTIONS] [NAME] [REF]",
-    compare: "[OPTIONS] REF REF...",
-    sql: "[OPTIONS] [QUERY]",
-}
 _FACTS_OF_THE_MACHINE = {
     errno.ENOSPC: "free some space, or give another directory with --home",
     errno.EDQUOT: "free some space, or give another directory with --home",
@@ -127,8 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def make_app(called: str = "") -> App:
-    """All commands. `called` is the one that was asked for, which may have several names."""
+def make_app(asked: str = "") -> App:
+    """Make the command line: with the command that was `asked` for alone, or with all of them."""
     app = App(
         name="nanochat",
         help=_ABOUT,
@@ -141,23 +128,22 @@ def make_app(called: str = "") -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for place, (command, group) in enumerate(_COMMANDS):
-        names = (_CALLED.get(command, command.__name__), *_ALSO_CALLED.get(command, ()))
-        name = called if called in names else names[0]
-        words = _WORDS.get(command)
+    alone = [command for command in _COMMANDS if asked in (command.name, *command.aliases)]
+    for place, command in enumerate(alone or _COMMANDS):
+        if command.is_group:
+            app.command(command.load()(group=command.group, sort_key=place))
+            continue
+        function, usage = command.load(), command.usage
         app.command(
-            command,
-            name=names,
-            group=group,
+            function,
+            name=(command.name, *command.aliases),
+            group=command.group,
             sort_key=place,
-            help=_unwrap(command.__doc__ or ""),
-            usage=None if words is None else f"Usage: nanochat {name} {words}\n",
+            help=_unwrap(function.__doc__ or ""),
+            usage=None
+            if usage is None
+            else f"Usage: nanochat {asked if alone else command.name} {usage}\n",
         )
-    app.command(make_data_app(group=_ARTIFACTS, sort_key=len(_COMMANDS)))
-    app.command(make_evals_app(group=_ARTIFACTS, sort_key=len(_COMMANDS) + 1))
-    for place, (command, group) in enumerate(_MACHINE_COMMANDS):
-        app.command(command, group=group, sort_key=place, help=_unwrap(command.__doc__ or ""))
-    app.command(make_bench_app(group=_MACHINE, sort_key=len(_MACHINE_COMMANDS)))
     return app
 
 

@@ -13,12 +13,16 @@ from cyclopts import Parameter
 from flows.commands.options import Place, ProfileName, What, Where, Workers, pinned_profile
 from flows.commands.terminal import print_error, print_lines, print_warning, screen
 from flows.given import open_given
-from flows.plan import make_plan
+from flows.plan import Plan, make_plan
 from flows.plan_text import render
+from flows.runs import newest_runs
+from flows.stages import REPORT
 from infra.launch.torchrun import StageInterrupted
-from nanochat_core.errors import ConfigError
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
+    from flows.cache import Cache
     from flows.pipeline import Outcome
 
 
@@ -43,7 +47,8 @@ def run(
 ) -> int:
     """Run every stage that is not up to date, and keep what each one makes.
 
-    Stopped by Ctrl-C, a crash or a lost machine, the same command goes on where it was.
+    Stopped by Ctrl-C, a crash or a lost machine, the same command goes on where it was. If the
+    latest run of this name has made all of it, nothing is started and no run is recorded.
     """
     workers.check()
     where.check_gpus(elsewhere=workers.pool is not None)
@@ -61,8 +66,13 @@ def run(
         given=given,
         placement=placement,
     )
+    place = Place(home=where.home, store=where.store).words
     if planned.exit_code:
         check_room(where.home_path)
+    elif is_recorded(store, profile, planned):
+        print_lines([render(planned)[-1], *_results(find_report(planned, store, where.cache))])
+        print_lines(_next(profile, place))
+        return 0
     from flows.display import Display, duration
     from flows.start import run_flow
 
@@ -92,9 +102,21 @@ def run(
             retries=workers.retries,
         )
     took = duration(time.monotonic() - began)
-    place = Place(home=where.home, store=where.store).words
     print_lines(_ending(outcome, profile, home=where.home_path, place=place, took=took))
     return 0
+
+
+def is_recorded(store: Store, profile: str, planned: Plan) -> bool:
+    """Return whether the latest run called `profile` finished with exactly these artifacts.
+
+    A damaged record counts as none: the run that follows writes another.
+    """
+    try:
+        latest = next(newest_runs(store, profile), None)
+    except ArtifactError:
+        return False
+    artifacts = {item.stage.name: item.fingerprint for item in planned.stages}
+    return latest is not None and latest.status == "finished" and latest.stages == artifacts
 
 
 def check_room(home: Path) -> None:
@@ -116,6 +138,20 @@ def saying_how_to_go_on(command: str) -> Generator[None]:
         raise KeyboardInterrupt from None
 
 
+def find_report(planned: Plan, store: Store, cache: "Cache") -> Path | None:
+    """Return the page of the report card that `planned` holds, fetched; None if it has none.
+
+    Raises ArtifactError, StoreError.
+    """
+    from flows.cache import fetch
+
+    manifests = [item.manifest for item in planned.stages if item.stage == REPORT]
+    if not manifests or manifests[0] is None:
+        return None
+    page = fetch(store, manifests[0], cache) / "files" / "report.html"
+    return page if page.exists() else None
+
+
 def _ending(
     outcome: "Outcome", profile: str, *, home: Path, place: Sequence[str], took: str
 ) -> Iterator[str]:
@@ -125,13 +161,21 @@ def _ending(
     cached = sum(built.cached for built in outcome.stages.values())
     yield ""
     yield f"{len(outcome.stages) - cached} stages built, {cached} cached, in {took}"
-    if outcome.report:
-        yield from headline(outcome.report.with_name("report.md").read_text(encoding="utf-8"))
-        yield f"report card  {outcome.report}"
+    yield from _results(outcome.report)
     if outcome.ui_url:
         yield f"Prefect      {outcome.ui_url} (it keeps running; `nanochat down` stops it)"
         if address := login_address(home):
             yield f"log in       {address}"
+    yield from _next(profile, place)
+
+
+def _results(report: Path | None) -> Iterator[str]:
+    if report:
+        yield from headline(report.with_name("report.md").read_text(encoding="utf-8"))
+        yield f"report card  {report}"
+
+
+def _next(profile: str, place: Sequence[str]) -> Iterator[str]:
     yield f"next         {shlex.join(['nanochat', 'chat', profile, *place])}"
     yield f"             {shlex.join(['nanochat', 'serve', profile, *place])}"
 

@@ -14,11 +14,14 @@ import pytest
 from flows.accept import Acceptance, Offer, accept
 from flows.artifacts import find_manifest
 from flows.cli import main
+from flows.commands.run import is_recorded
 from flows.documents import seal
 from flows.fingerprint import REPOSITORY, Code, fingerprint_of, short
 from flows.manifest import Manifest
+from flows.plan import make_plan
 from flows.profiles import open_profile
 from flows.reservations import PINS, find_pin
+from flows.runs import Run, Status, write_run
 from flows.stages import STAGES
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
@@ -81,6 +84,53 @@ def test_plan_says_by_its_exit_code_whether_there_is_something_to_run(
     rl = next(line for line in lines if line.startswith("? rl"))
     assert rl.endswith("after sft")
     assert terminal.fails("plan", "tinny")[1] == "did you mean 'tiny'?"
+
+
+def record(store: Store, made: dict[str, Manifest], run: str, status: Status = "finished") -> None:
+    stages = {name: manifest.fingerprint for name, manifest in made.items()}
+    started = "2026-11-21T05:53:38Z"
+    write_run(
+        store,
+        Run(
+            run=run,
+            name="tiny",
+            profile="tiny",
+            depth=None,
+            overrides=(),
+            status=status,
+            started=started,
+            ended=started,
+            stages=stages,
+        ),
+    )
+
+
+def test_run_starts_nothing_when_the_latest_run_has_made_everything(
+    terminal: Terminal, store: Store, made: dict[str, Manifest], tmp_path: Path
+):
+    record(store, made, "tiny-20261121t055338z-0001")
+    code, lines = terminal.run("run", "tiny")
+    assert (code, lines[0]) == (0, f"nothing to run: {len(STAGES)} stages up to date")
+    assert lines[1].split()[:4] == ["next", "nanochat", "chat", "tiny"]
+    assert len(list(store.list("runs/"))) == 1
+    assert not (tmp_path / "home" / "prefect").exists()
+
+
+def test_a_run_is_recorded_when_the_latest_did_not_end_or_made_something_else(
+    store: Store, made: dict[str, Manifest], tmp_path: Path
+):
+    planned = make_plan(TINY, store, tmp_path / "work")
+    assert planned.exit_code == 0
+    assert not is_recorded(store, "tiny", planned)  # no run at all
+    record(store, made, "tiny-20261121t055338z-0001")
+    assert is_recorded(store, "tiny", planned)
+    assert not is_recorded(store, "other", planned)
+    record(store, made, "tiny-20261121t055339z-0001", "interrupted")
+    assert not is_recorded(store, "tiny", planned)
+    record(store, made | {"sft": made["rl"]}, "tiny-20261121t055340z-0001")
+    assert not is_recorded(store, "tiny", planned)
+    store.put("runs/tiny-20261121t055341z-0001.json", b"damaged")
+    assert not is_recorded(store, "tiny", planned)
 
 
 def test_the_json_of_a_plan_says_all_that_the_lines_say(
