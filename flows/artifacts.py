@@ -26,8 +26,9 @@ from flows.documents import find_document, find_stored, mend_hint, seal
 from flows.fingerprint import Identity, short
 from flows.manifest import EARLIER, FORMAT, File, Input, Manifest, Provenance, digest_of
 from flows.shared_files import LOOKED_AT, Shared, find_shared, sharing
-from flows.verify import sha256_of, transfer_each
+from flows.verify import transfer_each
 from infra.storage.base import OnBytes, Persist, Store, Stored, call_once, ignore_bytes
+from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError
 
 _ENTRY = re.compile(r"index/([^/]+)/.*-([0-9a-f]{64})")

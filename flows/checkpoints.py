@@ -26,8 +26,8 @@ from flows.checkpoint_records import COMMIT, FORMAT, PLACE, StoredCheckpoint, co
 from flows.documents import OtherFormat, seal
 from flows.manifest import File
 from flows.rebuilds import NONE, rebuild_of
-from flows.verify import sha256_of
 from infra.storage.base import BadObject, Missing, Store
+from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job, check_checkpoints, check_format, sync_directory, write_json
 

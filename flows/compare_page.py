@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from flows.curves import Curves
+from flows.html import fill
 from flows.report_charts import Overlay, colour_of, thin
-from flows.report_html import fill
 from nanochat_core.errors import ConfigError
 
-TEMPLATE = "compare.html.jinja"
+TEMPLATE = Path(__file__).with_name("compare.html.jinja")
 
 
 @dataclass(frozen=True, kw_only=True)

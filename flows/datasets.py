@@ -6,7 +6,7 @@ A machine that lacks such a file can plan, and run what comes after, when its sn
 import dataclasses
 from pathlib import Path
 
-from flows.verify import sha256_of
+from infra.storage.files import sha256_of
 from nanochat_core.config import DatasetConfig, ShardsConfig, TaskDataConfig
 from nanochat_core.data.pydocs import installed_snapshot
 from nanochat_core.data.text_folder import folder_snapshot

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
@@ -19,8 +19,8 @@ from prefect.runtime import flow_run
 from flows.build import Built, Site
 from flows.caller import CALLER, stoppable_by_hand
 from flows.forms import (
-    AgainstField,
     DropField,
+    FormField,
     GpusField,
     MetricField,
     ModelField,
@@ -46,15 +46,16 @@ from flows.pipeline import (
 )
 from flows.profiles import make_placement
 from flows.regression import Evaluation, Verdict, history_rows, judge, read_history
+from flows.report_text import key_of
 from flows.runs import Run, new_run_id, timestamp
 from flows.stage_task import failing_in_a_line
 from flows.stages import Stage
 from flows.suites import (
     DROP,
+    Against,
     Rule,
     check_metric,
     history_name,
-    key_of,
     open_suite,
 )
 from infra.placement import default_home, default_store
@@ -64,6 +65,7 @@ from nanochat_core.errors import ConfigError
 COMPLETED = "nanochat.eval.completed"  # every evaluation that came to an end
 REGRESSED = "nanochat.eval.regressed"  # and once more when the model got worse
 MOST_ROWS = 60  # of the history in Prefect
+AgainstField: TypeAlias = Annotated[Against, FormField("Compared with")]
 
 
 @dataclass(frozen=True, kw_only=True)

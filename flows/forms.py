@@ -11,9 +11,7 @@ from typing import Annotated, Any, TypeAlias
 
 from flows.profiles import PROFILES
 from flows.references import MODELS
-from flows.series import LEAST_DEPTHS, MOST_DEPTHS
 from flows.stages import REPORT, STAGES
-from flows.suites import Against
 from infra.placement import CPU_POOL, SETTINGS
 
 LABEL = "label"  # where the schema has the name that people read, until the deployment is made
@@ -57,18 +55,6 @@ SuiteField: TypeAlias = Annotated[
 ]
 DepthField: TypeAlias = Annotated[
     int | None, FormField("Depth", {"minimum": 1, "maximum": 100, "examples": [12]})
-]
-DepthsField: TypeAlias = Annotated[
-    tuple[int, ...],
-    FormField(
-        "Depths",
-        {
-            "items": {"type": "integer", "minimum": 1, "maximum": 100},
-            "minItems": LEAST_DEPTHS,
-            "maxItems": MOST_DEPTHS,
-            "uniqueItems": True,
-        },
-    ),
 ]
 OverridesField: TypeAlias = Annotated[
     tuple[str, ...],
@@ -143,4 +129,3 @@ MetricField: TypeAlias = Annotated[
     str | None, FormField("Metric", {"pattern": r"^[a-z0-9_]+$", "examples": ["chatcore"]})
 ]
 DropField: TypeAlias = Annotated[float, FormField("Drop allowed", {"minimum": 0})]
-AgainstField: TypeAlias = Annotated[Against, FormField("Compared with")]

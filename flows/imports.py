@@ -22,8 +22,8 @@ from flows.manifest import Facts, Manifest, Provenance
 from flows.reservations import Tell, pin
 from flows.runs import Run, check_name, new_run_id, timestamp, write_run
 from flows.stages import MIDTRAIN, PRETRAIN, RL, SFT, TOKENIZER
-from flows.verify import sha256_of
 from infra.storage.base import OnBytes, Store
+from infra.storage.files import sha256_of
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.section import Tree
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from prefect import flow
 from prefect.futures import PrefectFuture, wait
@@ -20,7 +20,7 @@ from prefect.runtime import flow_run
 from flows.build import Built, Site
 from flows.caller import CALLER, stoppable_by_hand
 from flows.forms import (
-    DepthsField,
+    FormField,
     GpusField,
     NodesField,
     OverridesField,
@@ -49,7 +49,7 @@ from flows.precedence import Place, Queue
 from flows.profiles import make_placement
 from flows.run_record import RunRecord
 from flows.runs import Run, Status, new_run_id, timestamp
-from flows.series import Series, Unit, open_series, pin_members, units_of
+from flows.series import LEAST_DEPTHS, MOST_DEPTHS, Series, Unit, open_series, pin_members, units_of
 from flows.series_files import Files, write_files
 from flows.series_findings import Findings, find_out
 from flows.series_pages import SeriesPages
@@ -63,6 +63,18 @@ from infra.storage.open import open_store
 from nanochat_core.errors import NanochatError, StageError, StoreError
 
 DEPTHS = (2, 3, 4, 6)
+DepthsField: TypeAlias = Annotated[
+    tuple[int, ...],
+    FormField(
+        "Depths",
+        {
+            "items": {"type": "integer", "minimum": 1, "maximum": 100},
+            "minItems": LEAST_DEPTHS,
+            "maxItems": MOST_DEPTHS,
+            "uniqueItems": True,
+        },
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

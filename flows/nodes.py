@@ -8,10 +8,8 @@ an attempt ends without the artifact, they wait for the next call.
 
 import contextlib
 import shutil
-import threading
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,12 +18,10 @@ from flows.build import Sought, build, find_usable, reuse, seek, telling_its_end
 from flows.cache import Cache
 from flows.calls import Call, Place, find_call
 from flows.code_check import CodeCheck
-from flows.heartbeat import Terms
 from flows.joining import Attempt
 from flows.lease import Holder
 from flows.lost import StageLost
 from flows.manifest import Manifest
-from flows.order import Order, check_same, open_order
 from flows.running import (
     fetch_inputs,
     make_check,
@@ -35,7 +31,7 @@ from flows.running import (
     tell_building,
     work_of,
 )
-from flows.site import Built, Site, Watch
+from flows.site import Built, Site
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreError
@@ -45,30 +41,14 @@ _SECONDS_FOR_THE_LOCK = 40.0  # an attempt that was told to stop saves in less
 _UNREACHABLE = (StoreError, ArtifactError)
 
 
-def build_on_node(
-    order: Order,
-    *,
-    node: int,
-    watch: Watch,
-    terms: Terms | None = None,
-    stop: threading.Event | None = None,
-) -> Built:
-    """This machine's share of what is ordered: all of it, when the order is for one node.
-
-    Setting `stop` is as SIGTERM to the job. Raises ConfigError when this machine would build
-    something else, ArtifactError when an input is not in the store, and what `build` raises; of
-    these JobFailed (NodeLost), LeaseLost and StageLost for what may succeed when it is tried again.
-    """
-    stage, site, inputs = open_order(order, watch=watch)
-    check_same(order, stage, site, inputs)
-    site = replace(site, terms=terms or site.terms, stop=stop or site.stop)
-    return build_share(stage, site, inputs, node=node, force=order.force)
-
-
 def build_share(
     stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, node: int, force: bool
 ) -> Built:
-    """What `build_on_node` does, when everything is opened. Of a CPU stage node 0 does it all."""
+    """Build this node's share of a stage. Of a CPU stage node 0 does it all.
+
+    Raises what `build` raises; of these JobFailed (NodeLost), LeaseLost and StageLost for what may
+    succeed when it is tried again.
+    """
     nodes = site.placement.nodes
     if not 0 <= node < nodes:
         raise ConfigError(

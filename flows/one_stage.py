@@ -13,8 +13,7 @@ from prefect.runtime import flow_run
 
 from flows.fingerprint import short
 from flows.lost import is_lost
-from flows.nodes import build_on_node
-from flows.order import Order, stage_of
+from flows.order import Order, build_on_node, stage_of
 from flows.shown import Reporter, final_state
 from flows.stage_task import failed
 from nanochat_core.errors import NanochatError

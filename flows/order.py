@@ -5,14 +5,17 @@ command. Whoever carries it out works the fingerprint out again, and refuses whe
 that was ordered: then the code or the machine over there differs.
 """
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from flows.artifacts import find_manifest
-from flows.build import Built, Site, Watch, build
+from flows.build import Built, Site, Watch
 from flows.fingerprint import Code, Identity, fingerprint_of, short
+from flows.heartbeat import Terms
 from flows.manifest import Manifest, identify_from
+from flows.nodes import build_share
 from flows.profiles import make_placement, open_profile
 from flows.references import check_stage
 from flows.runs import Run
@@ -99,15 +102,24 @@ def make_order(
     )
 
 
-def carry_out(order: Order, *, watch: Watch) -> Built:
-    """Build what is ordered on this machine, or find that it exists.
+def build_on_node(
+    order: Order,
+    *,
+    node: int,
+    watch: Watch,
+    terms: Terms | None = None,
+    stop: threading.Event | None = None,
+) -> Built:
+    """This machine's share of what is ordered: all of it, when the order is for one node.
 
-    Raises ConfigError when this machine would build something else, ArtifactError when an input is
-    not in the store, and what `flows.build.build` raises.
+    Setting `stop` is as SIGTERM to the job. Raises ConfigError when this machine would build
+    something else, ArtifactError when an input is not in the store, and what `build` raises; of
+    these JobFailed (NodeLost), LeaseLost and StageLost for what may succeed when it is tried again.
     """
     stage, site, inputs = open_order(order, watch=watch)
     check_same(order, stage, site, inputs)
-    return build(stage, site, inputs, force=order.force)
+    site = replace(site, terms=terms or site.terms, stop=stop or site.stop)
+    return build_share(stage, site, inputs, node=node, force=order.force)
 
 
 def stage_of(order: Order) -> Stage:

@@ -26,8 +26,8 @@ from flows.fingerprint import Code, Identity, code_of, fingerprint_of, short
 from flows.manifest import Manifest
 from flows.reasons import compare
 from flows.stages import Stage
-from flows.verify import sha256_of
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
+from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job
 from nanochat_core.section import Tree

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.fingerprint import short
-from flows.report_charts import LEARNING, Chart
+from flows.report_charts import LEARNING, Chart, Stop
 from flows.report_command import Reproduction, reproduction_of
-from flows.report_inputs import Artifact, Stop
+from flows.report_inputs import Artifact
 from flows.report_scores import (
     CHAT_MODELS,
     CoreRow,

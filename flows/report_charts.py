@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal, TypeAlias
 
-from flows.report_inputs import Stop
 from nanochat_core.errors import ConfigError
 
 Points: TypeAlias = Sequence[tuple[int, float]]  # (step, value), in order of step
@@ -78,6 +77,18 @@ LEARNING = (
         caption="of held-out questions",
     ),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """A training job was stopped, by a person, an error or a lost machine, and went on."""
+
+    after: int  # the last step that it told of
+    back_to: int  # the step from which it went on: that of the checkpoint
+
+    def __str__(self) -> str:
+        again = self.after - self.back_to
+        return f"{self.back_to} (stopped after {self.after})" if again > 0 else str(self.back_to)
 
 
 @dataclass(frozen=True, kw_only=True)

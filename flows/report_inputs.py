@@ -12,21 +12,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from flows.manifest import EVENTS, Manifest
+from flows.report_charts import Stop
 from flows.stages import REPORT
 from nanochat_core.errors import ArtifactError
 from nanochat_core.runtime.progress import last_by_step, read_events
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stop:
-    """A training job was stopped, by a person, an error or a lost machine, and went on."""
-
-    after: int  # the last step that it told of
-    back_to: int  # the step from which it went on: that of the checkpoint
-
-    def __str__(self) -> str:
-        again = self.after - self.back_to
-        return f"{self.back_to} (stopped after {self.after})" if again > 0 else str(self.back_to)
 
 
 @dataclass(frozen=True, kw_only=True)

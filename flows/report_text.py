@@ -1,8 +1,10 @@
 """Numbers and foreign text as the report card shows them."""
 
+import re
 import unicodedata
 from collections.abc import Sequence
 
+_NOT_IN_KEYS = re.compile(r"[^a-z0-9]+")
 MAX_SHOWN = 2000  # characters of one model answer
 _KEPT_CONTROLS = "\n\t"
 _HIDDEN = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"}  # invisible, or turns the text around
@@ -80,3 +82,8 @@ def listed(items: Sequence[object], most: int = 4) -> str:
 def money(dollars: float) -> str:
     """12.5 -> "$12.50"; of nothing, "no price": a machine of one's own has none."""
     return f"${dollars:,.2f}" if dollars else "no price"
+
+
+def key_of(text: str) -> str:
+    """`text` as Prefect wants keys to be: lower-case letters, digits and dashes."""
+    return _NOT_IN_KEYS.sub("-", text.lower()).strip("-")

@@ -6,12 +6,12 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.report_html import fill
+from flows.html import fill
 from flows.series_findings import HEADER, Findings, rows, sentences, to_tree
 from flows.series_picture import pictures
 from nanochat_core.errors import ConfigError
 
-TEMPLATE = "series.html.jinja"
+TEMPLATE = Path(__file__).with_name("series.html.jinja")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,10 +30,10 @@ from flows.display import describe, duration
 from flows.fingerprint import short
 from flows.loss_curve import Curves, can_draw, mermaid, png_url
 from flows.prefect_client import quick_client
+from flows.report_text import key_of
 from flows.runs import name_in
 from flows.shown_text import failure_text, metric_rows, progress_text, resumed_text
 from flows.stages import Stage
-from flows.suites import key_of
 from nanochat_core.runtime.progress import read_events
 
 SECONDS_BETWEEN_UPDATES = 5.0  # of the progress bar; the pages look every half minute

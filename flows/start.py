@@ -8,7 +8,7 @@ import functools
 import importlib
 import os
 import signal
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,6 @@ from infra.prefect_access import check_admitted, check_answers, configured_api_u
 from infra.stack.control import wait_for_kept_server
 
 if TYPE_CHECKING:
-    from flows.evals import Evaluated
-    from flows.miniseries import Swept
     from flows.pipeline import Outcome
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -41,27 +39,6 @@ def run_flow(
 
         outcome: Any = nanochat(profile=profile, **parameters)
         return outcome
-
-
-def run_evaluation(model: str, *, home: Path, display: Display, **parameters: Any) -> "Evaluated":
-    """Judge `model` here and now, with parameters of the flow; otherwise like `run_flow`."""
-    with ready(home, display):
-        from flows.evals import nanochat_eval
-
-        evaluated: Any = nanochat_eval(model=model, **parameters)
-        return evaluated
-
-
-def run_miniseries(
-    profile: str, depths: Sequence[int], *, home: Path, display: Display, **parameters: Any
-) -> "Swept":
-    """Train `profile` at these depths here and now, with parameters of the flow; otherwise like
-    `run_flow`."""
-    with ready(home, display):
-        from flows.miniseries import miniseries
-
-        swept: Any = miniseries(profile=profile, depths=tuple(depths), **parameters)
-        return swept
 
 
 @contextlib.contextmanager

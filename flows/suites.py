@@ -5,7 +5,6 @@ given, so nothing of it is trained; so is the data that its own run was judged o
 that the run made already is therefore the very same artifact, and costs no job.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
@@ -26,7 +25,6 @@ NIGHTLY = "0 3 * * *"  # cron: minute, hour, day, month, weekday
 DROP = 0.02  # of a score between 0 and 1: two questions of a hundred
 _JUDGES = {stage.inputs[0].name: stage for stage in (BASE_EVAL, *CHAT_EVALS)}
 _OF_BASE_MODELS = ("core", "val_bpb", "train_bpb")
-_NOT_IN_KEYS = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +126,6 @@ def judged_model(run: Run) -> str | None:
     """The model that `run` judged again, as it was named; None of a run that trains."""
     is_judging = len(run.uses) == 1 and run.name == history_name(run.uses[0])
     return run.uses[0] if is_judging else None
-
-
-def key_of(text: str) -> str:
-    """`text` as Prefect wants keys to be: lower-case letters, digits and dashes."""
-    return _NOT_IN_KEYS.sub("-", text.lower()).strip("-")
 
 
 def _run_of(store: Store, model: str, manifest: Manifest) -> Run:

@@ -18,6 +18,7 @@ from typing import TypeAlias, TypeVar
 from flows.fingerprint import short
 from flows.manifest import File, Manifest
 from infra.storage.base import BadObject, Missing, OnBytes, Store, ignore_bytes
+from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError
 
 TRIES = 3  # of one file that comes out wrong
@@ -26,12 +27,6 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 Place: TypeAlias = tuple[File, Path]  # a file and where it belongs on this machine
-
-
-def sha256_of(path: Path) -> str:
-    """Of all bytes of a local file, as 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_fault(file: File, path: Path) -> str | None:

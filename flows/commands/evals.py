@@ -171,22 +171,24 @@ def run(
     where.check_gpus()
     stages = judging.check(where, model).stages
     from flows.display import Display, duration
-    from flows.start import run_evaluation
+    from flows.start import ready
 
     began = time.monotonic()
     command = shlex.join(["nanochat", "evals", "run", model, *judging.words, *where.words])
     with (
         saying_how_to_go_on(command),
         Display(screen(soft_wrap=False), stages=[stage.name for stage in stages]) as display,
+        ready(where.home_path, display),
     ):
-        evaluated = run_evaluation(
-            model,
-            home=where.home_path,
-            display=display,
+        from flows.evals import nanochat_eval
+
+        parameters: dict[str, Any] = {**judging.parameters, "overrides": judging.overrides}
+        evaluated: Any = nanochat_eval(
+            model=model,
             store=where.store_url,
             gpus=where.gpus,
             place=where.settings,
-            **{**judging.parameters, "overrides": judging.overrides},
+            **parameters,
         )
     print_lines(_ending(model, evaluated, took=duration(time.monotonic() - began)))
     return 2 if evaluated.verdict.regressed else 0

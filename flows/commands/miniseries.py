@@ -4,7 +4,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -115,10 +115,9 @@ def _run(
 ) -> int:
     from flows.display import Display, duration
     from flows.series_findings import to_tree
-    from flows.start import run_miniseries
+    from flows.start import ready
 
     began = time.monotonic()
-    depths = [member.depth for member in series.members]
     with (
         saying_how_to_go_on(_command(series, overrides, [*where.words, *workers.words])),
         Display(screen(stderr=as_json, soft_wrap=False), stages=labels) as display,
@@ -126,20 +125,21 @@ def _run(
         for line in planned:
             display.say(line)
         display.say("")
-        swept = run_miniseries(
-            series.profile,
-            depths,
-            home=where.home_path,
-            display=display,
-            overrides=tuple(overrides),
-            run_name=None if series.name == series.profile else series.name,
-            store=where.store_url,
-            gpus=where.gpus,
-            place=where.settings,
-            nodes=workers.nodes,
-            pool=workers.pool,
-            retries=workers.retries,
-        )
+        with ready(where.home_path, display):
+            from flows.miniseries import miniseries as flow
+
+            swept: Any = flow(
+                profile=series.profile,
+                depths=tuple(member.depth for member in series.members),
+                overrides=tuple(overrides),
+                run_name=None if series.name == series.profile else series.name,
+                store=where.store_url,
+                gpus=where.gpus,
+                place=where.settings,
+                nodes=workers.nodes,
+                pool=workers.pool,
+                retries=workers.retries,
+            )
     if as_json:
         print_json(to_tree(swept.findings))
         return 0

@@ -10,7 +10,7 @@ from flows.fingerprint import canonical_config, fingerprint_of
 from flows.manifest import File, Input, Manifest, Provenance, digest_of
 from flows.profiles import open_profile
 from flows.stages import REPORT, Stage
-from flows.verify import sha256_of
+from infra.storage.files import sha256_of
 from nanochat_core.config import RunConfig
 from nanochat_core.job import Job, Resources
 

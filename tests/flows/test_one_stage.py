@@ -41,7 +41,6 @@ def order(toys: Any, server: Server) -> Order:
 @pytest.fixture
 def carry_out(toys: Any, order: Order, monkeypatch: pytest.MonkeyPatch) -> Callable[[Order], Any]:
     """Runs the flow with an order of this stage; gives the state that it ends in."""
-    import flows.nodes
     import flows.one_stage
 
     stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
@@ -49,7 +48,7 @@ def carry_out(toys: Any, order: Order, monkeypatch: pytest.MonkeyPatch) -> Calla
     def open_order(order: Order, *, watch: Any) -> Any:
         return stage, replace(toys.site(order.run), watch=watch), {}
 
-    monkeypatch.setattr(flows.nodes, "open_order", open_order)
+    monkeypatch.setattr(flows.order, "open_order", open_order)
     monkeypatch.setattr(flows.one_stage, "stage_of", lambda order: stage)
 
     def run(order: Order) -> Any:

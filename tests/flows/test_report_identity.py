@@ -15,7 +15,7 @@ from flows.profiles import open_profile
 from flows.report_card import make_card
 from flows.report_inputs import open_artifacts
 from flows.stages import REPORT
-from flows.verify import sha256_of
+from infra.storage.files import sha256_of
 from tests.flows.house import make_house
 from tests.flows.reported import make_inputs, run_report
 

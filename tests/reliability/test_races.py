@@ -19,8 +19,8 @@ import pytest
 
 from flows.artifacts import find_manifest
 from flows.manifest import Manifest
-from flows.verify import sha256_of
 from infra.storage.base import Store
+from infra.storage.files import sha256_of
 from infra.storage.open import open_store
 from tests.conftest import BUCKET
 from tests.flows.conftest import Toys
