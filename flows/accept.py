@@ -14,12 +14,12 @@ from pathlib import Path
 from flows.artifacts import commit, newest_manifests, supersede
 from flows.fingerprint import Identity
 from flows.manifest import File, Input, Manifest
-from flows.parallel import in_parallel
 from flows.plan import Plan, StagePlan
 from flows.prove import Proof, Tell, code_that_made, prove
 from flows.reasons import PASSED_ON, Change, compare, nearest
 from flows.revocation import accepted_from, find_revoked, one_line
 from flows.stages import Stage
+from flows.verify import in_parallel
 from infra.placement import Placement
 from infra.storage.base import Missing, Store
 from nanochat_core.config import RunConfig

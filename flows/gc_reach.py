@@ -14,10 +14,10 @@ from flows.artifacts import find_manifest
 from flows.documents import find_document
 from flows.gc_inventory import Inventory, Piece, Place, attempt_of, run_of
 from flows.manifest import EARLIER, FORMAT, Manifest
-from flows.parallel import in_parallel
 from flows.reservations import PINS, Pin, find_pin
 from flows.revocation import accepted_from
 from flows.runs import Run, find_run, find_tag, tag_names
+from flows.verify import in_parallel
 from infra.storage.base import Store
 
 _Item = TypeVar("_Item")

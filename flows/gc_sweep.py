@@ -17,8 +17,8 @@ from flows import lease
 from flows.gc_inventory import Kind, Piece, Place
 from flows.gc_reach import Edges
 from flows.gc_survey import Survey
-from flows.parallel import in_parallel
 from flows.reservations import SWEEP
+from flows.verify import in_parallel
 from infra.storage.base import Entry, Missing, Store
 from nanochat_core.errors import StageError, StoreError
 

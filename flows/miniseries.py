@@ -47,8 +47,7 @@ from flows.pipeline import (
 )
 from flows.precedence import Place, Queue
 from flows.profiles import make_placement
-from flows.run_record import RunRecord
-from flows.runs import Run, Status, new_run_id, timestamp
+from flows.runs import Run, RunRecord, Status, new_run_id, timestamp
 from flows.series import LEAST_DEPTHS, MOST_DEPTHS, Series, Unit, open_series, pin_members, units_of
 from flows.series_files import Files, write_files
 from flows.series_findings import Findings, find_out

@@ -22,8 +22,8 @@ from pathlib import Path
 from flows.checkpoints import fetch_file, place_of, step_of
 from flows.documents import find_document, seal
 from flows.manifest import File
-from flows.parallel import in_parallel
 from flows.record_types import read_record
+from flows.verify import in_parallel
 from infra.launch.beside import looking
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError, StageError

@@ -44,8 +44,7 @@ from flows.plan import Plan, make_plan
 from flows.prefect_client import NOT_ANSWERING
 from flows.profiles import make_placement, open_profile
 from flows.run_pages import RunPages
-from flows.run_record import RunRecord
-from flows.runs import Run, check_name, find_run, new_run_id, timestamp
+from flows.runs import Run, RunRecord, check_name, find_run, new_run_id, timestamp
 from flows.stage_task import failing_in_a_line, submit
 from flows.stages import REPORT, Stage, stages_to_redo
 from flows.starts import Starts, read_starts

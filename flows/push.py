@@ -17,7 +17,6 @@ from flows.artifacts import commit, find_manifest
 from flows.documents import find_stored, seal
 from flows.fingerprint import short
 from flows.manifest import File, Manifest
-from flows.parallel import in_parallel
 from flows.references import is_artifact, open_artifact, open_run
 from flows.reservations import Pause, Tell, pin
 from flows.revocation import FORMAT as REVOCATION
@@ -36,6 +35,7 @@ from flows.verify import (
     fetch_file,
     fetch_or_fault,
     find_fault,
+    in_parallel,
     scratch_name,
     transfer_each,
 )

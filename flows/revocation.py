@@ -18,8 +18,8 @@ from flows.artifacts import find_manifest
 from flows.documents import find_document, find_stored, seal
 from flows.fingerprint import short
 from flows.manifest import Facts, Manifest
-from flows.parallel import in_parallel
 from flows.record_types import Count, read_record
+from flows.verify import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 

@@ -6,14 +6,16 @@ tag, else for the run with this id, else for the runs called so, latest first.
 
 import datetime
 import re
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, TypeAlias, TypeVar
 
 from flows.documents import Earlier, find_document, mend_hint, seal
-from flows.parallel import in_parallel
 from flows.record_types import Count, Digest, Name, Time, read_record
+from flows.verify import in_parallel
 from infra.storage.base import MAX_SEGMENT, Entry, Missing, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
@@ -267,3 +269,36 @@ def _stamp(time: str) -> str:
 def _no_name(name: str) -> str:
     shown = name if len(name) <= _MAX_SHOWN else f"{name[: _MAX_SHOWN - 3]}..."
     return f"{shown!a} cannot be the name of a run or a tag"
+
+
+class RunRecord:
+    """The record of one run. Its stages may be built at the same time."""
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self._store = store
+        self._run = run
+        self._lock = threading.Lock()
+
+    def write(self) -> None:
+        """Put what is known into the store."""
+        with self._lock:
+            write_run(self._store, self._run)
+
+    def add(self, stage: str, fingerprint: str) -> None:
+        """Say that the run uses an artifact. Written each time, though it may be known already."""
+        with self._lock:
+            known = {**self._run.stages, stage: fingerprint}
+            self._run = replace(self._run, stages=known)
+            write_run(self._store, self._run)
+
+    def end(self, status: Status, stages: dict[str, str] | None = None) -> Run:
+        """Write the last record; `stages` are all artifacts, if they are known better by now."""
+        with self._lock:
+            self._run = replace(
+                self._run,
+                status=status,
+                ended=timestamp(time.time()),
+                stages=self._run.stages if stages is None else stages,
+            )
+            write_run(self._store, self._run)
+        return self._run

@@ -10,8 +10,9 @@ import os
 import shutil
 import stat
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -222,3 +223,33 @@ def scratch_name(file: File) -> str:
 
 def _name_in(store: Store, manifest: Manifest, file: File) -> str:
     return f"{file.path} of {manifest.name} ({store.url}/{file.key})"
+
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+_AHEAD = 4  # items a thread that are asked for before the first result is taken
+
+
+def in_parallel(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], *, threads: int
+) -> Iterator[_Result]:
+    """Results in order; `items` may be endless. The first error is raised in its turn.
+
+    One thread means the caller's own.
+    """
+    if threads == 1:
+        yield from map(function, items)
+        return
+    waiting: deque[Future[_Result]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > threads * _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

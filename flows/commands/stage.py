@@ -20,8 +20,7 @@ from flows.manifest import Manifest
 from flows.nodes import build_share
 from flows.plan import Plan, make_plan
 from flows.references import check_stage
-from flows.run_record import RunRecord
-from flows.runs import Run, check_name, find_run, new_run_id, timestamp
+from flows.runs import Run, RunRecord, check_name, find_run, new_run_id, timestamp
 from flows.stages import Stage, stage_named
 from flows.upstream import Pins, moving_names, recorded_pins
 from infra.launch.torchrun import StageInterrupted

@@ -10,8 +10,7 @@ from flows import lease
 from flows.build import build
 from flows.gc import make_claim
 from flows.reservations import SWEEP
-from flows.run_record import RunRecord
-from flows.runs import Run, find_run
+from flows.runs import Run, RunRecord, find_run
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError

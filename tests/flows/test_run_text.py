@@ -10,7 +10,7 @@ from flows.build import Built
 from flows.loss_curve import Curves
 from flows.manifest import Manifest
 from flows.plan import STATES
-from flows.run_text import (
+from flows.run_pages import (
     artifacts_text,
     curves_text,
     plan_rows,

@@ -23,8 +23,7 @@ from flows.heartbeat import Lease
 from flows.manifest import Input, Manifest, Provenance
 from flows.reservations import pin, reserve
 from flows.revocation import find_revoked, revoke
-from flows.run_record import RunRecord
-from flows.runs import Run, find_run, new_run_id, point, timestamp
+from flows.runs import Run, RunRecord, find_run, new_run_id, point, timestamp
 from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Entry, Missing

@@ -19,7 +19,7 @@ import flows.gc_survey
 from flows.gc_reach import Edges, Reached, Rules
 from flows.gc_survey import Survey
 from flows.manifest import Manifest
-from flows.run_record import RunRecord
+from flows.runs import RunRecord
 from tests.reliability import gc_actors
 from tests.reliability.gc_histories import RULES, simulate
 
