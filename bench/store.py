@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from flows.artifacts import publish
-from flows.fingerprint import Identity, fingerprint_of
-from flows.manifest import Manifest, Provenance
+from flows.artifacts.publish import publish
+from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.manifest import Manifest, Provenance
 from infra.containers.local_s3 import BUCKET, LocalS3, make_bucket, start_local_s3
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store

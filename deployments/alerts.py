@@ -16,7 +16,7 @@ from prefect.types import SecretDict
 from pydantic import SecretStr
 
 from deployments.automations import FLOWS, ID, RUN, TAG, ensure_automation
-from flows.evals import REGRESSED
+from flows.evals.flow import REGRESSED
 from nanochat_core.errors import ConfigError
 
 BLOCK = "nanochat-webhook"  # holds the address

@@ -52,7 +52,7 @@ class Row:
 # night; see `_wanted`.
 ROWS = (
     Row(
-        flow="flows.pipeline.nanochat",
+        flow="flows.orchestration.pipeline.nanochat",
         name="nanochat",
         pool=CPU,
         description="Train, evaluate and report a model. What is up to date is reused; a run that "
@@ -61,7 +61,7 @@ ROWS = (
         parameters={"pool": GPU},
     ),
     Row(
-        flow="flows.miniseries.miniseries",
+        flow="flows.miniseries.flow.miniseries",
         name="miniseries",
         pool=CPU,
         description="Train models of several depths and draw how loss falls with compute.",
@@ -146,7 +146,7 @@ def _wanted(pools: Sequence[Pool]) -> Iterator[Wanted]:
 def _one_stage(pool: Pool) -> Row:
     """Single stages in a pool. The caller names the queue; this is where a person's runs go."""
     return Row(
-        flow="flows.one_stage.one_stage",
+        flow="flows.orchestration.one_stage.one_stage",
         name=pool.name,
         pool=pool.name,
         queue=TRAIN if TRAIN in pool.queues else None,

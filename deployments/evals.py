@@ -15,8 +15,9 @@ from prefect.client.schemas.schedules import CronSchedule
 
 from deployments.pools import CPU, POOLS, ensure_pool
 from deployments.registry import Wanted, find, register
-from flows.evals import nanochat_eval
-from flows.suites import NIGHTLY, key_of
+from flows.evals.flow import nanochat_eval
+from flows.evals.suite import NIGHTLY
+from flows.render.text import key_of
 from infra.stack.runs import AUTO_RESUME
 from nanochat_core.errors import ConfigError
 

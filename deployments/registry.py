@@ -23,7 +23,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import is_valid
 
-from flows.forms import LABEL
+from flows.orchestration.forms import LABEL
 
 _SLUG = "recurring"  # the one schedule of a deployment; registered again, it is the same one
 

@@ -140,7 +140,7 @@ def _kind_of_setting(kind: Any) -> str:
 
 def commands() -> str:
     """The command line's own help."""
-    from flows.cli import make_app
+    from flows.cli.app import make_app
 
     text = make_app().generate_docs(output_format="markdown", heading_level=1)
     text = text.partition("**")[2]  # the title and a second list of the commands stand before it

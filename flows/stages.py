@@ -144,7 +144,7 @@ REPORT = Stage(
     makes="the report card",
     inputs=_BEFORE_REPORT,
     config=(),
-    entry="flows.report",
+    entry="flows.report.stage",
     compute="cpu",
     reads_records=True,
 )

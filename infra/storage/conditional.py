@@ -1,8 +1,8 @@
 """Writes that decide something, by If-None-Match and If-Match, and the trial of both.
 
 A store that applies both atomically decides between writers, and only there anything is built
-(flows/lease.py). Any other store can be a mirror that one process at a time writes to: there a
-write that decides looks first, and then writes.
+(flows/leases/lease.py). Any other store can be a mirror that one process at a time writes to: there
+a write that decides looks first, and then writes.
 """
 
 import contextlib

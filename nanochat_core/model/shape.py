@@ -1,7 +1,8 @@
 """What a model's configuration implies about the shapes of its parameters.
 
 Plain numbers without torch: the plan counts with them too. They are decisions, so they stand here
-and not with the configuration, whose module is part of no fingerprint (flows/fingerprint.py).
+and not with the configuration, whose module is part of no fingerprint
+(flows/identity/fingerprint.py).
 """
 
 from nanochat_core.config import ModelConfig

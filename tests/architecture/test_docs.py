@@ -55,7 +55,7 @@ def test_every_setting_of_the_placement_is_in_the_reference() -> None:
 
 
 def test_every_command_is_in_the_reference() -> None:
-    from flows.cli import make_app
+    from flows.cli.app import make_app
 
     commands = [name for name in make_app() if not name.startswith("-")]
     assert commands

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from flows.compare_page import Compared, render
-from flows.curves import Curves
-from flows.report_charts import LEARNING
+from flows.compare.curves import Curves
+from flows.compare.page import Compared, render
+from flows.render.charts import LEARNING
 from tests.browser.conftest import DESKTOP, LIGHTNESS, OVERFLOW, PHONE
 
 pytest.importorskip("altair")

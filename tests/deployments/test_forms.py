@@ -76,7 +76,12 @@ def form_of(path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "path", ["flows.pipeline.nanochat", "flows.evals.nanochat_eval", "flows.miniseries.miniseries"]
+    "path",
+    [
+        "flows.orchestration.pipeline.nanochat",
+        "flows.evals.flow.nanochat_eval",
+        "flows.miniseries.flow.miniseries",
+    ],
 )
 def test_every_field_has_a_title_and_says_what_it_is(path: str) -> None:
     for name, rules in form_of(path).items():
@@ -86,7 +91,12 @@ def test_every_field_has_a_title_and_says_what_it_is(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["flows.pipeline.nanochat", "flows.evals.nanochat_eval", "flows.miniseries.miniseries"]
+    "path",
+    [
+        "flows.orchestration.pipeline.nanochat",
+        "flows.evals.flow.nanochat_eval",
+        "flows.miniseries.flow.miniseries",
+    ],
 )
 def test_every_field_has_one_type_and_rules_beyond_it(path: str) -> None:
     limits = {"enum", "pattern", "minimum", "maximum", "items"}
@@ -98,7 +108,7 @@ def test_every_field_has_one_type_and_rules_beyond_it(path: str) -> None:
 
 
 def test_profiles_and_stages_are_chosen_from_those_there_are() -> None:
-    form = form_of("flows.pipeline.nanochat")
+    form = form_of("flows.orchestration.pipeline.nanochat")
     assert form["profile"]["enum"] == list(PROFILES)
     assert form["profile"]["default"] == "tiny"
     assert form["from_stage"]["enum"] == STAGE_NAMES
@@ -108,12 +118,13 @@ def test_profiles_and_stages_are_chosen_from_those_there_are() -> None:
 
 
 def test_the_forms_need_no_prefect() -> None:
-    code = "import sys; sys.modules['prefect'] = sys.modules['torch'] = None; import flows.forms"
+    blocked = "import sys; sys.modules['prefect'] = sys.modules['torch'] = None; "
+    code = blocked + "import flows.orchestration.forms"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_a_caller_in_python_gives_tuples_and_is_not_held_to_the_form() -> None:
-    from flows.pipeline import nanochat
+    from flows.orchestration.pipeline import nanochat
 
     given = {"overrides": ("seed=7",), "force": ("sft",), "run_name": None, "depth": 1000}
     assert nanochat.validate_parameters(given).items() >= given.items()
@@ -188,7 +199,7 @@ def test_what_no_schema_can_say_fails_the_run_at_once_in_one_line(
     parameters: dict[str, Any],
     error: str,
 ) -> None:
-    from flows.pipeline import nanochat
+    from flows.orchestration.pipeline import nanochat
 
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
     monkeypatch.delenv("NANOCHAT_STORE", raising=False)

@@ -22,7 +22,7 @@ from infra.prefect_password import find_password
 from tests.end_to_end.prefect_api import PrefectApi
 
 Kind = Literal["server", "keeper", "worker", "flow", "stage", "agent", "job", "other"]
-_NANOCHAT = (sys.executable, "-m", "flows.cli")
+_NANOCHAT = (sys.executable, "-m", "flows.cli.app")
 _ADDRESS = re.compile(r"http://[\w.]+:\d+")
 SECONDS_TO_COME_UP = 240.0
 

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flows import lease
-from flows.build import build
-from flows.heartbeat import Terms
+from flows.build.build import build
+from flows.leases import lease
+from flows.leases.held_lease import Terms
 from flows.stages import Stage
 from infra.storage.open import open_store
 from nanochat_core.errors import NanochatError

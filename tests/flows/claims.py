@@ -1,6 +1,6 @@
 """Those who want to build, in tests of leases."""
 
-from flows.lease import Claim
+from flows.leases.lease import Claim
 
 
 def claim(name: str, *, home: str | None = None) -> Claim:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.build import Site
+from flows.build.build import Site
 from flows.profiles import open_profile
 from flows.stages import Stage
 from infra.placement import Placement

@@ -15,15 +15,15 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
-import flows.lost
-import flows.one_stage
-import flows.order
-from flows.build import Site, Watch
-from flows.manifest import Manifest
-from flows.one_stage import one_stage
-from flows.order import Order
-from flows.pipeline import run_pipeline
-from flows.stage_task import failing_in_a_line
+import flows.build.retry
+import flows.build.stage_request
+import flows.orchestration.one_stage
+from flows.build.build import Site, Watch
+from flows.build.stage_request import Order
+from flows.identity.manifest import Manifest
+from flows.orchestration.one_stage import one_stage
+from flows.orchestration.pipeline import run_pipeline
+from flows.orchestration.stage_task import failing_in_a_line
 from flows.stages import Stage
 from tests.flows.conftest import Toys
 from tests.flows.house import make_run
@@ -68,7 +68,7 @@ def _open_order(order: Order, *, watch: Watch) -> tuple[Stage, Site, Mapping[str
     site = site_of(directory, order.run, home="far", gpus=order.gpus or 0)
     if OTHER_CODE in os.environ:
         site = replace(site, root=_changed(site.root, directory / "changed"))
-    found = [flows.order._input(site, name) for name in order.inputs]
+    found = [flows.build.stage_request._input(site, name) for name in order.inputs]
     return _stage_of(order), replace(site, watch=watch), {m.stage: m for m in found}
 
 
@@ -86,11 +86,11 @@ def _stage_of(order: Order) -> Stage:
 
 
 if DIRECTORY in os.environ:  # in a worker; the test itself imports this module too
-    patched: Any = (flows.order, flows.one_stage)
+    patched: Any = (flows.build.stage_request, flows.orchestration.one_stage)
     for module in patched:
         module.open_order = _open_order
         module.stage_of = _stage_of
-    flows.lost.FIRST_PAUSE = 0.5
+    flows.build.retry.FIRST_PAUSE = 0.5
 
 
 @flow(name="toys", flow_run_name=lambda: flow_run.get_parameters()["run_id"], retries=0)

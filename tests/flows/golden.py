@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from flows.fingerprint import Code, identify
+from flows.identity.fingerprint import Code, identify
 from flows.profiles import PROFILES, open_profile
 from flows.stages import STAGES
 from nanochat_core.config import RunConfig

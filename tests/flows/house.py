@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.artifacts import publish
-from flows.fingerprint import Code
-from flows.manifest import Manifest, Provenance, identify_from
-from flows.plan import Plan, make_plan
-from flows.runs import Run
+from flows.artifacts.publish import publish
+from flows.artifacts.runs import Run
+from flows.identity.fingerprint import Code
+from flows.identity.manifest import Manifest, Provenance, identify_from
+from flows.plan.plan import Plan, make_plan
 from flows.stages import STAGES
 from infra.placement import Placement
 from infra.storage.local import LocalStore

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flows.manifest import File, Manifest, digest_of
+from flows.identity.manifest import File, Manifest, digest_of
 from infra.storage.base import Store
 from tests.flows.shelf import make_manifest, put_artifact
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from flows.artifacts.runs import Run
 from flows.profiles import open_profile
-from flows.runs import Run
 from flows.stages import BASE_EVAL, PRETRAIN
 from infra.storage.base import Store
 from nanochat_core.section import Section

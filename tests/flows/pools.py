@@ -40,7 +40,7 @@ def deploy(directory: Path, pool: str = POOL, *, other_code: bool = False) -> No
     """
     from prefect.types.entrypoint import EntrypointType
 
-    from flows.one_stage import one_stage
+    from flows.orchestration.one_stage import one_stage
     from tests.flows.far_toys import DIRECTORY, OTHER_CODE, toy_flow
 
     _make_pool(pool)

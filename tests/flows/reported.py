@@ -5,10 +5,10 @@ import random
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from flows import report
-from flows.fingerprint import canonical_config, fingerprint_of
-from flows.manifest import File, Input, Manifest, Provenance, digest_of
+from flows.identity.fingerprint import canonical_config, fingerprint_of
+from flows.identity.manifest import File, Input, Manifest, Provenance, digest_of
 from flows.profiles import open_profile
+from flows.report.stage import run
 from flows.stages import REPORT, Stage
 from infra.storage.files import sha256_of
 from nanochat_core.config import RunConfig
@@ -62,7 +62,7 @@ def run_report(directory: Path, inputs: dict[str, Path]) -> Card:
         resources=RESOURCES,
     )
     job.output.mkdir(parents=True)
-    report.run(job)
+    run(job)
     page, text = ((job.output / f"report.{kind}").read_text() for kind in ("html", "md"))
     return page, text
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from flows.artifacts import Published, publish
-from flows.fingerprint import Identity, fingerprint_of
-from flows.manifest import Manifest, Provenance
+from flows.artifacts.publish import Published, publish
+from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.manifest import Manifest, Provenance
 from infra.storage.base import Persist, Store, call_once
 
 GIGABYTE = 10**9

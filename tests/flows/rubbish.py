@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any
 
-from flows import lease
-from flows.gc import Collected, Plan, collect, make_claim, plan_collection
-from flows.gc_reach import Rules
-from flows.manifest import Manifest
+from flows.gc.collect import Collected, Plan, collect, make_claim, plan_collection
+from flows.gc.reach import Rules
+from flows.identity.manifest import Manifest
+from flows.leases import lease
 from tests.flows.shelf import make_manifest, put_artifact
 from tests.reliability.memory_store import DAY, MemoryStore
 

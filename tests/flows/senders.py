@@ -4,9 +4,9 @@ import contextlib
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from flows.cache import Cache, fetch
-from flows.manifest import Manifest
-from flows.push import Pushed, Watch, choose, push
+from flows.artifacts.cache import Cache, fetch
+from flows.identity.manifest import Manifest
+from flows.interop.push import Pushed, Watch, choose, push
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from tests.flows.rows import GIGABYTE, publish_files

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.fingerprint import fingerprint_of
-from flows.manifest import File, Input, Manifest, Provenance, digest_of
-from flows.runs import Run, write_run
+from flows.artifacts.runs import Run, write_run
+from flows.identity.fingerprint import fingerprint_of
+from flows.identity.manifest import File, Input, Manifest, Provenance, digest_of
 from infra.storage.base import Entry, Store, Stored
 from infra.storage.local import LocalStore
 from nanochat_core.section import Tree

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli import main
+from flows.cli.app import main
 
 
 class Terminal:

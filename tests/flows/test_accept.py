@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.accept import Acceptance, Offer, accept, find_offer
-from flows.artifacts import find_manifest, newest_manifests
-from flows.cache import Cache, fetch
-from flows.fingerprint import fingerprint_of
-from flows.gc import collect
-from flows.gc_reach import Rules
-from flows.manifest import Manifest
-from flows.revocation import accepted_from, check_not_revoked, revoke
-from flows.runs import Run, write_run
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.publish import find_manifest, newest_manifests
+from flows.artifacts.revocations import accepted_from, check_not_revoked, revoke
+from flows.artifacts.runs import Run, write_run
+from flows.gc.collect import collect
+from flows.gc.reach import Rules
+from flows.identity.fingerprint import fingerprint_of
+from flows.identity.manifest import Manifest
+from flows.plan.accept import Acceptance, Offer, accept, find_offer
 from flows.stages import stage_named
 from infra.storage.base import Entry, Missing, Store
 from infra.storage.local import LocalStore

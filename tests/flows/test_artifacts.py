@@ -11,9 +11,9 @@ from typing import TypeVar
 import pyarrow as pa
 import pytest
 
-from flows.artifacts import Published, find_manifest, newest_manifests, publish, supersede
-from flows.cache import Cache, fetch
-from flows.manifest import Manifest
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.publish import Published, find_manifest, newest_manifests, publish, supersede
+from flows.identity.manifest import Manifest
 from infra.storage.base import Missing, StoreAway
 from infra.storage.local import LocalStore
 from nanochat_core.data.shard_files import write_shard
@@ -118,9 +118,9 @@ def test_the_same_text_from_another_version_of_the_writer_is_the_same_artifact(
 PUBLISHER = """
 import sys
 from pathlib import Path
-from flows.artifacts import publish
-from flows.fingerprint import Identity, fingerprint_of
-from flows.manifest import Provenance
+from flows.artifacts.publish import publish
+from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.manifest import Provenance
 from infra.storage.local import LocalStore
 
 work, me = Path(sys.argv[1]), sys.argv[2]

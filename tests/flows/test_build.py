@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from flows import lock
-from flows.artifacts import find_manifest
-from flows.build import build
-from flows.code_check import leaked_modules
-from flows.fingerprint import Code, identify
+from flows.artifacts.publish import find_manifest
+from flows.build.build import build
+from flows.build.code_check import leaked_modules
+from flows.identity.fingerprint import Code, identify
+from flows.leases import file_lock
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.open import open_store
 from nanochat_core.errors import StageError, StoreError
@@ -215,7 +215,7 @@ def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None
     held = toys.stage("held")
     site = toys.site()
     identity = identify(held, site.run, {}, code=Code(site.root))
-    path = lock.lock_path(site.work, "held", identity.fingerprint)
+    path = file_lock.lock_path(site.work, "held", identity.fingerprint)
     errors: list[BaseException] = []
 
     def run(stage: Any) -> None:
@@ -224,7 +224,7 @@ def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None
         except StageInterrupted as error:
             errors.append(error)
 
-    with lock.hold(path, lambda owner: None):
+    with file_lock.hold(path, lambda owner: None):
         threads = [threading.Thread(target=run, args=(stage,)) for stage in (slow, held)]
         for thread in threads:
             thread.start()

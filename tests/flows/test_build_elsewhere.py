@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from flows import checkpoints
-from flows.build import Site, build
-from flows.cache import Cache, fetch
-from flows.fingerprint import Code, identify
-from flows.rebuilds import mark_rebuild
-from flows.unfinished import find_resume
+from flows.artifacts import checkpoints
+from flows.artifacts.cache import Cache, fetch
+from flows.build.build import Site, build
+from flows.identity.fingerprint import Code, identify
+from flows.identity.rebuilds import mark_rebuild
+from flows.plan.in_progress import find_resume
 from infra.launch.torchrun import JobFailed
 from infra.storage.open import open_store
 

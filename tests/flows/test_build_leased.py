@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts import find_manifest
-from flows.build import build
-from flows.fingerprint import Code, identify
-from flows.heartbeat import Terms
-from flows.lease import TTL, Holder, LeaseLost, try_acquire
-from flows.revocation import find_revoked, revoke
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.revocations import find_revoked, revoke
+from flows.build.build import build
+from flows.identity.fingerprint import Code, identify
+from flows.leases.held_lease import Terms
+from flows.leases.lease import TTL, Holder, LeaseLost, try_acquire
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.open import open_store
 from tests.flows.builder_process import SLOW, read_until, slow, start_builder
@@ -149,7 +149,7 @@ def test_a_lease_that_is_lost_while_the_result_is_published_keeps_it_from_existi
 
 def test_without_the_fence_it_would_exist(toys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test above."""
-    monkeypatch.setattr("flows.lease._is_of", lambda held, record: True)
+    monkeypatch.setattr("flows.leases.lease._is_of", lambda held, record: True)
     stage = toys.stage("first")
     site = toys.site()
 

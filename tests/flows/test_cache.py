@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.cache import Cache, fetch
-from flows.manifest import Manifest
+from flows.artifacts.cache import Cache, fetch
+from flows.identity.manifest import Manifest
 from nanochat_core.errors import ArtifactError
 from tests.flows.rows import GIGABYTE, publish_rows
 from tests.flows.stores import CountingStore, DyingStore
@@ -135,7 +135,7 @@ def test_an_interrupted_fetch_is_gone_on_with(
     store: CountingStore, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     manifest = publish_rows(store, tmp_path).manifest
-    monkeypatch.setattr("flows.verify._THREADS", 1)
+    monkeypatch.setattr("flows.artifacts.transfer._THREADS", 1)
     dying = DyingStore(tmp_path / "store")
     with pytest.raises(KeyboardInterrupt):
         fetch(dying, manifest, cache)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import cache as module
-from flows import lock
-from flows.cache import Cache, fetch
-from flows.manifest import Manifest
+from flows.artifacts import cache as module
+from flows.artifacts.cache import Cache, fetch
+from flows.identity.manifest import Manifest
+from flows.leases import file_lock
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError
 from tests.flows.rows import GIGABYTE, identity_of, publish_rows
@@ -175,8 +175,8 @@ def say(process: subprocess.Popen[str], text: str) -> None:
 USER = """
 import sys
 from pathlib import Path
-from flows.artifacts import find_manifest
-from flows.cache import Cache, fetch
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.cache import Cache, fetch
 from tests.flows.stores import CountingStore, DyingStore
 
 store = CountingStore(Path(sys.argv[1]))
@@ -191,21 +191,22 @@ print((directory / "files" / "train.rows").read_text(), flush=True)
 """
 # The first to fetch takes its time, so that the other comes while it does.
 SLOW_USER = (
-    f"import time, flows.verify\nslow = flows.verify.fetch_files\n{{extra}}\n{USER}".replace(
-        'print("ready"',
-        """
+    "import time, flows.artifacts.transfer\n"
+    f"slow = flows.artifacts.transfer.fetch_files\n{{extra}}\n{USER}"
+).replace(
+    'print("ready"',
+    """
 def take_time(*arguments, **options):
     time.sleep(0.5)
     return slow(*arguments, **options)
 
-flows.cache.fetch_files = take_time
+flows.artifacts.cache.fetch_files = take_time
 print("ready\"""",
-    )
 )
 
 UNLOCKED = """
-import contextlib, flows.lock
-flows.lock.try_hold = lambda path: contextlib.nullcontext(True)
+import contextlib, flows.leases.file_lock
+flows.leases.file_lock.try_hold = lambda path: contextlib.nullcontext(True)
 """
 
 
@@ -243,7 +244,7 @@ def test_waiting_for_another_process_that_fetches_can_be_stopped(
             raise StageError("the run is being stopped")
 
     with (
-        lock.hold(directory.with_name(f"{directory.name}.lock"), lambda owner: None),
+        file_lock.hold(directory.with_name(f"{directory.name}.lock"), lambda owner: None),
         pytest.raises(StageError),
     ):
         fetch(store, manifest, cache, on_bytes=stop_at_third)
@@ -293,7 +294,7 @@ def test_without_its_lock_what_is_used_would_be_dropped(
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from flows.cache import Cache
+from flows.artifacts.cache import Cache
 
 def die_half_way(path, **options):
     if sys.argv[2] in str(path):
@@ -357,8 +358,8 @@ def test_who_waited_for_the_lock_of_a_dropped_copy_takes_the_new_one(
 WORKER = """
 import random, sys
 from pathlib import Path
-from flows.artifacts import find_manifest
-from flows.cache import Cache, fetch
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.cache import Cache, fetch
 from infra.storage.local import LocalStore
 
 store, generator = LocalStore(Path(sys.argv[1])), random.Random(sys.argv[3])

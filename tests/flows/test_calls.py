@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.calls import Answer, Call, Place, announce, answer, find_answer, find_call
-from flows.gc_inventory import take_inventory
-from flows.lease import Held, LeaseLost, check, release, try_acquire
+from flows.build.messages import Answer, Call, Place, announce, answer, find_answer, find_call
+from flows.gc.inventory import take_inventory
+from flows.leases.lease import Held, LeaseLost, check, release, try_acquire
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 from tests.flows.claims import claim

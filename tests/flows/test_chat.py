@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.chat_session import ChatSession, Sampling, readable
-from flows.cli import main
+from flows.cli.app import main
+from flows.cli.use.chat_session import ChatSession, Sampling, readable
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.checkpoint import load_model
@@ -201,7 +201,7 @@ class Talk:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "flows.cli", "chat", str(model), "--max-tokens", "900"]
+    command = [sys.executable, "-m", "flows.cli.app", "chat", str(model), "--max-tokens", "900"]
     process = subprocess.Popen(
         [*command, "--temperature", "0", "--home", str(tmp_path)],
         stdin=subprocess.PIPE,

@@ -35,7 +35,7 @@ class Terminal:
         self._screen, side = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", "chat", *words],
+            [sys.executable, "-m", "flows.cli.app", "chat", *words],
             stdin=side,
             stdout=side,
             stderr=side,
@@ -128,7 +128,7 @@ def test_history_settings_and_control_keys(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_pipe_gets_the_answers_and_nothing_else(model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "flows.cli", "chat", str(model), "--max-tokens", "8"]
+    command = [sys.executable, "-m", "flows.cli.app", "chat", str(model), "--max-tokens", "8"]
     command += ["--home", str(tmp_path), "--seed", "1"]
     piped = subprocess.run(command, input=b"hi\n", capture_output=True, check=True)
     asked = subprocess.run([*command, "-p", "hi"], capture_output=True, check=True)
@@ -139,7 +139,7 @@ def test_a_pipe_gets_the_answers_and_nothing_else(model: Path, tmp_path: Path) -
 
 
 def test_a_reader_that_leaves_ends_the_chat_quietly(model: Path) -> None:
-    command = [sys.executable, "-m", "flows.cli", "chat", str(model), "--max-tokens", "900"]
+    command = [sys.executable, "-m", "flows.cli.app", "chat", str(model), "--max-tokens", "900"]
     with subprocess.Popen(
         [*command, "-p", "hi"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.checkpoints import (
+from flows.artifacts.checkpoints import (
     find_steps,
     forget,
     is_whole,
@@ -186,7 +186,7 @@ def test_sending_again_leaves_what_was_committed_alone(store: LocalStore, here: 
 def test_a_commit_that_would_leave_its_directory_is_refused(
     store: LocalStore, here: Job, there: Job, monkeypatch: pytest.MonkeyPatch
 ):
-    from flows import checkpoint_records, checkpoints
+    from flows.artifacts import checkpoint_records, checkpoints
 
     send_one(store, here, 100)
     key = f"{place_of(store, here, 100)}/COMMIT.json"
@@ -280,7 +280,7 @@ def test_a_local_checkpoint_of_another_format_is_refused_and_stays(
 def test_a_stored_checkpoint_of_another_format_is_refused_and_stays(
     store: LocalStore, here: Job, there: Job, part: str
 ) -> None:
-    from flows import checkpoint_records, checkpoints
+    from flows.artifacts import checkpoint_records, checkpoints
 
     for step in (100, 200):  # the older one: nothing may prune it
         send_one(store, here, step)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
-from flows.cli import main, make_app
+from flows.cli.app import main, make_app
 from flows.profiles import PROFILES
 
 COMMANDS = [  # in the order of the help
@@ -170,7 +170,7 @@ def test_a_run_on_a_disk_without_room_does_not_start(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("DISK_NEEDED", "DISK_WANTED"):
-        monkeypatch.setattr(f"flows.doctor.{name}", 1 << 60)
+        monkeypatch.setattr(f"flows.cli.machine.checks.{name}", 1 << 60)
     error, hint = fails(["run", "tiny"], capsys)
     assert error.endswith(f"GiB free in {home}")
     assert "free some space" in hint
@@ -179,7 +179,7 @@ def test_a_run_on_a_disk_without_room_does_not_start(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_one_line() -> None:
-    command = f"{sys.executable} -m flows.cli profiles --json > /dev/full"
+    command = f"{sys.executable} -m flows.cli.app profiles --json > /dev/full"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
@@ -189,7 +189,7 @@ def test_a_full_disk_is_one_line() -> None:
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
-    command = f"{sys.executable} -m flows.cli --help | true"
+    command = f"{sys.executable} -m flows.cli.app --help | true"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.stderr == ""
 
@@ -198,7 +198,7 @@ def test_our_own_bugs_raise(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def broken(name: str, **changes: object) -> object:
         raise RuntimeError(name)
 
-    monkeypatch.setattr("flows.commands.options.open_profile", broken)
+    monkeypatch.setattr("flows.cli.options.open_profile", broken)
     with pytest.raises(RuntimeError, match="tiny"):
         main(["plan", "tiny"])
 
@@ -244,7 +244,7 @@ def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> Non
 def test_colour_is_left_out_when_asked(home: Path) -> None:
     def said(**environment: str) -> str:
         return subprocess.run(
-            [sys.executable, "-m", "flows.cli", "plan", "tinny"],
+            [sys.executable, "-m", "flows.cli.app", "plan", "tinny"],
             env={**os.environ, "FORCE_COLOR": "1", **environment},
             stderr=subprocess.PIPE,
             text=True,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.artifacts import publish
-from flows.cli import main
-from flows.commands.run import headline
-from flows.fingerprint import Identity, fingerprint_of
-from flows.manifest import Manifest, Provenance
-from flows.runs import Run, write_run
+from flows.artifacts.publish import publish
+from flows.artifacts.runs import Run, write_run
+from flows.cli.app import main
+from flows.cli.train.run import headline
+from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.manifest import Manifest, Provenance
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.section import Tree

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
+from flows.cli.app import main
 from nanochat_core import scaling
 from nanochat_core.config import ModelConfig
 from nanochat_core.model.checkpoint import save_model

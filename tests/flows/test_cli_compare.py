@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from flows.compare import Answers, Score, delta_of, mcnemar, paired_interval
-from flows.manifest import Manifest
+from flows.compare.compare import Answers, Score, delta_of, mcnemar, paired_interval
+from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from tests.flows.measured import put_measured
 from tests.flows.shelf import put_run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.manifest import Manifest
+from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from tests.flows.measured import put_measured
 from tests.flows.shelf import put_run

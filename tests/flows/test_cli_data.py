@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.artifacts import publish
-from flows.data_stats import PLACES, find_text_files, measure_text
-from flows.fingerprint import Identity, fingerprint_of
-from flows.manifest import Manifest, Provenance
-from flows.revocation import revoke
+from flows.artifacts.publish import publish
+from flows.artifacts.revocations import revoke
+from flows.cli.artifacts.data_stats import PLACES, find_text_files, measure_text
+from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.manifest import Manifest, Provenance
 from infra.storage.base import Store
 from nanochat_core.data.shard_files import ShardSet, shard_name, write_shard
 from tests.flows.shelf import CREATED, make_manifest, put_artifact, put_run
@@ -289,7 +289,7 @@ def test_the_group_says_what_it_has(terminal: Terminal):
 
 def test_help_needs_no_duckdb_and_no_pyarrow():
     code = (
-        "import sys\nfrom flows.cli import main\nmain(['data', 'stats', '--help'])\n"
+        "import sys\nfrom flows.cli.app import main\nmain(['data', 'stats', '--help'])\n"
         "assert not {'duckdb', 'pyarrow', 'torch'} & set(sys.modules), sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

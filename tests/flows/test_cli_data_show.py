@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts import publish
-from flows.fingerprint import Identity, fingerprint_of
-from flows.manifest import Manifest, Provenance
+from flows.artifacts.publish import publish
+from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.manifest import Manifest, Provenance
 from infra.storage.base import Store
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tasks.files import write_examples

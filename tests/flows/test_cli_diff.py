@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from flows.fingerprint import REPOSITORY, Code, identify
-from flows.manifest import Manifest
+from flows.artifacts.revocations import revoke
+from flows.identity.fingerprint import REPOSITORY, Code, identify
+from flows.identity.manifest import Manifest
 from flows.profiles import open_profile
-from flows.revocation import revoke
 from flows.stages import SHARDS, TOKENIZER, Stage
 from infra.storage.base import Store
 from tests.flows.shelf import ACCEPTED, make_manifest, put_artifact, put_run

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from flows import lease
-from flows.cli import main
-from flows.documents import find_document, seal
-from flows.gc import FORMAT, MARK, make_claim
-from flows.manifest import Manifest
-from flows.reservations import SWEEP
+from flows.artifacts.pins import SWEEP
+from flows.cli.app import main
+from flows.gc.collect import FORMAT, MARK, make_claim
+from flows.identity.manifest import Manifest
+from flows.identity.records import find_document, seal
+from flows.leases import lease
 from infra.storage.local import LocalStore
 from tests.flows.shelf import make_manifest, put_artifact, put_run
 
@@ -212,7 +212,7 @@ def test_a_tag_waits_for_a_collection_and_looks_whether_the_run_is_there(
             store.delete("runs/tiny-1.json")
         lease.release(store, held)
 
-    monkeypatch.setattr("flows.commands.tag.time.sleep", end_collection)
+    monkeypatch.setattr("flows.cli.artifacts.tag.time.sleep", end_collection)
     where = ["--home", str(tmp_path / "home"), "--store", store.url]
     assert main(["tag", "main", "tiny-1", *where]) == int(forgotten)
     said = capsys.readouterr()

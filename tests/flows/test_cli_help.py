@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.cli import main, make_app
+from flows.cli.app import main, make_app
 from infra.placement import SETTINGS
 
 APP = make_app()

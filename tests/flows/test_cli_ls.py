@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from flows.listing import list_newest
-from flows.revocation import revoke
-from flows.runs import point, timestamp
+from flows.artifacts.listing import list_newest
+from flows.artifacts.revocations import revoke
+from flows.artifacts.runs import point, timestamp
 from flows.stages import STAGES
 from infra.storage.base import Store
 from tests.flows.shelf import (

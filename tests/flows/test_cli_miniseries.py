@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
+from flows.cli.app import main
 from infra.storage.base import Store
 from tests.flows.measured_series import put_judged
 from tests.flows.terminal import Terminal
@@ -110,7 +110,7 @@ def test_another_name_is_another_series(terminal: Terminal, judged: Store) -> No
 @pytest.mark.prefect
 @pytest.mark.timeout(3000)
 def test_two_depths_of_tiny_are_trained_and_a_second_command_builds_nothing(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "flows.cli", "miniseries", "tiny", "--depths", "1,2"]
+    words = [sys.executable, "-m", "flows.cli.app", "miniseries", "tiny", "--depths", "1,2"]
     words += ["--gpus", "0", "--home", str(tmp_path)]
     for text in ("pretrain.num_steps=4", "pretrain.eval_tokens=4096", "base_eval.eval_tokens=4096"):
         words += ["--set", text]

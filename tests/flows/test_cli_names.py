@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.runs import find_tag, point
+from flows.artifacts.runs import find_tag, point
 from infra.storage.base import Store
 from tests.flows.shelf import make_manifest, put_artifact, put_run
 from tests.flows.terminal import Terminal
@@ -183,7 +183,7 @@ def test_a_look_at_a_store_loads_nothing_heavy(words: str, store: Store):
     put_run(store, "tiny-1", put(store, "sft"))
     heavy = ("torch", "prefect", "boto3", "duckdb", "rich.progress", "pyarrow")
     script = (
-        "import sys; from flows.cli import main; main(sys.argv[1:]);"
+        "import sys; from flows.cli.app import main; main(sys.argv[1:]);"
         f"sys.stderr.write(' '.join(m for m in {heavy!r} if m in sys.modules))"
     )
     done = subprocess.run(

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from flows.accept import Acceptance, Offer, accept
-from flows.artifacts import find_manifest
-from flows.cli import main
-from flows.commands.run import is_recorded
-from flows.documents import seal
-from flows.fingerprint import REPOSITORY, Code, fingerprint_of, short
-from flows.manifest import Manifest
-from flows.plan import make_plan
+from flows.artifacts.pins import PINS, find_pin
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.runs import Run, Status, write_run
+from flows.cli.app import main
+from flows.cli.train.run import is_recorded
+from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of, short
+from flows.identity.manifest import Manifest
+from flows.identity.records import seal
+from flows.plan.accept import Acceptance, Offer, accept
+from flows.plan.plan import make_plan
 from flows.profiles import open_profile
-from flows.reservations import PINS, find_pin
-from flows.runs import Run, Status, write_run
 from flows.stages import STAGES
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
@@ -244,7 +244,7 @@ def test_while_it_is_accepted_an_artifact_cannot_be_collected(
         kept.update(pinned.artifacts)
         return accept(store, offer, **options)
 
-    monkeypatch.setattr("flows.commands.accept.accept_offer", look)
+    monkeypatch.setattr("flows.cli.train.accept.accept_offer", look)
     terminal.said("accept", "tiny", "sft", "--why", "a new name")
     assert kept == {
         ("sft", old.fingerprint),
@@ -316,7 +316,16 @@ class Checkout:
 
     def run(self, *words: str) -> tuple[int, str, str]:
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", *words, "--home", str(self.home), "--gpus", "0"],
+            [
+                sys.executable,
+                "-m",
+                "flows.cli.app",
+                *words,
+                "--home",
+                str(self.home),
+                "--gpus",
+                "0",
+            ],
             env=os.environ | {"PYTHONPATH": str(self.root), "PYTHONSAFEPATH": "1"},
             capture_output=True,
             text=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.fingerprint import PACKAGES, REPOSITORY, Code
+from flows.identity.fingerprint import PACKAGES, REPOSITORY, Code
 from flows.profiles import open_profile
 from flows.stages import STAGES
 from infra.storage.local import LocalStore
@@ -54,7 +54,7 @@ def install(source: Path, directory: Path) -> Path:
 def plan(root: Path, home: Path) -> tuple[dict[str, str], set[str]]:
     """The fingerprint of every stage that is up to date, and the names of the others."""
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "plan", "tiny", "--json", "--gpus", "0"],
+        [sys.executable, "-m", "flows.cli.app", "plan", "tiny", "--json", "--gpus", "0"],
         cwd=root,
         env=os.environ | {"NANOCHAT_HOME": str(home), "PYTHONPATH": str(root)},
         capture_output=True,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
+from flows.cli.app import main
 from infra.prefect_server import find_server, stop_server
 
 pytestmark = pytest.mark.prefect
@@ -28,7 +28,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def start_run(home: Path, *options: str) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "NANOCHAT"))}
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "run", "tiny", "--home", str(home), *options],
+        [sys.executable, "-m", "flows.cli.app", "run", "tiny", "--home", str(home), *options],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

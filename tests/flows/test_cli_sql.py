@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from flows.cli import main
-from flows.manifest import Manifest
+from flows.cli.app import main
+from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from tests.flows.measured import put_measured
 from tests.flows.shelf import make_manifest, put_run

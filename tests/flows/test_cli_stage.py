@@ -8,12 +8,12 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from flows import lease
-from flows.cli import main
-from flows.gc import make_claim
-from flows.lost import StageLost
-from flows.reservations import SWEEP
-from flows.runs import Run, find_run, write_run
+from flows.artifacts.pins import SWEEP
+from flows.artifacts.runs import Run, find_run, write_run
+from flows.build.retry import StageLost
+from flows.cli.app import main
+from flows.gc.collect import make_claim
+from flows.leases import lease
 from infra.storage.base import Store
 from tests.flows.terminal import Terminal
 from tests.nanochat_core.data.hub_server import talking_to_hub
@@ -142,7 +142,7 @@ def test_what_was_lost_has_an_exit_code_of_its_own(
     def lose(*args: object, **kwargs: object) -> None:
         raise StageLost("node 1 heard nothing of node 0", hint="start node 0")
 
-    monkeypatch.setattr("flows.commands.stage.build_share", lose)
+    monkeypatch.setattr("flows.cli.train.stage.build_share", lose)
     assert main(("stage", "shards", "tiny", *words_of(tmp_path / "a"))) == 75
     assert capsys.readouterr().err.splitlines() == [
         "error: node 1 heard nothing of node 0",

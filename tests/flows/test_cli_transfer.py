@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
-from flows.commands.progress import QUIET_BYTES, describe_transfer, show_bytes
-from flows.revocation import revoke
-from flows.runs import point
+from flows.artifacts.revocations import revoke
+from flows.artifacts.runs import point
+from flows.cli.app import main
+from flows.cli.progress import QUIET_BYTES, describe_transfer, show_bytes
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
@@ -222,7 +222,7 @@ def test_push_refuses_what_makes_no_sense(store: Store, tmp_path: Path, terminal
 def test_a_long_transfer_says_now_and_then_how_far_it_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("flows.commands.progress._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("flows.cli.progress._SECONDS_BETWEEN_LINES", 0.0)
     with show_bytes(2 * QUIET_BYTES, what="sft/1a2b3c") as on_bytes:
         on_bytes(QUIET_BYTES)
         on_bytes(QUIET_BYTES)
@@ -238,7 +238,7 @@ def test_a_long_transfer_says_now_and_then_how_far_it_is(
 def test_a_short_transfer_says_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("flows.commands.progress._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("flows.cli.progress._SECONDS_BETWEEN_LINES", 0.0)
     with show_bytes(QUIET_BYTES - 1, what="x") as on_bytes:
         on_bytes(1)
     assert capsys.readouterr().err == ""

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts import find_manifest
-from flows.build import Site, build, seek
-from flows.code_check import CodeChanged
-from flows.fingerprint import CARRIERS, REPOSITORY
-from flows.lost import is_lost
-from flows.manifest import Manifest
-from flows.running import make_job
+from flows.artifacts.publish import find_manifest
+from flows.build.build import Site, build, seek
+from flows.build.code_check import CodeChanged
+from flows.build.job import make_job
+from flows.build.retry import is_lost
+from flows.identity.fingerprint import CARRIERS, REPOSITORY
+from flows.identity.manifest import Manifest
 from flows.stages import Stage
 from infra.launch.torchrun import run_job
 from nanochat_core.errors import StageError

@@ -2,8 +2,8 @@
 
 import pytest
 
-from flows.cpp_source import digest_of_cpp, tokens_of
-from flows.fingerprint import REPOSITORY
+from flows.identity.cpp_source import digest_of_cpp, tokens_of
+from flows.identity.fingerprint import REPOSITORY
 
 
 def digest(text: str) -> str:

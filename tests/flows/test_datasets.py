@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from flows.fingerprint import REPOSITORY, Code, identify
+from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.profiles import open_profile
 from flows.stages import stage_named
 from nanochat_core.errors import ConfigError

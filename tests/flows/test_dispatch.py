@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flows.build import Site, build
-from flows.lost import StageLost
+from flows.build.build import Site, build
+from flows.build.retry import StageLost
 from infra.launch.torchrun import StageInterrupted
 from infra.prefect_server import Server
 from infra.storage.base import Stored
@@ -34,7 +34,7 @@ def pool(server: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    from flows import dispatch
+    from flows.orchestration.dispatch import dispatch
 
     monkeypatch.setattr(dispatch, "SECONDS_BETWEEN_LOOKS", 0.1)
 
@@ -70,14 +70,14 @@ class Caller:
     @property
     def tag(self) -> str:
         """The tag of the orders of its stage."""
-        from flows.build import seek
+        from flows.build.build import seek
 
         fingerprint = seek(self.stage, self.site, {}, force=False).identity.fingerprint
         return f"stage:gpu/{fingerprint[:12]}"
 
     def order(self, *, force: bool = False) -> "Future[Any]":
         """Order the stage, in a thread."""
-        from flows.dispatch import dispatch
+        from flows.orchestration.dispatch import dispatch
 
         return self._threads.submit(dispatch, self.stage, self.site, self.run, {}, force=force)
 
@@ -222,7 +222,7 @@ def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(
 
 
 def test_stopping_a_run_cancels_its_own_orders_only(make_caller: Callable[[str], Caller]) -> None:
-    from flows.orders import cancel_orders
+    from flows.orchestration.stage_runs import cancel_orders
     from tests.flows.pools import read_run
 
     caller = make_caller("one")
@@ -241,7 +241,7 @@ def test_a_process_that_must_end_leaves_its_orders_unless_the_run_is_cancelled(
 ) -> None:
     from prefect.exceptions import TerminationSignal
 
-    from flows import pipeline
+    from flows.orchestration import pipeline
 
     caller = make_caller("one")
     caller.order()
@@ -260,7 +260,7 @@ def test_an_artifact_ends_the_waiting_while_prefect_is_away(
 ) -> None:
     import httpx
 
-    from flows import dispatch
+    from flows.orchestration.dispatch import dispatch
     from tests.flows.pools import wait_until
 
     caller = make_caller("one")
@@ -318,7 +318,7 @@ def test_a_store_that_refuses_to_be_read_orders_nothing(
 
 
 def test_a_pool_without_a_deployment_is_refused(server: Server) -> None:
-    from flows.orders import check_pool
+    from flows.orchestration.stage_runs import check_pool
 
     with pytest.raises(ConfigError, match="no stage can be ordered of the pool 'none'") as caught:
         check_pool("none")
@@ -328,7 +328,7 @@ def test_a_pool_without_a_deployment_is_refused(server: Server) -> None:
 def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows.orders import check_pool
+    from flows.orchestration.stage_runs import check_pool
     from tests.flows.pools import start_toys
 
     check_pool(pool)

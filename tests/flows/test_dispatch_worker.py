@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.runs import find_run
+from flows.artifacts.runs import find_run
 from flows.stages import Stage
 from infra.prefect_server import Server
 from tests.flows.conftest import ENTRY, Toys

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flows import display
-from flows.display import Display, describe, describe_values, duration
+from flows.render import terminal as display
+from flows.render.terminal import Display, describe, describe_values, duration
 
 START = {"kind": "start", "step": 0, "total": 100, "unit": "step", "resumed": False}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import doctor
-from flows.cli import main
-from flows.doctor import GIB
+from flows.cli.app import main
+from flows.cli.machine import checks
+from flows.cli.machine.checks import GIB
 from infra.stack.record import my_stack
 from infra.storage.base import Store
 from tasks.sandbox import Protections
@@ -24,13 +24,13 @@ TORCH = {
     "gpus": list[str](),
     "gpu_bf16": False,
 }
-ROOT = Path(doctor.__file__).parents[1]
+ROOT = Path(checks.__file__).parents[1]
 
 
 def test_an_old_python_is_refused() -> None:
-    check = doctor.check_python((3, 10, 4))
+    check = checks.check_python((3, 10, 4))
     assert (check.state, check.remedy) == ("fail", "install Python 3.11 or newer")
-    assert doctor.check_python((3, 11, 0)).state == "ok"
+    assert checks.check_python((3, 11, 0)).state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_an_old_python_is_refused() -> None:
     ],
 )
 def test_versions_that_break_at_run_time_are_named(package: str, version: str, state: str) -> None:
-    check = doctor.check_pin(package, version_of=lambda _: version)
+    check = checks.check_pin(package, version_of=lambda _: version)
     assert check.state == state
     assert version in check.found
     assert (check.remedy is None) == (state == "ok")
@@ -55,7 +55,7 @@ def test_a_missing_package_is_named() -> None:
     def version_of(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    check = doctor.check_pin("prefect", version_of=version_of)
+    check = checks.check_pin("prefect", version_of=version_of)
     assert (check.state, check.found) == ("fail", "not installed")
 
 
@@ -64,114 +64,114 @@ def test_the_pins_are_those_of_the_package() -> None:
     declared = {
         d.partition("=")[0].partition("[")[0].partition(">")[0]: d for d in project["dependencies"]
     }
-    for package, (low, high, _) in doctor.PINS.items():
+    for package, (low, high, _) in checks.PINS.items():
         bounds = declared[package].split("==" if "==" in declared[package] else ">=")[1].split(",<")
-        assert doctor.version_tuple(bounds[0]) == low
-        assert len(bounds) == 1 or doctor.version_tuple(bounds[1]) == high
+        assert checks.version_tuple(bounds[0]) == low
+        assert len(bounds) == 1 or checks.version_tuple(bounds[1]) == high
 
 
 def test_an_interpreter_without_torch_is_reported_with_its_last_words(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'ModuleNotFoundError: no torch here' >&2\nexit 1\n")
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    (check,) = doctor.check_torch(doctor.ask_torch(str(python)))
+    (check,) = checks.check_torch(checks.ask_torch(str(python)))
     assert (check.state, check.found) == ("fail", "ModuleNotFoundError: no torch here")
     assert check.remedy
 
 
 def test_bf16_that_does_not_pay_is_a_warning() -> None:
-    states = [check.state for check in doctor.check_torch(TORCH | {"bf16_speedup": 0.3})]
+    states = [check.state for check in checks.check_torch(TORCH | {"bf16_speedup": 0.3})]
     assert states == ["ok", "warn"]
-    assert [check.state for check in doctor.check_torch(TORCH)] == ["ok", "ok"]
+    assert [check.state for check in checks.check_torch(TORCH)] == ["ok", "ok"]
 
 
 def test_gpus_that_torch_cannot_use_are_a_failure() -> None:
-    assert doctor.check_gpu(TORCH, devices=2).state == "fail"
-    assert doctor.check_gpu(TORCH, devices=0).state == "ok"
-    check = doctor.check_gpu(TORCH | {"gpus": ["H100", "H100"]}, devices=2)
+    assert checks.check_gpu(TORCH, devices=2).state == "fail"
+    assert checks.check_gpu(TORCH, devices=0).state == "ok"
+    check = checks.check_gpu(TORCH | {"gpus": ["H100", "H100"]}, devices=2)
     assert (check.state, check.found) == ("ok", "2x H100")
 
 
 @pytest.mark.parametrize(
-    ("free", "state"), [(doctor.DISK_WANTED, "ok"), (5 * GIB, "warn"), (GIB // 2, "fail")]
+    ("free", "state"), [(checks.DISK_WANTED, "ok"), (5 * GIB, "warn"), (GIB // 2, "fail")]
 )
 def test_disk_space_is_judged_where_home_is(free: int, state: str, tmp_path: Path) -> None:
-    check = doctor.check_home(tmp_path / "not" / "yet", free_of=lambda _: free)
+    check = checks.check_home(tmp_path / "not" / "yet", free_of=lambda _: free)
     assert check.state == state
     assert str(tmp_path) in check.found
 
 
 def test_a_home_that_cannot_be_made_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    check = doctor.check_home(tmp_path / "file" / "home")
+    check = checks.check_home(tmp_path / "file" / "home")
     assert (check.state, check.found) == ("fail", f"{tmp_path}/file/home: not a directory")
 
 
 @pytest.mark.parametrize(("available", "state"), [(8, "ok"), (4, "warn"), (1, "fail")])
 def test_memory_is_judged_by_what_is_available(available: int, state: str) -> None:
-    assert doctor.check_memory(available * GIB).state == state
+    assert checks.check_memory(available * GIB).state == state
 
 
 def test_this_machine_has_memory_and_threads() -> None:
-    assert doctor.check_memory(doctor.memory_left()).found != "0.0 GiB available"
-    assert doctor.check_threads(8).state == "ok"
-    assert doctor.check_threads(1).state == "warn"
+    assert checks.check_memory(checks.memory_left()).found != "0.0 GiB available"
+    assert checks.check_threads(8).state == "ok"
+    assert checks.check_threads(1).state == "warn"
 
 
 def test_what_holds_programs_of_a_model_is_said() -> None:
-    check = doctor.check_sandbox(Protections(kind="bubblewrap", why=()))
+    check = checks.check_sandbox(Protections(kind="bubblewrap", why=()))
     assert (check.state, check.found) == ("ok", "bubblewrap")
-    check = doctor.check_sandbox(Protections(kind="landlock", why=("bwrap not installed",)))
+    check = checks.check_sandbox(Protections(kind="landlock", why=("bwrap not installed",)))
     assert (check.state, check.found) == ("warn", "landlock (bwrap not installed)")
     assert check.remedy
-    assert doctor.check_sandbox("no way").found == "no way"
+    assert checks.check_sandbox("no way").found == "no way"
 
 
 def test_this_machine_says_what_holds_programs() -> None:
-    assert doctor.check_sandbox(doctor.ask_sandbox()).state in ("ok", "warn")
+    assert checks.check_sandbox(checks.ask_sandbox()).state in ("ok", "warn")
 
 
 def test_a_store_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     url = (tmp_path / "store").as_uri()
-    assert doctor.check_store(url).state == "ok"
+    assert checks.check_store(url).state == "ok"
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
 
 
 def test_an_unreachable_store_is_a_failure_with_its_remedy(tmp_path: Path) -> None:
-    check = doctor.check_store((tmp_path / "not" / "mounted").as_uri())
+    check = checks.check_store((tmp_path / "not" / "mounted").as_uri())
     assert check.state == "fail"
     assert "cannot be reached" in check.found
     assert check.remedy
 
 
 def test_the_python_of_the_tests_passes_for_one() -> None:
-    assert doctor.check_python(sys.version_info[:3]).state == "ok"
+    assert checks.check_python(sys.version_info[:3]).state == "ok"
 
 
 def test_a_shared_prefect_server_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
-    check = doctor.check_server(tmp_path, shared="http://127.0.0.1:9/api")
+    check = checks.check_server(tmp_path, shared="http://127.0.0.1:9/api")
     assert check.state == "fail"
     assert "127.0.0.1:9" in check.found
     assert check.remedy
 
 
 def test_a_local_prefect_server_need_not_run_yet(tmp_path: Path) -> None:
-    check = doctor.check_server(tmp_path, shared=None)
+    check = checks.check_server(tmp_path, shared=None)
     assert (check.state, check.found) == ("ok", "not running; `nanochat run` starts one")
 
 
 def test_workers_are_those_of_a_living_keeper_and_their_problem_is_a_warning(
     tmp_path: Path,
 ) -> None:
-    assert doctor.check_workers(tmp_path).found == "not running; `nanochat up` starts them"
+    assert checks.check_workers(tmp_path).found == "not running; `nanochat up` starts them"
 
     stack = replace(my_stack(), state="ready", workers={"cpu": 1, "gpu": 2})
     stack.write(tmp_path)
-    check = doctor.check_workers(tmp_path)
+    check = checks.check_workers(tmp_path)
     assert (check.state, check.found) == ("ok", "pools cpu, gpu: ready")
 
     replace(stack, problem="the deployments are missing", hint="do it").write(tmp_path)
-    check = doctor.check_workers(tmp_path)
+    check = checks.check_workers(tmp_path)
     assert (check.state, check.remedy) == ("warn", "do it")
 
 
@@ -180,7 +180,7 @@ def test_the_command_checks_everything_and_says_by_its_exit_code_whether_a_run_c
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr(doctor, "DISK_NEEDED", 0)
+    monkeypatch.setattr(checks, "DISK_NEEDED", 0)
     words = ["doctor", "--home", str(tmp_path / "home")]
 
     assert main([*words, "--json"]) == 0
@@ -216,9 +216,9 @@ def test_the_store_alone_is_probed_when_that_is_asked_for(
 
 
 def test_a_bucket_is_checked_like_a_directory(s3_store: Store) -> None:
-    assert doctor.check_store(s3_store.url).state == "ok"
+    assert checks.check_store(s3_store.url).state == "ok"
     assert list(s3_store.list("")) == []
-    check = doctor.check_store("s3://nowhere-at-all/x")
+    check = checks.check_store("s3://nowhere-at-all/x")
     assert check.state == "fail"
     assert "there is no bucket 'nowhere-at-all'" in check.found
     assert "s3 mb s3://nowhere-at-all" in (check.remedy or "")

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from flows import lease
-from flows.artifacts import find_manifest
-from flows.documents import find_document, mend_hint, seal, unseal
-from flows.manifest import FORMAT, Manifest
-from flows.runs import find_run
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.runs import find_run
+from flows.identity.manifest import FORMAT, Manifest
+from flows.identity.records import find_document, mend_hint, seal, unseal
+from flows.leases import lease
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 from tests.flows.shelf import make_manifest, put_run

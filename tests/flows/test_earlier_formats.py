@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from flows import checkpoint_records, manifest, parts, rebuilds, runs
-from flows.artifacts import find_manifest, supersede
-from flows.checkpoints import find_steps
-from flows.documents import seal
+from flows.artifacts import checkpoint_records, runs
+from flows.artifacts.checkpoints import find_steps
+from flows.artifacts.publish import find_manifest, supersede
+from flows.build import checkpoint_shards
+from flows.identity import manifest, rebuilds
+from flows.identity.records import seal
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Result, write_json
@@ -169,7 +171,7 @@ def test_what_the_version_before_cannot_read_has_another_number(tmp_path: Path) 
     ]
 
     assert [json.loads(data)["format"] for data in records] == [3, 5, 2]
-    assert (checkpoint_records.FORMAT, parts.FORMAT) == (2, 2)
+    assert (checkpoint_records.FORMAT, checkpoint_shards.FORMAT) == (2, 2)
     assert rebuilds.find_rebuild_mark(store, "eval", FINGERPRINT) == mark
 
 

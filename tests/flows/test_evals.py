@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flows.suites import Rule
+from flows.evals.suite import Rule
 from infra.prefect_server import Server
 from infra.storage.base import Store
 from tests.flows.shelf import make_manifest, put_artifact, put_run
@@ -37,9 +37,9 @@ def judge_model(toys: Any, server: Server) -> Callable[..., Any]:
     """Judges a toy model of some worth; gives what the flow found."""
     from prefect import flow
 
-    from flows.evals import evaluate
-    from flows.pipeline import run_pipeline
-    from flows.runs import new_run_id
+    from flows.artifacts.runs import new_run_id
+    from flows.evals.flow import evaluate
+    from flows.orchestration.pipeline import run_pipeline
     from tests.flows.test_pipeline import make_run
 
     nights = iter(range(100))
@@ -244,7 +244,7 @@ def test_a_schedule_creates_runs(prefect_terminal: Terminal) -> None:
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name("nanochat-eval/main")
         assert deployment.work_pool_name == "cpu"
-        assert deployment.entrypoint == "flows.evals.nanochat_eval"
+        assert deployment.entrypoint == "flows.evals.flow.nanochat_eval"
         of_it = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
         while not (runs := client.read_flow_runs(flow_run_filter=of_it)):
             assert time.monotonic() < deadline, "the scheduler created no run"
@@ -258,7 +258,7 @@ def test_a_schedule_creates_runs(prefect_terminal: Terminal) -> None:
 def test_a_name_that_cannot_be_fails_the_run_and_does_not_crash_it(
     server: Server, store: Store
 ) -> None:
-    from flows.evals import nanochat_eval
+    from flows.evals.flow import nanochat_eval
 
     state: Any = nanochat_eval(model="sft@a b", store=store.url, return_state=True)
     assert state.is_failed()

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from flows.manifest import Manifest
-from flows.runs import point
+from flows.artifacts.runs import point
+from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from tests.flows.measured import put_measured
 from tests.flows.shelf import put_run

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts import publish
-from flows.cache import Cache, fetch
-from flows.fingerprint import Identity, fingerprint_of
-from flows.manifest import Manifest, Provenance
-from flows.runs import find_run, newest_runs
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.publish import publish
+from flows.artifacts.runs import find_run, newest_runs
+from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.manifest import Manifest, Provenance
 from infra.prefect_server import Server
 from infra.storage.open import open_store
 from tests.flows.shelf import put_run
@@ -41,8 +41,8 @@ def train(home: Path) -> Any:
     """A run called main, up to the base model and its scores."""
     from prefect import flow
 
-    from flows.build import Site
-    from flows.pipeline import run_pipeline, tell_nobody
+    from flows.build.build import Site
+    from flows.orchestration.pipeline import run_pipeline, tell_nobody
     from flows.profiles import make_placement, open_profile
     from flows.stages import stage_named
     from tests.flows.house import make_run

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from flows.fingerprint import REPOSITORY, Code, identify
+from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.profiles import open_profile
 from flows.stages import BASE_EVAL, CHAT_EVALS, Stage
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flows import exports
-from flows.cli import main
+from flows.cli.app import main
+from flows.interop import export_model
 from infra.storage.base import Store
 from nanochat_core.interop.nanochat_files import read_checkpoint
 from nanochat_core.model.checkpoint import load_model, save_model
@@ -103,13 +103,13 @@ def test_an_export_that_fails_half_way_leaves_nothing(
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        exports.export_model(model, tmp_path / "out", form="hf", dtype="bf16", card=fail)
+        export_model.export_model(model, tmp_path / "out", form="hf", dtype="bf16", card=fail)
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".out-*"))
 
 
 def test_the_card_tells_where_the_model_is_from_and_how_it_did(store: Store) -> None:
-    from flows.runs import Run, write_run
+    from flows.artifacts.runs import Run, write_run
     from tests.flows.shelf import put_artifact
 
     report = make_manifest("report", files={"report.md": "# tiny\n\n- sums 74 %\n"}, run="tiny-1")
@@ -130,10 +130,10 @@ def test_the_card_tells_where_the_model_is_from_and_how_it_did(store: Store) -> 
             stages={"report": report.fingerprint, "sft": sft.fingerprint},
         ),
     )
-    text = exports.model_card(store, sft, name="me/mine", is_own_code=True)
+    text = export_model.model_card(store, sft, name="me/mine", is_own_code=True)
     assert text.startswith("---\nlibrary_name: transformers\n")
     assert "A chat model" in text
-    base = exports.model_card(store, make_manifest("pretrain"), name="b", is_own_code=False)
+    base = export_model.model_card(store, make_manifest("pretrain"), name="b", is_own_code=False)
     assert "A base model" in base
     assert "# me/mine" in text
     assert f"digest `{sft.digest}`" in text

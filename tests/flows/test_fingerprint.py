@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.fingerprint import (
+from flows.identity.fingerprint import (
     CARRIERS,
     REPOSITORY,
     Code,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.fingerprint import REPOSITORY, Code
+from flows.identity.fingerprint import REPOSITORY, Code
 from flows.profiles import PROFILES
 from flows.stages import STAGES
 from tests.flows import golden
@@ -19,7 +19,7 @@ SCAN = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from flows.fingerprint import Code
+from flows.identity.fingerprint import Code
 from flows.stages import STAGES
 from tests.flows import golden
 code = Code(Path(sys.argv[1]))

@@ -13,9 +13,9 @@ from pathlib import Path
 import grimp
 import pytest
 
-from flows import cpp_source
-from flows.code_check import leaked_modules
-from flows.fingerprint import (
+from flows.build.code_check import leaked_modules
+from flows.identity import cpp_source
+from flows.identity.fingerprint import (
     CARRIERS,
     PACKAGES,
     REPOSITORY,
@@ -44,8 +44,8 @@ DATA = [name for name in REACHED if "/" in name]
 
 # Files beside the code that decide no artifact, or do so by values that are hashed elsewhere.
 UNHASHED = {
-    "flows/compare.html.jinja": "the page of `nanochat compare`",
-    "flows/series.html.jinja": "the page of a miniseries",
+    "flows/compare/compare.html.jinja": "the page of `nanochat compare`",
+    "flows/miniseries/series.html.jinja": "the page of a miniseries",
     "infra/": "how machines are started",
     "nanochat_core/server/page/": "the chat page",
 }

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from flows import lease
-from flows.artifacts import supersede
-from flows.documents import seal
-from flows.gc import MARK
-from flows.reservations import PINS, SWEEP, pin
-from flows.revocation import revoke
-from flows.runs import point
+from flows.artifacts.pins import PINS, SWEEP, pin
+from flows.artifacts.publish import supersede
+from flows.artifacts.revocations import revoke
+from flows.artifacts.runs import point
+from flows.gc.collect import MARK
+from flows.identity.records import seal
+from flows.leases import lease
 from nanochat_core.errors import ArtifactError
 from tests.flows.rubbish import (
     acquire,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows import lease
+from flows.leases import lease
 from tests.flows.rubbish import acquire, gc, place
 from tests.flows.shelf import make_manifest
 from tests.reliability.memory_store import DAY, MemoryStore

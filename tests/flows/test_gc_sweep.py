@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from flows import lease
-from flows.artifacts import supersede
-from flows.documents import seal
-from flows.gc import make_claim
-from flows.manifest import Manifest
-from flows.reservations import PINS, SWEEP
-from flows.revocation import revoke
+from flows.artifacts.pins import PINS, SWEEP
+from flows.artifacts.publish import supersede
+from flows.artifacts.revocations import revoke
+from flows.gc.collect import make_claim
+from flows.identity.manifest import Manifest
+from flows.identity.records import seal
+from flows.leases import lease
 from infra.storage.base import Entry, Missing
 from nanochat_core.errors import StageError, StoreError
 from tests.flows.rubbish import acquire, gc, look, make, make_grown, place, put_whole

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given as given_values
 from hypothesis import strategies as st
 
-from flows.given import open_given, stages_before, stages_with
+from flows.plan.pinned import open_given, stages_before, stages_with
 from flows.stages import REPORT, STAGES, stage_named
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError

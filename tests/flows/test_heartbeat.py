@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from flows import heartbeat
-from flows.heartbeat import Lease, Terms, hold_lease
-from flows.lease import Holder, LeaseLost, find_holder, try_acquire
+from flows.leases import held_lease
+from flows.leases.held_lease import Lease, Terms, hold_lease
+from flows.leases.lease import Holder, LeaseLost, find_holder, try_acquire
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
 from tests.flows.claims import claim
@@ -163,7 +163,7 @@ def test_a_lease_that_was_taken_while_the_store_was_away_is_lost_at_the_next_con
 def test_a_store_that_hangs_ends_neither_the_job_nor_delays_its_end(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "_SECONDS_TO_END", 0.1)
+    monkeypatch.setattr(held_lease, "_SECONDS_TO_END", 0.1)
     answer, asked = threading.Event(), threading.Event()
 
     class Hanging:

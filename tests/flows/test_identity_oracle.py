@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import fingerprint
-from flows.build import Site, build
-from flows.fingerprint import PACKAGES, REPOSITORY, Code, fingerprint_of, preimage_of
-from flows.manifest import Manifest
+from flows.build.build import Site, build
+from flows.identity import fingerprint
+from flows.identity.fingerprint import PACKAGES, REPOSITORY, Code, fingerprint_of, preimage_of
+from flows.identity.manifest import Manifest
 from flows.profiles import Profile, make_placement, open_profile
 from flows.stages import STAGES, stage_named
 from infra.storage.open import open_store

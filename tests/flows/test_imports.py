@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.artifacts import find_manifest
-from flows.cache import Cache
-from flows.cli import main
-from flows.references import open_model, open_run
-from flows.reservations import PINS
+from flows.artifacts.cache import Cache
+from flows.artifacts.names import open_model, open_run
+from flows.artifacts.pins import PINS
+from flows.artifacts.publish import find_manifest
+from flows.cli.app import main
 from infra.storage.base import Store
 from nanochat_core.interop.nanochat_files import write_checkpoint
 from nanochat_core.model.checkpoint import load_model

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from flows import lease
-from flows.documents import seal
-from flows.lease import (
+from flows.identity.records import seal
+from flows.leases import lease
+from flows.leases.lease import (
     TTL,
     Claim,
     Held,

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from flows.heartbeat import Lease, Terms, hold_lease
-from flows.lease import (
+from flows.leases.held_lease import Lease, Terms, hold_lease
+from flows.leases.lease import (
     Held,
     Holder,
     LeaseLost,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import lock
-from flows.lock import (
+from flows.leases import file_lock
+from flows.leases.file_lock import (
     Owner,
     find_home_id,
     find_owner,
@@ -27,7 +27,7 @@ from nanochat_core.errors import StageError
 HOLDER = """
 import sys, time
 from pathlib import Path
-from flows.lock import hold
+from flows.leases.file_lock import hold
 
 with hold(Path(sys.argv[1]), lambda owner: None):
     print("held", flush=True)
@@ -162,7 +162,7 @@ def test_a_home_seen_from_another_kernel_is_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     made = home_id(tmp_path)
-    monkeypatch.setattr(lock, "boot_id", lambda: "another")
+    monkeypatch.setattr(file_lock, "boot_id", lambda: "another")
     assert home_id(tmp_path) != made
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows.loss_curve import Curves, can_draw, mermaid, png_url
+from flows.render.loss_curve import Curves, can_draw, mermaid, png_url
 from nanochat_core.runtime.metrics import rows_of
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from flows.lease import LeaseLost
-from flows.lost import LONGEST_PAUSE, RETRIES, Attempts, StageLost, is_lost, pause_before
+from flows.build.retry import LONGEST_PAUSE, RETRIES, Attempts, StageLost, is_lost, pause_before
+from flows.leases.lease import LeaseLost
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import StoreAway
 from nanochat_core.errors import ArtifactError, ConfigError, DataError, StageError, StoreError

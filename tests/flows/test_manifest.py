@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flows.fingerprint import fingerprint_of
-from flows.manifest import File, Input, Manifest, Provenance, digest_of
+from flows.identity.fingerprint import fingerprint_of
+from flows.identity.manifest import File, Input, Manifest, Provenance, digest_of
 from nanochat_core.errors import ArtifactError
 
 PREIMAGE: dict[str, Any] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flows.runs import find_run
-from flows.series import Series, open_series, units_of
+from flows.artifacts.runs import find_run
+from flows.miniseries.series import Series, open_series, units_of
 from flows.stages import Stage
 from infra.prefect_server import Server
 from tests.flows.house import make_run
@@ -57,7 +57,7 @@ def run_series(toys: Any, series: Series, server: Server) -> Callable[[str], Any
     """Runs toy stages at these depths, as a flow run of this name; returns what it made."""
     from prefect import flow
 
-    from flows.miniseries import sweep
+    from flows.miniseries.flow import sweep
 
     stages = make_stages(toys)
 
@@ -151,7 +151,7 @@ def test_one_gpu_stage_runs_at_a_time(toys: Any, run_series: Callable[[str], Any
 def test_the_form_has_depths_with_bounds(server: Server) -> None:
     from prefect.utilities.callables import parameter_schema
 
-    from flows.miniseries import miniseries
+    from flows.miniseries.flow import miniseries
 
     depths = parameter_schema(miniseries).properties["depths"]
     assert depths["type"] == "array"
@@ -161,7 +161,7 @@ def test_the_form_has_depths_with_bounds(server: Server) -> None:
 
 
 def test_equal_depths_are_refused_in_the_first_second(server: Server) -> None:
-    from flows.miniseries import miniseries
+    from flows.miniseries.flow import miniseries
     from nanochat_core.errors import ConfigError
 
     with pytest.raises(ConfigError, match="depth 2 is given twice"):

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from flows import leader, nodes
-from flows.artifacts import find_manifest
-from flows.build import Built, Site, build
-from flows.cache import Cache, fetch
-from flows.calls import Answer, Call, Place, answer, find_answer, find_call
-from flows.heartbeat import Terms
-from flows.leader import NodeLost
-from flows.lost import StageLost, is_lost
-from flows.nodes import build_share
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.publish import find_manifest
+from flows.build import coordinator, nodes
+from flows.build.build import Built, Site, build
+from flows.build.coordinator import NodeLost
+from flows.build.messages import Answer, Call, Place, answer, find_answer, find_call
+from flows.build.nodes import build_share
+from flows.build.retry import StageLost, is_lost
+from flows.leases.held_lease import Terms
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.open import open_store
@@ -106,7 +106,7 @@ QUICK = Terms(ttl=20.0, beat=1.0, look=0.1, longest_look=0.2, meet=200.0)
 @pytest.fixture(autouse=True)
 def one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOCHAT_ADDRESS", "127.0.0.1")
-    monkeypatch.setattr(leader, "SECONDS_TO_STOP", 1.0)  # for a rank to notice; ours cannot
+    monkeypatch.setattr(coordinator, "SECONDS_TO_STOP", 1.0)  # for a rank to notice; ours cannot
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_a_node_that_cannot_take_part_says_so_before_node_0_has_waited_long(
     def is_full(*args: Any, **kwargs: Any) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("flows.checkpoints.restore_step", is_full)
+    monkeypatch.setattr("flows.artifacts.checkpoints.restore_step", is_full)
     other = start(pool, stage, sites[1], 1)
     with pytest.raises(NodeLost, match=r"OSError: the disk is full \(on node 1") as caught:
         start(pool, stage, sites[0], 0).result(60)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows.build import seek
-from flows.order import Order, make_order
+from flows.build.build import seek
+from flows.build.stage_request import Order, make_order
 from infra.prefect_server import Server
 
 pytestmark = pytest.mark.prefect
@@ -41,19 +41,19 @@ def order(toys: Any, server: Server) -> Order:
 @pytest.fixture
 def carry_out(toys: Any, order: Order, monkeypatch: pytest.MonkeyPatch) -> Callable[[Order], Any]:
     """Runs the flow with an order of this stage; gives the state that it ends in."""
-    import flows.one_stage
+    import flows.orchestration.one_stage
 
     stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
 
     def open_order(order: Order, *, watch: Any) -> Any:
         return stage, replace(toys.site(order.run), watch=watch), {}
 
-    monkeypatch.setattr(flows.order, "open_order", open_order)
-    monkeypatch.setattr(flows.one_stage, "stage_of", lambda order: stage)
+    monkeypatch.setattr(flows.build.stage_request, "open_order", open_order)
+    monkeypatch.setattr(flows.orchestration.one_stage, "stage_of", lambda order: stage)
 
     def run(order: Order) -> Any:
         parameters = json.loads(json.dumps(asdict(order)))  # as they come from the server
-        return flows.one_stage.one_stage(**parameters, return_state=True)
+        return flows.orchestration.one_stage.one_stage(**parameters, return_state=True)
 
     return run
 

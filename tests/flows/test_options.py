@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.options import Where, Workers
+from flows.cli.options import Where, Workers
 from flows.profiles import open_profile
 from nanochat_core.errors import ConfigError
 

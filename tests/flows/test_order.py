@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from flows.build import build, seek
-from flows.order import Order, check_same, make_order, match_digest, open_order
+from flows.artifacts.runs import Run
+from flows.build.build import build, seek
+from flows.build.stage_request import Order, check_same, make_order, match_digest, open_order
 from flows.profiles import tiny
-from flows.runs import Run
 from flows.stages import SHARDS, TOKENIZER
 from nanochat_core.errors import ArtifactError, ConfigError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.lost import StageLost
+from flows.build.retry import StageLost
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError
 from tests.flows.pools import read_run
@@ -38,14 +38,14 @@ def test_a_caller_whose_clock_was_ahead_does_not_get_an_old_run_for_ever(
 ) -> None:
     from datetime import UTC, datetime, timedelta
 
-    from flows import orders
+    from flows.orchestration import stage_runs
 
     caller = make_caller("one")
-    order = orders.run_deployment
+    order = stage_runs.run_deployment
     ahead = datetime.now(UTC) + timedelta(hours=1)
     with monkeypatch.context() as patch:
         patch.setattr(
-            orders, "run_deployment", lambda *a, **k: order(*a, scheduled_time=ahead, **k)
+            stage_runs, "run_deployment", lambda *a, **k: order(*a, scheduled_time=ahead, **k)
         )
         result = caller.order()
         end(caller.wait_for_runs(1)[0], "CRASHED")
@@ -97,7 +97,7 @@ def test_a_refusal_ends_the_following(
 ) -> None:
     import httpx
 
-    from flows import dispatch
+    from flows.orchestration import dispatch
 
     def refuse(*given: Any) -> Any:
         request = httpx.Request("GET", "http://127.0.0.1/api")

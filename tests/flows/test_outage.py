@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts import find_manifest
-from flows.build import Site, build
-from flows.fingerprint import Code, identify
-from flows.heartbeat import Terms
-from flows.lease import LeaseLost, try_acquire
+from flows.artifacts.publish import find_manifest
+from flows.build.build import Site, build
+from flows.identity.fingerprint import Code, identify
+from flows.leases.held_lease import Terms
+from flows.leases.lease import LeaseLost, try_acquire
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import StoreAway
 from infra.storage.open import open_store

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.manifest import Manifest
-from flows.own_copy import Copied, choose_files, copy_files
+from flows.artifacts.download import Copied, choose_files, copy_files
+from flows.identity.manifest import Manifest
 from infra.storage.base import OnBytes, ignore_bytes
 from nanochat_core.errors import ArtifactError, ConfigError
 from tests.flows.rows import publish_files
@@ -171,7 +171,7 @@ def interrupted(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
     """A directory that was to be filled when the person pressed Ctrl-C after the first file."""
-    monkeypatch.setattr("flows.verify._THREADS", 1)
+    monkeypatch.setattr("flows.artifacts.transfer._THREADS", 1)
     with pytest.raises(KeyboardInterrupt):
         copy(DyingStore(tmp_path / "store"), manifest, tmp_path / "mine")
     assert not (tmp_path / "mine").exists()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.checkpoints import (
+from flows.artifacts.checkpoints import (
     commit_of,
     is_stored,
     prune,
@@ -17,7 +17,7 @@ from flows.checkpoints import (
     send,
     settle,
 )
-from flows.parts import Part, gather_parts, send_parts, sending_parts
+from flows.build.checkpoint_shards import Part, gather_parts, send_parts, sending_parts
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Job

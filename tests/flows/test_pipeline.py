@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.runs import find_run, new_run_id
+from flows.artifacts.runs import find_run, new_run_id
 from infra.prefect_access import ask
 from infra.prefect_server import Server
 from tests.flows.house import make_run
@@ -28,7 +28,7 @@ def run_toys(server: Server) -> Callable[..., Any]:
     """Runs a table of toys as a flow; returns its outcome."""
     from prefect import flow
 
-    from flows.pipeline import run_pipeline
+    from flows.orchestration.pipeline import run_pipeline
 
     def run(
         toys: Any,
@@ -227,8 +227,8 @@ from rich.console import Console
 
 sys.path[:0] = [sys.argv[2], str(Path(sys.argv[2]).parents[1])]
 from conftest import Toys
-from flows.display import Display
-from flows.start import ready
+from flows.render.terminal import Display
+from flows.orchestration.local_run import ready
 
 toys = Toys(root=Path(sys.argv[1]) / "root", home=Path(sys.argv[1]) / "home")
 training = toys.stage("training", source=(toys.root / "tasks" / "toy_training.py").read_text())

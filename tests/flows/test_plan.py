@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from flows import checkpoints, lock
-from flows.artifacts import find_manifest, supersede
-from flows.lease import Claim, Held, release, renew, try_acquire
-from flows.manifest import Manifest
-from flows.plan_text import render, to_json
+from flows.artifacts import checkpoints
+from flows.artifacts.publish import find_manifest, supersede
+from flows.identity.manifest import Manifest
+from flows.leases import file_lock
+from flows.leases.lease import Claim, Held, release, renew, try_acquire
+from flows.plan.in_progress import Resume
+from flows.plan.render import render, to_json
 from flows.stages import STAGES
-from flows.unfinished import Resume
 from infra.storage.local import LocalStore
 from nanochat_core import scaling
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
@@ -60,7 +61,7 @@ def test_all_is_up_to_date(built: House):
 def checkpoint(house: House, stage: str, step: int, *, total: int, text: str | None = None) -> Path:
     fingerprint = house.plan().of(stage).fingerprint
     assert fingerprint
-    directory = lock.work_directory(house.work, stage, fingerprint) / "checkpoints"
+    directory = file_lock.work_directory(house.work, stage, fingerprint) / "checkpoints"
     directory = directory / f"step-{step:07d}"
     directory.mkdir(parents=True)
     content = json.dumps({"step": step, "total": total}) if text is None else text
@@ -122,8 +123,8 @@ def test_what_is_being_built_says_by_whom(house: House):
     house.build(until="rows")
     fingerprint = house.plan().of("pretrain").fingerprint
     assert fingerprint
-    path = lock.lock_path(house.work, "pretrain", fingerprint)
-    with lock.hold(path, lambda owner: None):
+    path = file_lock.lock_path(house.work, "pretrain", fingerprint)
+    with file_lock.hold(path, lambda owner: None):
         item = house.plan().of("pretrain")
         assert item.state == "!"
         assert item.reason.startswith("by process ")
@@ -172,10 +173,12 @@ def test_a_lease_of_a_process_that_was_killed_here_is_nobodys(house: House):
     house.build(until="rows")
     fingerprint = house.plan().of("pretrain").fingerprint
     assert fingerprint
-    ours = claim("d12-7", "here", lock.home_id(house.work.parent))
+    ours = claim("d12-7", "here", file_lock.home_id(house.work.parent))
     try_acquire(house.store, "pretrain", fingerprint, ours, ttl=120)
     assert house.plan().of("pretrain").state == "+"
-    with lock.hold(lock.lock_path(house.work, "pretrain", fingerprint), lambda owner: None):
+    with file_lock.hold(
+        file_lock.lock_path(house.work, "pretrain", fingerprint), lambda owner: None
+    ):
         assert house.plan().of("pretrain").reason.startswith("by run d12-7 on host here")
 
 
@@ -350,7 +353,7 @@ def test_the_json_says_the_same(built: House):
 
 
 def test_planning_loads_neither_torch_nor_prefect_nor_boto3():
-    modules = "flows.plan, flows.runs, infra.storage.open"
+    modules = "flows.plan.plan, flows.artifacts.runs, infra.storage.open"
     code = f"import sys, {modules}; print(*{{'torch', 'prefect', 'boto3'}} & sys.modules.keys())"
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

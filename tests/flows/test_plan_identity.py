@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from flows.fingerprint import canonical_config, canonical_json
+from flows.identity.fingerprint import canonical_config, canonical_json
 from flows.profiles import PROFILES, open_profile
 from flows.stages import STAGES
 from infra.placement import SETTINGS, Placement

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.plan import make_plan
+from flows.plan.plan import make_plan
 from flows.stages import STAGES
 from infra.storage.base import Entry, Stored
 from infra.storage.local import LocalStore

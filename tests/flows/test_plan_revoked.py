@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from flows.artifacts import supersede
-from flows.manifest import Manifest
-from flows.plan_text import render, to_json
-from flows.revocation import revoke, undo_revocation
+from flows.artifacts.publish import supersede
+from flows.artifacts.revocations import revoke, undo_revocation
+from flows.identity.manifest import Manifest
+from flows.plan.render import render, to_json
 from nanochat_core.errors import ArtifactError
 from tests.flows.house import PLACEMENT, RUN, House, after, without
 from tests.flows.shelf import ACCEPTED

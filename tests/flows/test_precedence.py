@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from flows import precedence
-from flows.precedence import Place, Queue
+from flows.leases import queue as module
+from flows.leases.queue import Place, Queue
 
 
 def seconds_of(place: Place, *, timeout: float) -> tuple[bool, float]:
@@ -49,7 +49,7 @@ def test_of_those_who_wait_the_least_rank_is_next() -> None:
 
 
 def test_nobody_waits_for_one_who_asks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precedence, "_SECONDS_TO_ASK_AGAIN", 0.2)
+    monkeypatch.setattr(module, "_SECONDS_TO_ASK_AGAIN", 0.2)
     queue = Queue()
     holder = Place(queue=queue, rank=(0,))
     assert holder.acquire(timeout=0)

@@ -54,7 +54,7 @@ def ask(api_url: str) -> Any:
     """One request to another server."""
     from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-    from flows.prefect_client import quick_client
+    from flows.orchestration.client import quick_client
 
     settings: Any = {PREFECT_API_URL: api_url, PREFECT_CLIENT_MAX_RETRIES: 8}
     with temporary_settings(settings), quick_client() as client:
@@ -81,9 +81,9 @@ def test_a_server_that_stands_still_is_told_too(
 ) -> None:
     import httpx
 
-    from flows import prefect_client
+    from flows.orchestration import client as module
 
-    monkeypatch.setattr(prefect_client, "SECONDS", 0.5)
+    monkeypatch.setattr(module, "SECONDS", 0.5)
     with socket.socket() as still:
         still.bind(("127.0.0.1", 0))
         still.listen()
@@ -120,7 +120,7 @@ def test_an_overloaded_server_does_not_refuse(
 def test_the_settings_of_others_stay_as_they_were(server: Server) -> None:
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 
-    from flows.prefect_client import quick_client
+    from flows.orchestration.client import quick_client
 
     before = PREFECT_CLIENT_MAX_RETRIES.value()
     with quick_client() as client:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.fingerprint import canonical_config
+from flows.identity.fingerprint import canonical_config
 from flows.profiles import PROFILES, open_profile
 from flows.stages import STAGES
 from nanochat_core.errors import ConfigError

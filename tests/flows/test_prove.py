@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts import publish
-from flows.fingerprint import Code, Identity, identify
-from flows.manifest import Manifest, Provenance
+from flows.artifacts.publish import publish
+from flows.identity.fingerprint import Code, Identity, identify
+from flows.identity.manifest import Manifest, Provenance
+from flows.plan.prove import Proof, prove
 from flows.profiles import open_profile
-from flows.prove import Proof, prove
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted, run_job
 from infra.storage.open import open_store
@@ -259,7 +259,7 @@ def test_old_code_that_cannot_stop_by_itself_is_stopped(
     def without_steps(job: Job, **options: Any) -> Result:
         return run_job(job, **(options | {"steps": None}))
 
-    monkeypatch.setattr("flows.prove.run_job", without_steps)
+    monkeypatch.setattr("flows.plan.prove.run_job", without_steps)
     proof = bench.prove(steps=3)
     assert proof.steps == 3
     events = bench.toys.home / "prove-0" / "old" / "events.jsonl"

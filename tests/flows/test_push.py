@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.artifacts import find_manifest
-from flows.cache import Cache, fetch
-from flows.manifest import Manifest, digest_of
-from flows.push import choose, find_lacking
-from flows.references import open_artifact
-from flows.reservations import find_pin
-from flows.revocation import revoke
-from flows.runs import find_run, find_tag, point
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.names import open_artifact
+from flows.artifacts.pins import find_pin
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.revocations import revoke
+from flows.artifacts.runs import find_run, find_tag, point
+from flows.identity.manifest import Manifest, digest_of
+from flows.interop.push import choose, find_lacking
 from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, StageError
@@ -96,7 +96,7 @@ def test_an_interrupted_push_leaves_whole_artifacts_or_none_and_is_gone_on_with(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("flows.verify._THREADS", 1)
+    monkeypatch.setattr("flows.artifacts.transfer._THREADS", 1)
     dying = Interrupted(tmp_path / "target")
     with pytest.raises(KeyboardInterrupt):
         send(source, dying, "tiny")
@@ -154,7 +154,7 @@ def test_without_the_comparison_damaged_bytes_would_be_sent(
 ):
     file = artifacts[1].files[1]
     source.put(file.key, b"\1" * 5000)
-    monkeypatch.setattr("flows.push.find_fault", lambda file, path: None)
+    monkeypatch.setattr("flows.interop.push.find_fault", lambda file, path: None)
     send(source, target, "tiny")
     assert target.get(file.key) == b"\1" * 5000
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.manifest import Manifest
-from flows.push import choose
-from flows.revocation import check_not_revoked, find_revocation, find_revoked, revoke
+from flows.artifacts.revocations import check_not_revoked, find_revocation, find_revoked, revoke
+from flows.identity.manifest import Manifest
+from flows.interop.push import choose
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError

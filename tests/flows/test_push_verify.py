@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.manifest import File, Manifest
-from flows.verify import scratch_name
+from flows.artifacts.transfer import scratch_name
+from flows.identity.manifest import File, Manifest
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from flows.manifest import Manifest
-from flows.reasons import compare, differ
+from flows.identity.diff import compare, differ
+from flows.identity.manifest import Manifest
 from tests.flows.shelf import make_manifest
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.rebuilds import NONE, open_work, rebuild_of
+from flows.identity.rebuilds import NONE, open_work, rebuild_of
 from nanochat_core.errors import StageError
 
 

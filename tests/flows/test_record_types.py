@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts import find_manifest
-from flows.checkpoints import find_steps
-from flows.cli import main
-from flows.documents import seal, unseal
-from flows.manifest import FORMAT
-from flows.revocation import find_revocation
-from flows.runs import FORMAT as RUNS
-from flows.runs import find_run
+from flows.artifacts.checkpoints import find_steps
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.revocations import find_revocation
+from flows.artifacts.runs import FORMAT as RUNS
+from flows.artifacts.runs import find_run
+from flows.cli.app import main
+from flows.identity.manifest import FORMAT
+from flows.identity.records import seal, unseal
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.cache import Cache
-from flows.listing import list_newest
-from flows.manifest import Manifest
-from flows.references import (
+from flows.artifacts.cache import Cache
+from flows.artifacts.listing import list_newest
+from flows.artifacts.names import (
     find_directory,
     open_artifact,
     open_model,
@@ -16,8 +15,9 @@ from flows.references import (
     open_usable,
     suggest,
 )
-from flows.revocation import revoke
-from flows.runs import known_names, point, remove_tag, tag_names
+from flows.artifacts.revocations import revoke
+from flows.artifacts.runs import known_names, point, remove_tag, tag_names
+from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, ModelError, NanochatError

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from flows.manifest import Manifest
-from flows.regression import Evaluation, history_rows, judge, read_history, same_suite
-from flows.suites import Rule
+from flows.evals.regression import Evaluation, history_rows, judge, read_history, same_suite
+from flows.evals.suite import Rule
+from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 from tests.flows.shelf import make_manifest, put_artifact, put_run

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import report
-from flows.report_charts import Chart, smooth, thin
-from flows.report_inputs import Stop
-from flows.report_text import MAX_SHOWN, count, duration, listed, money, percent, size, visible
+from flows.render.charts import Chart, smooth, thin
+from flows.render.text import MAX_SHOWN, count, duration, listed, money, percent, size, visible
+from flows.report import stage
+from flows.report.inputs import Stop
 from nanochat_core.errors import ArtifactError
 from tests.flows.reported import Card, make_inputs, make_report, run_report
 
@@ -47,7 +47,7 @@ def test_the_same_artifacts_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_the_page_needs_nothing_but_itself(card: Card) -> None:
     page, _ = card
-    assert len(page) < report.MAX_BYTES
+    assert len(page) < stage.MAX_BYTES
     assert not re.search(r"\b(src|href|srcset|action|data)\s*=", strip_text(page))
     assert not re.search(r"<(script|iframe|object|embed|form|link|base)\b|@import|url\(", page)
     assert "default-src 'none'" in page

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.fingerprint import REPOSITORY, canonical_config
-from flows.manifest import Manifest
+from flows.identity.fingerprint import REPOSITORY, canonical_config
+from flows.identity.manifest import Manifest
 from flows.profiles import PROFILES, open_profile
-from flows.report_command import Reproduction, reproduction_of
+from flows.report.command import Reproduction, reproduction_of
 from flows.stages import REPORT
 from nanochat_core.config import RunConfig
 from tests.flows.reported import make_inputs, make_report, run_report
@@ -160,7 +160,7 @@ def test_the_reports_fingerprint_sees_all_the_code_that_runs(tmp_path: Path):
     script = f"""
 from pathlib import Path
 from flows import report_card, report_html, report_inputs, report_markdown
-from flows.fingerprint import REPOSITORY, Code, Identity
+from flows.identity.fingerprint import REPOSITORY, Code, Identity
 from flows.stages import REPORT
 from nanochat_core.runtime.code_record import read_record, record_code
 record_code(Path({str(tmp_path)!r}, "code"))
@@ -169,7 +169,7 @@ card = report_card.make_card(report_inputs.open_artifacts(inputs))
 assert card.reproduction.command == "nanochat run tiny"
 report_html.render(card), report_markdown.render(card)
 loaded = [n for n, text in read_record(Path({str(tmp_path)!r}, "code")) if text.strip()]
-from flows.code_check import leaked_modules
+from flows.build.code_check import leaked_modules
 code = dict(Code(REPOSITORY).closure(REPORT.entry))
 identity = Identity(stage="report", fingerprint="0" * 64, preimage={{"code": code}})
 print(leaked_modules(identity, loaded))

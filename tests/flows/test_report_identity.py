@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from flows.fingerprint import REPOSITORY, Code, Identity
-from flows.manifest import File, Manifest, identify_from
+from flows.identity.fingerprint import REPOSITORY, Code, Identity
+from flows.identity.manifest import File, Manifest, identify_from
 from flows.profiles import open_profile
-from flows.report_card import make_card
-from flows.report_inputs import open_artifacts
+from flows.report.card import make_card
+from flows.report.inputs import open_artifacts
 from flows.stages import REPORT
 from infra.storage.files import sha256_of
 from tests.flows.house import make_house

@@ -2,10 +2,10 @@
 
 import pytest
 
-from flows import lease
-from flows.documents import seal
-from flows.gc import make_claim
-from flows.reservations import PINS, SWEEP, Pin, find_pin, pin, reserve, wait_for_sweep
+from flows.artifacts.pins import PINS, SWEEP, Pin, find_pin, pin, reserve, wait_for_sweep
+from flows.gc.collect import make_claim
+from flows.identity.records import seal
+from flows.leases import lease
 from nanochat_core.errors import ArtifactError, StageError
 from tests.reliability.memory_store import MemoryStore
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from flows.lost import StageLost
-from flows.runs import Run, find_run, write_run
-from flows.starts import read_starts
+from flows.artifacts.runs import Run, find_run, write_run
+from flows.build.retry import StageLost
+from flows.plan.starts import read_starts
 from infra.launch.torchrun import JobFailed
 from infra.prefect_server import Server
 from infra.storage.local import LocalStore
@@ -45,9 +45,9 @@ def run(job):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows import lost
+    from flows.build import retry
 
-    monkeypatch.setattr(lost, "FIRST_PAUSE", 0.1)
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.1)
 
 
 def run_counts(flow_run_name: str) -> dict[str, int]:
@@ -91,7 +91,7 @@ def test_an_error_of_the_code_is_not_tried_again(toys: Any, run_toys: Callable[.
 def test_a_run_that_is_stopped_does_not_wait_for_its_next_attempt(
     toys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows import stage_task
+    from flows.orchestration import stage_task
 
     monkeypatch.setattr(stage_task.task_run, "get_run_count", lambda: 2)
     site = replace(toys.site(), stop=threading.Event())
@@ -107,7 +107,7 @@ def test_a_store_that_refuses_the_lookup_fails_the_stage_and_builds_nothing(
 ) -> None:
     from prefect import flow
 
-    from flows.stage_task import submit
+    from flows.orchestration.stage_task import submit
 
     stage = toys.stage("fragile", source=FRAGILE)
     site = replace(toys.site(), store=RefusingStore(toys.home / "store"))
@@ -125,7 +125,7 @@ def test_a_store_that_refuses_the_lookup_fails_the_stage_and_builds_nothing(
 def test_a_run_that_was_started_too_often_fails_before_it_plans(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows import pipeline
+    from flows.orchestration import pipeline
 
     def plan(*given: Any, **options: Any) -> Any:
         raise AssertionError("this is where it was killed")
@@ -141,7 +141,7 @@ def test_a_run_that_was_started_too_often_fails_before_it_plans(
 def test_a_run_that_begins_while_the_store_is_silent_waits(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    from flows import pipeline
+    from flows.orchestration import pipeline
 
     def stop(stages: Any, site: Any, run: Run, **options: Any) -> Any:
         raise StageLost("this is where stages are built")
@@ -159,7 +159,7 @@ def test_a_run_that_begins_while_the_store_is_silent_waits(
 def test_what_was_started_too_often_leaves_a_record_and_no_orders(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows import pipeline
+    from flows.orchestration import pipeline
 
     store = LocalStore(tmp_path)
     write_run(store, make_run("one"))
@@ -180,7 +180,7 @@ def test_what_was_started_too_often_leaves_a_record_and_no_orders(
 def test_starts_that_get_further_are_not_counted(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows import pipeline
+    from flows.orchestration import pipeline
 
     store = LocalStore(tmp_path / "store")
     built: dict[str, str] = {}

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.artifacts import find_manifest
-from flows.manifest import Manifest
-from flows.revocation import (
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.revocations import (
     accepted_from,
     ancestors_revoked,
     check_not_revoked,
@@ -19,6 +18,7 @@ from flows.revocation import (
     this_person,
     undo_revocation,
 )
+from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError

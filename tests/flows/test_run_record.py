@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from flows import lease
-from flows.build import build
-from flows.gc import make_claim
-from flows.reservations import SWEEP
-from flows.runs import Run, RunRecord, find_run
+from flows.artifacts.pins import SWEEP
+from flows.artifacts.runs import Run, RunRecord, find_run
+from flows.build.build import build
+from flows.gc.collect import make_claim
+from flows.leases import lease
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
@@ -107,7 +107,7 @@ def test_a_run_builds_what_was_collected_while_it_waited(toys: Any):
 
 
 def test_a_given_artifact_is_recorded_again_after_a_collection(toys: Any):
-    from flows.pipeline import _given
+    from flows.orchestration.pipeline import _given
 
     made = build(toys.stage("first"), toys.site(), {}, force=False).manifest
     toys.told.clear()
@@ -119,7 +119,7 @@ def test_a_given_artifact_is_recorded_again_after_a_collection(toys: Any):
 
 
 def test_a_given_artifact_that_was_collected_before_it_was_recorded_is_an_error(toys: Any):
-    from flows.pipeline import _given
+    from flows.orchestration.pipeline import _given
 
     made = build(toys.stage("first"), toys.site(), {}, force=False).manifest
     collection = Collection(toys.site().store, deletes="manifest.json")

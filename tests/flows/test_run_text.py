@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from flows.build import Built
-from flows.loss_curve import Curves
-from flows.manifest import Manifest
-from flows.plan import STATES
-from flows.run_pages import (
+from flows.build.build import Built
+from flows.identity.manifest import Manifest
+from flows.orchestration.run_page import (
     artifacts_text,
     curves_text,
     plan_rows,
@@ -18,6 +16,8 @@ from flows.run_pages import (
     read_scores,
     score_rows,
 )
+from flows.plan.plan import STATES
+from flows.render.loss_curve import Curves
 from flows.stages import STAGES
 from tests.flows.house import House, make_run
 

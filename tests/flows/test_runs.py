@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.documents import seal
-from flows.runs import (
+from flows.artifacts.runs import (
     TAG_FORMAT,
     Run,
     check_name,
@@ -25,6 +24,7 @@ from flows.runs import (
     timestamp,
     write_run,
 )
+from flows.identity.records import seal
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 from tests.flows.shelf import Counting, put_run

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from flows.scaling_law import fit_law
+from flows.miniseries.scaling_law import fit_law
 
 FLOPS = tuple(10.0 ** (17 + k / 2) for k in range(6))
 FLOOR, SCALE, EXPONENT = 0.5, 20.0, 0.08

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from flows.cli import main
-from flows.commands.terminal import print_lines, print_note, screen
-from flows.display import Display
-from flows.fingerprint import REPOSITORY, Code, identify
-from flows.lease import try_acquire
+from flows.cli.app import main
+from flows.cli.output import print_lines, print_note, screen
+from flows.identity.fingerprint import REPOSITORY, Code, identify
+from flows.leases.lease import try_acquire
 from flows.profiles import open_profile
+from flows.render.terminal import Display
 from flows.stages import SHARDS
 from infra.storage.base import Store
 from tests.flows.claims import claim
@@ -98,4 +98,4 @@ def test_text_gets_to_a_terminal_in_one_way():
         for path in (ROOT / folder).rglob("*.py")
         if re.search(r"\bConsole\(", path.read_text(encoding="utf-8"))
     ]
-    assert made == []  # flows/commands/terminal.py has a class of its own
+    assert made == []  # flows/cli/output.py has a class of its own

@@ -2,8 +2,8 @@
 
 import pytest
 
+from flows.miniseries.series import STAGES_OF_SERIES, open_series, units_of
 from flows.profiles import open_profile
-from flows.series import STAGES_OF_SERIES, open_series, units_of
 from nanochat_core.errors import ConfigError
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.series_files import write_files
-from flows.series_findings import Findings, find_out
-from flows.series_picture import pictures
-from flows.series_points import Missing, runs_of
+from flows.miniseries.files import write_files
+from flows.miniseries.findings import Findings, find_out
+from flows.miniseries.picture import pictures
+from flows.miniseries.points import Missing, runs_of
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 from tests.flows.measured_series import put_judged

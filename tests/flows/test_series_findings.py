@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from flows.artifacts.runs import Run
+from flows.miniseries.findings import HEADER, Findings, find_out, rows, sentences, to_tree
+from flows.miniseries.points import Missing, depths_in, read_point, runs_of
+from flows.miniseries.scaling_law import fit_law
 from flows.profiles import open_profile
-from flows.runs import Run
-from flows.scaling_law import fit_law
-from flows.series_findings import HEADER, Findings, find_out, rows, sentences, to_tree
-from flows.series_points import Missing, depths_in, read_point, runs_of
 from infra.storage.base import Store
 from nanochat_core.scaling import num_params
 from tests.flows.measured_series import SECONDS, put_judged

@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from flows.cli import main
-from flows.commands.options import OnDevice
-from flows.commands.serve import Limits, newer_model
-from flows.manifest import File, Manifest, digest_of
-from flows.references import open_model
+from flows.artifacts.names import open_model
+from flows.cli.app import main
+from flows.cli.options import OnDevice
+from flows.cli.use.serve import Limits, newer_model
+from flows.identity.manifest import File, Manifest, digest_of
 from infra.storage.base import Store
 from nanochat_core.server.options import make_parser
 from nanochat_core.server.rules import Rules
@@ -58,7 +58,7 @@ def test_a_model_is_pulled_from_the_store_and_answers(where: OnDevice, tmp_path:
     command = ["serve", "sft@tiny", "--home", str(where.home), "--store", str(where.store)]
     command += ["--gpus", "0", "--port", "0", "--log", "none"]
     with subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *command], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "flows.cli.app", *command], stderr=subprocess.PIPE, text=True
     ) as server:
         assert server.stderr is not None
         try:

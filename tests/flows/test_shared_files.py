@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from flows import lease
-from flows.artifacts import find_manifest, publish, supersede
-from flows.cache import Cache, fetch
-from flows.fingerprint import Identity
-from flows.gc import make_claim
-from flows.manifest import Manifest
-from flows.reservations import PINS, SWEEP, find_pin
-from flows.shared_files import LEAST_SIZE
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.pins import PINS, SWEEP, find_pin
+from flows.artifacts.publish import find_manifest, publish, supersede
+from flows.artifacts.shared_files import LEAST_SIZE
+from flows.gc.collect import make_claim
+from flows.identity.fingerprint import Identity
+from flows.identity.manifest import Manifest
+from flows.leases import lease
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 from tests.flows.rows import GIGABYTE, PROVENANCE, identity_of, no_fence

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.runs import new_run_id
+from flows.artifacts.runs import new_run_id
 from infra.prefect_server import Server
 from tests.flows.house import make_run
 from tests.prefect_login import Login
@@ -101,7 +101,7 @@ def run_toys(server: Server) -> Callable[..., Any]:
     """Runs a table of toys as a flow of that name, which is the run's id."""
     from prefect import flow
 
-    from flows.pipeline import run_pipeline
+    from flows.orchestration.pipeline import run_pipeline
 
     def run(toys: Any, stages: list[Any], run_id: str) -> Any:
         @flow(name="toys", flow_run_name=run_id)
@@ -189,8 +189,8 @@ def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(
 ) -> None:
     from prefect import flow
 
-    from flows.build import build
-    from flows.shown import Reporter, final_state
+    from flows.build.build import build
+    from flows.orchestration.stage_page import Reporter, final_state
 
     training = toys.stage("training", source=TRAINING)
 
@@ -220,7 +220,7 @@ def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alo
 ) -> None:
     from prefect import flow
 
-    from flows.shown import Courier
+    from flows.orchestration.stage_page import Courier
 
     done: list[str] = []
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flows.shown import failure_text, fenced, metric_rows, progress_text, table
+from flows.orchestration.stage_page import failure_text, fenced, metric_rows, progress_text, table
 
 
 def test_progress_names_step_loss_and_speed() -> None:

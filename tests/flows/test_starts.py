@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from flows.fingerprint import Identity
-from flows.plan import StagePlan
-from flows.runs import find_run, write_run
+from flows.artifacts.runs import find_run, write_run
+from flows.identity.fingerprint import Identity
+from flows.plan.in_progress import Resume
+from flows.plan.plan import StagePlan
+from flows.plan.starts import Starts, read_starts
 from flows.stages import PRETRAIN, ROWS
-from flows.starts import Starts, read_starts
-from flows.unfinished import Resume
 from infra.storage.base import StoreAway
 from tests.flows.house import make_run
 from tests.flows.test_outage import Outage

@@ -17,8 +17,8 @@ HEAVY = (
     "pyarrow",
     "tiktoken",
     "rich.progress",
-    "flows.pipeline",
-    "flows.stage_task",
+    "flows.orchestration.pipeline",
+    "flows.orchestration.stage_task",
 )
 SECONDS = 0.5
 YARDSTICKS = 10  # on a machine that is slow just now; help takes 7 of them, torch alone 28
@@ -41,7 +41,7 @@ def arguments(words: list[str], home: Path) -> list[str]:
 @pytest.mark.parametrize("name", LIGHT)
 def test_asking_loads_nothing_heavy(name: str, tmp_path: Path) -> None:
     script = (
-        "import sys; from flows.cli import main; main(sys.argv[1:]);"
+        "import sys; from flows.cli.app import main; main(sys.argv[1:]);"
         f"sys.stderr.write(' '.join(m for m in {HEAVY!r} if m in sys.modules))"
     )
     done = subprocess.run(
@@ -56,7 +56,7 @@ def test_asking_loads_nothing_heavy(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["help", "plan"])
 def test_asking_is_answered_at_once(name: str, tmp_path: Path) -> None:
-    asking = ["-m", "flows.cli", *arguments(LIGHT[name], tmp_path)]
+    asking = ["-m", "flows.cli.app", *arguments(LIGHT[name], tmp_path)]
     seconds, yardstick = (_seconds_of(words) for words in (asking, ["-c", "import asyncio"]))
     assert seconds < max(SECONDS, YARDSTICKS * yardstick)
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from flows import lock
-from flows.cli import main
-from flows.fingerprint import REPOSITORY, Code, identify, short
-from flows.lease import Held, renew, try_acquire
-from flows.manifest import Manifest
+from flows.artifacts.revocations import revoke
+from flows.artifacts.runs import Run, find_run, write_run
+from flows.cli.app import main
+from flows.identity.fingerprint import REPOSITORY, Code, identify, short
+from flows.identity.manifest import Manifest
+from flows.leases import file_lock
+from flows.leases.lease import Held, renew, try_acquire
 from flows.profiles import open_profile
-from flows.revocation import revoke
-from flows.runs import Run, find_run, write_run
 from flows.stages import SHARDS
 from infra.storage.base import Store
 from infra.storage.open import open_store
@@ -100,10 +100,10 @@ def test_a_builder_on_another_machine_is_shown_with_its_progress(
 def test_a_builder_on_this_machine_is_shown_with_its_jobs_last_step(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    held_by(home, lock.home_id(home))
+    held_by(home, file_lock.home_id(home))
     work = home / "work"
-    job = lock.work_directory(work, "shards", FINGERPRINT)
-    with lock.try_hold(lock.lock_path(work, "shards", FINGERPRINT)):
+    job = file_lock.work_directory(work, "shards", FINGERPRINT)
+    with file_lock.try_hold(file_lock.lock_path(work, "shards", FINGERPRINT)):
         assert "shards is being built by run run-b" in said(capsys)  # no event yet
         job.mkdir()
         (job / "events.jsonl").write_text('{"kind": "step", "step": 7, "total": 9, "values": {}}\n')
@@ -113,7 +113,7 @@ def test_a_builder_on_this_machine_is_shown_with_its_jobs_last_step(
 def test_a_builder_of_this_home_that_was_killed_is_not_shown(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    held_by(home, lock.home_id(home))
+    held_by(home, file_lock.home_id(home))
     assert "nothing of it is being built" in said(capsys)
 
 
@@ -121,7 +121,7 @@ def test_another_builder_does_not_pass_for_a_job_that_was_left_here(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held_by(home, "elsewhere")
-    job = lock.work_directory(home / "work", "shards", FINGERPRINT)
+    job = file_lock.work_directory(home / "work", "shards", FINGERPRINT)
     job.mkdir(parents=True)
     (job / "events.jsonl").write_text('{"kind": "step", "step": 7, "total": 9}\n')
     assert "step 7/9" not in said(capsys)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from flows.imports import IMPORTED
+from flows.evals.suite import Rule, check_metric, history_name, judged_model, open_suite
+from flows.interop.import_model import IMPORTED
 from flows.profiles import open_profile
-from flows.report_text import key_of
-from flows.suites import Rule, check_metric, history_name, judged_model, open_suite
+from flows.render.text import key_of
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError, ModelError
 from tests.flows.shelf import make_manifest, put_artifact, put_run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.text_charts import GAP, curve, scale_of, strip
+from flows.render.text_charts import GAP, curve, scale_of, strip
 
 
 def test_a_falling_curve_falls():

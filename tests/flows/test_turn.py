@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from flows import lock
-from flows.heartbeat import Lease, Terms, hold_lease
-from flows.manifest import Manifest
-from flows.turn import Turn, hold_turn
+from flows.identity.manifest import Manifest
+from flows.leases import file_lock
+from flows.leases.acquire import Turn, hold_turn
+from flows.leases.held_lease import Lease, Terms, hold_lease
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
@@ -39,7 +39,7 @@ class Waiter:
             stage="sft",
             fingerprint=FINGERPRINT,
             store=LocalStore(directory / "disk" / "store"),
-            lock_path=lock.lock_path(directory / f"home-{name}", "sft", FINGERPRINT),
+            lock_path=file_lock.lock_path(directory / f"home-{name}", "sft", FINGERPRINT),
             device=None,
             claim=claim(name),
             terms=TERMS,
@@ -103,9 +103,9 @@ def test_a_free_turn_is_had_at_once_and_in_silence(wait: Callable[..., Waiter]) 
     waiter = wait()
     assert isinstance(waiter.wait_for_result(), Lease)
     assert waiter.told == []
-    assert lock.find_owner(waiter.turn.lock_path) is not None
+    assert file_lock.find_owner(waiter.turn.lock_path) is not None
     waiter.end()
-    assert lock.find_owner(waiter.turn.lock_path) is None
+    assert file_lock.find_owner(waiter.turn.lock_path) is None
 
 
 def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_gives_back(
@@ -196,8 +196,8 @@ def test_a_process_of_this_machine_is_waited_for_and_its_end_is_seen_at_once(
     wait: Callable[..., Waiter], tmp_path: Path
 ) -> None:
     slow = replace(TERMS, look=60.0, longest_look=60.0)
-    path = lock.lock_path(tmp_path / "home-a", "sft", FINGERPRINT)
-    with lock.try_hold(path):
+    path = file_lock.lock_path(tmp_path / "home-a", "sft", FINGERPRINT)
+    with file_lock.try_hold(path):
         waiter = wait(terms=slow)
         wait_until(waiter.is_waiting)
         assert waiter.told[0].startswith("waiting: built by process ")
@@ -227,7 +227,7 @@ def test_the_device_is_free_while_one_waits_for_a_process_of_this_machine(
 ) -> None:
     device = threading.Semaphore()
     free = 0
-    with lock.try_hold(lock.lock_path(tmp_path / "home-a", "sft", FINGERPRINT)):
+    with file_lock.try_hold(file_lock.lock_path(tmp_path / "home-a", "sft", FINGERPRINT)):
         waiter = wait(device=device)
         wait_until(waiter.is_waiting)
         for _ in range(50):

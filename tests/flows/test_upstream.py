@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from flows.fingerprint import REPOSITORY, Code, identify
-from flows.pipeline import pin_names
+from flows.artifacts.runs import Run, find_run, write_run
+from flows.identity.fingerprint import REPOSITORY, Code, identify
+from flows.orchestration.pipeline import pin_names
+from flows.plan.upstream import FILE, SECTIONS, Pins, moving_names, pin, recorded_pins
 from flows.profiles import make_placement, open_profile
-from flows.runs import Run, find_run, write_run
 from flows.stages import SHARDS, STAGES, TASK_DATA, Stage
-from flows.upstream import FILE, SECTIONS, Pins, moving_names, pin, recorded_pins
 from infra.storage.local import LocalStore
 from nanochat_core.config import RunConfig
 from nanochat_core.data.hub_datasets import DATASETS
@@ -242,7 +242,7 @@ def test_a_second_plan_within_ten_minutes_sends_no_request_and_loads_no_client(
         requests = len(hub.requests), web.heads
         code = (
             "import sys; from pathlib import Path; from flows.profiles import open_profile;"
-            "from flows.upstream import moving_names, pin;"
+            "from flows.plan.upstream import moving_names, pin;"
             f"run = open_profile('d12', overrides=['task_data.core_bundle={web.url}']).run;"
             f"run, _ = pin(run, Path({str(home.path)!r}), log=print, plan=True);"
             "assert moving_names(run) == ();"
@@ -332,7 +332,7 @@ def test_no_stage_that_is_ordered_elsewhere_has_a_section_with_names_that_move()
 def test_tiny_names_nothing_that_moves_and_loads_no_client_of_the_network(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from flows.profiles import open_profile;"
-        "from flows.upstream import pin; run = open_profile('tiny').run;"
+        "from flows.plan.upstream import pin; run = open_profile('tiny').run;"
         f"assert pin(run, Path({str(tmp_path)!r}), log=print) == (run, {{}});"
         "assert not {'huggingface_hub', 'httpx', 'pyarrow'} & {*sys.modules}"
     )
@@ -354,7 +354,7 @@ def test_a_plan_of_d12_says_what_it_took_from_the_last_time(hub: HubServer, tmp_
 
     def plan(**variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "flows.cli", *words],
+            [sys.executable, "-m", "flows.cli.app", *words],
             env={**os.environ, **hub.environment, **variables, "NO_COLOR": "1"},
             capture_output=True,
             text=True,

@@ -10,10 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from flows import verify
-from flows.cache import Cache, fetch
-from flows.manifest import File
-from flows.verify import TRIES, fetch_file, fetch_files, find_fault, find_missing, transfer_each
+from flows.artifacts import transfer
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.transfer import (
+    TRIES,
+    fetch_file,
+    fetch_files,
+    find_fault,
+    find_missing,
+    transfer_each,
+)
+from flows.identity.manifest import File
 from infra.storage.base import OnBytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
@@ -119,7 +126,9 @@ def test_without_the_comparison_wrong_bytes_would_come_through(
 ):
     store = NoisyStore(tmp_path / "store", lambda data, time: flipped(data))
     manifest = publish_rows(store, tmp_path).manifest
-    monkeypatch.setattr(verify, "find_fault", lambda file, path: None if path.exists() else "gone")
+    monkeypatch.setattr(
+        transfer, "find_fault", lambda file, path: None if path.exists() else "gone"
+    )
     directory = fetch(store, manifest, cache)
     assert (directory / "files" / "train.rows").read_bytes() != b"123456"
 
@@ -149,7 +158,7 @@ def test_a_file_that_the_disk_cannot_read_is_not_whole(
         raise OSError(errno.EIO, "Input/output error")
 
     (tmp_path / "a").write_bytes(b"abc")
-    monkeypatch.setattr(verify, "sha256_of", fail)
+    monkeypatch.setattr(transfer, "sha256_of", fail)
     assert find_fault(file_of(b"abc"), tmp_path / "a") == "cannot be read: input/output error"
 
 

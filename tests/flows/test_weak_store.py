@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import lease
+from flows.leases import lease
 from infra.storage.local import LocalStore
 from infra.storage.s3_store import S3Store
 from nanochat_core.errors import StoreError

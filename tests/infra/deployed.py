@@ -8,7 +8,7 @@ from typing import Any
 
 from cyclopts import CycloptsError
 
-from flows.cli import make_app
+from flows.cli.app import make_app
 from infra.launch.torchrun import SECONDS_TO_STOP
 
 ROOT = Path(__file__).parents[2]

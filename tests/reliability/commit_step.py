@@ -28,10 +28,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
-from flows import artifacts
-from flows.fingerprint import Identity, fingerprint_of
-from flows.lease import Claim, Held, check, release, try_acquire
-from flows.manifest import File, Manifest, Provenance, digest_of
+from flows.artifacts import publish
+from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.manifest import File, Manifest, Provenance, digest_of
+from flows.leases.lease import Claim, Held, check, release, try_acquire
 from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
 from infra.storage.conditional import ATOMIC
 from infra.storage.local import LocalStore
@@ -123,7 +123,7 @@ def _files(number: int) -> dict[str, bytes]:
 def commit(store: Store, toy: Toy) -> Manifest:
     """Publish a toy under its lease. Raises NanochatError."""
     stage, fingerprint = toy.identity.stage, toy.identity.fingerprint
-    found = artifacts.find_manifest(store, stage, fingerprint)
+    found = publish.find_manifest(store, stage, fingerprint)
     if found is not None:
         return found
     claim = Claim(
@@ -145,7 +145,7 @@ def commit(store: Store, toy: Toy) -> Manifest:
         metrics={},
         segments=(),
     )
-    published = artifacts.publish(
+    published = publish.publish(
         store,
         toy.identity,
         toy.output,
@@ -288,7 +288,7 @@ def _write(order: Order, tell: Callable[[], object]) -> None:
         store = InPlaceStore(Path(order.url.removeprefix("file://")))
     os.fsync = partial(_flush, order.fsync)
     if order.serial:
-        artifacts.transfer_each = _one_by_one
+        publish.transfer_each = _one_by_one
     numbers = count(order.first) if order.last is None else range(order.first, order.last + 1)
     ready = {order.first: make_toy(order.first, Path(order.scratch))}
     told = os.open(order.acknowledgements, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from flows.artifacts import publish, supersede
-from flows.manifest import Manifest
-from flows.runs import point
+from flows.artifacts.publish import publish, supersede
+from flows.artifacts.runs import point
+from flows.identity.manifest import Manifest
 from infra.storage.local import LocalStore
 from tests.flows.rows import PROVENANCE, identity_of, no_fence
 from tests.flows.shelf import put_run

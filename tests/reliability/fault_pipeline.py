@@ -1,10 +1,10 @@
 """A small pipeline against a real S3 server behind the fault proxy: what becomes of each fault.
 
-Three stages are built by flows.build, as in a run. Only the launch of jobs is replaced: a toy job
-runs in this process, because what is tried here is every request to the store, and processes would
-take most of the time. A run waits for a store that does not answer; it is stopped a moment later.
-Its output follows from all bytes of its inputs, so that damage which is not found changes the
-digests at the end. One output goes up and comes down in several parts.
+Three stages are built by flows.build.build, as in a run. Only the launch of jobs is replaced: a toy
+job runs in this process, because what is tried here is every request to the store, and processes
+would take most of the time. A run waits for a store that does not answer; it is stopped a moment
+later. Its output follows from all bytes of its inputs, so that damage which is not found changes
+the digests at the end. One output goes up and comes down in several parts.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import flows.build
-import flows.running
-from flows.heartbeat import Terms
-from flows.manifest import Manifest
+import flows.build.build
+import flows.build.job
+from flows.identity.manifest import Manifest
+from flows.leases.held_lease import Terms
 from flows.stages import Stage
 from infra.storage import parts, s3, s3_store, uploads
 from infra.storage.answers import Patience
@@ -167,7 +167,9 @@ class Pipeline:
         try:
             for stage in self.stages:
                 inputs = {source.name: built[source.name] for source in stage.inputs}
-                built[stage.name] = flows.build.build(stage, site, inputs, force=False).manifest
+                built[stage.name] = flows.build.build.build(
+                    stage, site, inputs, force=False
+                ).manifest
         except NanochatError as error:
             is_clear = "\n" not in str(error) and bool(error.hint)
             return "error" if is_clear else "unclear", f"{error} | hint: {error.hint}"
@@ -245,7 +247,7 @@ def open_pipeline(directory: Path, server: S3Server) -> Generator[Pipeline]:
     with contextlib.ExitStack() as stack:
         for where in (parts, s3_store, uploads):
             stack.enter_context(mock.patch.object(where, "PART", _PART))
-        stack.enter_context(mock.patch.object(flows.running, "run_job", toy_job))
+        stack.enter_context(mock.patch.object(flows.build.job, "run_job", toy_job))
         upstream = ("127.0.0.1", server.port)
         proxy = stack.enter_context(FaultProxy(upstream, slow=_READ_SECONDS / 3))
         clients = {

@@ -1,8 +1,8 @@
 """Who uses a store while its garbage is collected: runs, collectors, and people with commands.
 
-Runs are flows.build.build for three stages, with the record that flows.pipeline keeps. Left out are
-fingerprinting (a stage's variant is its whole pre-image) and the jobs, which are sleeps that leave
-checkpoints.
+Runs are flows.build.build.build for three stages, with the record that flows.orchestration.pipeline
+keeps. Left out are fingerprinting (a stage's variant is its whole pre-image) and the jobs, which
+are sleeps that leave checkpoints.
 """
 
 import contextlib
@@ -12,18 +12,18 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-import flows.build
-from flows import lease as leases
-from flows.artifacts import commit, find_manifest, publish
-from flows.build import Built, Site, Sought, build
-from flows.documents import seal
-from flows.fingerprint import Identity, fingerprint_of
-from flows.gc import collect, make_claim
-from flows.heartbeat import Lease
-from flows.manifest import Input, Manifest, Provenance
-from flows.reservations import pin, reserve
-from flows.revocation import find_revoked, revoke
-from flows.runs import Run, RunRecord, find_run, new_run_id, point, timestamp
+import flows.build.build
+from flows.artifacts.pins import pin, reserve
+from flows.artifacts.publish import commit, find_manifest, publish
+from flows.artifacts.revocations import find_revoked, revoke
+from flows.artifacts.runs import Run, RunRecord, find_run, new_run_id, point, timestamp
+from flows.build.build import Built, Site, Sought, build
+from flows.gc.collect import collect, make_claim
+from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.manifest import Input, Manifest, Provenance
+from flows.identity.records import seal
+from flows.leases import lease as leases
+from flows.leases.held_lease import Lease
 from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Entry, Missing
@@ -143,7 +143,7 @@ class Runner(Actor):
         self.force = force
 
     def attempt(self) -> None:
-        """As flows.pipeline.run_pipeline, one stage after the other."""
+        """As flows.orchestration.pipeline.run_pipeline, one stage after the other."""
         started = timestamp(1.8e9 + self.world.now)
         record = RunRecord(
             self.store,
@@ -177,7 +177,7 @@ class Runner(Actor):
         record.end("finished", {name: m.fingerprint for name, m in built.items()})
 
     def site(self, record: RunRecord) -> Site:
-        """As flows.pipeline makes it."""
+        """As flows.orchestration.pipeline makes it."""
         return Site(
             run=self.variants,  # type: ignore[arg-type]
             run_id=self.run,
@@ -199,7 +199,7 @@ class Runner(Actor):
     def build_under(
         self, stage: Stage, identity: Identity, inputs: Mapping[str, Manifest], *, lease: Lease
     ) -> Built:
-        """What flows.build does when it is its turn: a job, then publishing."""
+        """What flows.build.build does when it is its turn: a job, then publishing."""
         rng = self.world.rng
         root = f"{stage.name}/{identity.fingerprint}/checkpoints/step-0000010"
         if rng.random() < 0.3:
@@ -268,7 +268,7 @@ class Accepter(Actor):
             self.publish(found, identity)
 
     def publish(self, old: Manifest, identity: Identity) -> None:
-        """See flows.accept.accept."""
+        """See flows.plan.accept.accept."""
         manifest = dataclasses.replace(
             old,
             fingerprint=identity.fingerprint,
@@ -357,7 +357,7 @@ def identity_of(stage: str, variants: Variants, digests: Mapping[str, str]) -> I
 def _build_simulated(
     stage: Stage, site: Site, sought: Sought, *arguments: Any, **options: Any
 ) -> Built:
-    """In place of flows.build._build, in the process that calls it."""
+    """In place of flows.build.build._build, in the process that calls it."""
     assert isinstance(site.store, SimStore)
     runner = site.store.process.program
     assert isinstance(runner, Runner)
@@ -369,7 +369,7 @@ def _build_simulated(
 def _identity_from(
     stage: Stage, run: Any, inputs: Mapping[str, Manifest], *, code: None
 ) -> Identity:
-    """In place of flows.manifest.identify_from."""
+    """In place of flows.identity.manifest.identify_from."""
     digests = {source.name: inputs[source.name].digest for source in stage.inputs}
     return identity_of(stage.name, run, digests)
 
@@ -384,10 +384,10 @@ def simulated_pipeline(world: World) -> Generator[None]:
             "_build": _build_simulated,
         }
         for name, value in patches.items():
-            before[name] = getattr(flows.build, name)
-            setattr(flows.build, name, value)
+            before[name] = getattr(flows.build.build, name)
+            setattr(flows.build.build, name, value)
         try:
             yield
         finally:
             for name, value in before.items():
-                setattr(flows.build, name, value)
+                setattr(flows.build.build, name, value)

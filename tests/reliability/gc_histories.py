@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.gc_reach import Rules
+from flows.gc.reach import Rules
 from tests.reliability import gc_actors as actors
 from tests.reliability.gc_judge import Broken, Judge
 from tests.reliability.sim_actors import TERMS, open_scratch

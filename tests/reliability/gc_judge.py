@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from flows.gc_reach import Rules
-from flows.manifest import Manifest
+from flows.gc.reach import Rules
+from flows.identity.manifest import Manifest
 from tests.reliability.sim_store import Object, Objects
 from tests.reliability.sim_world import Process, Request
 

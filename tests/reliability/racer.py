@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flows import lease
-from flows.build import build
-from flows.fingerprint import Code, identify
-from flows.heartbeat import Terms
-from flows.manifest import Manifest
+from flows.build.build import build
+from flows.identity.fingerprint import Code, identify
+from flows.identity.manifest import Manifest
+from flows.leases import lease
+from flows.leases.held_lease import Terms
 from flows.stages import Stage
 from infra.storage.base import Store
 from infra.storage.open import open_store

@@ -1,4 +1,4 @@
-"""Who takes part in a simulated history: builders, which run flows.build, and readers.
+"""Who takes part in a simulated history: builders, which run flows.build.build, and readers.
 
 Of the product's own code a builder leaves out what has nothing to do with the store: fingerprinting
 (there is one fingerprint), the job (a sleep under the lease) and the facts recorded about it. A
@@ -15,19 +15,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-import flows.build
-import flows.heartbeat
-import flows.lock
-import flows.outage
-import flows.turn
+import flows.build.build
+import flows.leases.acquire
+import flows.leases.file_lock
+import flows.leases.held_lease
+import flows.leases.outage
 import infra.storage.answers
-from flows.artifacts import find_manifest, publish
-from flows.build import Built, Site, build
-from flows.fingerprint import Identity, fingerprint_of
-from flows.heartbeat import Lease, Terms
-from flows.manifest import File, Manifest, Provenance
+from flows.artifacts.publish import find_manifest, publish
+from flows.artifacts.revocations import revoke
+from flows.build.build import Built, Site, build
+from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.manifest import File, Manifest, Provenance
+from flows.leases.held_lease import Lease, Terms
 from flows.profiles import open_profile
-from flows.revocation import revoke
 from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Missing, Persist, call_once
@@ -164,7 +164,7 @@ class Builder(Actor):
         self.judge.on_used(built.manifest, revoked)
 
     def build_under(self, site: Site, lease: Lease) -> Built:
-        """Run a job and publish, as flows.build does under its lease."""
+        """Run a job and publish, as flows.build.build does under its lease."""
         if lease.ending.wait(self.seconds_of_job()):
             lease.raise_if_lost()
         self.judge.owners[self.process] = lease.owner
@@ -226,7 +226,7 @@ class Reader(Actor):
             self.world.sleep(self.process, 1.0 + 60.0 * self.world.rng.random())
 
     def read(self) -> bool:
-        """As flows.cache.fetch does it, without a disk. Whether there was an artifact."""
+        """As flows.artifacts.cache.fetch does it, without a disk. Whether there was an artifact."""
         manifest = self.find()
         if manifest is None:
             return False
@@ -269,7 +269,7 @@ class Reviser(Actor):
 def _build_simulated(
     stage: Stage, site: Site, identity: Identity, inputs: Mapping[str, Manifest], *, lease: Lease
 ) -> Built:
-    """In place of flows.build._build, in the process that calls it."""
+    """In place of flows.build.build._build, in the process that calls it."""
     builder = cast("AnyStore", site.store).process.program
     assert isinstance(builder, Builder)
     return builder.build_under(site, lease)
@@ -280,20 +280,20 @@ def simulated(world: World) -> Generator[None]:
     """The product's modules get the world's clock, threads and names while the block runs."""
     time, threading = SimTime(world), SimThreading(world)
     patches: tuple[tuple[Any, str, Any], ...] = (
-        (flows.heartbeat, "threading", threading),
-        (flows.heartbeat, "_SECONDS_BETWEEN_LOOKS", 10.0),
-        (flows.outage, "time", time),
-        (flows.turn, "time", time),
+        (flows.leases.held_lease, "threading", threading),
+        (flows.leases.held_lease, "_SECONDS_BETWEEN_LOOKS", 10.0),
+        (flows.leases.outage, "time", time),
+        (flows.leases.acquire, "time", time),
         (infra.storage.answers, "time", time),
         (infra.storage.answers, "threading", threading),
         (infra.storage.answers, "random", world.rng),
-        (flows.turn, "_SECONDS_BETWEEN_TRIES", 10.0),
-        (flows.lock, "time", time),
-        (flows.lock, "home_id", str),
-        (flows.build, "time", time),
-        (flows.build, "Code", lambda root, cache: None),
-        (flows.build, "identify_from", lambda *a, **k: IDENTITY),
-        (flows.build, "_build", _build_simulated),
+        (flows.leases.acquire, "_SECONDS_BETWEEN_TRIES", 10.0),
+        (flows.leases.file_lock, "time", time),
+        (flows.leases.file_lock, "home_id", str),
+        (flows.build.build, "time", time),
+        (flows.build.build, "Code", lambda root, cache: None),
+        (flows.build.build, "identify_from", lambda *a, **k: IDENTITY),
+        (flows.build.build, "_build", _build_simulated),
         (uuid, "uuid4", world.uuid4),
     )
     before = [(module, name, getattr(module, name)) for module, name, _ in patches]

@@ -9,9 +9,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows.artifacts import Published
-from flows.fingerprint import short
-from flows.manifest import Manifest
+from flows.artifacts.publish import Published
+from flows.identity.fingerprint import short
+from flows.identity.manifest import Manifest
 from tests.reliability.sim_store import Object, Objects
 from tests.reliability.sim_world import Process, Request
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import flows.artifacts
-import flows.heartbeat
-import flows.lease
-from flows.artifacts import Published, find_manifest
-from flows.lease import Held
-from flows.manifest import Manifest
+import flows.artifacts.publish
+import flows.leases.held_lease
+import flows.leases.lease
+from flows.artifacts.publish import Published, find_manifest
+from flows.identity.manifest import Manifest
+from flows.leases.lease import Held
 from infra.storage import conditional
 from infra.storage.base import OnBytes, Store, Stored, ignore_bytes
 from tests.reliability.sim_actors import AnyStore, Reader
@@ -110,20 +110,20 @@ def _do_not_check(store: Store, held: Held) -> None:
 
 MUTATIONS: dict[str, Mutation] = {
     "manifest-by-plain-put": Mutation(store=_PlainPut),
-    "epoch-ignored": Mutation(patches=((flows.lease, "_is_of", lambda held, record: True),)),
+    "epoch-ignored": Mutation(patches=((flows.leases.lease, "_is_of", lambda held, record: True),)),
     "manifest-before-files": Mutation(store=_ManifestFirst),
     "expiry-by-local-clock": Mutation(store=_LocalClock),
     "lost-answer-is-a-loss": Mutation(
-        store=_LostAnswerIsALoss, patches=((flows.artifacts, "_adopt", _adopt_anything),)
+        store=_LostAnswerIsALoss, patches=((flows.artifacts.publish, "_adopt", _adopt_anything),)
     ),
     "412-is-a-loss": Mutation(
         store=SimS3Store,
         patches=(
             (conditional, "_is_ours", _not_ours),
-            (flows.artifacts, "_adopt", _adopt_anything),
+            (flows.artifacts.publish, "_adopt", _adopt_anything),
         ),
     ),
-    "no-fence": Mutation(patches=((flows.heartbeat, "check", _do_not_check),)),
+    "no-fence": Mutation(patches=((flows.leases.held_lease, "check", _do_not_check),)),
     "lease-by-plain-put": Mutation(store=_PlainSwap),
     "bytes-not-verified": Mutation(
         patches=((Reader, "is_whole", staticmethod(lambda data, file: True)),)

@@ -26,20 +26,15 @@ from typing import Any
 
 import pytest
 
-from flows import documents, manifest, verify
-from flows.cache import Cache, fetch
-from flows.manifest import Manifest
-from flows.references import open_artifact
+from flows.artifacts import transfer
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.names import open_artifact
+from flows.identity import manifest, records
+from flows.identity.manifest import Manifest
 from infra.storage.base import Missing, OnBytes, Stored, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import NanochatError
-from tests.reliability.damage_world import (
-    EARLY,
-    RUN,
-    Contents,
-    make_world,
-    manifest_key,
-)
+from tests.reliability.damage_world import EARLY, RUN, Contents, make_world, manifest_key
 
 FEW = 300  # trials in the normal suite
 MANY = int(os.environ.get("NANOCHAT_TRIALS", "10000"))
@@ -48,7 +43,7 @@ KINDS = ("flip", "truncate", "extend", "swap", "stale", "delete")
 RECORDS = ("manifest", "run", "tag")
 OBJECTS = ("file", "log", *RECORDS)  # in the store
 COPIES = ("cached file", "cached manifest")
-WAYS = {"answered wrongly at first": verify.TRIES - 1, "answered wrongly always": 10**9}
+WAYS = {"answered wrongly at first": transfer.TRIES - 1, "answered wrongly always": 10**9}
 PLACES = (*OBJECTS, *COPIES, *WAYS)
 
 
@@ -368,7 +363,7 @@ def test_without_hashing_damaged_files_are_used(
 ) -> None:
     """A control: the campaign finds wrong bytes where there are some."""
     campaign = Campaign(tmp_path, seed=1)
-    monkeypatch.setattr(verify, "sha256_of", lambda path: Anything())
+    monkeypatch.setattr(transfer, "sha256_of", lambda path: Anything())
     report = campaign.run(FEW // 2)
     assert len(report.wrong) > FEW / 100, summary(report)
 
@@ -378,8 +373,8 @@ def test_without_checksums_damaged_records_are_used(
 ) -> None:
     """A control. Most bits of a record are held by other checks too; the rest gives wrong files."""
     campaign = Campaign(tmp_path, seed=1, places=RECORDS, kinds=["flip"])
-    true = documents.fingerprint_of
-    for module in (documents, manifest):
+    true = records.fingerprint_of
+    for module in (records, manifest):
         monkeypatch.setattr(module, "fingerprint_of", lambda tree: Anything(true(tree)))
     report = campaign.run(5 * FEW)
     assert len(report.wrong) > FEW / 100, summary(report)

@@ -30,7 +30,7 @@ from unittest import mock
 
 import pytest
 
-from flows.manifest import File
+from flows.identity.manifest import File
 from infra.storage.answers import Patience
 from infra.storage.base import OnBytes, ignore_bytes
 from tests.infra.storage.s3_server import S3Server, start_s3
@@ -124,7 +124,7 @@ def test_without_hashing_damage_goes_into_the_results(pipeline: Pipeline) -> Non
     """The damage is real, and nothing else would notice it."""
     fault = Fault(kind="corrupt", method="GET", target="/files/.*value")
     assert pipeline.run(fault).ended == "same"
-    with mock.patch("flows.verify.find_fault", _find_absence):
+    with mock.patch("flows.artifacts.transfer.find_fault", _find_absence):
         assert pipeline.run(fault).ended == "different"
 
 

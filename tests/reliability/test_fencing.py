@@ -24,10 +24,10 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts import find_manifest, publish
-from flows.fingerprint import Code, Identity, identify
-from flows.lease import Held, check, try_acquire
-from flows.manifest import Provenance
+from flows.artifacts.publish import find_manifest, publish
+from flows.identity.fingerprint import Code, Identity, identify
+from flows.identity.manifest import Provenance
+from flows.leases.lease import Held, check, try_acquire
 from infra.storage.base import Missing, Store
 from tests.flows.builder_process import SLOW, read_until, slow, start_builder
 from tests.flows.claims import claim

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-import flows.build
-import flows.gc
-import flows.gc_reach
-import flows.gc_survey
-from flows.gc_reach import Edges, Reached, Rules
-from flows.gc_survey import Survey
-from flows.manifest import Manifest
-from flows.runs import RunRecord
+import flows.build.build
+import flows.gc.collect
+import flows.gc.reach
+import flows.gc.survey
+from flows.artifacts.runs import RunRecord
+from flows.gc.reach import Edges, Reached, Rules
+from flows.gc.survey import Survey
+from flows.identity.manifest import Manifest
 from tests.reliability import gc_actors
 from tests.reliability.gc_histories import RULES, simulate
 
@@ -52,7 +52,7 @@ def check(seeds: range) -> None:
     assert sum(h.waited for h in histories) > len(histories)
 
 
-edges_of = flows.gc_reach._edges_of  # pyright: ignore[reportPrivateUsage]
+edges_of = flows.gc.reach._edges_of  # pyright: ignore[reportPrivateUsage]
 
 
 def own_files_only(manifest: Manifest) -> Edges:
@@ -68,7 +68,7 @@ def no_inputs(manifest: Manifest) -> Edges:
     return dataclasses.replace(edges_of(manifest), inputs=())
 
 
-make_survey = flows.gc_survey.make_survey
+make_survey = flows.gc.survey.make_survey
 
 
 def all_is_ripe(*arguments: Any, **options: Any) -> Survey:
@@ -90,14 +90,14 @@ def only_record(store: Any, record: Callable[[], None], **options: Any) -> None:
 
 AT_ONCE = Rules(keep=RULES.keep, grace=0.0)
 CONTROLS: dict[str, tuple[Any, str, Any, Rules]] = {
-    "runs do not wait": (flows.build, "reserve", only_record, RULES),
+    "runs do not wait": (flows.build.build, "reserve", only_record, RULES),
     "tags do not wait": (gc_actors, "reserve", only_record, RULES),
     "use is not recorded before": (RunRecord, "add", lambda *arguments: None, RULES),
-    "foreign files are ignored": (flows.gc_reach, "_edges_of", own_files_only, RULES),
-    "inputs are ignored": (flows.gc_reach, "_edges_of", no_inputs, RULES),
-    "there is no grace": (flows.gc, "make_survey", all_is_ripe, AT_ONCE),
+    "foreign files are ignored": (flows.gc.reach, "_edges_of", own_files_only, RULES),
+    "inputs are ignored": (flows.gc.reach, "_edges_of", no_inputs, RULES),
+    "there is no grace": (flows.gc.collect, "make_survey", all_is_ripe, AT_ONCE),
     "what waits keeps nothing": (
-        flows.gc_survey,
+        flows.gc.survey,
         "_reached_by_waiting",
         lambda *arguments: Reached(),
         RULES,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.fingerprint import PACKAGES, REPOSITORY, Code
+from flows.identity.fingerprint import PACKAGES, REPOSITORY, Code
 from flows.profiles import open_profile
 from flows.stages import STAGES
 from infra.storage.base import Store
@@ -64,7 +64,7 @@ def full(root: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
 
 def measure(root: Path, store: str, home: Path, words: tuple[str, ...]) -> tuple[int, float, float]:
     """Exit code, and the best wall and CPU seconds of a few commands."""
-    command = [sys.executable, "-m", "flows.cli", "plan", "tiny", *words, "--gpus", "0"]
+    command = [sys.executable, "-m", "flows.cli.app", "plan", "tiny", *words, "--gpus", "0"]
     command += ["--home", str(home), "--store", store]
     wall = cpu = float("inf")
     code = -1

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.artifacts import find_manifest
-from flows.manifest import Manifest
+from flows.artifacts.publish import find_manifest
+from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from infra.storage.files import sha256_of
 from infra.storage.open import open_store

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flows.commands.stage import LOST
+from flows.cli.train.stage import LOST
 from infra.launch.torchrun import run_job
 from tests.reliability.small_training import digests
 from tests.reliability.two_hosts import (

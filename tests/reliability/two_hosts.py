@@ -20,11 +20,11 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from flows.artifacts import find_manifest, publish
-from flows.calls import FORMAT as CALL_FORMAT
-from flows.documents import find_document
-from flows.fingerprint import Identity, identify
-from flows.manifest import Manifest, Provenance
+from flows.artifacts.publish import find_manifest, publish
+from flows.build.messages import FORMAT as CALL_FORMAT
+from flows.identity.fingerprint import Identity, identify
+from flows.identity.manifest import Manifest, Provenance
+from flows.identity.records import find_document
 from flows.profiles import open_profile
 from flows.stages import PRETRAIN, ROWS, SHARDS, TOKENIZER, TOKENS
 from infra.containers.local_s3 import server_environment
@@ -61,7 +61,7 @@ def words(*, num_steps: int, node: int, place: tuple[str, ...] = ()) -> list[str
     """The command of one node."""
     settings = ("threads=1", "device_batch_size=4", f"save_every_steps={SAVE_EVERY}", *place)
     return [
-        *(sys.executable, "-m", "flows.cli", "stage", "pretrain", "tiny", "--depth", "2"),
+        *(sys.executable, "-m", "flows.cli.app", "stage", "pretrain", "tiny", "--depth", "2"),
         *(word for override in overrides(num_steps) for word in ("--set", override)),
         *(word for setting in settings for word in ("--place", setting)),
         *("--gpus", "0", "--nodes", "2", "--node", str(node)),

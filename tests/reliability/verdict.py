@@ -8,7 +8,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
-from flows.manifest import Manifest
+from flows.identity.manifest import Manifest
 from infra.storage.base import Missing, Store
 from nanochat_core.errors import ArtifactError
 

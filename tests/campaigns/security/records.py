@@ -18,15 +18,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows import checkpoint_records, lease
-from flows.cli import main
-from flows.documents import seal
-from flows.fingerprint import REPOSITORY, Code, fingerprint_of
-from flows.gc import MARK
+from flows.artifacts import checkpoint_records
+from flows.artifacts.pins import PINS
+from flows.artifacts.revocations import revoke
+from flows.artifacts.runs import point
+from flows.cli.app import main
+from flows.gc.collect import MARK
+from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of
+from flows.identity.records import seal
+from flows.leases import lease
 from flows.profiles import open_profile
-from flows.reservations import PINS
-from flows.revocation import revoke
-from flows.runs import point
 from infra.storage.local import LocalStore
 from tests.campaigns.security.rows import Row
 from tests.flows.house import build

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.lost import is_lost
+from flows.build.retry import is_lost
 from infra.launch.hang import Hang, HangWatch, find_place, pulses_of
 from infra.launch.torchrun import JobFailed, run_job
 from nanochat_core.job import Job, Resources

@@ -63,7 +63,7 @@ class LiveStack:
     def nanochat(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run one command of the command line."""
         return subprocess.run(
-            [sys.executable, "-m", "flows.cli", *words],
+            [sys.executable, "-m", "flows.cli.app", *words],
             env={**self.environment, **environment},
             capture_output=True,
             text=True,

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from flows.commands.up import (
+from flows.cli.machine.up import (
     _what_is_missing,  # pyright: ignore[reportPrivateUsage]
 )
 from infra.stack.shared import unknown_to

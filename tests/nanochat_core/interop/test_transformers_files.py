@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.exports import model_card
+from flows.interop.export_model import model_card
 from nanochat_core.engine.naive import generate_naive
 from nanochat_core.eras import ERAS
 from nanochat_core.errors import ModelError

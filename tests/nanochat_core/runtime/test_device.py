@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.fingerprint import REPOSITORY
+from flows.identity.fingerprint import REPOSITORY
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Determinism, Job, Resources
 from nanochat_core.runtime.device import open_device

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.fingerprint import PACKAGES, REPOSITORY, Code, Identity, identify
-from flows.manifest import Manifest, Provenance
-from flows.prove import Proof, prove
+from flows.identity.fingerprint import PACKAGES, REPOSITORY, Code, Identity, identify
+from flows.identity.manifest import Manifest, Provenance
+from flows.plan.prove import Proof, prove
 from flows.stages import Stage, stage_named
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flows.fingerprint import REPOSITORY
+from flows.identity.fingerprint import REPOSITORY
 from infra.launch.torchrun import StageInterrupted, run_job
 from nanochat_core.config import ModelConfig
 from nanochat_core.job import Job

@@ -1,0 +1,76 @@
+"""What the store says of a checkpoint: {place}/COMMIT.json, put after its files.
+
+flows/artifacts/checkpoints.py sends checkpoints and brings them back.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from flows.identity.manifest import File
+from flows.identity.rebuilds import NONE
+from flows.identity.record_types import Count, read_record
+from flows.identity.records import Earlier, find_document
+from infra.storage.base import Store, check_key
+from nanochat_core.errors import ArtifactError, StoreError
+
+FORMAT = 2
+EARLIER: Earlier = {1: ()}
+COMMIT = "COMMIT.json"
+PLACE = re.compile(r"step-([0-9]{7,18})/[^/]+")  # below the checkpoints of a fingerprint
+
+
+class _CommittedFile(TypedDict):
+    size: Count
+    sha256: str
+
+
+class _Commit(TypedDict):
+    """What is read of the COMMIT.json of a job."""
+
+    format: NotRequired[int]
+    step: Count
+    total: Count
+    files: dict[str, Annotated[dict[str, Any], _CommittedFile]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredCheckpoint:
+    """A committed checkpoint in the store."""
+
+    step: Count
+    total: Count
+    files: tuple[File, ...]
+    commit: Annotated[dict[str, Any], _Commit]  # the job's own COMMIT.json
+    owner: str  # of the lease it was written under
+    epoch: Count
+    rebuild: str = NONE  # that the job belongs to
+
+
+def committed(store: Store, root: str) -> list[tuple[int, str]]:
+    """Step and place of the checkpoints in the store, the newest step first.
+
+    A key that no version of ours writes is none of them.
+    """
+    keys = [entry.key.removeprefix(f"{root}/") for entry in store.list(f"{root}/step-")]
+    names = [key.removesuffix(f"/{COMMIT}") for key in keys if key.endswith(f"/{COMMIT}")]
+    found = [(int(m[1]), f"{root}/{m[0]}") for m in map(PLACE.fullmatch, names) if m]
+    return sorted(found, reverse=True)
+
+
+def open_record(store: Store, place: str) -> StoredCheckpoint:
+    """Return the checkpoint whose record lies at `place`. Raises ArtifactError, StoreError."""
+    key = f"{place}/{COMMIT}"
+    tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
+    if tree is None:
+        raise ArtifactError(f"{store.url}/{key} is gone")
+    found = read_record(StoredCheckpoint, tree, where=f"{store.url}/{key}", what="a checkpoint")
+    try:
+        for file in found.files:
+            check_key(file.path)
+            check_key(file.key)
+    except StoreError as error:
+        raise ArtifactError(f"{store.url}/{key} is no checkpoint: {error}") from error
+    if f"/step-{found.step:07d}/" not in key or found.commit["step"] != found.step:
+        raise ArtifactError(f"{store.url}/{key} is the checkpoint of step {found.step}")
+    return found

@@ -1,0 +1,148 @@
+"""A person's own copy of an artifact's files: verified, gone on with, nothing overwritten.
+
+A directory that does not exist yet appears with all files at once. One that exists gets what it
+lacks, each file in one step.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.artifacts.transfer import Place, fetch_files, files_below, find_missing
+from flows.identity.manifest import File, Manifest
+from infra.storage.base import OnBytes, Store
+from nanochat_core.errors import ArtifactError, ConfigError
+
+_SCRATCH = ".nanochat-fetch"  # inside a directory that exists: it may be a disk of its own
+_SHOWN = 12  # names in an error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """What became of a copy."""
+
+    fetched: tuple[File, ...]
+    kept: tuple[File, ...]  # were there, and are whole
+
+
+def choose_files(manifest: Manifest, path: str | None) -> tuple[File, ...]:
+    """The files of an artifact at `path`, a file or a folder in it; None: all.
+
+    Raises ArtifactError, saying what there is.
+    """
+    if path is None:
+        return manifest.files
+    parts = tuple(part for part in path.split("/") if part not in ("", "."))
+    chosen = tuple(f for f in manifest.files if tuple(f.path.split("/"))[: len(parts)] == parts)
+    if chosen:
+        return chosen
+    names = list(dict.fromkeys(_top(file.path) for file in manifest.files))
+    more = len(names) - _SHOWN
+    raise ArtifactError(
+        f"there is no '{path}' in {manifest.name}",
+        hint=f"in it: {', '.join(names[:_SHOWN])}" + (f" and {more} more" if more > 0 else ""),
+    )
+
+
+def copy_files(
+    store: Store,
+    manifest: Manifest,
+    files: Sequence[File],
+    target: Path,
+    *,
+    cached: Path | None,
+    watch: Callable[[int], contextlib.AbstractContextManager[OnBytes]],
+) -> Copied:
+    """Make `target` hold these files of an artifact, under the names they have in it.
+
+    `cached` is a directory that may have them on this machine. `watch` is given the number of bytes
+    to come. Raises ConfigError when something of the person's is in the way, ArtifactError when the
+    store's own bytes are damaged or gone.
+    """
+    if os.path.lexists(target) and not target.is_dir():
+        raise ConfigError(f"{target} exists already", hint="name another directory")
+    target = target.resolve()
+    exists = target.is_dir()
+    missing = find_missing([(file, target / file.path) for file in files])
+    if exists:
+        _check_free(manifest, missing, target)
+    if missing:
+        with _scratch_of(target) as scratch:
+            if not exists:
+                missing = _unfinished(files, scratch / "whole")
+            with watch(sum(file.size for file, _ in missing)) as on_bytes:
+                fetch_files(
+                    store,
+                    manifest,
+                    missing,
+                    scratch=scratch / "parts",
+                    cached=cached,
+                    private=True,
+                    on_bytes=on_bytes,
+                )
+            if not exists:
+                (scratch / "whole").rename(target)
+    fetched = tuple(file for file, _ in missing)
+    names = {file.path for file in fetched}
+    return Copied(fetched=fetched, kept=tuple(f for f in files if f.path not in names))
+
+
+def _unfinished(files: Sequence[File], directory: Path) -> list[Place]:
+    """What an interrupted copy still lacks; what does not belong to this one is removed."""
+    places = [(file, directory / file.path) for file in files]
+    for stranger in set(files_below(directory)) - {path for _, path in places}:
+        stranger.unlink()
+    return find_missing(places)
+
+
+def _check_free(manifest: Manifest, missing: Sequence[Place], target: Path) -> None:
+    """Raises ConfigError where a file of the person's own would be overwritten or led astray."""
+    for file, path in missing:
+        if os.path.lexists(path):
+            raise ConfigError(
+                f"{path} exists already and differs from {manifest.name}",
+                hint="name another directory with --to, or move that file away",
+            )
+        folder = path.parent
+        while folder != target:
+            if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+                raise ConfigError(
+                    f"{folder} is not a directory of its own, so {file.path} cannot go there",
+                    hint="name another directory with --to",
+                )
+            folder = folder.parent
+
+
+@contextlib.contextmanager
+def _scratch_of(target: Path) -> Generator[Path]:
+    """The directory in which a copy to `target` is prepared, this process's alone.
+
+    What is in it stays when the copy does not end well: the next one goes on from there.
+    """
+    if not target.name:
+        raise ConfigError(f"{target} cannot be a copy's directory", hint="name one with --to")
+    beside = target.with_name(f".{target.name}.new")
+    scratch = target / _SCRATCH if target.is_dir() else beside
+    scratch.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another process is fetching into {target}", hint="wait until it has ended"
+            ) from None
+        yield scratch
+        shutil.rmtree(scratch)
+    finally:
+        os.close(descriptor)
+
+
+def _top(path: str) -> str:
+    """The first part of a path; a folder ends in '/'."""
+    first, slash, _ = path.partition("/")
+    return first + slash

@@ -1,0 +1,208 @@
+"""Which artifacts and tags a store holds, as far as a person looks at them.
+
+The index (index/{stage}/{created}-{fingerprint}) says which artifacts are the newest; it decides
+nothing, and may lack one or name one that is gone. Only what is shown is read, several records at a
+time, so a look at a store costs the same however much it holds.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from flows.artifacts.publish import find_manifest, read_index
+from flows.artifacts.revocations import Revoked, find_revoked
+from flows.artifacts.runs import Run, find_run, find_tag, latest_runs, read_all, tag_names
+from flows.identity.manifest import Manifest
+from flows.stages import STAGES
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError
+
+GONE = "gone"
+_RUNS = 20  # the latest: whose names are looked for
+_TRIES = 4  # entries of the index that are tried for each artifact that is shown
+
+Artifact: TypeAlias = tuple[str, str]  # stage, fingerprint
+Names: TypeAlias = dict[Artifact, tuple[str, ...]]  # tags and names of runs that lead to it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """An artifact as it is listed."""
+
+    stage: str
+    fingerprint: str
+    manifest: Manifest | None
+    revoked: Revoked | None
+    names: tuple[str, ...]  # NAME with which STAGE@NAME is this artifact
+    problem: str  # why there is no manifest; "" when there is
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(file.size for file in self.manifest.files) if self.manifest else 0
+
+    def to_tree(self) -> dict[str, Any]:
+        """For programs."""
+        made = self.manifest.provenance if self.manifest else None
+        return {
+            "stage": self.stage,
+            "fingerprint": self.fingerprint,
+            "created": made.created if made else None,
+            "run": made.run if made else None,
+            "files": len(self.manifest.files) if self.manifest else None,
+            "bytes": self.size if self.manifest else None,
+            "names": list(self.names),
+            "revoked": asdict(self.revoked.revocation) if self.revoked else None,
+            "accepted": self.manifest.accepted if self.manifest else None,
+            "problem": self.problem or None,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Artifacts in the order of the table of stages, of one stage the newest first."""
+
+    artifacts: tuple[Listed, ...]
+    more: int  # entries of the index that were not looked at
+    unread: tuple[str, ...]  # why records that may name these artifacts cannot be read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagged:
+    """A tag and what it stands for."""
+
+    name: str
+    run: str  # id; "" when its record is damaged
+    record: Run | None
+    problem: str  # why there is no record; "" when there is
+    is_damaged: bool = False  # one of the two records cannot be read
+
+
+def list_newest(store: Store, *, count: int, stage: str | None = None) -> Listing:
+    """The last `count` artifacts of each stage, or of one."""
+    index = read_index(store, stage)
+    waiting = {name: index[name] for name in _order(index) if name in index}  # as the table has it
+    entries = sum(map(len, waiting.values()))
+    waiting = {name: found[: _TRIES * count] for name, found in waiting.items()}
+    left_out = entries - sum(map(len, waiting.values()))
+    unread: list[str] = []
+    names = names_of(store, unread=unread)
+    shown: dict[str, list[Listed]] = {name: [] for name in waiting}
+    while batch := list(_next_batch(waiting, {n: count - len(shown[n]) for n in shown})):
+        for listed in read_all(lambda artifact: _look_at(store, artifact, names), batch):
+            if listed.problem != GONE:
+                shown[listed.stage].append(listed)
+    return Listing(
+        artifacts=tuple(listed for name in shown for listed in shown[name]),
+        more=left_out + sum(map(len, waiting.values())),
+        unread=tuple(unread),
+    )
+
+
+def list_run(store: Store, run: Run, *, stage: str | None = None) -> Listing:
+    """The artifacts of a run, also those that are gone."""
+    order = {name: place for place, name in enumerate(_order(run.stages))}
+    chosen = sorted((s for s in run.stages if stage in (s, None)), key=order.__getitem__)
+    unread: list[str] = []
+    names = names_of(store, unread=unread)
+    found = read_all(lambda name: _look_at(store, (name, run.stages[name]), names), chosen)
+    return Listing(artifacts=tuple(found), more=0, unread=tuple(unread))
+
+
+def list_artifact(store: Store, manifest: Manifest) -> Listing:
+    """One artifact, of which the manifest is known."""
+    unread: list[str] = []
+    listed = _list_known(store, manifest, names_of(store, unread=unread))
+    return Listing(artifacts=(listed,), more=0, unread=tuple(unread))
+
+
+def names_of(store: Store, *, unread: list[str]) -> Names:
+    """Names of artifacts: every tag, and what the latest runs are called.
+
+    Of the runs of one name it is the latest that knows a stage, as for STAGE@NAME. A record that
+    cannot be read names nothing, and `unread` gets why.
+    """
+    found: dict[Artifact, dict[str, None]] = {}
+    tags = list_tags(store)
+    unread += [tag.problem for tag in tags if tag.is_damaged]
+    for tag in tags:
+        for artifact in tag.record.stages.items() if tag.record else ():
+            found.setdefault(artifact, {})[tag.name] = None
+    hidden = {tag.name for tag in tags}  # a tag comes before a run's name
+    taken: set[tuple[str, str]] = set()
+    for run in latest_runs(store, _RUNS, unread=unread):
+        for stage, fingerprint in run.stages.items():
+            if run.name not in hidden and (stage, run.name) not in taken:
+                taken.add((stage, run.name))
+                found.setdefault((stage, fingerprint), {})[run.name] = None
+    return {artifact: tuple(names) for artifact, names in found.items()}
+
+
+def list_tags(store: Store) -> list[Tagged]:
+    """Every tag, in order of name. A damaged record is its problem, not an error."""
+    return read_all(lambda name: _read_tag(store, name), tag_names(store))
+
+
+def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
+    """Rows as lines with aligned columns; those in `right` end together."""
+    cells = [[" ".join(cell.split()) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+
+    def pad(place: int, cell: str) -> str:
+        return cell.rjust(widths[place]) if place in right else cell.ljust(widths[place])
+
+    return ["  ".join(pad(*item) for item in enumerate(row)).rstrip() for row in cells]
+
+
+def _next_batch(waiting: dict[str, list[str]], wanted: Mapping[str, int]) -> Iterator[Artifact]:
+    """As many of each stage as are wanted; they are taken out of `waiting`."""
+    for stage, fingerprints in waiting.items():
+        batch = fingerprints[: wanted[stage]]
+        del fingerprints[: len(batch)]
+        yield from ((stage, fingerprint) for fingerprint in batch)
+
+
+def _look_at(store: Store, artifact: Artifact, names: Names) -> Listed:
+    """An artifact as it is listed. A damaged record is its problem, not an error."""
+    try:
+        if manifest := find_manifest(store, *artifact):
+            return _list_known(store, manifest, names)
+        problem = GONE
+    except ArtifactError as error:
+        problem = str(error)
+    return Listed(
+        stage=artifact[0],
+        fingerprint=artifact[1],
+        manifest=None,
+        revoked=None,
+        names=names.get(artifact, ()),
+        problem=problem,
+    )
+
+
+def _list_known(store: Store, manifest: Manifest, names: Names) -> Listed:
+    return Listed(
+        stage=manifest.stage,
+        fingerprint=manifest.fingerprint,
+        manifest=manifest,
+        revoked=find_revoked(store, manifest),
+        names=names.get((manifest.stage, manifest.fingerprint), ()),
+        problem="",
+    )
+
+
+def _read_tag(store: Store, name: str) -> Tagged:
+    run, record, problem, is_damaged = "", None, "", False
+    try:
+        run = find_tag(store, name) or ""
+        record = find_run(store, run) if run else None
+        problem = "" if record else "its run has no record" if run else GONE
+    except ArtifactError as error:
+        problem, is_damaged = str(error), True
+    return Tagged(name=name, run=run, record=record, problem=problem, is_damaged=is_damaged)
+
+
+def _order(stages: Iterable[str]) -> list[str]:
+    """The table's stages, then those of an older table."""
+    table = [stage.name for stage in STAGES]
+    return [*table, *sorted(set(stages) - set(table))]

@@ -1,0 +1,283 @@
+"""What a person calls an artifact, a model or a run, and what each name stands for.
+
+sft@tiny     what stage sft made in the latest run called tiny; also sft@<tag> and sft@<run id>
+sft/1a2b3c   the artifact whose fingerprint begins so; four digits, if they tell it apart
+tiny         of a tag or of runs: rl@tiny if there is one, else sft@tiny, else midtrain@tiny
+./some/dir   a model directory
+
+Every name is checked before it becomes part of a key of the store.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TypeAlias
+
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.revocations import check_not_revoked, find_revoked
+from flows.artifacts.runs import Run, find_run, known_names, read_all, runs_called
+from flows.identity.fingerprint import short
+from flows.identity.manifest import Manifest
+from flows.profiles import PROFILES
+from flows.stages import MIDTRAIN, PRETRAIN, RL, SFT, STAGES
+from infra.storage.base import OnBytes, Store, ignore_bytes
+from nanochat_core.errors import ArtifactError, ConfigError, ModelError
+
+CHAT_MODELS = (RL.name, SFT.name, MIDTRAIN.name)  # best first
+MODELS = (*CHAT_MODELS, PRETRAIN.name)
+
+# Is told how many bytes an artifact has, then how many more of them came.
+Watch: TypeAlias = Callable[[int], AbstractContextManager[OnBytes]]
+
+_STAGE_NAMES = [stage.name for stage in STAGES]
+_DIGITS = re.compile(r"[0-9a-f]{4,64}")
+_MANIFEST = re.compile(r"[^/]+/([0-9a-f]{64})/manifest\.json")
+_WHOLE = 64  # digits of a fingerprint
+_SHOWN_CANDIDATES = 5
+_SHOWN_WORDS = 20
+
+
+def watch_nothing(total: int) -> AbstractContextManager[OnBytes]:
+    """For whoever does not wait."""
+    return contextlib.nullcontext(ignore_bytes)
+
+
+def is_artifact(name: str) -> bool:
+    """Whether `name` has the form of an artifact's: sft@tiny or sft/1a2b3c."""
+    return "@" in name or "/" in name
+
+
+def find_directory(name: str) -> Path | None:
+    """The directory that `name` is the path of, or None when it is no path.
+
+    Raises ModelError for a path to nothing.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.absolute()
+    is_path = "/" in name and name.partition("/")[0] not in _STAGE_NAMES
+    if path.exists() or is_path or name.startswith(("~", ".")):
+        what = "it is not a directory" if path.exists() else "there is no such directory"
+        raise ModelError(
+            f"{name} is not a model: {what}",
+            hint="give a model directory, a profile (`tiny`), a stage of one (`sft@tiny`) or a "
+            "fingerprint (`sft/1a2b3c`)",
+        )
+    return None
+
+
+def open_artifact(store: Store, name: str) -> Manifest:
+    """The artifact called `name`, revoked or not.
+
+    Raises ArtifactError or ConfigError, saying what there is, or which record is damaged.
+    """
+    if "@" in name:
+        return _made_by(store, name)[1]
+    if "/" in name:
+        return _by_fingerprint(store, name)
+    return _newest_chat_model(store, name)
+
+
+def open_run(store: Store, name: str) -> Run:
+    """The run that `name` stands for: the latest one called so, or the one an artifact is of.
+
+    Of sft@tiny it is the run that the artifact is found in, of sft/1a2b3c the one that built it.
+    """
+    if "@" in name:
+        return _made_by(store, name)[0]
+    if "/" in name:
+        return _builder(store, _by_fingerprint(store, name))
+    run = next(runs_called(store, name), None)
+    if run is not None:
+        return run
+    if name in PROFILES:
+        raise ConfigError(f"{name} was never run in {store.url}", hint=f"nanochat run {name}")
+    raise ConfigError(
+        f"there is no run '{name}' in {store.url}",
+        hint=_suggest_name(store, name),
+    )
+
+
+def open_usable(store: Store, name: str, *, warn: Callable[[str], None]) -> Manifest:
+    """The artifact called `name`, if it may be used. Raises ArtifactError if it was revoked.
+
+    One that is asked for by its very fingerprint is given all the same, with a warning: whoever
+    does that wants to know what is wrong with it. Of revoked artifacts that it was made from there
+    is a warning too.
+    """
+    manifest = open_artifact(store, name)
+    if "/" in name and (revoked := find_revoked(store, manifest)):
+        warn(str(revoked))
+        return manifest
+    for ancestor in check_not_revoked(store, manifest):
+        warn(f"{manifest.name} was made from {ancestor}")
+    return manifest
+
+
+def open_model(
+    store: Store,
+    name: str,
+    *,
+    cache: Cache,
+    warn: Callable[[str], None],
+    watch: Watch = watch_nothing,
+) -> Path:
+    """A verified local directory with the model called `name`; else as `open_usable`.
+
+    What is not in the cache is fetched, and `watch` is told of it. Raises ModelError if it is none.
+    """
+    if directory := find_directory(name):
+        return directory
+    manifest = open_usable(store, name, warn=warn)
+    if manifest.stage not in MODELS:
+        raise ModelError(
+            f"{name} is not a model", hint=f"stages that make one: {', '.join(MODELS)}"
+        )
+    total = sum(file.size for file in (*manifest.files, *manifest.logs))
+    with watch(total) as on_bytes:
+        return fetch(store, manifest, cache, on_bytes=on_bytes) / "files"
+
+
+def suggest(word: str, known: list[str]) -> str:
+    """A hint: the closest of `known`, or all of them if they are not too many."""
+    close = get_close_matches(word, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    more = len(known) - _SHOWN_WORDS
+    words = ", ".join(known[:_SHOWN_WORDS])
+    return f"one of: {words}" + (f" and {more} more" if more > 0 else "")
+
+
+def _suggest_name(store: Store, name: str) -> str:
+    """A hint for a name that stands for nothing; what is in the store is likelier than what not."""
+    there = known_names(store)
+    near = get_close_matches(name, there, n=1, cutoff=0.5)
+    return suggest(name, near or sorted({*there, *PROFILES}))
+
+
+def check_stage(stage: str) -> str:
+    """Return `stage` if there is one called so. Raises ConfigError."""
+    if stage not in _STAGE_NAMES:
+        raise ConfigError(f"there is no stage '{stage}'", hint=suggest(stage, _STAGE_NAMES))
+    return stage
+
+
+def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
+    """The artifact STAGE@NAME, and of the runs that NAME stands for the latest that knows it."""
+    stage, _, name = reference.partition("@")
+    check_stage(stage)
+    if not name:
+        raise ConfigError(f"'{reference}' names no run", hint=f"for example {stage}@tiny")
+    there_are_runs = False
+    for run in runs_called(store, name):
+        there_are_runs = True
+        if stage in run.stages and (manifest := find_manifest(store, stage, run.stages[stage])):
+            return run, manifest
+    if there_are_runs:
+        hint = f"`nanochat ls {name}` shows what it has made"
+    elif name in PROFILES:
+        hint = f"make one: nanochat run {name}"
+    else:
+        hint = _suggest_name(store, name)
+    raise ArtifactError(f"there is no {reference} in {store.url}", hint=hint)
+
+
+def _by_fingerprint(store: Store, reference: str) -> Manifest:
+    stage, _, digits = reference.partition("/")
+    check_stage(stage)
+    if not _DIGITS.fullmatch(digits):
+        raise ConfigError(
+            f"{digits!a} is not the beginning of a fingerprint",
+            hint="4 digits or more of 0-9 and a-f, as `nanochat ls` shows them: sft/1a2b3c",
+        )
+    found = _fingerprints(store, stage, digits)
+    if len(found) > 1:
+        raise ConfigError(
+            f"{reference} is ambiguous: the fingerprints of {len(found)} artifacts begin so",
+            hint=_candidates(store, stage, found),
+        )
+    manifest = find_manifest(store, stage, found[0]) if found else None
+    if manifest is None:
+        raise ArtifactError(
+            f"there is no artifact {reference} in {store.url}",
+            hint=f"`nanochat ls --stage {stage}` lists those there are",
+        )
+    return manifest
+
+
+def _fingerprints(store: Store, stage: str, digits: str) -> list[str]:
+    """Fingerprints of the artifacts of a stage that begin with these digits.
+
+    What lies under the prefix is listed, not the index: that could lack an artifact whose builder
+    died, and has as many entries as artifacts were ever made. Under four digits lie the files of
+    one artifact, seldom of two: one request to S3, whatever the store holds.
+    """
+    if len(digits) == _WHOLE:
+        return [digits]
+    matches = (_MANIFEST.fullmatch(entry.key) for entry in store.list(f"{stage}/{digits}"))
+    return sorted({match[1] for match in matches if match})
+
+
+def _candidates(store: Store, stage: str, fingerprints: list[str]) -> str:
+    """A few artifacts, told apart: as many digits as that needs, when each was made, by whom."""
+    lengths = range(len(short(fingerprints[0])), _WHOLE + 1)
+    digits = next(n for n in lengths if len({f[:n] for f in fingerprints}) == len(fingerprints))
+
+    def describe(fingerprint: str) -> str:
+        name = f"{stage}/{fingerprint[:digits]}"
+        try:
+            manifest = find_manifest(store, stage, fingerprint)
+        except ArtifactError:
+            return f"{name} (its manifest is damaged)"
+        if manifest is None:
+            return f"{name} (gone)"
+        return f"{name} ({manifest.provenance.created}, run {manifest.provenance.run})"
+
+    shown = read_all(describe, fingerprints[:_SHOWN_CANDIDATES])
+    more = len(fingerprints) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def _builder(store: Store, manifest: Manifest) -> Run:
+    """The run that built an artifact, if it still knows it. Raises ArtifactError."""
+    run = find_run(store, manifest.provenance.run)
+    if run is None or run.stages.get(manifest.stage) != manifest.fingerprint:
+        what = "is not in its record" if run else "has no record"
+        who = manifest.name if run else f"run {manifest.provenance.run}"
+        raise ArtifactError(
+            f"{who} {what} in {store.url}: {manifest.name} was made by run "
+            f"{manifest.provenance.run}",
+            hint="name a run instead: `nanochat status` lists them",
+        )
+    return run
+
+
+def _newest_chat_model(store: Store, name: str) -> Manifest:
+    """The furthest trained chat model that `name` stands for, of several such the newest."""
+    best: Manifest | None = None
+    better = CHAT_MODELS
+    there_are_runs = False
+    for run in runs_called(store, name):
+        there_are_runs = True
+        for rank, stage in enumerate(better):
+            if stage in run.stages and (found := find_manifest(store, stage, run.stages[stage])):
+                best, better = found, better[:rank]
+                break
+        if not better:
+            break
+    if best is not None:
+        return best
+    if name in PROFILES or there_are_runs:
+        what = "no run of it has made one yet" if there_are_runs else "it was never run"
+        raise ArtifactError(
+            f"{name} has no chat model in {store.url}: {what}",
+            hint=f"nanochat run {name}" if name in PROFILES else f"see `nanochat ls {name}`",
+        )
+    raise ConfigError(
+        f"there is no profile, run or model '{name}'",
+        hint=_suggest_name(store, name),
+    )

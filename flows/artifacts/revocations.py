@@ -1,0 +1,213 @@
+"""Taking back an artifact that turned out to be wrong: {stage}/{fingerprint}/revoked.json.
+
+Nothing is deleted: files and manifest stay, for whoever wants to know what happened. A revocation
+names the very build that it takes back, so what is built in its place is valid without anybody
+having to remove the record, which could arrive late and remove another. A revoked artifact counts
+as not there, so the plan builds it again, and nobody opens it by name. Bytes that were accepted
+under another fingerprint (flows/plan/accept.py) are the same bytes: they are revoked with the
+artifact they came from. What was made from revoked artifacts can be used, with a warning.
+"""
+
+import getpass
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.transfer import in_parallel
+from flows.identity.fingerprint import short
+from flows.identity.manifest import Facts, Manifest
+from flows.identity.record_types import Count, read_record
+from flows.identity.records import find_document, find_stored, seal
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, ConfigError
+
+FORMAT = 2
+_MAX_WHY = 500  # characters
+_THREADS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revocation:
+    """Who took an artifact back, when, and why."""
+
+    why: str  # one line
+    when: str  # UTC, 2026-11-21T05:53:38Z
+    who: str  # user@host
+    owner: str  # of the lease that the artifact was built under
+    epoch: Count  # of that lease
+
+    def is_of(self, manifest: Manifest) -> bool:
+        """Whether it takes back these bytes: the fingerprint may have been built again since."""
+        made = manifest.provenance
+        return (self.owner, self.epoch) == (made.owner, made.epoch)
+
+    def __str__(self) -> str:
+        return f"revoked {self.when} by {self.who}: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revoked:
+    """A revoked artifact that another one was made from."""
+
+    stage: str
+    fingerprint: str
+    revocation: Revocation
+
+    @property
+    def name(self) -> str:
+        """What a person calls the artifact: stage/fingerprint."""
+        return f"{self.stage}/{short(self.fingerprint)}"
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.revocation}"
+
+
+def find_revocation(store: Store, stage: str, fingerprint: str) -> Revocation | None:
+    """What was taken back last of this fingerprint, or None only when the store knows of nothing.
+
+    Raises StoreError when the store cannot be asked, ArtifactError when its answer is damaged.
+    """
+    key = revocation_key(stage, fingerprint)
+    tree = find_document(store, key, format=FORMAT)
+    return None if tree is None else revocation_from(tree, where=f"{store.url}/{key}")
+
+
+def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -> Revocation:
+    """Take an artifact back. Raises ArtifactError when somebody did already."""
+    made = manifest.provenance
+    revocation = Revocation(
+        why=one_line(why), when=when, who=who, owner=made.owner, epoch=made.epoch
+    )
+    key = revocation_key(manifest.stage, manifest.fingerprint)
+    data = seal(asdict(revocation), format=FORMAT)
+    found = find_stored(store, key, format=FORMAT)
+    if found is None:
+        done = store.put_if_absent(key, data)
+    else:  # of an earlier build, unless somebody was quicker
+        is_other = not revocation_from(found[0], where=f"{store.url}/{key}").is_of(manifest)
+        done = is_other and store.put_if_same(key, data, version=found[1].version)
+    if not done:
+        earlier = find_revocation(store, manifest.stage, manifest.fingerprint)
+        raise ArtifactError(
+            f"{manifest.name} was {earlier or 'revoked'}",
+            hint=f"`nanochat revoke {manifest.name} --undo` makes it valid again",
+        )
+    return revocation
+
+
+def undo_revocation(store: Store, manifest: Manifest) -> Revocation:
+    """Make a revoked artifact valid again; returns what was said. Raises ArtifactError if none."""
+    revocation = find_revocation(store, manifest.stage, manifest.fingerprint)
+    if revocation is None or not revocation.is_of(manifest):
+        raise ArtifactError(f"{manifest.name} is not revoked", hint="there is nothing to undo")
+    store.delete(revocation_key(manifest.stage, manifest.fingerprint))
+    return revocation
+
+
+def find_revoked(store: Store, manifest: Manifest) -> Revoked | None:
+    """The revocation of an artifact, or of one whose bytes it shares: the first that is found."""
+    for fingerprint in (manifest.fingerprint, *accepted_from(manifest)):
+        found = find_revocation(store, manifest.stage, fingerprint)
+        if found is not None and found.is_of(manifest):
+            return Revoked(stage=manifest.stage, fingerprint=fingerprint, revocation=found)
+    return None
+
+
+def check_not_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
+    """The revoked artifacts that this one was made from, to warn of.
+
+    Raises ArtifactError when the artifact itself is revoked.
+    """
+    found = find_revoked(store, manifest)
+    if found is not None:
+        same = "" if found.fingerprint == manifest.fingerprint else f" (the bytes of {found.name})"
+        raise ArtifactError(
+            f"{manifest.name}{same} was {found.revocation}",
+            hint="`nanochat run PROFILE` builds it again; `nanochat revoke "
+            f"{found.name} --undo` makes it valid again",
+        )
+    return ancestors_revoked(store, manifest)
+
+
+def ancestors_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
+    """Every revoked artifact among those that this one was made from, through any number of stages.
+
+    One that is gone ends the search in its direction: nothing more is known of how it was made.
+    """
+    found: dict[tuple[str, str], Revoked] = {}
+    seen: set[tuple[str, str]] = set()
+    level = _inputs_of([manifest], seen)
+    while level:
+        looked = list(in_parallel(lambda item: _look_at(store, *item), level, threads=_THREADS))
+        for revoked, _ in looked:
+            if revoked is not None:
+                found[revoked.stage, revoked.fingerprint] = revoked
+        level = _inputs_of([source for _, source in looked if source], seen)
+    return tuple(found.values())
+
+
+def accepted_from(manifest: Manifest) -> tuple[str, ...]:
+    """Fingerprints under which a person accepted these bytes before, the latest first."""
+    accepted = manifest.accepted
+    return (accepted["from"], *accepted["earlier"]) if accepted else ()
+
+
+def one_line(why: str) -> str:
+    """A person's reason as it is recorded. Raises ConfigError when it says nothing."""
+    line = " ".join(why.split())
+    if not line or not line.isprintable():
+        raise ConfigError("no reason is given", hint='say it in a line: --why "..."')
+    if len(line) > _MAX_WHY:
+        raise ConfigError(
+            f"the reason has {len(line)} characters, at most {_MAX_WHY} are kept",
+            hint="say it in a line",
+        )
+    return line
+
+
+def this_person() -> str:
+    """Who is at the command line: user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container's user has no name
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def revocation_key(stage: str, fingerprint: str) -> str:
+    """Where the record lies that takes an artifact back."""
+    return f"{stage}/{fingerprint}/revoked.json"
+
+
+def revocation_from(tree: Facts, *, where: str) -> Revocation:
+    """Return a revocation from its record, called `where` in errors. Raises ArtifactError."""
+    mend = "delete it and revoke the artifact again"
+    return read_record(Revocation, tree, where=where, what="a revocation", mend=mend)
+
+
+def _look_at(store: Store, stage: str, fingerprint: str) -> tuple[Revoked | None, Manifest | None]:
+    try:
+        manifest = find_manifest(store, stage, fingerprint)
+    except ArtifactError:  # damaged: as good as gone for a look around
+        manifest = None
+    if manifest is not None:
+        return find_revoked(store, manifest), manifest
+    found = find_revocation(store, stage, fingerprint)
+    if found is None:
+        return None, None
+    return Revoked(stage=stage, fingerprint=fingerprint, revocation=found), None
+
+
+def _inputs_of(manifests: Iterable[Manifest], seen: set[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Inputs that were not looked at yet; they are added to `seen`."""
+
+    def fresh() -> Iterator[tuple[str, str]]:
+        for manifest in manifests:
+            for stage, source in manifest.inputs.items():
+                if (item := (stage, source.fingerprint)) not in seen:
+                    seen.add(item)
+                    yield item
+
+    return list(fresh())

@@ -1,0 +1,304 @@
+"""Runs and tags: what runs there were, the record of a live one, and tags that stand for one: runs/{run}.json and refs/{name}.json.
+
+A run's name is its profile's unless the person gave one; its id adds the time. A name stands for a
+tag, else for the run with this id, else for the runs called so, latest first.
+"""
+
+import datetime
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal, TypeAlias, TypeVar
+
+from flows.artifacts.transfer import in_parallel
+from flows.identity.record_types import Count, Digest, Name, Time, read_record
+from flows.identity.records import Earlier, find_document, mend_hint, seal
+from infra.storage.base import MAX_SEGMENT, Entry, Missing, Store, check_key
+from nanochat_core.errors import ArtifactError, ConfigError, StoreError
+
+FORMAT = 5  # of a run
+EARLIER: Earlier = {4: ("weaknesses",)}
+TAG_FORMAT = 4
+Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
+
+_THREADS = 8  # small records read at the same time
+_SWAPS = 20  # others who point the same tag elsewhere while we try to
+_ID = re.compile(r"(.+)-(\d{8}t\d{6}z)-[0-9a-f]{4}")  # as new_run_id makes them
+_MAX_SHOWN = 60  # characters of a name that is refused
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One execution of the pipeline."""
+
+    run: Name  # its id: name, time, a few random digits
+    name: str
+    profile: str
+    depth: int | None  # as the person overrode it
+    overrides: tuple[str, ...]  # section.name=value, as given
+    # What names upstream stood for when it was planned (flows/plan/upstream.py); a resume keeps it.
+    upstream: dict[str, str] = field(default_factory=dict[str, str])
+    uses: tuple[str, ...] = ()  # artifacts given for their stages, as the person named them
+    gpus: int | None = None  # as given
+    place: tuple[str, ...] = ()  # name=value of its placement, as given
+    status: Status
+    started: Time  # UTC, 2026-11-21T05:53:38Z
+    ended: Time | None
+    stages: dict[Name, Digest]  # stage -> fingerprint, of the artifacts known so far
+    # What the starts of its flow run reached (flows/plan/starts.py): stage/fingerprint -> step of
+    # the newest checkpoint, stage/fingerprint/manifest.json -> 1 for an artifact.
+    reached: dict[str, Count] = field(default_factory=dict[str, int])
+    progressed: Count = 0  # the newest start that got further; 0: none
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tag:
+    """What the record of a tag says."""
+
+    tag: str
+    run: Name
+
+
+def timestamp(seconds: float) -> str:
+    """Unix seconds as UTC text: 2026-11-21T05:53:38Z."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def new_run_id(name: str, started: str) -> str:
+    """An id that no other run has; ids of one name sort by time."""
+    return f"{name}-{_stamp(started)}-{uuid.uuid4().hex[:4]}"
+
+
+def check_name(name: str) -> str:
+    """Return `name` if a run or a tag can be called so. Raises ConfigError."""
+    try:
+        check_key(name)
+    except StoreError as error:
+        raise ConfigError(_no_name(name), hint=error.hint) from error
+    if "/" in name or len(name) + len(".json") > MAX_SEGMENT:
+        raise ConfigError(_no_name(name), hint="a name is one short word, like tiny or main")
+    return name
+
+
+# Runs.
+
+
+def write_run(store: Store, run: Run) -> None:
+    """Record a run: at its start, and again whenever it knows more."""
+    store.put(f"runs/{run.run}.json", seal(asdict(run), format=FORMAT))
+
+
+def find_run(store: Store, run: str) -> Run | None:
+    """The record of a run by its id. Raises ArtifactError, naming it, when it is damaged."""
+    key = f"runs/{run}.json"
+    tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
+    if tree is None:
+        return None
+    found = read_record(
+        Run, tree, where=f"{store.url}/{key}", what="the record of a run", mend="delete it"
+    )
+    if found.run != run:
+        raise ArtifactError(
+            f"{store.url}/{key} is the record of run {found.run}",
+            hint=mend_hint("delete it: it was moved"),
+        )
+    return found
+
+
+def runs_called(store: Store, name: str) -> Iterator[Run]:
+    """The run that `name` stands for, or the runs called so, latest first; read as needed.
+
+    Raises ConfigError for what cannot be a name, ArtifactError for a damaged record, or a tag whose
+    run is gone.
+    """
+    check_name(name)
+    if (tagged := find_tag(store, name)) is not None:
+        yield _open_tagged(store, name, tagged)
+    elif run := find_run(store, name):
+        yield run
+    else:
+        yield from newest_runs(store, name)
+
+
+def newest_runs(store: Store, name: str) -> Iterator[Run]:
+    """Every run called `name`, newest first; read as needed, several at a time after the first."""
+    entries = reversed(list(store.list(f"runs/{name}-")))
+    ids = [run for run in map(_id_of, entries) if name_in(run) in (name, None)]
+    for start, end in _batches(len(ids)):
+        for run in _read_lazily(lambda run: find_run(store, run), ids[start:end]):
+            if run is not None and run.name == name:
+                yield run
+
+
+def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
+    """Return the last runs of any name, the latest first; only these are read.
+
+    A record that cannot be read is left out, and `unread` gets why.
+    """
+    entries = sorted(store.list("runs/"), key=_time_of, reverse=True)
+    ids = [_id_of(entry) for entry in entries[:count]]
+    found = read_all(lambda run: _find_whole(store, run, unread), ids)
+    return [run for run in found if run is not None]
+
+
+def known_names(store: Store) -> list[str]:
+    """Every tag and every name of a run; read are only runs whose id does not tell, and few."""
+    runs = [_id_of(entry) for entry in store.list("runs/")]
+    names = {run: name_in(run) for run in runs}
+    odd = [run for run, name in names.items() if name is None][-_THREADS:]
+    found = read_all(lambda run: _find_whole(store, run, []), odd)
+    return sorted({*tag_names(store), *filter(None, names.values()), *(r.name for r in found if r)})
+
+
+# Tags.
+
+
+def tag_names(store: Store) -> list[str]:
+    """Every tag."""
+    return [e.key.removeprefix("refs/").removesuffix(".json") for e in store.list("refs/")]
+
+
+def find_tag(store: Store, name: str) -> str | None:
+    """The id of the run that a tag points at. Raises ArtifactError when its record is damaged."""
+    key = f"refs/{name}.json"
+    try:
+        tree = find_document(store, key, format=TAG_FORMAT)
+        if tree is None:
+            return None
+        tag = read_record(_Tag, tree, where=f"{store.url}/{key}", what="a tag")
+        if tag.tag != name:
+            raise ArtifactError(f"{store.url}/{key} is the record of tag {tag.tag}")
+    except ArtifactError as error:
+        error.hint = f"point it at a run again: nanochat tag {name} RUN"
+        raise
+    return tag.run
+
+
+def point(store: Store, name: str, run: str) -> str | None:
+    """Make the tag `name` stand for the run with id `run`; returns what it stood for before.
+
+    Of several who do so the last one wins, and each is told what it replaced. A damaged record is
+    replaced too, as if there had been none.
+    """
+    key, data = f"refs/{check_name(name)}.json", seal({"tag": name, "run": run}, format=TAG_FORMAT)
+    for _ in range(_SWAPS):
+        try:
+            version = store.get_stored(key).version
+        except Missing:
+            if store.put_if_absent(key, data):
+                return None
+            continue
+        try:
+            old = find_tag(store, name)
+        except ArtifactError:
+            old = None
+        # Whatever was written in between has another version, so `old` is what is replaced.
+        if store.put_if_same(key, data, version=version):
+            return old
+    raise StoreError(
+        f"tag {name} in {store.url} changes faster than it can be written",
+        hint="somebody else sets it, again and again; try again later",
+    )
+
+
+def remove_tag(store: Store, name: str) -> None:
+    """Forget a tag; the run it stood for stays."""
+    store.delete(f"refs/{check_name(name)}.json")
+
+
+def read_all(read: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """`read` of each item, in order, several at the same time; the first error is raised."""
+    return list(_read_lazily(read, items))
+
+
+def _read_lazily(read: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
+    """Results in order; an error is raised in its turn, so never for what nobody asked for."""
+    return in_parallel(read, items, threads=min(_THREADS, max(1, len(items))))
+
+
+def _batches(count: int) -> Iterable[tuple[int, int]]:
+    """The first alone, it is mostly all that is wanted; then as many as there are threads."""
+    yield 0, 1
+    yield from ((start, start + _THREADS) for start in range(1, count, _THREADS))
+
+
+def _open_tagged(store: Store, name: str, run: str) -> Run:
+    found = find_run(store, run)
+    if found is None:
+        raise ArtifactError(
+            f"tag {name} points at run {run}, which has no record in {store.url}",
+            hint=f"point it at another one: nanochat tag {name} RUN",
+        )
+    return found
+
+
+def _find_whole(store: Store, run: str, unread: list[str]) -> Run | None:
+    try:
+        return find_run(store, run)
+    except ArtifactError as error:
+        unread.append(str(error))
+        return None
+
+
+def _id_of(entry: Entry) -> str:
+    return entry.key.removeprefix("runs/").removesuffix(".json")
+
+
+def name_in(run: str) -> str | None:
+    """The name in a run's id, None when the id was given by hand."""
+    match = _ID.fullmatch(run)
+    return match[1] if match else None
+
+
+def _time_of(entry: Entry) -> tuple[str, float]:
+    """When a run started, by its id; where that does not tell, when it was last heard of."""
+    match = _ID.fullmatch(_id_of(entry))
+    return match[2] if match else _stamp(timestamp(entry.modified)), entry.modified
+
+
+def _stamp(time: str) -> str:
+    return "".join(c for c in time.lower() if c.isalnum())
+
+
+def _no_name(name: str) -> str:
+    shown = name if len(name) <= _MAX_SHOWN else f"{name[: _MAX_SHOWN - 3]}..."
+    return f"{shown!a} cannot be the name of a run or a tag"
+
+
+class RunRecord:
+    """The record of one run. Its stages may be built at the same time."""
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self._store = store
+        self._run = run
+        self._lock = threading.Lock()
+
+    def write(self) -> None:
+        """Put what is known into the store."""
+        with self._lock:
+            write_run(self._store, self._run)
+
+    def add(self, stage: str, fingerprint: str) -> None:
+        """Say that the run uses an artifact. Written each time, though it may be known already."""
+        with self._lock:
+            known = {**self._run.stages, stage: fingerprint}
+            self._run = replace(self._run, stages=known)
+            write_run(self._store, self._run)
+
+    def end(self, status: Status, stages: dict[str, str] | None = None) -> Run:
+        """Write the last record; `stages` are all artifacts, if they are known better by now."""
+        with self._lock:
+            self._run = replace(
+                self._run,
+                status=status,
+                ended=timestamp(time.time()),
+                stages=self._run.stages if stages is None else stages,
+            )
+            write_run(self._store, self._run)
+        return self._run

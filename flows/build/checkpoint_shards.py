@@ -1,0 +1,162 @@
+"""A checkpoint of several nodes: the files of the others travel through the store to node 0.
+
+Every rank writes its file on its own machine, and rank 0 commits when it finds all of them beside
+its own. So each other node sends what its ranks have written
+
+    {stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/tensors-00001.safetensors
+    {stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/tensors-00001.json   put last
+
+and node 0 brings it home, the record of a file after its bytes. What was sent by another attempt
+has another epoch and is not looked at. A part is not sent to the store a second time: the stored
+checkpoint names it where it lies.
+"""
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flows.artifacts.checkpoints import fetch_file, place_of, step_of
+from flows.artifacts.transfer import in_parallel
+from flows.identity.manifest import File
+from flows.identity.record_types import read_record
+from flows.identity.records import find_document, seal
+from infra.launch.beside import looking
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, NanochatError, StageError
+from nanochat_core.job import Job, write_json
+
+FORMAT = 2
+SECONDS_BETWEEN_LOOKS = 0.25
+_THREADS = 4
+_COMMIT = "COMMIT.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One rank's file of one checkpoint, in the store."""
+
+    step: int
+    file: File
+
+
+def send_parts(store: Store, job: Job, ranks: Sequence[int], *, epoch: int) -> list[Part]:
+    """Send what these ranks have written whole, and remove it here. Raises StoreError, OSError."""
+
+    def send(directory: Path, rank: int) -> Part:
+        step = step_of(directory)
+        record = _record(directory, rank)
+        entry = json.loads(record.read_text(encoding="utf-8"))
+        key = f"{place_of(job, step)}/{_parts(epoch)}/{_file(rank)}"
+        file = File(path=_file(rank), size=entry["size"], sha256=entry["sha256"], key=key)
+        store.upload(file.key, directory / file.path)
+        if (size := store.head(file.key).size) != file.size:
+            raise ArtifactError(f"{file.key} arrived with {size} bytes instead of {file.size}")
+        store.put(_record_key(file.key), seal(asdict(file), format=FORMAT))
+        record.unlink()  # the bytes too: whoever goes on fetches the whole checkpoint
+        (directory / file.path).unlink()
+        return Part(step=step, file=file)
+
+    written = [
+        (directory, rank)
+        for directory in _unfinished(job.checkpoints)
+        for rank in ranks
+        if _record(directory, rank).exists()
+    ]
+    return list(in_parallel(lambda item: send(*item), written, threads=_THREADS))
+
+
+def gather_parts(store: Store, job: Job, ranks: Sequence[int], *, epoch: int) -> list[Part]:
+    """Bring these ranks' files of a checkpoint that is being written here, as far as they exist.
+
+    Raises StoreError, ArtifactError when a file came damaged, and OSError.
+    """
+
+    def gather(directory: Path, rank: int) -> Part | None:
+        step = step_of(directory)
+        key = f"{place_of(job, step)}/{_parts(epoch)}/{_file(rank)}"
+        tree = find_document(store, _record_key(key), format=FORMAT)
+        if tree is None:
+            return None
+        where = f"{store.url}/{_record_key(key)}"
+        file = read_record(File, tree, where=where, what="the record of a file")
+        if (file.path, file.key) != (_file(rank), key):
+            raise ArtifactError(f"{where} is the record of {file.key}")
+        fresh = directory / f".{file.path}.{uuid.uuid4().hex}.tmp"
+        fetch_file(store, file, fresh)
+        fresh.rename(directory / file.path)
+        write_json(_record(directory, rank), {"size": file.size, "sha256": file.sha256})
+        return Part(step=step, file=file)
+
+    missing = [
+        (directory, rank)
+        for directory in _unfinished(job.checkpoints)
+        for rank in ranks
+        if not _record(directory, rank).exists()
+    ]
+    found = in_parallel(lambda item: gather(*item), missing, threads=_THREADS)
+    return [part for part in found if part is not None]
+
+
+@contextlib.contextmanager
+def sending_parts(
+    store: Store,
+    job: Job,
+    ranks: Sequence[int],
+    *,
+    epoch: int,
+    on_error: Callable[[NanochatError], None],
+) -> Generator[None]:
+    """While the block runs, and once more at its end, send what `ranks` write.
+
+    What goes wrong is told, and tried again with the next look.
+    """
+
+    def look() -> None:
+        with telling_of(job.checkpoints, on_error):
+            send_parts(store, job, ranks, epoch=epoch)
+
+    with looking(look, every=SECONDS_BETWEEN_LOOKS):
+        yield
+
+
+@contextlib.contextmanager
+def telling_of(directory: Path, on_error: Callable[[NanochatError], None]) -> Generator[None]:
+    """Tell what goes wrong in the block with files on their way, and go on."""
+    try:
+        yield
+    except FileNotFoundError:
+        pass  # the job dropped what was to be sent; newer files are there
+    except NanochatError as error:
+        on_error(error)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        on_error(StageError(f"a checkpoint's files in {directory}: {why}"))
+
+
+def _unfinished(checkpoints: Path) -> Iterator[Path]:
+    """Directories of checkpoints that are not committed, the newest first."""
+    for directory in sorted(checkpoints.glob("step-*"), reverse=True):
+        if not (directory / _COMMIT).exists():
+            yield directory
+
+
+def _parts(epoch: int) -> str:
+    return f"parts-{epoch}"
+
+
+def _file(rank: int) -> str:
+    """How a rank's file is called in a checkpoint."""
+    return f"tensors-{rank:05d}.safetensors"
+
+
+def _record(directory: Path, rank: int) -> Path:
+    """Says, until the checkpoint is committed, that a rank's file is whole."""
+    return directory / f"tensors-{rank:05d}.json"
+
+
+def _record_key(key: str) -> str:
+    return f"{os.path.splitext(key)[0]}.json"

@@ -1,0 +1,210 @@
+"""One attempt of a node other than 0: it follows one call of node 0 until either ends it."""
+
+import contextlib
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator
+from typing import Any
+
+from flows.artifacts import checkpoints
+from flows.build.checkpoint_shards import sending_parts
+from flows.build.code_check import CodeCheck
+from flows.build.context import Site
+from flows.build.coordinator import meeting_of
+from flows.build.executions import append_segment
+from flows.build.messages import MISTAKE, Answer, Call, Place, State, answer, find_answer, find_call
+from flows.build.retry import StageLost, is_lost
+from infra.launch.beside import beside
+from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
+from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
+from nanochat_core.job import Job
+
+_SECONDS_BETWEEN_QUESTIONS = 2.0
+_SECONDS_BETWEEN_LOOKS = 0.2
+_TRIES = 3
+_UNREACHABLE = (StoreError, ArtifactError)
+
+
+class Attempt:
+    """This node's part in what was called."""
+
+    def __init__(self, site: Site, place: Place, call: Call, *, node: int) -> None:
+        self.ending = threading.Event()  # the call counts no more, or the run is stopped
+        self._site = site
+        self._place = place
+        self._call = call
+        self._node = node
+        self._beats = 0
+        self._heard = time.monotonic()  # when the store last answered
+        self._state: State = "coming"
+        self._has_ended = False
+        self._who = uuid.uuid4().hex
+        self._lock = threading.Lock()  # of what is said
+
+    def run(self, prepare: Callable[[], tuple[Job, CodeCheck]]) -> None:
+        """Run the ranks of this node, if node 0 still wants them.
+
+        `prepare` makes the job with its inputs here; node 0 hears what it raises, as it does of all
+        that happens here. Raises StageInterrupted when this node was stopped, and the error of the
+        job or of `prepare` when it would only come again.
+        """
+        with self._being_there():
+            try:
+                job, check = prepare()
+                self._restore(job)
+                self._state = "ready"
+                self._say("ready")
+                endpoint = self._wait_for_endpoint()
+                if endpoint is not None:
+                    self._run(job, endpoint, check)
+            except StageInterrupted:
+                if self._site.stop.is_set():
+                    self._say("leaving")
+                    raise
+                self._say("ended")
+            except NanochatError as error:
+                self._say("ended", text=str(error), cause=_cause_of(error), hint=error.hint)
+                if not is_lost(error):
+                    raise
+                self._tell("message", f"this attempt is over: {error}")
+            except Exception as error:  # a bug, or a full disk: it would only come again
+                name = type(error).__name__
+                self._say("ended", text=f"{name}: {error}", cause=name)
+                raise
+            except BaseException:  # Ctrl-C, a cancelled flow run
+                self._say("leaving")
+                raise
+            else:
+                self._say("ended")
+
+    def _restore(self, job: Job) -> None:
+        """Have what all go on from. Raises StageLost when that is not in the store any more."""
+        try:
+            checkpoints.restore_step(
+                self._site.store,
+                job,
+                self._call.step,
+                commit=self._call.commit,
+                tell=lambda text: self._tell("message", text),
+            )
+        except ArtifactError as error:  # node 0 sends it again when it is started again
+            raise StageLost(str(error), hint=error.hint) from error
+
+    def _run(self, job: Job, endpoint: Call, check: CodeCheck) -> None:
+        processes = endpoint.processes
+        meeting = meeting_of(endpoint, self._place, node=self._node)
+        first = meeting.first_rank(processes)
+        ranks = range(first, first + processes)
+
+        def warn(error: NanochatError) -> None:
+            self._tell("warning", f"part of a checkpoint not stored: {error}")
+
+        append_segment(job, processes=processes * endpoint.nodes, nodes=endpoint.nodes)
+        with sending_parts(self._place.store, job, ranks, epoch=endpoint.epoch, on_error=warn):
+            run_job(
+                job,
+                processes=processes,
+                on_event=self._tell_event,
+                stop=self.ending,
+                check=check,
+                root=self._site.root,
+                meeting=meeting,
+            )
+
+    def _wait_for_endpoint(self) -> Call | None:
+        """The call again, with the place to meet at; None: it counts no more."""
+        while not self.ending.is_set():
+            with contextlib.suppress(*_UNREACHABLE):
+                call, _ = find_call(self._place, ttl=self._site.terms.ttl)
+                if call is not None and call.epoch != self._call.epoch:
+                    return None
+                if call is not None and call.endpoint is not None:
+                    self._check_alone()
+                    return call
+            self.ending.wait(self._site.terms.look)
+        if self._site.stop.is_set():
+            raise StageInterrupted(f"{self._place.name}: the run is being stopped")
+        return None
+
+    def _check_alone(self) -> None:
+        """Raises StageError when another machine has the same number: the last to answer stays."""
+        found = find_answer(self._place, self._node, epoch=self._call.epoch)
+        if found is not None and found[0].who != self._who:
+            raise StageError(
+                f"node {self._node} is on host {found[0].host} too",
+                hint="give each machine a number of its own, from 0 on",
+            )
+
+    @contextlib.contextmanager
+    def _being_there(self) -> Generator[None]:
+        """While the block runs, say so, and look whether the call still counts."""
+        self._say(self._state)
+        with beside(self._beat, self._watch, self._look_at_clock):
+            yield
+
+    def _beat(self, over: threading.Event) -> None:
+        while not over.wait(self._site.terms.beat):
+            self._say(self._state)
+
+    def _watch(self, over: threading.Event) -> None:
+        pause = min(self._site.terms.beat, _SECONDS_BETWEEN_QUESTIONS)
+        while not over.wait(pause):
+            try:
+                call, _ = find_call(self._place, ttl=self._site.terms.ttl)
+            except _UNREACHABLE:
+                continue
+            self._heard = time.monotonic()
+            if call is None or call.epoch != self._call.epoch:
+                self.ending.set()
+
+    def _look_at_clock(self, over: threading.Event) -> None:
+        """End the attempt when the run is stopped, or the store was not reached for half a lease.
+
+        It asks the store nothing: a question that gets no answer can hang for minutes. By then node
+        0 takes us for lost, and its ranks are gone.
+        """
+        while not over.wait(_SECONDS_BETWEEN_LOOKS):
+            is_cut_off = time.monotonic() - self._heard > self._site.terms.ttl / 2
+            if is_cut_off or self._site.stop.is_set():
+                self.ending.set()
+
+    def _say(
+        self, state: State, *, text: str = "", cause: str = "", hint: str | None = None
+    ) -> None:
+        """Tell node 0; it notices by itself when that is not possible."""
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = state in ("ended", "leaving")
+            if not self._has_ended:  # a beat that waited for the lock does not take "ready" back
+                state = self._state
+            self._beats += 1
+            said = Answer(
+                epoch=self._call.epoch,
+                node=self._node,
+                host=socket.gethostname(),
+                state=state,
+                text=text,
+                cause=cause,
+                who=self._who,
+                beat=self._beats,
+                hint=hint,
+            )
+            for _ in range(_TRIES):
+                with contextlib.suppress(StoreError):
+                    answer(self._place, said)
+                    return
+
+    def _tell_event(self, event: dict[str, Any]) -> None:
+        self._site.watch(self._place.stage, event)
+
+    def _tell(self, kind: str, text: str) -> None:
+        self._site.watch(self._place.stage, {"kind": kind, "text": text})
+
+
+def _cause_of(error: NanochatError) -> str:
+    if isinstance(error, JobFailed):
+        return error.cause or ""
+    return "" if is_lost(error) else MISTAKE

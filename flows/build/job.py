@@ -1,0 +1,249 @@
+"""Runs a stage's job under its lease: its inputs here, its checkpoints in the store, its processes.
+
+On several nodes this is node 0's side (flows/build/coordinator.py); flows/build/nodes.py has the
+others'.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flows.artifacts import checkpoints
+from flows.artifacts.cache import Cache, fetch
+from flows.build.code_check import CodeCheck
+from flows.build.context import Site
+from flows.build.coordinator import Leader, lead
+from flows.build.executions import append_segment
+from flows.identity.fingerprint import Code, Identity
+from flows.identity.manifest import File, Manifest
+from flows.leases import file_lock
+from flows.leases.held_lease import Lease
+from flows.stages import Stage
+from infra.launch.mirror import mirror
+from infra.launch.torchrun import StageInterrupted, run_job
+from nanochat_core.errors import ConfigError, NanochatError, StageError, StoreError
+from nanochat_core.job import Job, Result, digests_of
+from nanochat_core.section import Section
+
+
+def nodes_of(stage: Stage, site: Site) -> int:
+    """Machines that build a stage together."""
+    return site.placement.nodes if stage.compute == "gpu" else 1
+
+
+def processes_of(stage: Stage, site: Site) -> int:
+    """Processes of a stage on each of them."""
+    return max(site.placement.gpus, 1) if stage.compute == "gpu" else 1
+
+
+def work_of(site: Site, identity: Identity) -> Path:
+    """Where the job of a fingerprint runs on this machine."""
+    return file_lock.work_directory(site.work, identity.stage, identity.fingerprint)
+
+
+def fetch_inputs(
+    stage: Stage,
+    site: Site,
+    inputs: Mapping[str, Manifest],
+    cache: Cache,
+    *,
+    check: Callable[[], None],
+) -> dict[str, Path]:
+    """Directories with the inputs' files; `check` is asked now and again and may raise."""
+
+    def check_not_stopped(count: int) -> None:
+        if site.stop.is_set():
+            raise StageInterrupted(f"{stage.name} was not started: the run is being stopped")
+        check()
+
+    names = [source.name for source in stage.inputs]
+    if names:
+        site.watch(stage.name, {"kind": "fetching", "inputs": names})
+    wait = site.wait_for_store(stage.name, check=check)
+
+    def fetch_one(name: str) -> Path:
+        return wait(lambda: fetch(site.store, inputs[name], cache, on_bytes=check_not_stopped))
+
+    return {name: fetch_one(name) / "files" for name in names}
+
+
+def make_job(stage: Stage, site: Site, identity: Identity, inputs: dict[str, Path]) -> Job:
+    """The job that makes the stage's artifact on this machine."""
+    sections = {name: getattr(site.run, name) for name in stage.config}
+    return Job(
+        directory=work_of(site, identity),
+        stage=stage.name,
+        entry=stage.entry,
+        fingerprint=identity.fingerprint,
+        config={n: s.tree() if isinstance(s, Section) else s for n, s in sections.items()},
+        inputs=inputs,
+        resources=site.placement.resources,
+    )
+
+
+def tell_building(stage: Stage, site: Site, job: Job) -> None:
+    """Say that the job is about to run here."""
+    event = {
+        "kind": "building",
+        "fingerprint": job.fingerprint,
+        "processes": nodes_of(stage, site) * processes_of(stage, site),
+        "directory": str(job.directory),
+    }
+    site.watch(stage.name, event)
+
+
+def make_check(site: Site, identity: Identity, job: Job, code: Code) -> CodeCheck:
+    """Return the check that the job runs the code which its fingerprint covers."""
+
+    def warn(text: str) -> None:
+        _warn(site, job, text)
+
+    return CodeCheck(identity, job, code, strict=site.strict, warn=warn)
+
+
+def run_stage(stage: Stage, site: Site, job: Job, lease: Lease, check: CodeCheck) -> Result:
+    """Run the job to its end, or return the result of an earlier attempt that was not published.
+
+    With several nodes it begins when all of them are ready.
+    Raises LeaseLost when that ended it, and not the run's stop; NodeLost when another node did;
+    CodeChanged when it ran other code than its fingerprint covers.
+    """
+
+    def tell(text: str) -> None:
+        site.watch(job.stage, {"kind": "message", "text": text})
+
+    nodes, processes = nodes_of(stage, site), processes_of(stage, site)
+    if (finished := find_finished(job)) is not None:
+        tell("an earlier attempt finished this job; its output is published")
+        return finished
+    if nodes > 1 and not site.placement.mirrors_checkpoints:
+        raise ConfigError(
+            f"{stage.name} on {nodes} nodes needs a store that all of them reach, "
+            f"{site.store.url} lies in the home of one",
+            hint="give one with --store or NANOCHAT_STORE",
+        )
+    # Also from a store in this home: another machine may have sent its checkpoints there.
+    wait = site.wait_for_store(stage.name, check=lease.raise_if_lost)
+    wait(lambda: checkpoints.restore(site.store, job, tell=tell))
+    tell_building(stage, site, job)
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["kind"] in ("start", "step"):
+            lease.note(step=event["step"], total=event["total"])
+        site.watch(stage.name, event)
+
+    with contextlib.ExitStack() as stack:
+        leader = stack.enter_context(_lead(stage, site, job, lease)) if nodes > 1 else None
+        if site.placement.mirrors_checkpoints:
+            stack.enter_context(_mirror(site, job, lease, leader, check))
+        append_segment(job, processes=nodes * processes, nodes=nodes)
+        try:
+            return run_job(
+                job,
+                processes=processes,
+                on_event=on_event,
+                stop=leader.ending if leader else lease.ending,
+                check=check,
+                root=site.root,
+                meeting=leader.meeting if leader else None,
+            )
+        except StageError as error:
+            if (cause := _cause(error, site, lease, leader)) is error:
+                raise
+            raise cause from error
+
+
+def find_finished(job: Job) -> Result | None:
+    """Return the result of an execution of this very job that finished and whose output is whole.
+
+    None means that the job has to run. A job that finished keeps its directory until its artifact
+    is published.
+    """
+    try:
+        result = Result.find(job.directory)
+        if result is None or result.status != "finished" or not job.is_written():
+            return None
+        is_whole = result.output == digests_of(job.output)
+    except (OSError, StageError, KeyError):  # written by another version, or a bad block
+        return None
+    return result if is_whole else None
+
+
+def _cause(error: StageError, site: Site, lease: Lease, leader: Leader | None) -> StageError:
+    """What ended the job. Raises LeaseLost when that was it."""
+    if site.stop.is_set():
+        return error
+    if isinstance(error, StageInterrupted):
+        lease.raise_if_lost()
+    return error if leader is None else leader.explain(error)
+
+
+def _lead(
+    stage: Stage, site: Site, job: Job, lease: Lease
+) -> contextlib.AbstractContextManager[Leader]:
+    def warn(error: NanochatError) -> None:
+        _warn(site, job, f"another node's part of a checkpoint did not come yet: {error}")
+
+    return lead(
+        site.store,
+        job,
+        lease,
+        nodes=nodes_of(stage, site),
+        processes=processes_of(stage, site),
+        terms=site.terms,
+        tell=lambda text: site.watch(job.stage, {"kind": "waiting", "text": text}),
+        warn=warn,
+    )
+
+
+@contextlib.contextmanager
+def _mirror(
+    site: Site, job: Job, lease: Lease, leader: Leader | None, check: CodeCheck
+) -> Generator[None]:
+    """Send every new checkpoint to the store; parts of other nodes are there.
+
+    The checkpoint of the last step is sent only if the job does not finish: its tensors go up as
+    files of the artifact, after which no process needs it.
+    """
+    has_ended = False
+
+    def skip(directory: Path) -> bool:
+        result = Result.find(job.directory) if has_ended else None
+        has_failed = has_ended and (result is None or result.status != "finished")
+        return not has_failed and checkpoints.is_of_last_step(directory)
+
+    def send(directory: Path) -> None:
+        check()
+        there: list[File] = leader.parts if leader else []
+        sent = checkpoints.send(
+            site.store,
+            job,
+            directory,
+            owner=lease.owner,
+            epoch=lease.epoch,
+            fence=lease.check,
+            there=there,
+        )
+        with contextlib.suppress(StoreError):  # the next one prunes for this one
+            checkpoints.prune(site.store, job, sent=sent)
+
+    reported, next_report = "", 0.0
+
+    def warn(error: NanochatError) -> None:
+        nonlocal reported, next_report
+        now = time.monotonic()  # a store that does not answer is asked again every second
+        if str(error) != reported or now >= next_report:
+            reported, next_report = str(error), now + site.terms.say
+            _warn(site, job, f"checkpoint not stored: {error}")
+
+    with mirror(job.checkpoints, send, on_error=warn, skip=skip):
+        try:
+            yield
+        finally:
+            has_ended = True
+
+
+def _warn(site: Site, job: Job, text: str) -> None:
+    site.watch(job.stage, {"kind": "warning", "text": text})

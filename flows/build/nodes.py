@@ -1,0 +1,213 @@
+"""A stage on several machines: what every one of them does, each with its own disk.
+
+Node 0 builds the stage, as one machine would (flows/build/build.py, flows/build/coordinator.py).
+The others join it: they fetch the inputs, wait until it calls, fetch the checkpoint that it names,
+run their part of the job, and send what their ranks save to the store. They hold no lease and
+publish nothing. When an attempt ends without the artifact, they wait for the next call.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Generator, Mapping
+from functools import partial
+from pathlib import Path
+
+from flows.artifacts.cache import Cache
+from flows.build.build import Sought, build, find_usable, reuse, seek, telling_its_end, uri_of
+from flows.build.code_check import CodeCheck
+from flows.build.context import Built, Site
+from flows.build.follower import Attempt
+from flows.build.job import (
+    fetch_inputs,
+    make_check,
+    make_job,
+    nodes_of,
+    processes_of,
+    tell_building,
+    work_of,
+)
+from flows.build.messages import Call, Place, find_call
+from flows.build.retry import StageLost
+from flows.identity.manifest import Manifest
+from flows.leases import file_lock
+from flows.leases.lease import Holder
+from flows.stages import Stage
+from infra.launch.torchrun import StageInterrupted
+from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreError
+from nanochat_core.job import Job
+
+_SECONDS_FOR_THE_LOCK = 40.0  # an attempt that was told to stop saves in less
+_UNREACHABLE = (StoreError, ArtifactError)
+
+
+def build_share(
+    stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, node: int, force: bool
+) -> Built:
+    """Build this node's share of a stage. Of a CPU stage node 0 does it all.
+
+    Raises what `build` raises; of these JobFailed (NodeLost), LeaseLost and StageLost for what may
+    succeed when it is tried again.
+    """
+    nodes = site.placement.nodes
+    if not 0 <= node < nodes:
+        raise ConfigError(
+            f"node {node} is none of {nodes}", hint=f"their numbers are 0 to {nodes - 1}"
+        )
+    if node == 0:
+        return build(stage, site, inputs, force=force)
+    if nodes_of(stage, site) == 1:
+        raise ConfigError(
+            f"{stage.name} is built by one machine, this is node {node}",
+            hint="start it on node 0 alone",
+        )
+    with telling_its_end(stage, site):
+        sought = seek(stage, site, inputs, force=force)
+        if sought.manifest is not None:
+            return reuse(site, sought.manifest)
+        joiner = _Joiner(stage, site, inputs, sought, node=node)
+        with _alone(joiner):
+            return joiner.join()
+
+
+@contextlib.contextmanager
+def _alone(joiner: "_Joiner") -> Generator[None]:
+    """Hold the fingerprint's lock in this home. Raises StageError when another process keeps it."""
+    site, identity = joiner.site, joiner.identity
+    path = file_lock.lock_path(site.work, identity.stage, identity.fingerprint)
+    deadline = time.monotonic() + _SECONDS_FOR_THE_LOCK
+    while True:
+        with file_lock.try_hold(path) as is_held:
+            if is_held:
+                yield
+                return
+            owner = file_lock.find_owner(path)
+        if time.monotonic() > deadline:
+            raise StageError(
+                f"node {joiner.node} works in {site.placement.home}, as {owner} does",
+                hint="give each node a home of its own: --home, or NANOCHAT_HOME",
+            )
+        joiner.pause()
+
+
+class _Joiner:
+    """A node other than 0."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        site: Site,
+        inputs: Mapping[str, Manifest],
+        sought: Sought,
+        *,
+        node: int,
+    ) -> None:
+        self.site = site
+        self.identity = sought.identity
+        self.node = node
+        self._stage = stage
+        self._inputs = inputs
+        self._code = sought.code
+        self._redo = sought.redo
+        self._place = Place(
+            store=site.store, stage=stage.name, fingerprint=self.identity.fingerprint
+        )
+        self._seen = 0  # epoch of the last call
+        self._began = time.time()
+
+    def join(self) -> Built:
+        """Follow node 0's calls until the artifact is there."""
+        with self.site.open_cache() as cache:
+            if not self._is_called():  # node 0 fetches too, before it calls
+                self._fetch(cache)
+            while True:
+                found = self._wait()
+                if isinstance(found, Manifest):
+                    return self._finish(found)
+                self._seen = found.epoch
+                attempt = Attempt(self.site, self._place, found, node=self.node)
+                attempt.run(partial(self._prepare, found, cache))
+
+    def _prepare(self, call: Call, cache: Cache) -> tuple[Job, CodeCheck]:
+        self._check(call)
+        job = make_job(self._stage, self.site, self.identity, self._fetch(cache))
+        check = make_check(self.site, self.identity, job, self._code)
+        check.discard_foreign_state()
+        tell_building(self._stage, self.site, job)
+        return job, check
+
+    def _fetch(self, cache: Cache) -> dict[str, Path]:
+        return fetch_inputs(self._stage, self.site, self._inputs, cache, check=lambda: None)
+
+    def _is_called(self) -> bool:
+        with contextlib.suppress(*_UNREACHABLE):
+            return find_call(self._place, ttl=self.site.terms.ttl)[0] is not None
+        return False
+
+    def pause(self) -> None:
+        """Between two looks at the store. Raises StageInterrupted when the run is stopped."""
+        if self.site.stop.wait(self.site.terms.look):
+            raise StageInterrupted(f"{self._stage.name}: the run is being stopped")
+
+    def _wait(self) -> Manifest | Call:
+        """The artifact, or a call that was not followed yet. Raises StageLost after a silence."""
+        terms = self.site.terms
+        heard = time.monotonic()
+        limit = terms.ttl if self._seen else max(terms.ttl, terms.meet)
+        say = 0.0
+        while True:
+            try:
+                if manifest := self._find():
+                    return manifest
+                call, holder = find_call(self._place, ttl=terms.ttl)
+                if holder is not None:
+                    heard = time.monotonic()
+                if call is not None and call.epoch > self._seen:
+                    return call
+            except _UNREACHABLE:
+                holder = None
+            silence = time.monotonic() - heard
+            if silence > limit:
+                raise StageLost(
+                    f"{self._place.name}: node {self.node} heard nothing of node 0 for "
+                    f"{silence:.0f} s",
+                    hint="start node 0 with the same store, then this one again",
+                )
+            if time.monotonic() >= say:
+                say = time.monotonic() + terms.say
+                self._tell_waiting(holder)
+            self.pause()
+
+    def _tell_waiting(self, holder: Holder | None) -> None:
+        whom = f"run {holder.record.run} on host {holder.host}" if holder else "nobody builds yet"
+        text = f"waiting: node {self.node} for node 0 ({whom})"
+        self.site.watch(self._stage.name, {"kind": "waiting", "text": text})
+
+    def _find(self) -> Manifest | None:
+        found = find_usable(self.site, self.identity)
+        is_old = self._redo and found is not None and found.provenance.run != self.site.run_id
+        return None if is_old else found
+
+    def _check(self, call: Call) -> None:
+        """Raises ConfigError when node 0 was started for another number of nodes or processes."""
+        nodes, processes = self.site.placement.nodes, processes_of(self._stage, self.site)
+        if (call.nodes, call.processes) != (nodes, processes):
+            raise ConfigError(
+                f"node 0 on {call.host} calls {call.nodes} nodes with {call.processes} processes, "
+                f"this one was started for {nodes} with {processes}",
+                hint="give all nodes the same --nodes and --gpus",
+            )
+
+    def _finish(self, manifest: Manifest) -> Built:
+        shutil.rmtree(work_of(self.site, self.identity), ignore_errors=True)
+        if not self._seen:
+            return reuse(self.site, manifest)
+        uri = uri_of(self.site.store, manifest)
+        event = {
+            "kind": "finished",
+            "uri": uri,
+            "seconds": time.time() - self._began,
+            "metrics": manifest.provenance.metrics,
+        }
+        self.site.watch(self._stage.name, event)
+        return Built(manifest=manifest, uri=uri, cached=False)

@@ -1,0 +1,178 @@
+"""One stage that somebody else is to build: a worker of another pool, or a process on another host.
+
+An order is strings and numbers, so that it can be the parameters of a Prefect run or the words of a
+command. Whoever carries it out works the fingerprint out again, and refuses when it is not the one
+that was ordered: then the code or the machine over there differs.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from flows.artifacts.names import check_stage
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.runs import Run
+from flows.build.build import Built, Site, Watch
+from flows.build.nodes import build_share
+from flows.identity.fingerprint import Code, Identity, fingerprint_of, short
+from flows.identity.manifest import Manifest, identify_from
+from flows.leases.held_lease import Terms
+from flows.profiles import make_placement, open_profile
+from flows.stages import Stage, stage_named
+from infra.placement import default_home
+from infra.storage.open import open_store
+from nanochat_core.errors import ArtifactError, ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be built, for whom and where. Every field is plain JSON."""
+
+    stage: str
+    fingerprint: str  # 64 hex digits: what the one who orders it works out
+    inputs: tuple[str, ...]  # stage/fingerprint of each input, in the table's order
+    profile: str
+    depth: int | None = None
+    overrides: tuple[str, ...] = ()
+    run: str  # id of the run it is for
+    force: bool = False
+    store: str
+    gpus: int | None = None  # of each node
+    nodes: int = 1
+    place: tuple[str, ...] = ()
+    strict: bool = False
+
+    @property
+    def name(self) -> str:
+        """As people call it: stage/fingerprint."""
+        return f"{self.stage}/{short(self.fingerprint)}"
+
+
+def match_digest(order: Order, *, pool: str | None) -> str:
+    """Return 12 hex digits that are the same for two orders if either may stand for the other.
+
+    They build the same artifact in the same store, on machines of the same pool, with the same
+    number of nodes and processes, and equally strict about code that the fingerprint does not
+    cover. No other setting counts: a second order would occupy a worker for as long as it waits for
+    the lease of the first. A forced order stands for the orders of its own run only.
+    """
+    # Without a number, as many GPUs as the profile can fill: what its machines have, as a rule.
+    most = open_profile(order.profile, depth=order.depth, snapshots=False).pace.max_gpus
+    return short(
+        fingerprint_of(
+            {
+                "store": order.store,
+                "pool": pool,
+                "nodes": order.nodes,
+                "gpus": most if order.gpus is None else order.gpus,
+                "stage": order.stage,
+                "fingerprint": order.fingerprint,
+                "force": order.run if order.force else None,
+                "strict": order.strict,
+            }
+        )
+    )
+
+
+def make_order(
+    stage: Stage,
+    site: Site,
+    run: Run,
+    inputs: Mapping[str, Manifest],
+    *,
+    fingerprint: str,
+    force: bool,
+) -> Order:
+    """What somebody else must know to build this stage for this run."""
+    return Order(
+        stage=stage.name,
+        fingerprint=fingerprint,
+        inputs=tuple(f"{source.name}/{inputs[source.name].fingerprint}" for source in stage.inputs),
+        profile=run.profile,
+        depth=run.depth,
+        overrides=run.overrides,
+        run=run.run,
+        force=force,
+        store=site.store.url,
+        gpus=run.gpus,
+        nodes=site.placement.nodes,
+        place=run.place,
+        strict=site.strict,
+    )
+
+
+def build_on_node(
+    order: Order,
+    *,
+    node: int,
+    watch: Watch,
+    terms: Terms | None = None,
+    stop: threading.Event | None = None,
+) -> Built:
+    """This machine's share of what is ordered: all of it, when the order is for one node.
+
+    Setting `stop` is as SIGTERM to the job. Raises ConfigError when this machine would build
+    something else, ArtifactError when an input is not in the store, and what `build` raises; of
+    these JobFailed (NodeLost), LeaseLost and StageLost for what may succeed when it is tried again.
+    """
+    stage, site, inputs = open_order(order, watch=watch)
+    check_same(order, stage, site, inputs)
+    site = replace(site, terms=terms or site.terms, stop=stop or site.stop)
+    return build_share(stage, site, inputs, node=node, force=order.force)
+
+
+def stage_of(order: Order) -> Stage:
+    """The stage that is ordered. Raises ConfigError when there is none called so."""
+    return stage_named(check_stage(order.stage))
+
+
+def open_order(order: Order, *, watch: Watch) -> tuple[Stage, Site, dict[str, Manifest]]:
+    """The stage, this machine as its site, and the inputs' manifests by stage."""
+    stage = stage_of(order)
+    opened = open_profile(
+        order.profile, depth=order.depth, overrides=order.overrides, snapshots=False
+    )
+    home = default_home()
+    placement = make_placement(
+        opened.pace, home=home, store=order.store, gpus=order.gpus, settings=order.place
+    )
+    home.mkdir(parents=True, exist_ok=True)
+    site = Site(
+        run=opened.run,
+        run_id=order.run,
+        placement=replace(placement, nodes=order.nodes),
+        store=open_store(order.store),
+        watch=watch,
+        strict=order.strict,
+    )
+    wait = site.wait_for_store(order.stage)
+    found = [wait(partial(_input, site, name)) for name in order.inputs]
+    return stage, site, {manifest.stage: manifest for manifest in found}
+
+
+def check_same(order: Order, stage: Stage, site: Site, inputs: Mapping[str, Manifest]) -> Identity:
+    """What this machine would build, which is what was ordered. Raises ConfigError when not."""
+    if missing := [source.name for source in stage.inputs if source.name not in inputs]:
+        raise ConfigError(f"the order of {order.name} lacks its input {missing[0]}")
+    code = Code(site.root, cache=site.work / "code.json")
+    ours = identify_from(stage, site.run, inputs, code=code)
+    if ours.fingerprint != order.fingerprint:
+        raise ConfigError(
+            f"{order.name} was ordered, but this machine would build "
+            f"{stage.name}/{short(ours.fingerprint)}",
+            hint="give worker and caller the same version of the code",
+        )
+    return ours
+
+
+def _input(site: Site, name: str) -> Manifest:
+    stage, _, fingerprint = name.partition("/")
+    manifest = find_manifest(site.store, stage, fingerprint)
+    if manifest is None:
+        raise ArtifactError(
+            f"{stage}/{short(fingerprint)} is not in {site.store.url}",
+            hint="the worker must use the same store as the run: a directory is seen by one "
+            "machine only",
+        )
+    return manifest

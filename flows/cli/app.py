@@ -1,0 +1,178 @@
+"""The `nanochat` command line: its commands, and how every mistake of a person is answered.
+
+A mistake ends as `error: ...` and `hint: ...` on stderr with exit code 1, never as a traceback. Our
+own bugs raise. Only the module of the command that was asked for is imported, and commands import
+what is slow (torch, Prefect, rich's progress bars) inside their functions: `nanochat --help` and
+`nanochat plan` answer at once.
+"""
+
+import errno
+import importlib
+import importlib.metadata
+import inspect
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cyclopts import App, CycloptsError, Group
+
+from flows.cli.output import print_error, print_mistake
+from nanochat_core.errors import NanochatError
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+_ABOUT = "Train your own ChatGPT as a pipeline you can stop, resume, schedule and trust."
+_TRAIN, _USE, _ARTIFACTS, _MACHINE = "train", "use", "artifacts", "machine"  # folders of commands
+_GROUPS = {
+    _TRAIN: Group("Train", sort_key=1),
+    _USE: Group("Use", sort_key=2),
+    _ARTIFACTS: Group("Artifacts", sort_key=3),
+    _MACHINE: Group("This machine", sort_key=4),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Command:
+    """One command, or a group of commands that `make_{name}_app` of its module makes."""
+
+    name: str
+    folder: str  # that holds its module, and the group that the help shows it in
+    aliases: tuple[str, ...] = ()
+    function: str = ""  # of this name in the module of this name; by default the command's
+    usage: str | None = None  # where cyclopts itself would show [ARGS] for words that are optional
+    is_group: bool = False
+
+    def load(self) -> Any:
+        """Import the command's function, or what makes the group."""
+        module = importlib.import_module(f"flows.cli.{self.folder}.{self.function or self.name}")
+        name = f"make_{self.name}_app" if self.is_group else self.function or self.name
+        return getattr(module, name)
+
+
+_COMMANDS = (
+    _Command(name="plan", folder=_TRAIN),
+    _Command(name="run", folder=_TRAIN),
+    _Command(name="stage", folder=_TRAIN),
+    _Command(name="miniseries", folder=_TRAIN),
+    _Command(name="status", folder=_TRAIN, usage="[OPTIONS] [RUN]"),
+    _Command(name="explain", folder=_TRAIN),
+    _Command(name="accept", folder=_TRAIN),
+    _Command(name="profiles", folder=_TRAIN),
+    _Command(name="chat", folder=_USE),
+    _Command(name="serve", folder=_USE),
+    _Command(name="fetch", folder=_USE, aliases=("pull",), usage="[OPTIONS] REF [PATH]"),
+    _Command(name="push", folder=_USE, usage="--to STR [OPTIONS] REF..."),
+    _Command(name="import", folder=_USE, function="import_model"),
+    _Command(name="export", folder=_USE),
+    _Command(name="report", folder=_USE),
+    _Command(name="ls", folder=_ARTIFACTS, usage="[OPTIONS] [REF]"),
+    _Command(name="tag", folder=_ARTIFACTS, usage="[OPTIONS] [NAME] [REF]"),
+    _Command(name="diff", folder=_ARTIFACTS),
+    _Command(name="compare", folder=_ARTIFACTS, usage="[OPTIONS] REF REF..."),
+    _Command(name="sql", folder=_ARTIFACTS, usage="[OPTIONS] [QUERY]"),
+    _Command(name="revoke", folder=_ARTIFACTS),
+    _Command(name="gc", folder=_ARTIFACTS),
+    _Command(name="data", folder=_ARTIFACTS, is_group=True),
+    _Command(name="evals", folder=_ARTIFACTS, is_group=True),
+    _Command(name="doctor", folder=_MACHINE),
+    _Command(name="up", folder=_MACHINE),
+    _Command(name="deploy", folder=_MACHINE),
+    _Command(name="down", folder=_MACHINE),
+    _Command(name="bench", folder=_MACHINE, is_group=True),
+)
+_FACTS_OF_THE_MACHINE = {
+    errno.ENOSPC: "free some space, or give another directory with --home",
+    errno.EDQUOT: "free some space, or give another directory with --home",
+    errno.EACCES: "choose a directory you may write to, for example with --home",
+    errno.EPERM: "choose a directory you may write to, for example with --home",
+    errno.EROFS: "choose a directory you may write to, for example with --home",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. `arguments` default to those of the process."""
+    try:
+        code = _call(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()  # here, so that a full disk or a closed pipe is met inside this function
+    except NanochatError as error:
+        print_mistake(error)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _settle_stdout()
+        return 1
+    except OSError as error:
+        if error.errno not in _FACTS_OF_THE_MACHINE:
+            raise
+        _settle_stdout()
+        where = f": {error.filename}" if error.filename else ""
+        print_error(
+            f"{(error.strerror or str(error)).lower()}{where}",
+            hint=_FACTS_OF_THE_MACHINE[error.errno],
+        )
+        return 1
+    return code
+
+
+def make_app(asked: str = "") -> App:
+    """Make the command line: with the command that was `asked` for alone, or with all of them."""
+    app = App(
+        name="nanochat",
+        help=_ABOUT,
+        version=lambda: importlib.metadata.version("nanochat-flows"),
+        help_format="plaintext",
+        group_commands=Group("Options", sort_key=9),
+        group_parameters=Group("Options", sort_key=9),
+        exit_on_error=False,
+        print_error=False,
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    alone = [command for command in _COMMANDS if asked in (command.name, *command.aliases)]
+    for place, command in enumerate(alone or _COMMANDS):
+        if command.is_group:
+            app.command(command.load()(group=_GROUPS[command.folder], sort_key=place))
+            continue
+        function, usage = command.load(), command.usage
+        app.command(
+            function,
+            name=(command.name, *command.aliases),
+            group=_GROUPS[command.folder],
+            sort_key=place,
+            help=_unwrap(function.__doc__ or ""),
+            usage=None
+            if usage is None
+            else f"Usage: nanochat {asked if alone else command.name} {usage}\n",
+        )
+    return app
+
+
+def _unwrap(text: str) -> str:
+    """A docstring with one line a paragraph, for a terminal of whatever width."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _call(arguments: Sequence[str]) -> int:
+    try:
+        return make_app(arguments[0] if arguments else "")(arguments) or 0
+    except CycloptsError as error:
+        from flows.cli.usage import usage_mistake
+
+        print_mistake(usage_mistake(error))
+        return 1
+
+
+def _settle_stdout() -> None:
+    """Write what is left; if nobody takes it, keep the interpreter from failing again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

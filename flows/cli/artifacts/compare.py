@@ -1,0 +1,261 @@
+"""`nanochat compare`: which of several runs, or artifacts of a stage, is better, and at what."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.artifacts.listing import columns
+from flows.artifacts.names import is_artifact, open_artifact, open_run
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.runs import read_all
+from flows.cli.options import AsJson, Place
+from flows.cli.output import print_json, print_lines, screen
+from flows.identity.fingerprint import short
+from flows.identity.manifest import Manifest
+from flows.stages import STAGES
+from infra.storage.base import Store
+from nanochat_core.errors import ConfigError
+
+if TYPE_CHECKING:  # duckdb is slow to import, and every command imports this module
+    from flows.compare.curves import Curves
+
+_MAX_ANSWER = 60  # characters
+
+
+def compare(
+    *references: Annotated[
+        str,
+        Parameter(
+            name="REF",
+            help="Two or more runs, by profile, tag or id, or artifacts of one stage (sft@tiny).",
+        ),
+    ],
+    answers: Annotated[
+        int, Parameter(help="Changed answers that are printed of each task; 0 for none.")
+    ] = 0,
+    html: Annotated[
+        Path | None,
+        Parameter(help="Write a page with the scores and all curves of training to this file."),
+    ] = None,
+    place: Place = Place(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """Compare what runs or artifacts measured with the first of them, with intervals.
+
+    Of training stages the curves stand below each other, on one scale.
+
+    A difference marked * is larger than other questions of the same kind would explain (95 %; of
+    answers to the same questions by McNemar's exact test); another seed of training may still.
+    gained and lost count answers that became right and wrong.
+    """
+    import tempfile
+
+    from flows.compare.curves import curves_of
+    from flows.compare.page import curve_tree
+
+    if len(references) < 2:
+        raise ConfigError(
+            f"{len(references)} of them is given, expected two or more"
+            if references
+            else "nothing to compare is given",
+            hint="nanochat compare main mine, or nanochat compare sft@main sft@mine",
+        )
+    if answers < 0:
+        raise ConfigError(f"--answers is {answers}", hint="give 0 or more")
+    store = place.open_store()
+    found = _open(store, references)
+    with tempfile.TemporaryDirectory(prefix="nanochat-compare-") as directory:
+        stages = [
+            _compare_stage(store, stage, [each.get(stage) for each in found], Path(directory))
+            for stage in _order(found)
+        ]
+        curves = {
+            stage["stage"]: curves_of(
+                store, stage["stage"], [each.get(stage["stage"]) for each in found], Path(directory)
+            )
+            for stage in stages
+            if html is not None or len(set(stage["fingerprints"])) > 1
+        }
+    stages = [s for s in stages if s["scores"] or s["same"] or curves.get(s["stage"])]
+    if html is not None:
+        _write_page(html, references, stages, curves)
+    if as_json:
+        trees = [{**s, "curves": list(map(curve_tree, curves.get(s["stage"], ())))} for s in stages]
+        print_json({"references": references, "stages": trees})
+    else:
+        print_lines(_lines(references, stages, curves, answers))
+        if html is not None:
+            screen().print(str(html))
+    return 0
+
+
+def _write_page(
+    path: Path,
+    references: Sequence[str],
+    stages: Sequence[Mapping[str, Any]],
+    curves: Mapping[str, Sequence["Curves"]],
+) -> None:
+    from flows.compare.page import Compared, render, write
+
+    compared = [
+        Compared(
+            name=stage["stage"],
+            same=stage["same"],
+            rows=[_row(item) for item in stage["scores"]],
+            curves=curves.get(stage["stage"], ()),
+        )
+        for stage in stages
+    ]
+    write(path, render(references, compared))
+
+
+def _open(store: Store, references: Sequence[str]) -> list[dict[str, Manifest]]:
+    """The artifacts of each, by stage."""
+    kinds = {is_artifact(name) for name in references}
+    if len(kinds) > 1:
+        run, artifact = (next(n for n in references if is_artifact(n) == k) for k in (False, True))
+        raise ConfigError(
+            f"{run} is a run and {artifact} is an artifact",
+            hint=f"compare runs, or artifacts: one of the run is like sft@{run}",
+        )
+    if kinds == {True}:
+        manifests = read_all(lambda name: open_artifact(store, name), references)
+        stages = sorted({manifest.stage for manifest in manifests})
+        if len(stages) > 1:
+            raise ConfigError(
+                f"the artifacts are of different stages: {', '.join(stages)}",
+                hint="compare artifacts of one stage, or whole runs",
+            )
+        return [{manifest.stage: manifest} for manifest in manifests]
+    return [_of_run(store, name) for name in references]
+
+
+def _of_run(store: Store, name: str) -> dict[str, Manifest]:
+    run = open_run(store, name)
+    items = list(run.stages.items())
+    manifests = read_all(lambda item: find_manifest(store, *item), items)
+    return {manifest.stage: manifest for manifest in manifests if manifest is not None}
+
+
+def _order(found: Sequence[Mapping[str, Manifest]]) -> list[str]:
+    known = {stage for each in found for stage in each}
+    names = [stage.name for stage in STAGES if stage.name in known]
+    return names + sorted(known - set(names))
+
+
+def _compare_stage(
+    store: Store, stage: str, manifests: Sequence[Manifest | None], directory: Path
+) -> dict[str, Any]:
+    """A stage as JSON has it: the scores of each, and from the second on what differs."""
+    from flows.compare.compare import Pairs, delta_of, pairs_of, scores_of
+
+    there = [manifest for manifest in manifests if manifest is not None]
+    scores = [scores_of(manifest) if manifest else {} for manifest in manifests]
+    names = list(dict.fromkeys(name for each in scores for name in each))
+    same = len(there) == len(manifests) and len({m.fingerprint for m in there}) == 1
+    tree: dict[str, Any] = {
+        "stage": stage,
+        "fingerprints": [manifest and manifest.fingerprint for manifest in manifests],
+        "same": same and bool(names),
+        "scores": [],
+        "answers": [[] for _ in manifests],
+        "not_paired": [None for _ in manifests],
+    }
+    if same or not names:
+        return tree
+    told = pairs_of(store, there, directory) if there[:1] == list(manifests[:1]) else []
+    paired = [Pairs(by_task={})] * len(manifests)
+    for manifest, pairs in zip(there[1:], told, strict=False):
+        paired[next(i for i, m in enumerate(manifests) if m is manifest)] = pairs
+    for name in names:
+        first = scores[0].get(name)
+        cells: list[dict[str, Any] | None] = []
+        for number, each in enumerate(scores):
+            score = each.get(name)
+            cell = None if score is None else asdict(score)
+            if cell is not None and score is not None and first is not None and number:
+                delta = delta_of(first, score, paired[number].by_task.get(name))
+                cell["delta"] = {**asdict(delta), "clear": delta.is_clear}
+            cells.append(cell)
+        tree["scores"].append({"metric": name, "of": cells})
+    tree["answers"] = [
+        [{**asdict(item), "delta": asdict(item.delta)} for item in pairs.by_task.values()]
+        for pairs in paired
+    ]
+    tree["not_paired"] = [pairs.why_not for pairs in paired]
+    return tree
+
+
+def _lines(
+    references: Sequence[str],
+    stages: Sequence[Mapping[str, Any]],
+    curves: Mapping[str, Sequence["Curves"]],
+    answers: int,
+) -> Iterator[str]:
+    if not stages:
+        yield "nothing that they made measured anything"
+    for stage in stages:
+        if stage["same"]:
+            yield f"{stage['stage']}: the same artifact, {short(stage['fingerprints'][0])}"
+            yield ""
+            continue
+        if stage["scores"]:
+            yield from columns([_head(references, stage), *map(_row, stage["scores"])])
+        else:
+            yield stage["stage"]
+        yield ""
+        for found in curves.get(stage["stage"], ()):
+            yield from found.drawn(references)
+            yield ""
+        for name, why_not, tasks in zip(
+            references, stage["not_paired"], stage["answers"], strict=True
+        ):
+            if why_not:
+                yield f"{name} was not asked what {references[0]} was: {why_not}"
+            for task in tasks:
+                yield from _answers(references[0], name, task, answers)
+
+
+def _head(references: Sequence[str], stage: Mapping[str, Any]) -> list[str]:
+    return [stage["stage"], *(word for name in references for word in (name, ""))]
+
+
+def _row(item: Mapping[str, Any]) -> list[str]:
+    row = [item["metric"]]
+    for cell in item["of"]:
+        row += ["", ""] if cell is None else [_score(cell), _delta(cell.get("delta"))]
+    return row
+
+
+def _score(cell: Mapping[str, Any]) -> str:
+    if cell["low"] is None or cell["high"] is None:
+        return f"{cell['value']:.6g}"
+    return f"{cell['value']:.4g} [{cell['low']:.4g}, {cell['high']:.4g}]"
+
+
+def _delta(delta: Mapping[str, Any] | None) -> str:
+    if delta is None:
+        return ""
+    if delta["low"] is None:
+        return f"{delta['value']:+.4g}"
+    ends = f"[{delta['low']:+.4g}, {delta['high']:+.4g}]"
+    return f"{delta['value']:+.4g} {ends}{' *' if delta['clear'] else ''}"
+
+
+def _answers(first: str, name: str, task: Mapping[str, Any], shown: int) -> Iterator[str]:
+    yield (
+        f"{task['task']}: of {task['total']} questions {name} gained {task['gained']} and lost "
+        f"{task['lost']}; {len(task['changed'])} answered otherwise than by {first}"
+    )
+    for item in task["changed"][:shown]:
+        verdicts = ["right" if item[key] else "wrong" for key in ("was_right", "is_right")]
+        old, new = (_cut(str(item[key])) for key in ("old", "new"))
+        yield f"  {item['place']}: {old} ({verdicts[0]}) -> {new} ({verdicts[1]})"
+
+
+def _cut(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_ANSWER else f"...{text[3 - _MAX_ANSWER :]}"

@@ -1,0 +1,187 @@
+"""`nanochat data`: a look at what models learn from."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Group, Parameter
+
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.listing import columns
+from flows.artifacts.names import is_artifact, open_usable
+from flows.cli.artifacts.data_show import show
+from flows.cli.options import AsJson, Place
+from flows.cli.output import print_json, print_lines, print_warning
+from flows.cli.progress import count_of, show_bytes
+from flows.render.text import count, percent, size
+from flows.stages import SHARDS
+from infra.storage.base import Store
+from nanochat_core.errors import ConfigError
+
+if TYPE_CHECKING:  # duckdb and pyarrow are slow to import, and every command imports this module
+    from flows.cli.artifacts.data_stats import FileStats, LengthBin, TextStats
+
+_BAR = 40  # characters of the longest bar
+_SHOWN_FILES = 24
+
+
+def stats(
+    what: Annotated[
+        str,
+        Parameter(
+            name="REF|DIRECTORY",
+            help="shards@RUN, shards/FINGERPRINT, a run's name (its shards), a directory of "
+            "parquet files with a column text, or one such file.",
+        ),
+    ],
+    /,
+    *,
+    place: Place = Place(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """Count documents, characters and bytes; show how long documents are and in which scripts.
+
+    Lengths are of all documents, scripts of a sample.
+    """
+    from flows.cli.artifacts.data_stats import find_text_files, measure_text
+
+    path = _find_path(what)
+    with place.cache as cache:
+        if path is None:
+            path = _fetch_shards(place.open_store(), what, cache)
+        found = measure_text(find_text_files(path))
+    if as_json:
+        print_json(_tree(found))
+    else:
+        print_lines(_lines(found))
+    return 0
+
+
+def make_data_app(*, group: Group, sort_key: int) -> App:
+    """The group of commands."""
+    app = App(
+        name="data",
+        help="Look at what models learn from.",
+        group=group,
+        group_commands=Group("Commands"),
+        sort_key=sort_key,
+    )
+    app.command(stats, sort_key=0)
+    app.command(show, sort_key=1)
+    return app
+
+
+def _find_path(what: str) -> Path | None:
+    """The directory or file that `what` names, or None for the name of an artifact or a run."""
+    path = Path(what).expanduser()
+    if path.exists():
+        return path
+    if what.startswith(("/", ".", "~")):
+        raise ConfigError(
+            f"{what} does not exist",
+            hint=f"give a directory of parquet files, or {SHARDS.name}@RUN",
+        )
+    return None
+
+
+def _fetch_shards(store: Store, name: str, cache: Cache) -> Path:
+    """A verified local directory with the shards called `name`."""
+    reference = name if is_artifact(name) else f"{SHARDS.name}@{name}"
+    manifest = open_usable(store, reference, warn=print_warning)
+    if manifest.stage != SHARDS.name:
+        raise ConfigError(
+            f"{manifest.name} has no documents: it is of stage {manifest.stage}",
+            hint=f"give {SHARDS.name}@RUN, or a directory of parquet files",
+        )
+    total = sum(file.size for file in manifest.files)
+    with show_bytes(total, what=manifest.name) as on_bytes:
+        return fetch(store, manifest, cache, on_bytes=on_bytes) / "files"
+
+
+def _tree(found: "TextStats") -> dict[str, Any]:
+    totals = {
+        "documents": found.documents,
+        "characters": found.characters,
+        "bytes": found.bytes,
+    }
+    return totals | asdict(found)
+
+
+def _lines(found: "TextStats") -> Iterator[str]:
+    yield (
+        f"{count_of(len(found.files), 'file')}: {count_of(found.documents, 'document')}, "
+        f"{count(found.characters)} characters, {size(found.bytes)} of text"
+    )
+    yield ""
+    yield from _file_table(found.files)
+    yield ""
+    yield from _length_table(found.lengths)
+    yield ""
+    yield from _script_table(found)
+
+
+def _file_table(files: Sequence["FileStats"]) -> list[str]:
+    has_split = any(file.split for file in files)
+    head = ("file", "split", "documents", "characters", "mean", "longest", "bytes a character")
+    rows = [
+        (
+            file.name,
+            file.split,
+            f"{file.documents:,}",
+            f"{file.characters:,}",
+            f"{file.characters / file.documents:,.0f}",
+            f"{file.longest:,}",
+            f"{file.bytes / max(file.characters, 1):.3f}",
+        )
+        for file in _shown(files)
+    ]
+    table = [head, *rows]
+    if not has_split:
+        table = [(row[0], *row[2:]) for row in table]
+    lines = columns(table, right=range(2 if has_split else 1, len(table[0])))
+    if (hidden := len(files) - len(rows)) > 0:
+        lines.insert(-1, f"... {hidden} more; --json has all")
+    return lines
+
+
+def _shown(files: Sequence["FileStats"]) -> list["FileStats"]:
+    """All, or the first ones and the last, which is for validation."""
+    if len(files) <= _SHOWN_FILES:
+        return list(files)
+    return [*files[: _SHOWN_FILES - 1], files[-1]]
+
+
+def _length_table(lengths: Sequence["LengthBin"]) -> list[str]:
+    total = max(sum(length.documents for length in lengths), 1)
+    most = max(length.documents for length in lengths)
+    rows = [
+        (
+            f"{length.least:,}" if length.least else "none",
+            f"- {2 * length.least - 1:,}" if length.least else "",
+            f"{length.documents:,}",
+            percent(length.documents / total),
+            _bar(length.documents / max(most, 1)),
+        )
+        for length in lengths
+    ]
+    head = ("characters", "", "documents", "", "")
+    return columns([head, *rows], right=(0, 2, 3))
+
+
+def _script_table(found: "TextStats") -> list[str]:
+    head = (
+        f"scripts, in a sample of {count_of(found.sampled_documents, 'document')} "
+        f"({count(found.sampled_characters)} characters):"
+    )
+    rows = [
+        (name, percent(share), _bar(share / max(found.scripts.values())))
+        for name, share in found.scripts.items()
+        if share
+    ]
+    return [head, *(columns(rows, right=(1,)) if rows else [])]
+
+
+def _bar(share: float) -> str:
+    """A bar for a share of the longest one; what is there at all shows."""
+    return "#" * max(round(_BAR * share), 1 if share else 0)

@@ -1,0 +1,92 @@
+"""`nanochat data show`: one conversation as a model is trained on it, with its loss mask."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.names import open_run, open_usable, suggest
+from flows.cli.options import AsJson, Place, What
+from flows.cli.output import print_json, print_warning, screen
+from flows.render.text import escaped
+from flows.stages import TASK_DATA, TOKENIZER
+from infra.storage.base import Store
+from nanochat_core.errors import ConfigError, DataError
+
+_NO_LIMIT = 2**62
+
+
+def show(
+    task: Annotated[str, Parameter(help="Name of a dataset, as task_data lists them.")],
+    /,
+    *,
+    index: Annotated[int, Parameter(help="Which example, from 0.")] = 0,
+    split: Annotated[Literal["train", "test"], Parameter(help="Of which split.")] = "train",
+    run: Annotated[str, Parameter(help="A profile, run or tag whose datasets are shown.")] = "tiny",
+    place: Place = Place(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """Print a conversation as its tokens, what the model learns to write in colour.
+
+    Without colours the learnt part stands between {+ and +}.
+    """
+    from nanochat_core.tokenizer.bpe import Tokenizer
+    from nanochat_core.tokenizer.chat import render_conversation
+
+    with place.cache as cache:
+        store = place.open_store()
+        data, tokens = (_fetch(store, s.name, run, cache) for s in (TASK_DATA, TOKENIZER))
+        try:
+            conversation = _open_example(data, task, split, index)
+        except DataError as error:
+            made = open_run(store, f"{TASK_DATA.name}@{run}")
+            again = What(depth=made.depth, overrides=made.overrides)
+            words = ["--force", TASK_DATA.name, *place.words]
+            error.hint = f"make them again: {again.command(made.profile, place=words)}"
+            raise
+        tokenizer = Tokenizer.load(tokens)
+    ids, mask = render_conversation(tokenizer, conversation, max_tokens=_NO_LIMIT)
+    # Datasets come from the network: what they hold cannot move the cursor.
+    pieces = [(learnt, escaped(tokenizer.decode(part))) for learnt, part in _spans(ids, mask)]
+    if as_json:
+        tree = {"ids": ids, "mask": mask, "conversation": conversation}
+        print_json({"task": task, "split": split, "index": index, **tree})
+        return 0
+    console = screen()
+    console.print(f"{task} {split} {index}: {len(ids)} tokens, {sum(mask)} of them learnt")
+    for learnt, text in pieces:
+        if console.color_system is None:
+            console.print(f"{{+{text}+}}" if learnt else text, end="")
+        else:
+            console.print(text, style="bold green" if learnt else "dim", end="")
+    console.print()
+    return 0
+
+
+def _fetch(store: Store, stage: str, run: str, cache: Cache) -> Path:
+    manifest = open_usable(store, f"{stage}@{run}", warn=print_warning)
+    return fetch(store, manifest, cache) / "files"
+
+
+def _open_example(directory: Path, task: str, split: str, index: int) -> dict[str, object]:
+    from nanochat_core.data.examples import open_task
+
+    known = sorted(path.name for path in directory.iterdir() if path.is_dir())
+    if task not in known:
+        raise ConfigError(f"there is no dataset '{task}' in this run", hint=suggest(task, known))
+    examples = open_task(task, directory, split)
+    if not 0 <= index < len(examples):
+        raise ConfigError(
+            f"--index is {index}, {task} has {len(examples)} examples for {split}",
+            hint="the first is 0",
+        )
+    return examples[index]
+
+
+def _spans(ids: Sequence[int], mask: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
+    """Neighbouring tokens of one kind together."""
+    for learnt, group in groupby(zip(ids, mask, strict=True), key=lambda pair: bool(pair[1])):
+        yield learnt, [token for token, _ in group]

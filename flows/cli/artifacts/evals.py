@@ -1,0 +1,297 @@
+"""`nanochat evals`: judge a model again and again, and hear of it when it gets worse."""
+
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from cyclopts import App, Group, Parameter
+
+from flows.artifacts.listing import columns
+from flows.cli.artifacts.evals_history import history
+from flows.cli.options import AsJson, Place, Where
+from flows.cli.output import print_json, print_lines, print_warning, screen
+from flows.cli.train.run import saying_how_to_go_on
+from flows.evals.suite import DROP, NIGHTLY, Against, Rule, Suite, check_metric, open_suite
+from infra.placement import check_gpu_pool
+from nanochat_core.errors import ConfigError
+
+if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every command imports this
+    from deployments.evals import Recurring
+    from flows.evals.flow import Evaluated
+
+_JUDGED = Group("How it is judged", sort_key=1)
+
+Model: TypeAlias = Annotated[
+    str,
+    Parameter(
+        help="A tag or a run's name (its newest chat model), a stage of one (sft@main, "
+        "pretrain@main) or a fingerprint (sft/1a2b3c). It is looked up whenever it is judged."
+    ),
+]
+
+
+@Parameter(name="*", group=_JUDGED)
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """The suite, and what counts as worse."""
+
+    profile: Annotated[
+        str | None,
+        Parameter(help="Whose evaluation is used; default that of the model's own run."),
+    ] = None
+    overrides: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            negative="",
+            show_default=False,
+            help="Change one setting of the evaluation, as section.name=value; may be repeated.",
+        ),
+    ] = ()
+    metric: Annotated[
+        str | None,
+        Parameter(help="The number that must not get worse; default chatcore, core or val_bpb."),
+    ] = None
+    drop: Annotated[
+        float, Parameter(help="By how much it may get worse without an alert, in its own unit.")
+    ] = DROP
+    against: Annotated[
+        Against, Parameter(help="Compare with the evaluation before, or with the best so far.")
+    ] = "previous"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """These as parameters of the flow."""
+        return {
+            "profile": self.profile,
+            "overrides": list(self.overrides),
+            "metric": self.metric,
+            "drop": self.drop,
+            "against": self.against,
+        }
+
+    @property
+    def words(self) -> list[str]:
+        """The options that were given, for a command that a person may copy."""
+        words = [] if self.profile is None else ["--profile", self.profile]
+        words += [word for text in self.overrides for word in ("--set", text)]
+        words += [] if self.metric is None else ["--metric", self.metric]
+        words += [] if self.drop == DROP else ["--drop", f"{self.drop:g}"]
+        return words + ([] if self.against == "previous" else ["--against", self.against])
+
+    def check(self, where: Where, model: str) -> Suite:
+        """What will be judged. Raises ConfigError and the like before anything is started."""
+        Rule(metric=self.metric, drop=self.drop, against=self.against)
+        suite = open_suite(
+            where.open_store(),
+            model,
+            profile=self.profile,
+            overrides=self.overrides,
+            warn=print_warning,
+        )
+        check_metric(suite, self.metric)
+        where.placement(suite.opened)  # refuses wrong settings of it
+        return suite
+
+
+def schedule(
+    model: Model = "main",
+    /,
+    *,
+    cron: Annotated[str, Parameter(help="When: minute, hour, day, month, weekday.")] = NIGHTLY,
+    timezone: Annotated[str, Parameter(help="The time zone that the hours are of.")] = "UTC",
+    pause: Annotated[
+        bool, Parameter(negative="", help="Do not start it; Prefect's pages can, or this again.")
+    ] = False,
+    remove: Annotated[
+        bool, Parameter(negative="", help="Forget the schedule; what it found stays.")
+    ] = False,
+    webhook: Annotated[
+        str | None,
+        Parameter(name="--webhook", help="URL to which every regression is posted, as JSON."),
+    ] = None,
+    pool: Annotated[
+        str | None,
+        Parameter(help="Work pool whose workers judge; default the pool cpu's own processes."),
+    ] = None,
+    judging: Judging = Judging(),
+    where: Where = Where(),  # noqa: B008 - frozen
+) -> int:
+    """Judge a model whenever the clock says so, by default every night at three.
+
+    A model that did not change costs nothing. Given again, the schedule is changed.
+
+    A worker of Prefect's pool cpu does the work: the command to start one is printed.
+    """
+    if webhook is not None and not webhook.startswith(("http://", "https://")):
+        raise ConfigError(f"{webhook!a} is not an address", hint="it begins with https://")
+    if remove:
+        return _remove(model, where)
+    if pool is not None:
+        check_gpu_pool(pool)
+    suite = judging.check(where, model)
+    api_url = _connect(where)
+    from deployments.alerts import ensure_regressions_are_posted
+    from deployments.evals import Recurring, apply
+
+    recurring = Recurring(
+        model=model,
+        cron=cron,
+        timezone=timezone,
+        paused=pause,
+        parameters={
+            **judging.parameters,
+            "store": where.store_url,
+            "gpus": where.gpus,
+            "place": list(where.settings),
+            "pool": pool,
+        },
+        environment=_environment(where),
+    )
+    apply(recurring)
+    if webhook is not None:
+        ensure_regressions_are_posted(webhook)
+    print_lines(_scheduled(recurring, suite, api_url, where))
+    return 0
+
+
+def run(
+    model: Model = "main",
+    /,
+    *,
+    judging: Judging = Judging(),
+    where: Where = Where(),  # noqa: B008 - frozen
+) -> int:
+    """Judge a model now. Exit 2 when it got worse.
+
+    What it finds goes into the same history as what the schedule finds.
+    """
+    where.check_gpus()
+    stages = judging.check(where, model).stages
+    from flows.orchestration.local_run import ready
+    from flows.render.terminal import Display, duration
+
+    began = time.monotonic()
+    command = shlex.join(["nanochat", "evals", "run", model, *judging.words, *where.words])
+    with (
+        saying_how_to_go_on(command),
+        Display(screen(soft_wrap=False), stages=[stage.name for stage in stages]) as display,
+        ready(where.home_path, display),
+    ):
+        from flows.evals.flow import nanochat_eval
+
+        parameters: dict[str, Any] = {**judging.parameters, "overrides": judging.overrides}
+        evaluated: Any = nanochat_eval(
+            model=model,
+            store=where.store_url,
+            gpus=where.gpus,
+            place=where.settings,
+            **parameters,
+        )
+    print_lines(_ending(model, evaluated, took=duration(time.monotonic() - began)))
+    return 2 if evaluated.verdict.regressed else 0
+
+
+def scheduled(*, place: Place = Place(), as_json: AsJson = False) -> int:  # noqa: B008 - frozen
+    """Show which models are judged on a schedule. Without a command."""
+    from infra.prefect_access import configured_api_url
+    from infra.prefect_server import find_server
+
+    found: list[Recurring] = []
+    if configured_api_url() or find_server(place.home_path):
+        _connect(place)
+        from deployments.evals import read_recurring
+
+        found = read_recurring()
+    if as_json:
+        print_json(
+            [
+                {
+                    **{"model": r.model, "cron": r.cron, "timezone": r.timezone},
+                    **{"paused": r.paused, "parameters": dict(r.parameters)},
+                }
+                for r in found
+            ]
+        )
+    elif found:
+        print_lines(columns([_HEADER, *map(_row, found)]))
+    else:
+        screen().print("nothing is scheduled: nanochat evals schedule MODEL")
+    return 0
+
+
+_HEADER = ("model", "cron", "timezone", "state", "metric", "drop", "against")
+
+
+def make_evals_app(*, group: Group, sort_key: int) -> App:
+    """The group of commands."""
+    app = App(
+        name="evals",
+        help="Judge a model again and again, and hear of it when it gets worse.",
+        group=group,
+        group_commands=Group("Commands"),
+        sort_key=sort_key,
+    )
+    app.default(scheduled)
+    app.command(schedule, sort_key=0)
+    app.command(run, sort_key=1)
+    app.command(history, sort_key=2)
+    return app
+
+
+def _remove(model: str, place: Place) -> int:
+    place.open_home()
+    _connect(place)
+    from deployments.evals import remove
+
+    was_there = remove(model)
+    screen().print(f"{model} is {'no longer' if was_there else 'not'} judged on a schedule")
+    return 0
+
+
+def _connect(place: Place) -> str:
+    """Point Prefect at its server, started if need be; gives the address of its API."""
+    from flows.orchestration.local_run import connect
+
+    return connect(place.home_path, screen().print)
+
+
+def _environment(where: Where) -> dict[str, str]:
+    """Of the process that judges: a worker of this machine works in this home."""
+    from infra.prefect_access import configured_api_url
+
+    return {} if configured_api_url() else {"NANOCHAT_HOME": str(where.home_path)}
+
+
+def _row(recurring: "Recurring") -> tuple[str, ...]:
+    facts = recurring.parameters
+    return (
+        recurring.model,
+        recurring.cron,
+        recurring.timezone,
+        "paused" if recurring.paused else "on",
+        str(facts.get("metric") or "main"),
+        f"{facts.get('drop', DROP):g}",
+        str(facts.get("against", "previous")),
+    )
+
+
+def _scheduled(recurring: "Recurring", suite: Suite, api_url: str, where: Where) -> Iterator[str]:
+    """What a person wants to know of a schedule just made."""
+    state = "paused" if recurring.paused else f"{recurring.cron} ({recurring.timezone})"
+    yield f"{recurring.model} is judged by {suite.stage.name}: {state}"
+    yield f"model   {suite.model.name}; looked up again each time"
+    yield f"worker  PREFECT_API_URL={api_url} prefect worker start --pool cpu --limit 1"
+    again = ["nanochat", "evals", "run", recurring.model, *where.words]
+    yield f"at once {shlex.join(again)}"
+
+
+def _ending(model: str, evaluated: "Evaluated", *, took: str) -> Iterator[str]:
+    yield ""
+    how = "cached" if evaluated.evaluation.cached else "built"
+    yield f"{evaluated.evaluation.manifest.name} {how}, in {took}"
+    yield f"{model}: {evaluated.verdict.text}"
+    if evaluated.outcome.ui_url:
+        yield f"Prefect  {evaluated.outcome.ui_url}"

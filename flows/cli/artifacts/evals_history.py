@@ -1,0 +1,117 @@
+"""`nanochat evals history`: how a score went over time."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.artifacts.listing import columns
+from flows.cli.options import AsJson, Place
+from flows.cli.output import print_json, print_lines
+from flows.identity.fingerprint import short
+from nanochat_core.errors import ConfigError
+
+if TYPE_CHECKING:  # duckdb is slow to import, and every command imports this module
+    from flows.evals.history import Entry, History
+
+
+def history(
+    name: Annotated[
+        str,
+        Parameter(help="A tag or a run's name, or a stage of one (sft@main, pretrain@main)."),
+    ],
+    /,
+    *,
+    metric: Annotated[
+        str | None,
+        Parameter(
+            help="core, chatcore, val_bpb or a task's name; default chatcore, core or val_bpb."
+        ),
+    ] = None,
+    limit: Annotated[int, Parameter(help="Evaluations that are shown at most.")] = 20,
+    place: Place = Place(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """Show how a score went, the latest first, with 95 % intervals.
+
+    Each change is from the evaluation before, if that asked the same; * marks a clear one.
+    """
+    from flows.evals.history import read_metric
+
+    if limit < 1:
+        raise ConfigError(f"--limit is {limit}", hint="give 1 or more")
+    found = read_metric(place.open_store(), name, metric=metric, limit=limit)
+    if as_json:
+        print_json(_tree(name, found))
+    else:
+        print_lines(_lines(name, found))
+    return 0
+
+
+def _tree(name: str, found: "History") -> dict[str, Any]:
+    return {
+        **{"name": name, "stage": found.stage, "metric": found.metric, "more": found.more},
+        "evaluations": [
+            {
+                **{"run": entry.run.run, "started": entry.run.started, "model": entry.model},
+                **{"evaluation": entry.manifest.fingerprint, **asdict(entry.score)},
+                "delta": entry.delta and {**asdict(entry.delta), "clear": entry.delta.is_clear},
+                "same": entry.is_same,
+            }
+            for entry in found.entries
+        ],
+    }
+
+
+def _lines(name: str, found: "History") -> Iterator[str]:
+    from flows.render.text_charts import scale_of, strip
+
+    scores = [entry.score for entry in found.entries]
+    low, high = scale_of([n for s in scores for n in (s.value, s.low, s.high)])
+    yield f"{found.metric} of {name}, judged by {found.stage}"
+    yield ""
+    head = ["started", "run", "model", found.metric, "change", f"{low:.4g} to {high:.4g}"]
+    yield from columns(
+        [
+            head,
+            *(
+                [
+                    entry.run.started,
+                    entry.run.run,
+                    short(entry.model),
+                    _score(entry),
+                    _change(entry, is_first=entry is found.entries[-1] and not found.more),
+                    strip(
+                        entry.score.value,
+                        (entry.score.low, entry.score.high),
+                        low=low,
+                        high=high,
+                    ),
+                ]
+                for entry in found.entries
+            ),
+        ]
+    )
+    if found.more:
+        yield ""
+        yield f"{found.more} more before; --limit shows them"
+
+
+def _score(entry: "Entry") -> str:
+    score = entry.score
+    if score.low is None or score.high is None:
+        return f"{score.value:.4g}"
+    return f"{score.value:.4g} [{score.low:.4g}, {score.high:.4g}]"
+
+
+def _change(entry: "Entry", *, is_first: bool) -> str:
+    delta = entry.delta
+    if entry.is_same:
+        return "the same evaluation"
+    if delta is None:
+        return "" if is_first else "asked otherwise before"
+    if delta.low is None or delta.high is None:
+        return f"{delta.value:+.4g}"
+    ends = f"[{delta.low:+.4g}, {delta.high:+.4g}]"
+    return f"{delta.value:+.4g} {ends}{' *' if delta.is_clear else ''}"

@@ -1,0 +1,285 @@
+"""`nanochat gc`: delete from the store what nothing refers to any more."""
+
+import contextlib
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.artifacts.listing import columns
+from flows.artifacts.runs import timestamp
+from flows.cli.options import AsJson, Place
+from flows.cli.output import print_json, print_lines, screen
+from flows.gc.collect import Collected, Plan, collect, plan_collection
+from flows.gc.inventory import Kind, Piece
+from flows.gc.reach import Rules
+from flows.gc.survey import Survey
+from flows.gc.sweep import Watch
+from flows.identity.fingerprint import short
+from flows.render.text import duration, size
+from nanochat_core.errors import ConfigError
+
+_HEAD = ("stage", "what", "number", "objects", "size", "last written")
+_RIGHT = (2, 3, 4, 5)
+_DAY, _HOUR = 86400.0, 3600.0
+_NAMED = 20  # artifacts that a person is told by name
+_NAMES: dict[Kind, str] = {
+    "run record": "records of runs",
+    "pin": "pins",
+    "artifact": "artifacts",
+    "superseded": "artifacts built again since",
+    "divergent": "artifacts that came too late",
+    "files": "attempts' files",
+    "logs": "attempts' logs",
+    "checkpoints": "jobs' checkpoints",
+    "revocation": "revocations",
+    "lease": "leases",
+    "index entry": "index entries",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Pieces of one kind of one stage."""
+
+    stage: str
+    what: str
+    number: int
+    objects: int
+    size: int
+    newest: float  # unix seconds by the store's clock
+
+
+def gc(
+    *,
+    plan: Annotated[
+        bool, Parameter(negative="", help="Show what --apply would do; this is the default.")
+    ] = False,
+    apply: Annotated[
+        bool,
+        Parameter(negative="", help="Mark garbage, and delete what was marked long enough ago."),
+    ] = False,
+    keep_days: Annotated[
+        int, Parameter(help="How long what only an old run refers to is kept, and unfinished work.")
+    ] = 30,
+    grace_hours: Annotated[
+        int, Parameter(help="How old garbage gets, and how long it is marked, before it goes.")
+    ] = 24,
+    place: Place = Place(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """Find what nothing in the store refers to, and with --apply delete it.
+
+    What a tag, a run of the last days, the newest finished run of a name or a live lease reaches is
+    in use. The first --apply only marks; one that comes after the grace deletes.
+
+    Exits with 0 when there is nothing to mark or delete, with 2 when there is, with 1 on an error;
+    with --apply, with 0 unless there was an error.
+    """
+    if plan and apply:
+        raise ConfigError("--plan and --apply are both given", hint="give one of them")
+    for name, value in (("--keep-days", keep_days), ("--grace-hours", grace_hours)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}", hint="give 1 or more")
+    rules = Rules(keep=keep_days * _DAY, grace=grace_hours * _HOUR)
+    store = place.open_store()
+    with _progress() as watch:
+        done = collect(store, rules, watch=watch) if apply else None
+        planned = done.plan if done else plan_collection(store, rules, watch=watch)
+    if as_json:
+        print_json(_to_tree(store.url, planned, done))
+    else:
+        lines = _describe_collected(done) if done else _describe(planned, keep_days)
+        print_lines(lines)
+    return 0 if apply else planned.exit_code
+
+
+def _describe(plan: Plan, keep_days: int) -> Iterator[str]:
+    survey = plan.survey
+    waiting = [piece for name, piece in survey.garbage.items() if name not in survey.ripe]
+    if survey.ripe:
+        yield "garbage that --apply deletes:"
+        yield from _table(survey.ripe.values(), survey.now)
+        yield from _named(survey.ripe.values(), survey)
+        yield ""
+    if waiting:
+        marked = len(waiting) - len(plan.fresh)
+        yield f"garbage that has to wait ({marked} marked already, --apply marks the rest):"
+        yield from _table(waiting, survey.now)
+        yield from _named(waiting, survey)
+        yield ""
+    if any(piece.kind == "run record" for piece in survey.garbage.values()):
+        yield (
+            f"Runs not heard of for {keep_days} days are forgotten, and what only they reach goes: "
+            "tag a run to keep it."
+        )
+    yield _summary(plan)
+
+
+def _describe_collected(done: Collected) -> Iterator[str]:
+    swept, garbage = done.swept, done.plan.survey.garbage
+    if swept.names:
+        yield "deleted:"
+        pieces = [garbage[name] for name in sorted(swept.names)]
+        yield from _table(pieces, done.plan.survey.now)
+        yield from _named(pieces, done.plan.survey)
+        yield ""
+        yield f"freed {size(swept.size)} in {swept.objects:,} objects"
+    if done.unfinished:
+        yield f"dropped {done.unfinished:,} half written objects"
+    left = len(garbage) - len(swept.names)
+    if done.due is not None:
+        yield (
+            f"marked {left:,} pieces of garbage, {len(done.plan.fresh):,} of them new; "
+            f"--apply deletes the first of them after {timestamp(done.due)}"
+        )
+    elif not swept.names:
+        yield "nothing was marked, nothing was deleted"
+    yield _summary(done.plan)
+
+
+def _summary(plan: Plan) -> str:
+    used = _used(plan)
+    stages = sum(piece.kind == "artifact" for piece in used)
+    text = (
+        f"in use: {stages:,} artifacts, {sum(p.objects for p in used):,} objects, "
+        f"{size(sum(p.size for p in used))}"
+    )
+    if unknown := plan.survey.inventory.unknown:
+        text += f"; {unknown:,} objects that are not ours are left alone"
+    return text if plan.survey.garbage else f"no garbage; {text}"
+
+
+def _used(plan: Plan) -> list[Piece]:
+    pieces = plan.survey.inventory.pieces
+    return [piece for name, piece in pieces.items() if name not in plan.survey.garbage]
+
+
+def _rows(pieces: Iterable[Piece]) -> list[Row]:
+    groups: dict[tuple[str, Kind], list[Piece]] = {}
+    for piece in pieces:
+        groups.setdefault((piece.stage, piece.kind), []).append(piece)
+    return [
+        Row(
+            stage=stage,
+            what=_NAMES[kind],
+            number=len(group),
+            objects=sum(piece.objects for piece in group),
+            size=sum(piece.size for piece in group),
+            newest=max(piece.newest for piece in group),
+        )
+        for (stage, kind), group in sorted(groups.items())
+    ]
+
+
+def _table(pieces: Iterable[Piece], now: float) -> list[str]:
+    cells = [
+        (
+            row.stage,
+            row.what,
+            f"{row.number:,}",
+            f"{row.objects:,}",
+            size(row.size),
+            f"{_age(now - row.newest)} ago",
+        )
+        for row in _rows(pieces)
+    ]
+    return [f"  {line}" for line in columns([_HEAD, *cells], right=_RIGHT)]
+
+
+def _named(pieces: Iterable[Piece], survey: Survey) -> Iterator[str]:
+    """Which artifacts these are, the largest first, as far as a person wants to read."""
+    artifacts = _artifacts(pieces, survey)
+    cells = [
+        (f"{stage}/{short(fingerprint)}", size(count), f"{_age(seconds)} ago")
+        for stage, fingerprint, count, seconds in artifacts[:_NAMED]
+    ]
+    yield from (f"  {line}" for line in columns(cells, right=(1, 2)))
+    if len(artifacts) > _NAMED:
+        yield f"  and {len(artifacts) - _NAMED:,} more artifacts; --json has all"
+
+
+def _artifacts(pieces: Iterable[Piece], survey: Survey) -> list[tuple[str, str, int, float]]:
+    """(stage, fingerprint, bytes that go with it, seconds since it was published), largest first.
+
+    Files that other artifacts use do not go, so they do not count.
+    """
+    garbage = survey.garbage.keys()
+    found = [
+        (
+            *piece.place,
+            sum(p.size for p in survey.inventory.places[piece.place] if p.name in garbage),
+            max(0.0, survey.now - piece.newest),
+        )
+        for piece in pieces
+        if piece.kind == "artifact" and piece.place
+    ]
+    return sorted(found, key=lambda item: (-item[2], item[:2]))
+
+
+def _age(seconds: float) -> str:
+    return f"{seconds / _DAY:.0f} days" if seconds >= 2 * _DAY else duration(max(0.0, seconds))
+
+
+def _to_tree(url: str, plan: Plan, done: Collected | None) -> dict[str, Any]:
+    survey = plan.survey
+    used = _used(plan)
+    gone = done.swept.names if done else set[str]()
+    waiting = [p for name, p in survey.garbage.items() if name not in survey.ripe]
+    tree: dict[str, Any] = {
+        "store": url,
+        "deletes": _to_rows(survey.ripe.values(), survey.now),
+        "waits": _to_rows(waiting, survey.now),
+        "deletes_artifacts": _to_names(survey.ripe.values(), survey),
+        "waiting_artifacts": _to_names(waiting, survey),
+        "unmarked": len(plan.fresh),
+        "in_use": {"objects": sum(p.objects for p in used), "bytes": sum(p.size for p in used)},
+        "not_ours": survey.inventory.unknown,
+    }
+    if done is not None:
+        tree["deleted"] = _to_rows((survey.garbage[name] for name in sorted(gone)), survey.now)
+        tree["deleted_artifacts"] = _to_names(
+            (survey.garbage[name] for name in sorted(gone)), survey
+        )
+        tree["freed_bytes"] = done.swept.size
+        tree["half_written"] = done.unfinished
+        tree["next"] = None if done.due is None else timestamp(done.due)
+    return tree
+
+
+def _to_names(pieces: Iterable[Piece], survey: Survey) -> list[dict[str, Any]]:
+    return [
+        {
+            "stage": stage,
+            "fingerprint": fingerprint,
+            "bytes": count,
+            "seconds_since_written": round(seconds),
+        }
+        for stage, fingerprint, count, seconds in _artifacts(pieces, survey)
+    ]
+
+
+def _to_rows(pieces: Iterable[Piece], now: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "stage": row.stage or None,
+            "what": row.what,
+            "number": row.number,
+            "objects": row.objects,
+            "bytes": row.size,
+            "seconds_since_written": round(now - row.newest),
+        }
+        for row in _rows(pieces)
+    ]
+
+
+@contextlib.contextmanager
+def _progress() -> Generator[Watch]:
+    """Tells a terminal what is being done; nobody else."""
+    console = screen(stderr=True, soft_wrap=False)
+    if not console.is_terminal:
+        yield lambda what, count: None
+        return
+    with console.status("looking") as status:
+        yield lambda what, count: status.update(f"{what}: {count:,}")

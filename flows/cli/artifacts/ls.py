@@ -1,0 +1,171 @@
+"""`nanochat ls`: which artifacts there are, which a run has made, and what is in one."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.artifacts.listing import (
+    GONE,
+    Listed,
+    Listing,
+    columns,
+    list_artifact,
+    list_newest,
+    list_run,
+)
+from flows.artifacts.names import check_stage, is_artifact, open_artifact, open_run
+from flows.artifacts.revocations import accepted_from
+from flows.artifacts.runs import Run
+from flows.cli.options import AsJson, Place
+from flows.cli.output import print_json, print_lines, print_unread
+from flows.identity.fingerprint import short
+from flows.identity.manifest import File, Manifest
+from flows.render.text import size
+from infra.storage.base import Store
+from nanochat_core.errors import ConfigError
+
+_HEAD = ("stage", "fingerprint", "created", "run", "size", "names", "")
+
+
+def ls(
+    reference: Annotated[
+        str | None,
+        Parameter(
+            name="REF",
+            help="A profile, a tag or a run (what its latest run made), or an artifact (sft@tiny, "
+            "sft/1a2b3c: what is in it). Default: the newest artifacts of the store.",
+        ),
+    ] = None,
+    /,
+    *,
+    stage: Annotated[str | None, Parameter(help="Only artifacts of this stage.")] = None,
+    limit: Annotated[int, Parameter(help="How many of each stage, without REF.")] = 3,
+    place: Place = Place(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """List artifacts: the newest of the store, those of a run, or the files of one."""
+    if stage is not None:
+        check_stage(stage)
+    if limit < 1:
+        raise ConfigError(f"--limit is {limit}", hint="give 1 or more")
+    store = place.open_store()
+    if reference is not None and is_artifact(reference):
+        if stage is not None:
+            raise ConfigError(
+                f"--stage {stage} is given with the artifact {reference}", hint="leave it out"
+            )
+        tree, lines = _of_artifact(store, reference)
+    elif reference is not None:
+        tree, lines = _of_run(store, open_run(store, reference), stage)
+    else:
+        tree, lines = _of_store(store, stage, limit)
+    if as_json:
+        print_json(tree)
+    else:
+        print_lines(lines)
+    return 0
+
+
+def _of_store(store: Store, stage: str | None, limit: int) -> tuple[Any, list[str]]:
+    listing = list_newest(store, count=limit, stage=stage)
+    _warn(listing)
+    lines = _table(listing.artifacts)
+    if not lines:
+        lines = [f"no artifacts{f' of {stage}' if stage else ''} in {store.url}: nanochat run tiny"]
+    elif listing.more:
+        lines += ["", f"{listing.more} older ones; --limit and --stage show more"]
+    return [listed.to_tree() for listed in listing.artifacts], lines
+
+
+def _of_run(store: Store, run: Run, stage: str | None) -> tuple[Any, list[str]]:
+    listing = list_run(store, run, stage=stage)
+    _warn(listing)
+    head = f"run {run.run}: {run.status}, started {run.started}"
+    tree = {"run": asdict(run), "artifacts": [listed.to_tree() for listed in listing.artifacts]}
+    return tree, [head, *(_table(listing.artifacts) or ["no artifacts yet"])]
+
+
+def _of_artifact(store: Store, reference: str) -> tuple[Any, list[str]]:
+    manifest = open_artifact(store, reference)
+    listing = list_artifact(store, manifest)
+    _warn(listing)
+    (listed,) = listing.artifacts
+    url = f"{store.url}/{manifest.stage}/{manifest.fingerprint}"
+    tree = listed.to_tree() | {
+        "digest": manifest.digest,
+        "files": [asdict(file) for file in manifest.files],
+        "logs": [asdict(file) for file in manifest.logs],
+        "inputs": {name: asdict(source) for name, source in manifest.inputs.items()},
+        "url": url,
+    }
+    return tree, list(_describe(manifest, listed, url))
+
+
+def _warn(listing: Listing) -> None:
+    problems = [listed.problem for listed in listing.artifacts if listed.problem not in ("", GONE)]
+    print_unread([*listing.unread, *problems])
+
+
+def _table(artifacts: Sequence[Listed]) -> list[str]:
+    rows = [_row(listed) for listed in artifacts]
+    return columns([_HEAD, *rows], right=(_HEAD.index("size"),)) if rows else []
+
+
+def _row(listed: Listed) -> tuple[str, ...]:
+    made = listed.manifest.provenance if listed.manifest else None
+    return (
+        listed.stage,
+        short(listed.fingerprint),
+        made.created if made else "",
+        made.run if made else "",
+        size(listed.size) if made else "",
+        ", ".join(listed.names),
+        _state(listed),
+    )
+
+
+def _state(listed: Listed) -> str:
+    """What is to be known before it is used."""
+    if listed.problem:
+        return listed.problem if listed.problem == GONE else "damaged"
+    if listed.revoked is not None:
+        return f"revoked: {listed.revoked.revocation.why}"
+    return "accepted" if listed.manifest and listed.manifest.accepted else ""
+
+
+def _describe(manifest: Manifest, listed: Listed, url: str) -> Iterator[str]:
+    yield f"{manifest.name}: made {manifest.provenance.created} by run {manifest.provenance.run}"
+    yield from columns(list(_facts(manifest, listed, url)))
+    yield ""
+    count = len(manifest.files)
+    yield f"{count} file{'s' if count > 1 else ''}, {listed.size:,} bytes:"
+    yield from _files(manifest.files)
+    if manifest.inputs:
+        yield ""
+        yield "made from:"
+        yield from (f"  {n}/{short(source.fingerprint)}" for n, source in manifest.inputs.items())
+    if manifest.logs:
+        yield ""
+        yield "logs:"
+        yield from _files(manifest.logs)
+
+
+def _facts(manifest: Manifest, listed: Listed, url: str) -> Iterator[tuple[str, str, str]]:
+    yield "", "fingerprint", manifest.fingerprint
+    yield "", "digest", manifest.digest
+    yield "", "url", url
+    if listed.names:
+        yield "", "names", ", ".join(f"{listed.stage}@{name}" for name in listed.names)
+    if manifest.accepted:
+        sources = ", ".join(f"{listed.stage}/{short(f)}" for f in accepted_from(manifest))
+        yield "", "accepted", f"from {sources}: {manifest.accepted['why']}"
+    if listed.revoked is not None:
+        said = listed.revoked.revocation
+        yield "", "revoked", f"{said.when} by {said.who}: {said.why}"
+
+
+def _files(files: Sequence[File]) -> list[str]:
+    rows = [("", file.path, f"{file.size:,}", short(file.sha256)) for file in files]
+    return columns(rows, right=(2,))

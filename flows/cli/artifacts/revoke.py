@@ -1,0 +1,49 @@
+"""`nanochat revoke`: take an artifact back that turned out to be wrong."""
+
+import time
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.artifacts.names import open_artifact
+from flows.artifacts.revocations import revoke as revoke_artifact
+from flows.artifacts.revocations import this_person, undo_revocation
+from flows.artifacts.runs import timestamp
+from flows.cli.options import Place
+from flows.cli.output import print_lines
+from nanochat_core.errors import ConfigError
+
+
+def revoke(
+    reference: Annotated[
+        str,
+        Parameter(
+            name="REF",
+            help="STAGE@RUN, STAGE/FINGERPRINT, or a profile for its newest chat model.",
+        ),
+    ],
+    /,
+    *,
+    why: Annotated[str | None, Parameter(help="What is wrong with it, in a line; it is kept.")] = (
+        None
+    ),
+    undo: Annotated[bool, Parameter(negative="", help="Make it valid again.")] = False,
+    place: Place = Place(),  # noqa: B008 - frozen
+) -> int:
+    """Take an artifact back: it counts as not there, and the next run builds it again.
+
+    Its files stay. Whatever was made from it is flagged in every plan.
+    """
+    if undo and why is not None:
+        raise ConfigError("--undo takes no --why", hint="give one of them")
+    store = place.open_store()
+    manifest = open_artifact(store, reference)
+    if undo:
+        said = undo_revocation(store, manifest)
+        print_lines([f"{manifest.name} is valid again; it was {said}"])
+        return 0
+    said = revoke_artifact(
+        store, manifest, why=why or "", who=this_person(), when=timestamp(time.time())
+    )
+    print_lines([f"{manifest.name} {said}"])
+    return 0

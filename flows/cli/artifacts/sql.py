@@ -1,0 +1,96 @@
+"""`nanochat sql`: questions about all runs of a store."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from cyclopts import Parameter
+
+from flows.artifacts.listing import columns
+from flows.cli.options import AsJson, Place
+from flows.cli.output import print_json, print_lines, print_warning
+from nanochat_core.errors import ConfigError
+
+_MAX_CELL = 64  # characters of a value in a table
+
+
+def sql(
+    query: Annotated[
+        str | None,
+        Parameter(name="QUERY", help="One select, in DuckDB's dialect. Default: list the columns."),
+    ] = None,
+    /,
+    *,
+    limit: Annotated[int, Parameter(help="Rows that are printed at most; 0 for all.")] = 1000,
+    place: Place = Place(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """Ask all runs of the store with SQL: runs, stages, steps, evals, examples, artifacts.
+
+    For example: nanochat sql "select run, metric, value, low, high from stages join evals using
+    (stage, fingerprint) where metric = 'core' order by value desc"
+    """
+    import tempfile
+
+    from flows.compare.query import columns_of, select
+    from flows.compare.tables import VIEWS, write_tables
+
+    if limit < 0:
+        raise ConfigError(f"--limit is {limit}", hint="give 0 for all rows, or more")
+    store = place.open_store()
+    words = {word.lower() for word in re.findall(r"\w+", query or "steps examples")}
+    with tempfile.TemporaryDirectory(prefix="nanochat-sql-") as directory:
+        problems = write_tables(store, words & VIEWS.keys(), Path(directory))
+        result = None if query is None else select(query, Path(directory))
+        known = columns_of(Path(directory)) if query is None else {}
+    for problem in dict.fromkeys(problems):
+        print_warning(f"passed over: {problem}")
+    if result is None:
+        views = {name: {"about": VIEWS[name].about, "columns": known[name]} for name in VIEWS}
+        if as_json:
+            print_json(views)
+        else:
+            print_lines(
+                line for name in VIEWS for line in _told(name, VIEWS[name].about, known[name])
+            )
+        return 0
+    shown = result.rows[:limit] if limit else result.rows
+    if as_json:
+        print_json([dict(zip(result.columns, map(_plain, row), strict=True)) for row in shown])
+        return 0
+    lines = columns([result.columns, *(tuple(map(_cell, row)) for row in shown)])
+    if len(shown) < len(result.rows):
+        lines += ["", f"{len(result.rows) - len(shown)} more rows; --limit 0 shows all"]
+    print_lines(lines if result.rows else [*lines, "no rows"])
+    return 0
+
+
+def _told(view: str, about: str, known: list[str]) -> list[str]:
+    """A view and its columns."""
+    import textwrap
+
+    indent = "    "
+    text = textwrap.wrap(", ".join(known), 96, initial_indent=indent, subsequent_indent=indent)
+    return [f"{view}: {about}", *text]
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it; null for what is no finite number."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, list):
+        return [_plain(item) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in cast("dict[Any, Any]", value).items()}
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(_plain(value)).strip('"')
+    return text if len(text) <= _MAX_CELL else f"{text[: _MAX_CELL - 3]}..."

@@ -1,0 +1,159 @@
+"""`nanochat tag`: names of your own for runs, such as main or best."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.artifacts.listing import Tagged, columns, list_tags
+from flows.artifacts.names import open_run, suggest
+from flows.artifacts.pins import reserve
+from flows.artifacts.runs import Run, check_name, find_run, find_tag, newest_runs, point, remove_tag
+from flows.cli.options import AsJson, Place
+from flows.cli.output import print_json, print_lines, print_note
+from flows.profiles import PROFILES
+from flows.stages import STAGES
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, ConfigError
+
+_HEAD = ("tag", "run", "status", "stages", "started", "")
+
+
+def tag(
+    name: Annotated[
+        str | None, Parameter(help="The tag, a word of your own. Default: list all tags.")
+    ] = None,
+    reference: Annotated[
+        str | None,
+        Parameter(
+            name="REF",
+            help="A run's id, a profile (its latest run), another tag, or an artifact (sft@tiny, "
+            "sft/1a2b3c: the run it is of). Default: show what the tag points at.",
+        ),
+    ] = None,
+    /,
+    *,
+    delete: Annotated[
+        bool, Parameter(negative="", help="Remove the tag; the run stays as it is.")
+    ] = False,
+    place: Place = Place(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """Point a tag at a run, so that sft@main is what it made; or list the tags."""
+    store = place.open_store()
+    if delete:
+        if name is None or reference is not None:
+            raise ConfigError("--delete takes one tag", hint="nanochat tag --delete NAME")
+        tree, lines = _delete(store, name)
+    elif name is not None and reference is not None:
+        tree, lines = _point(store, name, reference)
+    else:
+        tree, lines = _list(store, name)
+    if as_json:
+        print_json(tree)
+    else:
+        print_lines(lines)
+    return 0
+
+
+def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
+    _check_free(store, name)
+    run = open_run(store, reference)
+    before: list[str | None] = []  # the first is what the tag stood for
+    reserve(store, lambda: before.append(point(store, name, run.run)), tell=_tell, pause=time.sleep)
+    if find_run(store, run.run) is None:
+        raise ArtifactError(
+            f"run {run.run} was forgotten while it was tagged",
+            hint=f"point it at another one: nanochat tag {name} RUN",
+        )
+    old = before[0]
+    what = f"{run.run} ({_progress(run)})"
+    if old == run.run:
+        line = f"{name} -> {what}, as before"
+    else:
+        line = f"{name}: {old} -> {what}" if old else f"{name} -> {what}"
+    return {"tag": name, "run": run.run, "before": old}, [line]
+
+
+def _tell(text: str) -> None:
+    """What is waited for."""
+    print_note(text)
+
+
+def _check_free(store: Store, name: str) -> None:
+    """Raises ConfigError for a name that means something already: the tag would hide that."""
+    check_name(name)
+    if name in PROFILES:
+        what = "the name of a profile"
+    elif name in (stage.name for stage in STAGES):
+        what = "the name of a stage"
+    elif find_run(store, name):
+        what = "the id of a run"
+    elif next(newest_runs(store, name), None):
+        what = "the name of a run"
+    else:
+        return
+    raise ConfigError(
+        f"{name} is {what}: a tag called so would hide it", hint="choose another name, such as main"
+    )
+
+
+def _delete(store: Store, name: str) -> tuple[Any, list[str]]:
+    check_name(name)
+    try:
+        old = find_tag(store, name)
+        if old is None:
+            raise _unknown(store, name, list_tags(store))
+    except ArtifactError:  # a damaged record is one that can be removed
+        old = None
+    remove_tag(store, name)
+    line = f"{name} removed; it pointed at {old}" if old else f"{name} removed; it was damaged"
+    return {"tag": name, "run": None, "before": old}, [line]
+
+
+def _list(store: Store, name: str | None) -> tuple[Any, list[str]]:
+    tags = list_tags(store)
+    if name is not None:
+        check_name(name)
+        chosen = [tagged for tagged in tags if tagged.name == name]
+        if not chosen:
+            raise _unknown(store, name, tags)
+        tags = chosen
+    return [_to_tree(tagged) for tagged in tags], _table(tags) or [
+        "no tags yet: nanochat tag main RUN"
+    ]
+
+
+def _table(tags: Sequence[Tagged]) -> list[str]:
+    return columns([_HEAD, *map(_row, tags)]) if tags else []
+
+
+def _row(tagged: Tagged) -> tuple[str, ...]:
+    run = tagged.record
+    if run is None:
+        return tagged.name, tagged.run, "", "", "", tagged.problem
+    return tagged.name, run.run, run.status, f"{len(run.stages)}/{len(STAGES)}", run.started, ""
+
+
+def _to_tree(tagged: Tagged) -> dict[str, Any]:
+    run = tagged.record
+    return {
+        "tag": tagged.name,
+        "run": tagged.run or None,
+        "status": run.status if run else None,
+        "stages": run.stages if run else None,
+        "problem": tagged.problem or None,
+    }
+
+
+def _unknown(store: Store, name: str, tags: Sequence[Tagged]) -> ConfigError:
+    names = [tagged.name for tagged in tags]
+    return ConfigError(
+        f"there is no tag {name} in {store.url}",
+        hint=suggest(name, names) if names else f"make it: nanochat tag {name} RUN",
+    )
+
+
+def _progress(run: Run) -> str:
+    return f"{run.status}, {len(run.stages)} of {len(STAGES)} stages"

@@ -1,0 +1,252 @@
+"""`nanochat bench infer`: how fast a model answers on this machine."""
+
+import dataclasses
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Group, Parameter
+
+from flows.artifacts.names import open_model
+from flows.cli.options import OnDevice
+from flows.cli.output import print_warning, screen
+from nanochat_core.errors import ConfigError
+
+if TYPE_CHECKING:  # torch is slow to import, and every command imports this module
+    from nanochat_core.engine.runners import Choice
+    from nanochat_core.engine.scheduler import Scheduler
+    from nanochat_core.engine.speed import Speed
+    from nanochat_core.model.gpt import GPT
+
+
+def infer(
+    model: Annotated[
+        str | None,
+        Parameter(
+            name="REF",
+            help="A profile or a tag, a stage of one (sft@tiny), a fingerprint or a model "
+            "directory.",
+        ),
+    ] = None,
+    /,
+    *,
+    depth: Annotated[
+        int | None, Parameter(help="Random weights of this many layers, in place of a model.")
+    ] = None,
+    batch_sizes: Annotated[
+        tuple[int, ...],
+        Parameter(
+            consume_multiple=True, negative="", help="Answers at a time, one row of the table each."
+        ),
+    ] = (1, 2, 4, 8, 16, 32),
+    prompt_len: Annotated[int, Parameter(help="Tokens of the prompt.")] = 64,
+    tokens: Annotated[int, Parameter(help="Tokens of an answer, at least 2.")] = 64,
+    rounds: Annotated[int, Parameter(help="Medians are of so many.")] = 3,
+    precision: Annotated[
+        str, Parameter(help="Of the weights: model (its own), fp32, bf16 or int8.")
+    ] = "model",
+    runner: Annotated[
+        str | None, Parameter(help="native, or torch; default the fastest there is.")
+    ] = None,
+    threads: Annotated[int | None, Parameter(help="Of the CPU; default torch's choice.")] = None,
+    where: OnDevice = OnDevice(),  # noqa: B008 - frozen
+) -> int:
+    """Measure how fast a model answers here, for each batch size.
+
+    Shows the time to the first token, tokens per second, and the share of the memory's bandwidth.
+
+    A batch is so many answers to one prompt; none of them ends early.
+
+    The share is of what reading measures here; a step reads matrices, keys and values.
+
+    The last line is JSON.
+    """
+    for name, value, least in (
+        ("--depth", depth, 1),
+        ("--prompt-len", prompt_len, 1),
+        ("--tokens", tokens, 2),
+        ("--rounds", rounds, 1),
+        ("--threads", threads, 1),
+        *(("--batch-sizes", size, 1) for size in batch_sizes),
+    ):
+        if value is not None and value < least:
+            raise ConfigError(f"{name} is {value}, expected at least {least}")
+    most = os.cpu_count() or 1
+    if threads is not None and threads > most:
+        raise ConfigError(f"--threads is {threads}, this machine has {most}")
+    if (model is None) == (depth is None):
+        raise ConfigError(
+            "bench infer needs a model or --depth, and not both",
+            hint="nanochat bench infer sft@tiny, or nanochat bench infer --depth 12",
+        )
+    device = where.device()
+    directory: Path | None = None
+    if model is not None:
+        directory = open_model(where.open_store(), model, cache=where.cache, warn=print_warning)
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    gpt = _load(directory, depth, device)
+    if prompt_len + tokens > gpt.config.sequence_len:
+        raise ConfigError(
+            f"{prompt_len} tokens of prompt and {tokens} of answer are more than the model's "
+            f"{gpt.config.sequence_len}",
+            hint="give a smaller --prompt-len or --tokens",
+        )
+    scheduler, choice = _open(
+        gpt, precision, runner, threads, max(batch_sizes), prompt_len + tokens
+    )
+    console = screen()
+    console.print(str(choice))
+    speeds, bandwidth = _measure(gpt, scheduler, choice, batch_sizes, prompt_len, tokens, rounds)
+    _show(speeds, bandwidth)
+    tree = {
+        "bench": "infer",
+        "model": model or f"depth {depth}, random weights",
+        "device": _name(device),
+        "prompt_tokens": prompt_len,
+        "answer_tokens": tokens,
+        "bandwidth": bandwidth,
+        "choice": dataclasses.asdict(choice),
+        "speeds": [dataclasses.asdict(speed) for speed in speeds],
+    }
+    sys.stdout.write(json.dumps(tree) + "\n")
+    return 0
+
+
+def make_bench_app(*, group: Group, sort_key: int) -> App:
+    """The group of commands."""
+    app = App(
+        name="bench",
+        help="Measure this machine.",
+        group=group,
+        group_commands=Group("Commands"),
+        sort_key=sort_key,
+    )
+    app.command(infer, sort_key=0)
+    return app
+
+
+def _load(directory: Path | None, depth: int | None, device: str) -> "GPT":
+    """The model, or one of random weights."""
+    import torch
+
+    from nanochat_core.model.checkpoint import load_model
+    from nanochat_core.model.gpt import GPT
+    from nanochat_core.scaling import model_for_depth, numerics
+
+    if directory is not None:
+        return load_model(directory, torch.device(device))
+    assert depth is not None
+    with torch.device("meta"):
+        gpt = GPT(model_for_depth(depth), numerics("bf16" if device == "cuda" else "fp32"))
+    gpt.to_empty(device=device)
+    generator = torch.Generator(device=device).manual_seed(1)
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter.normal_(std=0.02, generator=generator)
+    return gpt.eval()
+
+
+def _open(
+    gpt: "GPT", precision: str, runner: str | None, threads: int | None, num_slots: int, length: int
+) -> "tuple[Scheduler, Choice]":
+    """A scheduler that ends no answer early, and what runs the model."""
+    from nanochat_core.engine.runners import open_runner
+    from nanochat_core.engine.speed import make_endless
+
+    chosen: list[Choice] = []
+    opened = open_runner(
+        gpt,
+        park_tokens=(),
+        precision=precision,
+        runner=runner,
+        threads=threads,
+        num_slots=num_slots,
+        max_len=length,
+        on_choice=chosen.append,
+    )
+    return make_endless(opened, context=length), chosen[0]
+
+
+def _measure(
+    gpt: "GPT",
+    scheduler: "Scheduler",
+    choice: "Choice",
+    batch_sizes: tuple[int, ...],
+    prompt_len: int,
+    tokens: int,
+    rounds: int,
+) -> "tuple[list[Speed], float]":
+    """A row for each batch size, and the bandwidth; shows how far it is on stderr."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from nanochat_core.engine.speed import bytes_per_step, measure_speed, read_bandwidth
+
+    rng = random.Random(1)
+    prompt = [rng.randrange(gpt.config.vocab_size) for _ in range(prompt_len)]
+    console = screen(stderr=True, soft_wrap=False)
+    speeds: list[Speed] = []
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+        bar = bars.add_task("bandwidth", total=1 + len(batch_sizes) * (rounds + 2))
+        bandwidth = read_bandwidth(gpt.lm_head.weight.device, threads=choice.threads)
+        bars.advance(bar)
+        for size in batch_sizes:
+            bars.update(bar, description=f"{size} at a time")
+            if not console.is_terminal:
+                console.print(f"measuring {size} at a time")
+            length = prompt_len + tokens // 2
+            for found in measure_speed(
+                scheduler,
+                batch_size=size,
+                prompt=prompt,
+                num_tokens=tokens,
+                bytes_per_step=bytes_per_step(gpt, choice, rows=size, length=length),
+                bandwidth=bandwidth,
+                rounds=rounds,
+            ):
+                bars.advance(bar)
+                if found is not None:
+                    speeds.append(found)
+    return speeds, bandwidth
+
+
+def _show(speeds: "list[Speed]", bandwidth: float) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("batch", "first token", "step", "tokens/s", "a step reads", "of the bandwidth"):
+        table.add_column(title, justify="right")
+    for speed in speeds:
+        table.add_row(
+            str(speed.batch_size),
+            f"{speed.first_token * 1e3:,.1f} ms",
+            f"{speed.step * 1e3:,.2f} ms",
+            f"{speed.tokens_per_second:,.0f}",
+            f"{speed.bytes_per_step / 1e6:,.1f} MB",
+            f"{speed.bandwidth_share:.0%}",
+        )
+    console = screen()
+    console.print(table)
+    console.print(f"reading gets {bandwidth / 1e9:,.1f} GB/s out of this machine's memory")
+    sys.stdout.flush()
+
+
+def _name(device: str) -> str:
+    if device == "cpu":
+        return "cpu"
+    import torch
+
+    name: Any = torch.cuda.get_device_name()
+    return str(name)

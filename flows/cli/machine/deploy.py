@@ -1,0 +1,42 @@
+"""`nanochat deploy`: tell a Prefect server what there is to run."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.cli.options import Place
+from flows.cli.output import print_lines, screen
+
+
+def deploy(
+    *,
+    pool: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Another work pool that builds GPU stages; may be repeated. It stays known.",
+        ),
+    ] = (),
+    place: Place = Place(),  # noqa: B008 - frozen
+) -> int:
+    """Register deployments, work pools and automations with a Prefect server.
+
+    The server is that of PREFECT_API_URL, or this machine's, started if need be. Given again, it
+    changes what is out of date; what a person set in Prefect's pages stays. `nanochat up` does it
+    too. A pool that exists is used, whatever its type: make it first for Kubernetes and the like.
+
+    With NANOCHAT_WEBHOOK in the environment, alerts are posted to that address.
+    """
+    from flows.orchestration.local_run import connect
+    from infra.webhook import configured_webhook
+
+    place.open_home()
+    api_url = connect(place.home_path, screen().print)
+    from deployments.deploy import deploy_all, told
+
+    print_lines(told(deploy_all(webhook=configured_webhook(), pools=pool)))
+    screen().print(
+        f"next         PREFECT_API_URL={api_url} nanochat up, on each machine that works"
+    )
+    return 0

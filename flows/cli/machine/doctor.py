@@ -1,0 +1,55 @@
+"""`nanochat doctor`: is this machine fit to run, and if not, what to do."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from flows.cli.options import AsJson, Place
+from flows.cli.output import print_json, screen
+
+if TYPE_CHECKING:
+    from flows.cli.machine.checks import Check
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def doctor(
+    *,
+    probe_store: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Only try out the store, and all that is needed of one; takes seconds to minutes.",
+        ),
+    ] = False,
+    place: Place = Place(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """Check Python, packages, torch, GPU, disk, store and the Prefect server.
+
+    Every failure comes with its remedy. Exits with 1 when a run could not work.
+    """
+    from flows.cli.machine.checks import examine, try_store
+
+    if probe_store:
+        checks = try_store(place.store_url)
+    else:
+        checks = examine(home=place.home_path, store=place.store_url)
+    if as_json:
+        found = list(checks)
+        print_json([asdict(check) for check in found])
+    else:
+        found: list[Check] = []
+        for check in checks:
+            _show(check)
+            found.append(check)
+    return 1 if any(check.state == "fail" for check in found) else 0
+
+
+def _show(check: "Check") -> None:
+    console = screen()
+    console.print(f"{check.state:<5}", style=_STYLES[check.state], end="")
+    console.print(f"{check.name:<11}{check.found}")
+    if check.remedy:
+        console.print(f"{'':<16}hint: {check.remedy}", style="cyan")

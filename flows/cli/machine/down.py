@@ -1,0 +1,30 @@
+"""`nanochat down`: stop what runs in the background."""
+
+from typing import TYPE_CHECKING
+
+from flows.cli.options import Place
+from flows.cli.output import screen
+
+if TYPE_CHECKING:
+    from infra.stack.control import Stopped
+
+
+def down(*, place: Place = Place()) -> int:  # noqa: B008 - frozen
+    """Stop the workers and the local Prefect server. Artifacts, checkpoints and history stay.
+
+    Runs in progress save first; those of deployments go on with the next `nanochat up`.
+    """
+    from infra.stack.control import stop_stack
+
+    screen().print(_said(stop_stack(place.home_path)))
+    return 0
+
+
+def _said(stopped: "Stopped") -> str:
+    """What was stopped, in words."""
+    what = [f"the worker of {pool}" for pool in stopped.workers]
+    what += ["the Prefect server"] if stopped.server else []
+    what += [f"{stopped.leftovers} processes left behind"] if stopped.leftovers else []
+    if not what and not stopped.keeper:
+        return "no Prefect server was running"
+    return f"stopped: {', '.join(what or ['the keeper'])}"

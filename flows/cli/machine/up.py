@@ -1,0 +1,218 @@
+"""`nanochat up`: the Prefect server, its workers and all deployments, with one command."""
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from flows.cli.options import Place
+from flows.cli.output import print_lines, print_warning, screen
+from nanochat_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infra.stack.record import Stack
+
+POOLS = ("cpu", "gpu")
+# Without -P a folder called `flows` where a person stands would be taken for ours.
+NANOCHAT = (sys.executable, "-P", "-m", "flows.cli.app")
+# A program of its own: the keeper lives for months, and need not carry Prefect about.
+REGISTER = (sys.executable, "-m", "deployments.deploy")
+
+
+def up(
+    *,
+    port: Annotated[
+        int | None,
+        Parameter(help="Port of the server, or else the next free one; default 4200."),
+    ] = None,
+    postgres: Annotated[
+        str | None,
+        Parameter(
+            help="URL of a Postgres database for the server's history; default "
+            "NANOCHAT_PREFECT_DATABASE, else a file in the home."
+        ),
+    ] = None,
+    pool: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Work only for this pool of runs; may be repeated. Default cpu and gpu.",
+        ),
+    ] = (),
+    no_password: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="A server that every user and program of this machine may use, and run code by, "
+            "without a password.",
+        ),
+    ] = False,
+    foreground: Annotated[
+        bool,
+        Parameter(negative="", help="Stay, and end with Ctrl-C or SIGTERM: for systemd and such."),
+    ] = False,
+    place: Place = Place(),  # noqa: B008 - frozen
+) -> int:
+    """Start the Prefect server, a worker for each pool, and register all deployments.
+
+    They run in the background until `nanochat down`. With PREFECT_API_URL set, only the workers,
+    for the server there.
+    """
+    from infra.prefect_server import adopt_password
+
+    _take_database(postgres)
+    if port is not None and not 0 < port < 1 << 16:
+        raise ConfigError(f"--port is {port}", hint="from 1 to 65535")
+    pools = pool or POOLS
+    place.open_home()
+    adopt_password(place.home_path)
+    if foreground:
+        return _keep(place, port, pools, guarded=not no_password)
+    from infra.stack.control import check_same, find_going, start_keeper, wait_until_ready
+
+    missing = _what_is_missing(pools)  # before a worker makes itself a pool
+    stack = find_going(place.home_path, say=screen().print)
+    keeper = None
+    if stack is not None:
+        check_same(stack, port=port)
+        screen().print("it is up already")
+    else:
+        _check(place)
+        command = _command(place, port, pools)
+        command += ["--no-password"] if no_password else []
+        keeper = start_keeper(place.home_path, command)
+    stack = wait_until_ready(place.home_path, keeper, say=screen().print)
+    print_lines(_lines(stack, place))
+    if stack.problem:
+        print_warning(f"{stack.problem}; {stack.hint}")
+    if missing:
+        print_warning(missing)
+    return 1 if stack.problem else 0
+
+
+def _what_is_missing(pools: tuple[str, ...]) -> str | None:
+    """What to do first about a shared server that does not know our pools or deployments."""
+    from infra.prefect_access import configured_api_url
+    from infra.stack.shared import unknown_to
+
+    shared = configured_api_url()
+    if shared is None or not (unknown := unknown_to(shared, pools)):
+        return None
+    others = [name for name in pools if name not in POOLS]
+    words = shlex.join(["nanochat", "deploy", *(w for name in others for w in ("--pool", name))])
+    return f"{shared} does not know {', '.join(unknown)}; `{words}` tells it what there is to run"
+
+
+def _take_database(given: str | None) -> None:
+    """Hand the database on by the environment, and take a password off the command line."""
+    from infra.prefect_access import name_database
+
+    if given is not None and name_database(given):
+        # Everybody may read the words of a command. The same process goes on without this one.
+        words = list(sys.argv[1:])
+        at = next(i for i, word in enumerate(words) if word.startswith("--postgres"))
+        del words[at : at + (1 if "=" in words[at] else 2)]
+        os.execv(sys.executable, [*NANOCHAT, *words])
+
+
+def _check(place: Place) -> None:
+    """Raises ServerError for what a person can mend before anything is started."""
+    from infra.prefect_access import (
+        auth,
+        check_answers,
+        check_database,
+        configured_api_url,
+        database,
+    )
+    from infra.stack.control import check_adoptable
+
+    auth()
+    check_adoptable(place.home_path)
+    if (shared := configured_api_url()) is not None:
+        check_answers(shared)
+    elif (url := database()) is not None:
+        check_database(url)
+
+
+def _command(place: Place, port: int | None, pools: tuple[str, ...]) -> list[str]:
+    """The keeper's command."""
+    words = [*NANOCHAT, "up", "--foreground", "--home", str(place.home_path)]
+    words += [] if place.store is None else ["--store", place.store]
+    words += [] if port is None else ["--port", str(port)]
+    return [*words, *(word for pool in pools for word in ("--pool", pool))]
+
+
+def _keep(place: Place, port: int | None, pools: tuple[str, ...], *, guarded: bool) -> int:
+    """Be the keeper until a signal comes."""
+    from infra.prefect_server import FIRST_PORT
+    from infra.stack.control import check_adoptable
+    from infra.stack.keeper import Keeper, Wanted
+    from infra.stack.workers import pool_called
+
+    check_adoptable(place.home_path)
+    if missing := _what_is_missing(pools):
+        _say(f"warning: {missing}")
+    wanted = Wanted(
+        home=place.home_path,
+        store=place.store,
+        port=FIRST_PORT if port is None else port,
+        pools=tuple(pool_called(name) for name in pools),
+        register=_registration(pools),
+        guarded=guarded,
+    )
+    Keeper(wanted, say=_say).run()
+    return 0
+
+
+def _registration(pools: tuple[str, ...]) -> tuple[str, ...]:
+    """The command that registers all there is; none for a shared server.
+
+    There `nanochat deploy` does it, once: a machine with an older version would undo a newer one's.
+    """
+    from infra.prefect_access import configured_api_url
+
+    if configured_api_url() is not None:
+        return ()
+    return (*REGISTER, *(name for name in pools if name not in POOLS))
+
+
+def _say(text: str) -> None:
+    """A line of the keeper's log."""
+    with contextlib.suppress(OSError):  # a full disk
+        sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        sys.stdout.flush()
+
+
+def _lines(stack: "Stack", place: Place) -> Iterator[str]:
+    """What a person wants to know of a stack that is up."""
+    from infra.prefect_access import AUTH
+    from infra.prefect_login import login_address
+    from infra.prefect_server import find_process
+    from infra.stack.workers import pool_called
+
+    home = place.home_path
+    pools = [pool_called(name) for name in stack.workers]
+    workers = ", ".join(f"{pool.name} (runs at once: {pool.limit})" for pool in pools)
+    yield f"Prefect      {stack.ui_url}"
+    if address := login_address(home):
+        yield f"log in       {address}"
+    elif (server := find_process(home)) is not None and server.is_guarded:
+        yield f"             it asks for the user:password of {AUTH}"
+    elif server is not None:
+        yield "             without a password: every user of this machine may run code by it"
+    yield f"workers      {workers}"
+    if stack.database is not None:
+        kept = home / "prefect" if stack.database == "sqlite" else stack.database
+        yield f"history      {kept}"
+    yield f"logs         {home / 'prefect'}"
+    words = shlex.join(place.words)
+    ending = f" {words}" if words else ""
+    yield "next         start the deployment nanochat in Prefect's pages, or from here:"
+    yield f"             nanochat run tiny{ending}"
+    yield f"             nanochat down{ending}   (stops all of it)"

@@ -1,0 +1,122 @@
+"""`nanochat accept`: after a refactor, keep what was built before it."""
+
+import time
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.artifacts.cache import fetch
+from flows.artifacts.names import check_stage, open_artifact
+from flows.artifacts.pins import pin
+from flows.artifacts.revocations import ancestors_revoked, one_line, this_person
+from flows.artifacts.runs import timestamp
+from flows.cli.options import ProfileName, What, Where, pinned_profile
+from flows.cli.output import print_lines, print_warning
+from flows.identity.fingerprint import REPOSITORY, short
+from flows.plan.accept import Acceptance, Offer, find_offer, prove_offer
+from flows.plan.accept import accept as accept_offer
+from flows.plan.pinned import open_given
+from flows.plan.plan import make_plan
+from flows.plan.prove import STEPS, Proof
+from flows.profiles import Profile
+from infra.storage.base import Store
+from nanochat_core.errors import ConfigError
+
+
+def accept(
+    profile: ProfileName,
+    stage: Annotated[str, Parameter(help="Name of a stage, as `nanochat plan` lists them.")],
+    /,
+    *,
+    why: Annotated[str, Parameter(help="Why the change decides nothing, in a line; it is kept.")],
+    origin: Annotated[
+        str | None,
+        Parameter(
+            name="--from",
+            help="The artifact to take over (sft/1a2b3c, sft@tiny). Default: the latest that fits.",
+        ),
+    ] = None,
+    prove: Annotated[
+        bool,
+        Parameter(
+            negative="", help="First run old and new code, and refuse unless they agree to the bit."
+        ),
+    ] = False,
+    steps: Annotated[
+        int, Parameter(help="With --prove: steps of training that are compared.")
+    ] = STEPS,
+    what: What = What(),  # noqa: B008 - frozen
+    where: Where = Where(),  # noqa: B008 - frozen
+) -> int:
+    """Take an artifact over after a refactor: the same files under today's fingerprint.
+
+    Only code may differ from what it was built with, not configuration or inputs. The acceptance
+    is recorded with the artifact.
+    """
+    check_stage(stage)
+    one_line(why)
+    if steps < 1:
+        raise ConfigError(f"--steps is {steps}", hint="at least 1")
+    where.check_gpus()
+    store = where.open_store()
+    given = open_given(store, what.uses, warn=print_warning)
+    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, given=given)
+    planned = make_plan(chosen.run, store, where.work, given=given)
+    named = open_artifact(store, origin) if origin is not None else None
+    offer = find_offer(store, planned, stage, origin=named)
+    if offer is None:
+        print_lines([f"{stage} is up to date: there is nothing to accept"])
+        return 0
+    print_lines([f"{offer.manifest.name}: {offer.what_changed}"])
+    used = [offer.manifest, *offer.inputs.values()]
+    with pin(
+        store,
+        [(m.stage, m.fingerprint) for m in used] + [(stage, offer.identity.fingerprint)],
+        why=f"nanochat accept {profile} {stage}",
+        tell=_tell,
+        pause=time.sleep,
+    ):
+        proof = _prove(store, offer, chosen, where, steps=steps) if prove else None
+        accepted = accept_offer(
+            store, offer, why=why, who=this_person(), when=timestamp(time.time()), proof=proof
+        )
+    print_lines(_describe(offer, accepted, proof))
+    print_lines(f"warning: made from {r}" for r in ancestors_revoked(store, accepted.manifest))
+    return 0
+
+
+def _prove(store: Store, offer: Offer, chosen: Profile, where: Where, *, steps: int) -> Proof:
+    with where.cache as cache:
+        return prove_offer(
+            offer,
+            chosen.run,
+            placement=where.placement(chosen),
+            inputs={n: fetch(store, m, cache) / "files" for n, m in offer.inputs.items()},
+            steps=steps,
+            root=REPOSITORY,
+            tell=_tell,
+        )
+
+
+def _describe(offer: Offer, accepted: Acceptance, proof: Proof | None) -> list[str]:
+    name = accepted.manifest.name
+    if accepted.adopted:
+        other = (
+            f", with other contents; ours is {accepted.divergence}" if accepted.divergence else ""
+        )
+        return [f"{name} appeared meanwhile and is used{other}"]
+    if proof is None:
+        return [f"accepted as {name}; nothing was compared"]
+    what = f"{proof.compared} files"
+    if proof.kind == "steps":
+        state = ", weights and optimizer too" if proof.with_state else ""
+        what = f"{proof.steps} steps, {proof.compared} values{state}"
+    return [
+        f"accepted as {name}",
+        f"proven: {what}, equal to the bit with commit {short(proof.old_commit)} and today's code "
+        f"on {proof.device}",
+    ]
+
+
+def _tell(text: str) -> None:
+    print_lines([text])

@@ -1,0 +1,158 @@
+"""`nanochat explain`: everything about one stage of a profile."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.artifacts.listing import columns
+from flows.artifacts.names import check_stage
+from flows.artifacts.revocations import accepted_from
+from flows.cli.options import AsJson, ProfileName, What, Where, pinned_profile
+from flows.cli.output import print_json, print_lines, print_warning
+from flows.identity.fingerprint import short
+from flows.identity.manifest import Facts, Manifest
+from flows.plan.pinned import open_given
+from flows.plan.plan import STATES, StagePlan, make_plan
+from flows.plan.render import to_json
+from flows.render.text import duration
+from infra.storage.base import Store
+
+
+def explain(
+    profile: ProfileName,
+    stage: Annotated[str, Parameter(help="Name of a stage, as `nanochat plan` lists them.")],
+    /,
+    *,
+    what: What = What(),  # noqa: B008 - frozen
+    where: Where = Where(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """Say why a stage would run or not, what it is made from and what it made."""
+    check_stage(stage)
+    store = where.open_store()
+    given = open_given(store, what.uses, warn=print_warning)
+    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, given=given)
+    placement = where.placement(chosen)
+    planned = make_plan(chosen.run, store, where.work, given=given, placement=placement)
+    item = planned.of(stage)
+    others = _find_divergences(store, item.manifest) if item.manifest else []
+    if as_json:
+        stages = json.loads(to_json(planned))["stages"]
+        tree = next(tree for tree in stages if tree["stage"] == stage)
+        print_json(tree | _to_tree(item, others))
+        return 0
+    print_lines(_describe(item, others))
+    return 0
+
+
+def _find_divergences(store: Store, manifest: Manifest) -> list[str]:
+    """Keys of manifests of the same fingerprint that came out otherwise, before it or too late."""
+    late = store.list(f"{manifest.stage}/{manifest.fingerprint}/divergences/")
+    return [*manifest.divergences, *(entry.key for entry in late)]
+
+
+def _to_tree(item: StagePlan, others: list[str]) -> dict[str, Any]:
+    """What the plan does not say of a stage."""
+    stage = item.stage
+    return {
+        "makes": stage.makes,
+        "entry": stage.entry,
+        "compute": stage.compute,
+        "config": list(stage.config),
+        "inputs": [source.name for source in stage.inputs],
+        "artifact": _artifact_to_tree(item.manifest, others) if item.manifest else None,
+    }
+
+
+def _artifact_to_tree(manifest: Manifest, others: list[str]) -> dict[str, Any]:
+    return {
+        "fingerprint": manifest.fingerprint,
+        "digest": manifest.digest,
+        "accepted": manifest.accepted,
+        "inputs": {name: asdict(source) for name, source in manifest.inputs.items()},
+        "files": [asdict(file) for file in manifest.files],
+        "logs": [asdict(file) for file in manifest.logs],
+        "divergences": others,
+        **asdict(manifest.provenance),
+    }
+
+
+def _describe(item: StagePlan, others: list[str]) -> Iterator[str]:
+    yield f"{item.stage.name}: makes {item.stage.makes}"
+    yield from columns([("", *fact) for fact in _facts(item)])
+    if item.changes:
+        yield ""
+        yield "changed since the nearest artifact:"
+        for change in item.changes:
+            yield f"  {change}"
+    if item.manifest:
+        yield ""
+        yield f"artifact {item.manifest.name}:"
+        yield from columns([("", *fact) for fact in _facts_of(item, item.manifest, others)])
+
+
+def _facts(item: StagePlan) -> Iterator[tuple[str, str]]:
+    stage = item.stage
+    yield "state", f"{item.state} {STATES[item.state]}"
+    if item.reason:
+        yield "reason", item.reason
+    if item.fingerprint:
+        yield "fingerprint", item.fingerprint
+    device = "a GPU where there is one" if stage.compute == "gpu" else "the CPU"
+    yield "entry", f"{stage.entry}, on {device}"
+    yield "config", ", ".join(stage.config) or "none"
+    yield "inputs", ", ".join(source.name for source in stage.inputs) or "none"
+    if item.estimate:
+        took = duration(item.estimate.seconds)
+        yield "estimate", f"{took}, ${item.estimate.dollars:.2f} ({item.estimate.source})"
+
+
+def _facts_of(item: StagePlan, manifest: Manifest, others: list[str]) -> Iterator[tuple[str, str]]:
+    made = manifest.provenance
+    if item.revoked is not None:
+        said = item.revoked.revocation
+        yield "revoked", f"{said.when} by {said.who}: {said.why}"
+    for revoked in item.revoked_ancestors:
+        yield "made from", str(revoked)
+    if accepted := manifest.accepted:
+        sources = ", ".join(f"{manifest.stage}/{short(f)}" for f in accepted_from(manifest))
+        yield "accepted", f"{accepted['when']} by {accepted['who']}: {accepted['why']}"
+        yield "", f"the bytes of {sources}; {_proof(accepted)}"
+    yield "made", f"{made.created} by run {made.run}"
+    if made.git_commit:
+        yield "commit", short(made.git_commit)
+    yield "digest", short(manifest.digest)
+    for key in others:
+        yield "diverged", f"another result of the same work: {key}"
+    for name, source in manifest.inputs.items():
+        yield "from", f"{name}/{short(source.fingerprint)}"
+    for name, value in made.metrics.items():
+        yield "metric", f"{name} = {value}"
+    for segment in made.segments:
+        yield "execution", _execution(segment)
+    for file in manifest.files:
+        yield "file", f"{file.path} ({file.size:,} bytes)"
+
+
+def _proof(accepted: Facts) -> str:
+    return "unproven" if accepted["proof"] is None else "proven"
+
+
+def _execution(segment: Facts) -> str:
+    """One execution of the job: from which step to which, where, how long and for how much."""
+    words: list[str] = []
+    if segment.get("last_step"):
+        words.append(f"steps {segment['first_step']} to {segment['last_step']}")
+    processes = segment.get("processes", 1)
+    several = f"{processes} processes" if processes > 1 else "1 process"
+    device = f" on {segment['device']}" if "device" in segment else ""
+    host = f" of {segment['host']}" if "host" in segment else ""
+    words.append(f"{several}{device}{host}")
+    if "ended" in segment:
+        words.append(duration(segment["ended"] - segment["started"]))
+    if "dollars" in segment:
+        words.append(f"${segment['dollars']:.2f}")
+    return ", ".join(words)

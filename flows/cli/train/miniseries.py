@@ -1,0 +1,217 @@
+"""`nanochat miniseries`: one profile at several depths, and the law of their losses."""
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.cli.options import AsJson, ProfileName, Where, Workers
+from flows.cli.output import print_json, print_lines, print_warning, screen
+from flows.cli.train.run import check_room, saying_how_to_go_on
+from flows.plan.upstream import pin
+from nanochat_core.errors import ConfigError
+
+if TYPE_CHECKING:  # numpy, charts and Prefect are slow to import, and every command imports this
+    from flows.miniseries.files import Files
+    from flows.miniseries.findings import Findings
+    from flows.miniseries.series import Series
+
+_EXAMPLE = "--depths 2,3,4,6"
+
+
+def miniseries(
+    profile: ProfileName,
+    /,
+    *,
+    depths: Annotated[
+        str | None,
+        Parameter(
+            help="Numbers of layers, such as 2,3,4,6: two to twelve. With --plot-only: default all "
+            "that were judged."
+        ),
+    ] = None,
+    overrides: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            negative="",
+            show_default=False,
+            help="Change one setting at every depth, as section.name=value; may be repeated.",
+        ),
+    ] = (),
+    name: Annotated[
+        str | None,
+        Parameter(help="What to call the series; its runs are NAME-d4 and so on. Default PROFILE."),
+    ] = None,
+    plan: Annotated[
+        bool, Parameter(negative="", help="Only show what would be done and how long it takes.")
+    ] = False,
+    plot_only: Annotated[
+        bool,
+        Parameter(negative="", help="Run nothing: table and picture of what the store has."),
+    ] = False,
+    where: Where = Where(),  # noqa: B008 - frozen
+    workers: Workers = Workers(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """Train a base model at several depths and draw how its loss falls with compute.
+
+    What depth does not decide is built once. Each depth is a run of its own, such as tiny-d4. The
+    law is fitted to all that were judged, and says what it does not know.
+
+    Stopped by Ctrl-C, a crash or a lost machine, or when a depth failed, the same command goes on
+    where it was.
+    """
+    chosen = None if depths is None else _parse(depths)
+    if plot_only:
+        return _plot(profile, chosen, overrides, name, where, as_json=as_json)
+    if chosen is None:
+        raise ConfigError("no depths are given", hint=f"for example {_EXAMPLE}")
+    workers.check()
+    where.check_gpus(elsewhere=workers.pool is not None)
+    from flows.miniseries.picture import check_drawing
+    from flows.miniseries.plan import lines_of, plan_series, plan_to_json
+    from flows.miniseries.series import open_series, pin_members
+
+    series = open_series(profile, chosen, overrides=overrides, name=name)
+    largest = series.members[-1].profile
+    _, pins = pin(largest.run, where.home_path, log=print_warning, plan=plan)
+    series = pin_members(series, pins)
+    check_drawing()
+    planned = plan_series(
+        series, where.open_store(), where.work, where.placement(series.members[-1].profile)
+    )
+    if plan:
+        if as_json:
+            sys.stdout.write(plan_to_json(planned) + "\n")
+        else:
+            print_lines(lines_of(planned))
+        return 0 if planned.is_done else 2
+    if not planned.is_done:
+        check_room(where.home_path)
+    return _run(
+        series,
+        overrides,
+        where,
+        workers,
+        [p.unit.label for p in planned.units],
+        lines_of(planned),
+        as_json=as_json,
+    )
+
+
+def _run(
+    series: "Series",
+    overrides: Sequence[str],
+    where: Where,
+    workers: Workers,
+    labels: Sequence[str],
+    planned: Sequence[str],
+    *,
+    as_json: bool,
+) -> int:
+    from flows.miniseries.findings import to_tree
+    from flows.orchestration.local_run import ready
+    from flows.render.terminal import Display, duration
+
+    began = time.monotonic()
+    with (
+        saying_how_to_go_on(_command(series, overrides, [*where.words, *workers.words])),
+        Display(screen(stderr=as_json, soft_wrap=False), stages=labels) as display,
+    ):
+        for line in planned:
+            display.say(line)
+        display.say("")
+        with ready(where.home_path, display):
+            from flows.miniseries.flow import miniseries as flow
+
+            swept: Any = flow(
+                profile=series.profile,
+                depths=tuple(member.depth for member in series.members),
+                overrides=tuple(overrides),
+                run_name=None if series.name == series.profile else series.name,
+                store=where.store_url,
+                gpus=where.gpus,
+                place=where.settings,
+                nodes=workers.nodes,
+                pool=workers.pool,
+                retries=workers.retries,
+            )
+    if as_json:
+        print_json(to_tree(swept.findings))
+        return 0
+    took = duration(time.monotonic() - began)
+    print_lines(["", f"{swept.built} stages built, {swept.cached} cached, in {took}", ""])
+    print_lines(_lines(swept.findings, swept.files))
+    if swept.ui_url:
+        print_lines([f"Prefect  {swept.ui_url} (it keeps running; `nanochat down` stops it)"])
+    return 0
+
+
+def _plot(
+    profile: str,
+    depths: Sequence[int] | None,
+    overrides: Sequence[str],
+    name: str | None,
+    where: Where,
+    *,
+    as_json: bool,
+) -> int:
+    """Table and picture of what the store has; 1 when it has nothing of it."""
+    from flows.miniseries.files import write_files
+    from flows.miniseries.findings import find_out, to_tree
+    from flows.miniseries.points import depths_in, runs_of
+    from flows.profiles import open_profile
+
+    open_profile(profile, overrides=overrides, snapshots=False)  # refuses what cannot be
+    store, called = where.open_store(), name or profile
+    wanted = depths or depths_in(store, called)
+    if not wanted:
+        raise ConfigError(
+            f"{store.url} has no runs called {called}-d1 or the like",
+            hint=f"train them: nanochat miniseries {profile} {_EXAMPLE}",
+        )
+    runs = runs_of(store, called, wanted, overrides=overrides or None)
+    findings = find_out(store, runs, name=called, profile=profile)
+    files = write_files(where.home_path, findings)
+    if as_json:
+        print_json(to_tree(findings))
+    else:
+        print_lines(_lines(findings, files))
+    return 0
+
+
+def _lines(findings: "Findings", files: "Files") -> Iterator[str]:
+    """Table, sentences, and where the files are."""
+    from flows.artifacts.listing import columns
+    from flows.miniseries.findings import HEADER, rows, sentences
+
+    yield from columns([HEADER, *rows(findings)], right=range(1, 6))
+    yield ""
+    yield from sentences(findings)
+    yield ""
+    yield f"page     {files.page}"
+    if files.picture:
+        yield f"picture  {files.picture}"
+    yield f"numbers  {files.numbers}"
+
+
+def _command(series: "Series", overrides: Sequence[str], place: Sequence[str]) -> str:
+    """The command that goes on with the series."""
+    words = ["nanochat", "miniseries", series.profile]
+    words += ["--depths", ",".join(str(member.depth) for member in series.members)]
+    words += [word for override in overrides for word in ("--set", override)]
+    words += [] if series.name == series.profile else ["--name", series.name]
+    return shlex.join([*words, *place])
+
+
+def _parse(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--depths is {text!a}, expected numbers with commas between", hint=f"like {_EXAMPLE}"
+        ) from None

@@ -1,0 +1,49 @@
+"""`nanochat profiles`: what can be trained."""
+
+import inspect
+
+from flows.cli.options import AsJson
+from flows.cli.output import print_json, screen
+from flows.profiles import PROFILES, open_profile
+from flows.render.text import count
+from nanochat_core import scaling
+
+
+def profiles(*, as_json: AsJson = False) -> int:
+    """List what can be trained, and how large it is."""
+    if as_json:
+        print_json([_describe(name) for name in PROFILES])
+        return 0
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("profile", style="bold", no_wrap=True)
+    for title in ("depth", "parameters", "tokens"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("what it is")
+    for name in PROFILES:
+        run = open_profile(name).run
+        table.add_row(
+            name,
+            str(run.model.depth),
+            count(scaling.num_params(run.model, run.numerics)),
+            count(run.pretrain.num_steps * run.pretrain.total_batch_size),
+            _about(name),
+        )
+    screen(soft_wrap=False).print(table)
+    return 0
+
+
+def _about(name: str) -> str:
+    return " ".join((inspect.getdoc(PROFILES[name]) or "").split())
+
+
+def _describe(name: str) -> dict[str, str | int]:
+    run = open_profile(name).run
+    return {
+        "profile": name,
+        "depth": run.model.depth,
+        "parameters": scaling.num_params(run.model, run.numerics),
+        "tokens": run.pretrain.num_steps * run.pretrain.total_batch_size,
+        "about": _about(name),
+    }

@@ -1,0 +1,187 @@
+"""`nanochat run`: train, evaluate and keep everything a profile says."""
+
+import contextlib
+import itertools
+import shlex
+import time
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from flows.artifacts.runs import newest_runs
+from flows.cli.options import Place, ProfileName, What, Where, Workers, pinned_profile
+from flows.cli.output import print_error, print_lines, print_warning, screen
+from flows.plan.pinned import open_given
+from flows.plan.plan import Plan, make_plan
+from flows.plan.render import render
+from flows.stages import REPORT
+from infra.launch.torchrun import StageInterrupted
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, ConfigError
+
+if TYPE_CHECKING:
+    from flows.artifacts.cache import Cache
+    from flows.orchestration.pipeline import Outcome
+
+
+def run(
+    profile: ProfileName,
+    /,
+    *,
+    force: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Redo this stage although it is up to date; may be repeated.",
+        ),
+    ] = (),
+    from_stage: Annotated[
+        str | None, Parameter(help="Redo this stage and everything after it.")
+    ] = None,
+    what: What = What(),  # noqa: B008 - frozen
+    where: Where = Where(),  # noqa: B008 - frozen
+    workers: Workers = Workers(),  # noqa: B008 - frozen
+) -> int:
+    """Run every stage that is not up to date, and keep what each one makes.
+
+    Stopped by Ctrl-C, a crash or a lost machine, the same command goes on where it was. If the
+    latest run of this name has made all of it, nothing is started and no run is recorded.
+    """
+    workers.check()
+    where.check_gpus(elsewhere=workers.pool is not None)
+    # Here too, before anything is started: it refuses wrong stages and stores that are not there.
+    store = where.open_store()
+    given = open_given(store, what.uses, warn=print_warning)
+    chosen, pins = pinned_profile(profile, what, where.home_path, plan=False, given=given)
+    placement = where.placement(chosen)
+    planned = make_plan(
+        chosen.run,
+        store,
+        where.work,
+        force=frozenset(force),
+        from_stage=from_stage,
+        given=given,
+        placement=placement,
+    )
+    place = Place(home=where.home, store=where.store).words
+    if planned.exit_code:
+        check_room(where.home_path)
+    elif is_recorded(store, profile, planned):
+        print_lines([render(planned)[-1], *_results(find_report(planned, store, where.cache))])
+        print_lines(_next(profile, place))
+        return 0
+    from flows.orchestration.local_run import run_flow
+    from flows.render.terminal import Display, duration
+
+    began = time.monotonic()
+    with (
+        saying_how_to_go_on(what.command(profile, place=[*where.words, *workers.words])),
+        Display(
+            screen(soft_wrap=False), stages=[item.stage.name for item in planned.stages]
+        ) as display,
+    ):
+        display.say(render(planned)[-1])
+        outcome = run_flow(
+            profile,
+            home=where.home_path,
+            display=display,
+            pins=pins,
+            depth=what.depth,
+            overrides=what.overrides,
+            from_stage=from_stage,
+            force=force,
+            use=what.uses,
+            store=where.store_url,
+            gpus=where.gpus,
+            place=where.settings,
+            nodes=workers.nodes,
+            pool=workers.pool,
+            retries=workers.retries,
+        )
+    took = duration(time.monotonic() - began)
+    print_lines(_ending(outcome, profile, home=where.home_path, place=place, took=took))
+    return 0
+
+
+def is_recorded(store: Store, profile: str, planned: Plan) -> bool:
+    """Return whether the latest run called `profile` finished with exactly these artifacts.
+
+    A damaged record counts as none: the run that follows writes another.
+    """
+    try:
+        latest = next(newest_runs(store, profile), None)
+    except ArtifactError:
+        return False
+    artifacts = {item.stage.name: item.fingerprint for item in planned.stages}
+    return latest is not None and latest.status == "finished" and latest.stages == artifacts
+
+
+def check_room(home: Path) -> None:
+    """Raises ConfigError when the disk is too full for any run: said before hours are spent."""
+    from flows.cli.machine.checks import check_home
+
+    check = check_home(home)
+    if check.state == "fail":
+        raise ConfigError(check.found, hint=check.remedy)
+
+
+@contextlib.contextmanager
+def saying_how_to_go_on(command: str) -> Generator[None]:
+    """However the run is interrupted, it ends as Ctrl-C does and names the next command."""
+    try:
+        yield
+    except (KeyboardInterrupt, StageInterrupted):
+        print_error("interrupted", hint=f"go on where it was: {command}")
+        raise KeyboardInterrupt from None
+
+
+def find_report(planned: Plan, store: Store, cache: "Cache") -> Path | None:
+    """Return the page of the report card that `planned` holds, fetched; None if it has none.
+
+    Raises ArtifactError, StoreError.
+    """
+    from flows.artifacts.cache import fetch
+
+    manifests = [item.manifest for item in planned.stages if item.stage == REPORT]
+    if not manifests or manifests[0] is None:
+        return None
+    page = fetch(store, manifests[0], cache) / "files" / "report.html"
+    return page if page.exists() else None
+
+
+def _ending(
+    outcome: "Outcome", profile: str, *, home: Path, place: Sequence[str], took: str
+) -> Iterator[str]:
+    """What a person wants to know when a run is over."""
+    from infra.prefect_login import login_address
+
+    cached = sum(built.cached for built in outcome.stages.values())
+    yield ""
+    yield f"{len(outcome.stages) - cached} stages built, {cached} cached, in {took}"
+    yield from _results(outcome.report)
+    if outcome.ui_url:
+        yield f"Prefect      {outcome.ui_url} (it keeps running; `nanochat down` stops it)"
+        if address := login_address(home):
+            yield f"log in       {address}"
+    yield from _next(profile, place)
+
+
+def _results(report: Path | None) -> Iterator[str]:
+    if report:
+        yield from headline(report.with_name("report.md").read_text(encoding="utf-8"))
+        yield f"report card  {report}"
+
+
+def _next(profile: str, place: Sequence[str]) -> Iterator[str]:
+    yield f"next         {shlex.join(['nanochat', 'chat', profile, *place])}"
+    yield f"             {shlex.join(['nanochat', 'serve', profile, *place])}"
+
+
+def headline(report: str) -> list[str]:
+    """The numbers that a report card in markdown opens with: its first list."""
+    lines = itertools.dropwhile(lambda line: not line.startswith("- "), report.splitlines())
+    items = itertools.takewhile(lambda line: line.startswith("- "), lines)
+    return [item.removeprefix("- ") for item in items]

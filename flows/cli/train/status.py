@@ -1,0 +1,195 @@
+"""`nanochat status`: which runs there were, and how far the one you ask for is."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.artifacts.names import CHAT_MODELS, open_artifact, open_run
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.revocations import find_revoked
+from flows.artifacts.runs import Run, latest_runs
+from flows.cli.options import AsJson, Place, What, Where
+from flows.cli.output import print_json, print_lines, print_unread, print_warning
+from flows.evals.suite import judged_model
+from flows.identity.fingerprint import short
+from flows.identity.manifest import Manifest
+from flows.leases import file_lock
+from flows.plan.pinned import open_given
+from flows.plan.plan import STATES, Plan, StagePlan, make_plan
+from flows.plan.upstream import pinned
+from flows.profiles import PROFILES, open_profile
+from flows.stages import STAGES
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, ConfigError
+from nanochat_core.runtime.progress import read_events
+
+_SHOWN = 10
+_WIDTH = max(len(stage.name) for stage in STAGES)
+
+
+def status(
+    run: Annotated[
+        str | None,
+        Parameter(help="A profile (its latest run), a tag or a run's id. Default: list runs."),
+    ] = None,
+    /,
+    *,
+    place: Place = Place(),  # noqa: B008 - frozen
+    as_json: AsJson = False,
+) -> int:
+    """List the latest runs, or show how far one of them is."""
+    store = place.open_store()
+    if run is None:
+        unread: list[str] = []
+        runs = latest_runs(store, _SHOWN, unread=unread)
+        print_unread(unread)
+        lines = list(_list(runs)) or ["no runs yet: nanochat run tiny"]
+    else:
+        runs = [open_run(store, run)]
+        lines = list(_describe(runs[0], store, place))
+    if as_json:
+        print_json([asdict(found) for found in runs])
+        return 0
+    print_lines(lines)
+    return 0
+
+
+def _list(runs: list[Run]) -> Iterator[str]:
+    width = max((len(run.run) for run in runs), default=0)
+    for run in runs:
+        stages = f"{len(run.stages)}/{len(STAGES)} stages"
+        yield f"{run.run:<{width}}  {run.status:<11}  {stages:<12}  started {run.started}"
+
+
+def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
+    """The run, each stage it knows, and what is left by today's plan."""
+    where = Where(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
+    what = What(depth=run.depth, overrides=run.overrides, uses=tuple(_names(store, run)))
+    is_known = run.profile in PROFILES  # else it was imported, or the profile is no more
+    model = judged_model(run)  # of a run that trains nothing
+    command = what.command(run.profile, place=where.words)
+    if model is not None:
+        command = shlex.join(["nanochat", "evals", "run", model, *where.words])
+    yield f"run {run.run}: {run.status}"
+    yield f"  command  {command}" if is_known else f"  profile  {run.profile}"
+    yield f"  started  {run.started}" + (f", ended {run.ended}" if run.ended else "")
+    if not is_known or model is not None:
+        yield from _all_done(run)
+        return
+    try:
+        given = _given(store, run)
+        for revoked in (find_revoked(store, manifest) for manifest in given.values()):
+            if revoked is not None:
+                yield f"  given    {revoked}"
+        profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
+        planned = make_plan(pinned(profile.run, run.upstream), store, place.work, given=given)
+    except (ArtifactError, ConfigError) as error:  # what was done is known all the same
+        yield from _all_done(run)
+        yield ""
+        yield f"what is left cannot be told: {error}"
+        return
+    yield from _progress(run, planned, place.work, command)
+
+
+def _all_done(run: Run) -> Iterator[str]:
+    yield ""
+    for stage in (stage.name for stage in STAGES if stage.name in run.stages):
+        yield _done(stage, run.stages[stage])
+
+
+def _progress(run: Run, planned: Plan, work: Path, command: str) -> Iterator[str]:
+    """Each stage, done or left, and who is at work on what is left."""
+    yield ""
+    for item in planned.stages:
+        fingerprint = run.stages.get(item.stage.name)
+        yield _done(item.stage.name, fingerprint) if fingerprint else _left(item, work)
+    if run.status != "finished":
+        yield ""
+        builders = _builders(planned, work)
+        for (name, _), builder in sorted(builders.items()):
+            yield f"{name} is being built by {builder}"
+        if not builders:
+            yield f"nothing of it is being built; go on with: {command}"
+
+
+def _uses(run: Run) -> Iterator[tuple[str, str, str]]:
+    """Name as given, stage and fingerprint of what the run was given, as far as it is recorded.
+
+    The record says what each name stood for at the time; it may stand for something else by now.
+    """
+    for name in run.uses:
+        stage = name.partition("@" if "@" in name else "/")[0]
+        if stage == name:  # a chat model; of several it has made the later ones from that
+            made = (known.name for known in STAGES if known.name in CHAT_MODELS)
+            stage = next((known for known in made if known in run.stages), "")
+        if stage in run.stages:
+            yield name, stage, run.stages[stage]
+
+
+def _names(store: Store, run: Run) -> list[str]:
+    """What was given to the run, as a command names it now: by fingerprint where a name has come to
+    stand for something else, or for nothing."""
+    names = dict.fromkeys(run.uses, "")
+    for name, stage, fingerprint in _uses(run):
+        try:
+            is_same = open_artifact(store, name).fingerprint == fingerprint
+        except (ArtifactError, ConfigError):
+            is_same = False
+        names[name] = name if is_same else f"{stage}/{short(fingerprint)}"
+    return [now or name for name, now in names.items()]
+
+
+def _given(store: Store, run: Run) -> dict[str, Manifest]:
+    """The artifacts that the run was given, by stage. Raises ArtifactError for one that is gone."""
+    known = {name: (stage, fingerprint) for name, stage, fingerprint in _uses(run)}
+    left = [name for name in run.uses if name not in known]  # it ended before it recorded them
+    given = open_given(store, left, warn=print_warning)
+    for stage, fingerprint in known.values():
+        manifest = find_manifest(store, stage, fingerprint)
+        if manifest is None:
+            raise ArtifactError(f"{stage}/{short(fingerprint)}, which was given to it, is gone")
+        given[stage] = manifest
+    return given
+
+
+def _builders(planned: Plan, work: Path) -> dict[tuple[str, str], str]:
+    """Who builds, by stage and fingerprint: whatever on this machine, what is planned anywhere."""
+    found: dict[tuple[str, str], str] = {}
+    for path in work.glob("*/*.lock"):
+        if owner := file_lock.find_owner(path):
+            found[path.parent.name, path.stem] = str(owner)
+    for item in planned.stages:
+        if item.builder and item.fingerprint:  # the lease says more than the lock
+            found[item.stage.name, short(item.fingerprint)] = item.builder
+    return found
+
+
+def _done(stage: str, fingerprint: str) -> str:
+    return f"= {stage:<{_WIDTH}}  {'done':<11}  {short(fingerprint)}"
+
+
+def _left(item: StagePlan, work: Path) -> str:
+    line = f"{item.state} {item.stage.name:<{_WIDTH}}  {STATES[item.state]:<11}"
+    return f"{line}  {_latest_step(item, work) or item.reason}".rstrip()
+
+
+def _latest_step(item: StagePlan, work: Path) -> str | None:
+    """The last step of a job on this machine, which is newer than its checkpoint and heartbeat."""
+    if item.fingerprint is None or item.state not in ("!", ">"):
+        return None
+    if item.builder and not file_lock.find_owner(
+        file_lock.lock_path(work, item.stage.name, item.fingerprint)
+    ):
+        return None  # the job is on another machine
+    events = file_lock.work_directory(work, item.stage.name, item.fingerprint) / "events.jsonl"
+    if not events.exists():
+        return None
+    last = None
+    for event in read_events(events):
+        if event.get("kind") == "step":
+            last = f"step {event['step']}/{event['total']}"
+    return last

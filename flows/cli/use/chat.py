@@ -1,0 +1,212 @@
+"""`nanochat chat`: talk to a model on the terminal."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from cyclopts import Parameter
+
+from flows.artifacts.names import open_model
+from flows.cli.options import ModelName, OnDevice
+from flows.cli.output import print_mistake, print_warning, screen
+from flows.cli.use.chat_session import ChatSession, Sampling
+from nanochat_core.errors import ConfigError, NanochatError
+
+_Number = TypeVar("_Number", int, float)
+
+# Control characters: an answer must not move the cursor, set the title or paste.
+_TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))  # the text
+_UNSEEN = dict.fromkeys({*range(32), *range(127, 160), *_TURNING} - {ord("\n"), ord("\t")})
+
+_HELP = """\
+/temperature N   0 (always the likeliest) to 2 (wild); without N, shows it
+/topk N          draw from the N likeliest tokens; 0: from all
+/maxtokens N     length limit of one answer
+/seed N          the same seed gives the same answers
+/clear           forget the conversation
+/help            this list
+/quit            leave
+Ctrl-C stops an answer, twice in a row at the prompt it leaves; Ctrl-D leaves."""
+
+_MAX_LINES = 1000  # of the history
+
+# Below this many parameters a model is there to try things out.
+_TINY = 100_000_000
+
+
+def chat(
+    model: ModelName,
+    /,
+    *,
+    prompt: Annotated[
+        str | None,
+        Parameter(name=["--prompt", "-p"], help="Answer this once and exit."),
+    ] = None,
+    temperature: Annotated[float, Parameter(help="0: always the likeliest token; up to 2.")] = 0.6,
+    top_k: Annotated[int, Parameter(help="Draw from this many likeliest tokens; 0: all.")] = 50,
+    max_tokens: Annotated[int, Parameter(help="Length limit of one answer.")] = 256,
+    seed: Annotated[int, Parameter(help="The same seed gives the same answers.")] = 42,
+    where: OnDevice = OnDevice(),  # noqa: B008 - frozen
+) -> int:
+    """Talk to a model: its newest chat model, `sft@tiny`, or a model directory."""
+    sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
+    _take_any_text()
+    device = where.device()
+    directory = open_model(where.open_store(), model, cache=where.cache, warn=print_warning)
+    session = ChatSession.open(directory, sampling=sampling, device=device)
+    if prompt is not None:
+        for piece in session.answer(prompt):
+            _say(piece)
+        _say("\n")
+        return 0
+    return _talk(session, history=where.home_path / "chat_history")
+
+
+def _talk(session: ChatSession, *, history: Path) -> int:
+    """Ask and answer until the input ends."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        _greet(session)
+    with _line_editing(history) if interactive else contextlib.nullcontext():
+        while (text := _ask(interactive)) not in (None, "/quit"):
+            try:
+                _turn(session, text)
+            except NanochatError as error:
+                print_mistake(error)
+            except KeyboardInterrupt:  # a second one, while the first was being dealt with
+                if not interactive:
+                    raise
+                _say("\n")
+    return 0
+
+
+def _greet(session: ChatSession) -> None:
+    count = session.parameters
+    size = f"{count:,} parameters"
+    if count < _TINY:
+        size += ": a tiny model, which knows almost nothing and often writes nonsense"
+    screen().print(f"{size}.\n/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+
+
+def _ask(interactive: bool) -> str | None:
+    """The next line that was typed; None when there are no more."""
+    interrupted = False
+    while True:
+        try:
+            return input("> " if interactive else "").strip()
+        except EOFError:
+            _say("\n" if interactive else "")
+            return None
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            _say("\n")
+            if interrupted:
+                return None
+            interrupted = True
+            screen().print("Ctrl-C again leaves.")
+
+
+def _turn(session: ChatSession, text: str) -> None:
+    if text.startswith("/"):
+        _say(_command(session, text) + "\n")
+        return
+    if not text:
+        return
+    forgotten = session.forgotten
+    pieces = session.answer(text)
+    try:
+        for piece in pieces:
+            _say(piece)
+    except KeyboardInterrupt:
+        pieces.close()
+        _say(" [stopped]")
+    _say("\n")
+    if session.forgotten > forgotten:
+        print_warning(f"the context is full: {session.forgotten} old turns are forgotten")
+
+
+def _command(session: ChatSession, text: str) -> str:
+    """Do what a line that begins with a slash says; returns what to print."""
+    name, *values = text.split()
+    match name, values:
+        case "/help", []:
+            return _HELP
+        case "/clear", []:
+            session.clear()
+            return "forgotten"
+        case "/temperature" | "/topk" | "/maxtokens" | "/seed", [] | [_]:
+            return _setting(session, name, *values)
+        case _:
+            raise ConfigError(f"there is no command '{text}'", hint="/help lists them")
+
+
+def _setting(session: ChatSession, command: str, value: str | None = None) -> str:
+    """Change what a command is about, if it comes with a value; returns how it stands."""
+    now = session.sampling
+    match command:
+        case "/temperature":
+            if value is not None:
+                now = replace(now, temperature=_number(value, float))
+            shown = f"temperature {now.temperature}"
+        case "/topk":
+            if value is not None:
+                now = replace(now, top_k=_number(value, int))
+            shown = f"top_k {now.top_k}"
+        case "/maxtokens":
+            if value is not None:
+                now = replace(now, max_tokens=_number(value, int))
+            shown = f"max_tokens {now.max_tokens}"
+        case _:
+            if value is not None:
+                session.reseed(_number(value, int))
+            return f"seed {session.sampling.seed}"
+    session.sampling = now
+    return shown
+
+
+def _number(text: str, parse: Callable[[str], _Number]) -> _Number:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"'{text}' is not a number") from error
+
+
+def _take_any_text() -> None:
+    """Bytes that are no text, and letters that the terminal has not, become question marks."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _say(text: str) -> None:
+    """Write at once, without what a model could do to a terminal."""
+    sys.stdout.write(text.translate(_UNSEEN))
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _line_editing(history: Path) -> Generator[None]:
+    """Arrow keys and history in `input`, kept in a file from one session to the next."""
+    try:
+        import readline
+    except ImportError:  # not every Python is built with it
+        yield
+        return
+    with contextlib.suppress(OSError):
+        readline.read_history_file(history)
+    before = readline.get_current_history_length()
+    readline.set_history_length(_MAX_LINES)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a conversation is not worth failing over its history
+            history.parent.mkdir(parents=True, exist_ok=True)
+            history.touch(mode=0o600)
+            # Appended, so that of two sessions at once neither loses its lines.
+            new = readline.get_current_history_length() - before
+            readline.append_history_file(new, history)

@@ -1,0 +1,61 @@
+"""`nanochat export`: a model as files that other programs load."""
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.artifacts.names import find_directory, open_model, open_usable
+from flows.cli.options import ModelName, Place
+from flows.cli.output import print_warning, screen
+from flows.interop.export_model import Form, export_model, model_card
+from flows.interop.hub import check_repository, push_folder
+
+
+def export(
+    model: ModelName,
+    directory: Annotated[Path, Parameter(name="DIR", help="Directory to make for the files.")],
+    /,
+    *,
+    to: Annotated[
+        Form,
+        Parameter(
+            help="hf: Hugging Face transformers. nanochat: files that nanochat loads. safetensors: "
+            "weights, settings and tokenizer as we keep them."
+        ),
+    ] = "hf",
+    dtype: Annotated[str, Parameter(help="Of the weights as hf: bf16 or fp32.")] = "bf16",
+    push: Annotated[
+        str | None,
+        Parameter(help="Also upload the files to this model repository of the hub: ORG/NAME."),
+    ] = None,
+    private: Annotated[
+        bool, Parameter(negative="", help="With --push: a repository that is made is private.")
+    ] = False,
+    place: Place = Place(),  # noqa: B008 - frozen
+) -> int:
+    """Write a model as files that other programs load: whole, or not at all."""
+    if push is not None:
+        check_repository(push)
+    store = place.open_store()
+    manifest = None
+    if find_directory(model) is None:
+        manifest = open_usable(store, model, warn=print_warning)
+    with contextlib.closing(place.cache) as cache:
+        source = open_model(store, model, cache=cache, warn=print_warning)
+        done = export_model(
+            source,
+            directory.expanduser(),
+            form=to,
+            dtype=dtype,
+            card=lambda is_own_code: model_card(
+                store, manifest, name=push or model, is_own_code=is_own_code
+            ),
+        )
+    screen().print(f"{done.directory}: {', '.join(done.files)}")
+    for note in done.notes:
+        screen().print(note)
+    if push is not None:
+        screen().print(f"uploaded to {push_folder(done.directory, push, private=private)}")
+    return 0

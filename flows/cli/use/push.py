@@ -1,0 +1,136 @@
+"""`nanochat push`: artifacts, and the names they go by, in another store."""
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.cli.options import Place
+from flows.cli.output import print_lines, print_note, print_warning
+from flows.cli.progress import count_of, describe_transfer, show_bytes
+from flows.interop.push import Chosen, Pushed, choose
+from flows.interop.push import push as push_artifacts
+from flows.leases import file_lock
+from infra.storage.base import OnBytes, Store
+from infra.storage.open import open_store
+from nanochat_core.errors import ConfigError
+
+_A_URL = "s3://bucket/prefix"
+
+
+def push(
+    *references: Annotated[
+        str,
+        Parameter(
+            name="REF",
+            help="A profile (its latest run), a run's id or a tag: all artifacts of that run; or "
+            "one artifact: sft@tiny, sft/1a2b3c.",
+        ),
+    ],
+    to: Annotated[str | None, Parameter(help="URL of the store they go to.")] = None,
+    verify: Annotated[
+        bool,
+        Parameter(
+            negative="", help="Read what the other store has, and replace what is damaged there."
+        ),
+    ] = False,
+    place: Place = Place(),  # noqa: B008 - frozen
+) -> int:
+    """Copy artifacts to another store, verified, with their run's record, so that names work there.
+
+    What is there already is not sent again: interrupted, the same command goes on where it was.
+
+    Revocations of what was sent, or of what it was made from, go along.
+    """
+    if not references:
+        raise ConfigError("push what?", hint=f"for example: nanochat push tiny --to {to or _A_URL}")
+    if to is None:
+        raise ConfigError("push where?", hint=f"give the URL of a store: --to {_A_URL}")
+    source, target = place.open_store(), open_store(to)
+    if source.url == target.url:
+        raise ConfigError(
+            f"{to} is the store they are in", hint="name another one with --to or --store"
+        )
+    chosen = choose(source, references)
+    for line in chosen.left_out:
+        print_warning(f"left out: {line}")
+    for revoked in chosen.made_from:
+        print_warning(f"made from {revoked}")
+    began = time.monotonic()
+    try:
+        with _scratch(place, source, target) as scratch:
+            pushed = push_artifacts(
+                source,
+                target,
+                chosen,
+                scratch=scratch,
+                watch=_watch,
+                tell=_tell,
+                pause=time.sleep,
+                verify=verify,
+            )
+    except KeyboardInterrupt:
+        print_note("interrupted; the same command resumes from here")
+        raise
+    print_lines(_lines(chosen, pushed, to, time.monotonic() - began, verify=verify))
+    return 0
+
+
+def _watch(what: str, size: int) -> contextlib.AbstractContextManager[OnBytes]:
+    return show_bytes(size, what=what)
+
+
+def _tell(text: str) -> None:
+    print_note(text)
+
+
+@contextlib.contextmanager
+def _scratch(place: Place, source: Store, target: Store) -> Generator[Path]:
+    """A directory for files on their way between these two stores, for one push at a time.
+
+    Of two at once the second waits, and finds that all is there.
+    """
+    ways = hashlib.sha256(f"{source.url} {target.url}".encode()).hexdigest()[:12]
+    scratch = place.home_path / "push" / ways
+
+    def say_who(owner: file_lock.Owner | None) -> None:
+        _tell(f"waiting: {owner or 'another process'} pushes to {target.url}")
+
+    with file_lock.hold(scratch.with_name(f"{ways}.lock"), say_who):
+        yield scratch
+        with contextlib.suppress(OSError):  # what an interrupted push of others left stays
+            scratch.rmdir()
+
+
+def _lines(
+    chosen: Chosen, pushed: Pushed, to: str, seconds: float, *, verify: bool
+) -> Sequence[str]:
+    """What was done, for a person."""
+    ours = {(m.stage, m.fingerprint): m for m in chosen.manifests}
+    lines: list[str] = []
+    for theirs in pushed.adopted:
+        same = theirs.digest == ours[theirs.stage, theirs.fingerprint].digest
+        lines.append(
+            f"{theirs.name} is in {to} already, made by run {theirs.provenance.run}, with "
+            f"{'the same' if same else 'other'} contents: that one stays"
+        )
+    lines += [
+        f"tag {name} of {to} is moved: {before} -> {chosen.tags[name]}"
+        for name, before in pushed.moved.items()
+    ]
+    lacking = pushed.lacking
+    sent = len(chosen.manifests) - len(pushed.adopted)
+    what = f"{count_of(sent, 'artifact')}, {count_of(len(lacking.items), 'file')}"
+    took = "" if verify else describe_transfer(lacking.size, seconds)  # much of it was reading
+    there = ""
+    if lacking.there:
+        there = f"; {count_of(len(lacking.there), 'file')} there already"
+        there += ", verified" if verify else ""
+    if lacking.damaged:
+        there += f"; {count_of(lacking.damaged, 'damaged file')} replaced"
+    lines.append(f"{to}: {what}, {lacking.size:,} bytes{took}{there}")
+    return lines

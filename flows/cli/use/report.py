@@ -1,0 +1,36 @@
+"""`nanochat report`: the report card of a profile's latest run."""
+
+import webbrowser
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.artifacts.cache import fetch
+from flows.artifacts.names import open_usable
+from flows.cli.options import Place
+from flows.cli.output import print_text, print_warning, screen
+from flows.stages import REPORT
+
+
+def report(
+    profile: Annotated[str, Parameter(help="A profile, or another name of a run.")],
+    /,
+    *,
+    open_page: Annotated[
+        bool, Parameter(name="--open", negative="", help="Open it in the browser.")
+    ] = False,
+    markdown: Annotated[bool, Parameter(negative="", help="Print it as markdown instead.")] = False,
+    place: Place = Place(),  # noqa: B008 - frozen
+) -> int:
+    """Say where the report card is: what was trained, how well it does, what it costs."""
+    store = place.open_store()
+    manifest = open_usable(store, f"{REPORT.name}@{profile}", warn=print_warning)
+    files = fetch(store, manifest, place.cache) / "files"
+    if markdown:
+        print_text((files / "report.md").read_text(encoding="utf-8"))
+        return 0
+    page = files / "report.html"
+    screen().print(str(page))
+    if open_page:
+        webbrowser.open(page.as_uri())
+    return 0

@@ -1,0 +1,133 @@
+"""`nanochat serve`: a model behind a web page and an HTTP API."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from flows.artifacts.names import find_directory, open_model
+from flows.cli.options import ModelName, OnDevice
+from flows.cli.output import print_warning
+from flows.cli.progress import show_bytes
+from infra.placement import count_gpus
+from nanochat_core.errors import ConfigError
+from nanochat_core.server.rules import Log, Overflow, Rules
+
+_RULES = Group("Who may ask for how much", sort_key=1)
+
+
+@Parameter(name="*", group=_RULES)
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Who may ask a server, and for how much."""
+
+    key_file: Annotated[
+        Path | None,
+        Parameter(help="File with API keys, one a line, of which every request must have one."),
+    ] = None
+    trusted_host: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            show_default=False,
+            help="A name that this server goes by; may be repeated.",
+        ),
+    ] = ()
+    allow_origin: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="", show_default=False, help="A web site whose pages may ask; may be repeated."
+        ),
+    ] = ()
+    max_waiting: Annotated[int, Parameter(help="Answers that may wait for each worker.")] = (
+        Rules.max_waiting
+    )
+    max_seconds: Annotated[float, Parameter(help="For one answer, its wait included.")] = (
+        Rules.max_seconds
+    )
+    overflow: Annotated[
+        Overflow,
+        Parameter(help="A conversation longer than the context loses its oldest turns, or is 400."),
+    ] = Rules.overflow
+    log: Annotated[
+        Log,
+        Parameter(help="What is written to stderr of each request."),
+    ] = Rules.log
+
+
+def serve(
+    model: ModelName,
+    /,
+    *,
+    host: Annotated[
+        str, Parameter(help="Address to listen on; 0.0.0.0 is reachable from elsewhere.")
+    ] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="Port to listen on; 0 is any free one.")] = 8000,
+    workers: Annotated[
+        int | None, Parameter(help="Engine processes; default one for each GPU, one on the CPU.")
+    ] = None,
+    slots: Annotated[
+        int | None, Parameter(help="Answers that a worker writes at the same time.")
+    ] = None,
+    precision: Annotated[
+        str, Parameter(help="Of the weights: fp32, bf16, int8, or the model's own.")
+    ] = "model",
+    reload_on: Annotated[
+        str | None,
+        Parameter(help="A tag or a run: serve the model it stands for as soon as that changes."),
+    ] = None,
+    limits: Limits = Limits(),
+    where: OnDevice = OnDevice(),  # noqa: B008 - frozen
+) -> int:
+    """Serve a model: a chat page, nanochat's API and OpenAI's. Ctrl-C stops it."""
+    is_path = find_directory(model) is not None
+    if is_path and reload_on:
+        raise ConfigError(
+            f"{model} is a directory, which nothing replaces",
+            hint="give a model in the store, like sft@main, with --reload-on",
+        )
+    device = where.device()
+    gpus = count_gpus() if where.gpus is None else where.gpus
+    directory = _open(where, model)
+    from nanochat_core.server.__main__ import Newer
+    from nanochat_core.server.__main__ import serve as serve_directory
+    from nanochat_core.server.launch import Engines, read_keys, trusted_hosts
+
+    serve_directory(
+        directory,
+        name=directory.name if is_path else model,
+        host=host,
+        port=port,
+        engines=Engines(
+            device="cuda" if device == "cuda" else "cpu",
+            workers=workers or (gpus if device == "cuda" else None),
+            precision=precision,
+            num_slots=slots,
+        ),
+        rules=Rules(
+            max_waiting=limits.max_waiting,
+            max_seconds=limits.max_seconds,
+            overflow=limits.overflow,
+            keys=read_keys(limits.key_file) if limits.key_file else (),
+            hosts=trusted_hosts(host, limits.trusted_host),
+            origins=limits.allow_origin,
+            log=limits.log,
+        ),
+        newer=Newer(find=newer_model(where, model, reload_on)) if reload_on else None,
+    )
+    return 0
+
+
+def _open(where: OnDevice, name: str) -> Path:
+    watch = partial(show_bytes, what=name)
+    return open_model(where.open_store(), name, cache=where.cache, warn=print_warning, watch=watch)
+
+
+def newer_model(where: OnDevice, model: str, name: str) -> Callable[[], Path]:
+    """Looks for what `name` stands for by now: of the stage of `model`, if that has one."""
+    stage, at, _ = model.partition("@")
+    wanted = f"{stage}@{name}" if at and "@" not in name else name
+    return partial(_open, where, wanted)

@@ -1,0 +1,72 @@
+"""How training went in several artifacts of a stage, step by step: curves that stand together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.compare.tables import METRICS, write_file
+from flows.identity.manifest import Manifest
+from flows.render.charts import LEARNING, Points, Quantity, thin
+from flows.render.text_charts import curve, scale_of
+from infra.storage.base import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """One quantity of a stage, of each artifact."""
+
+    quantity: Quantity
+    of: tuple[Points, ...]  # in the order of the artifacts; empty where there is none
+
+    def drawn(self, names: Sequence[str]) -> list[str]:
+        """Lines for a terminal: what it is of, then each curve on the same scale."""
+        steps = [step for points in self.of for step, _ in points]
+        low, high = scale_of([value for points in self.of for _, value in thin(points, 48)])
+        width = max(map(len, names))
+        first, last = min(steps), max(steps)
+        lines = [f"{self.quantity.title}, steps {first} to {last}, {low:.4g} to {high:.4g}"]
+        for name, points in zip(names, self.of, strict=True):
+            line = curve(points, first=first, last=last, low=low, high=high)
+            ending = f"{points[-1][1]:.4g}" if points else "not told"
+            lines.append(f"  {name.ljust(width)}  {line}  {ending}")
+        return lines
+
+
+def curves_of(
+    store: Store, stage: str, manifests: Sequence[Manifest | None], directory: Path
+) -> list[Curves]:
+    """What the stage told of as it went, where at least one of the artifacts has it.
+
+    Files are written below `directory`. Raises ArtifactError when one is gone or damaged.
+    """
+    wanted = [quantity for quantity in LEARNING if quantity.stage == stage]
+    if not wanted:
+        return []
+    tables = [
+        _read(store, manifest, directory / f"{stage}-steps-{number}.parquet", wanted)
+        for number, manifest in enumerate(manifests)
+    ]
+    found = (
+        Curves(quantity=quantity, of=tuple(table.get(quantity.name, ()) for table in tables))
+        for quantity in wanted
+    )
+    return [curves for curves in found if any(curves.of)]
+
+
+def _read(
+    store: Store, manifest: Manifest | None, path: Path, wanted: Sequence[Quantity]
+) -> dict[str, Points]:
+    """(step, value) of each quantity that the artifact's table of steps has, in order of step."""
+    if manifest is None or not write_file(store, manifest, METRICS, path):
+        return {}
+    import duckdb
+
+    found: dict[str, Points] = {}
+    with duckdb.connect(":memory:") as connection:
+        there = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", [str(path)]).fetchall()
+        for name in {quantity.name for quantity in wanted} & {str(row[0]) for row in there}:
+            found[name] = connection.execute(
+                f"SELECT step, {name} FROM read_parquet(?) WHERE isfinite({name}) ORDER BY step",
+                [str(path)],
+            ).fetchall()
+    return found

@@ -1,0 +1,243 @@
+"""What a store knows of its runs, as files that become tables for SQL: see `VIEWS`.
+
+Only tables that are asked for are read, since each artifact's manifest is an object of its own, and
+steps and examples are a file more. What is gone or damaged is passed over and said.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from flows.artifacts.publish import find_manifest, indexed
+from flows.artifacts.runs import Run, find_run, read_all
+from flows.identity.manifest import Manifest
+from flows.stages import STAGES
+from infra.storage.base import BadObject, Missing, Store
+from nanochat_core.errors import ArtifactError
+
+METRICS = "metrics.parquet"  # see nanochat_core.runtime.metrics
+EXAMPLES = "examples.parquet"
+Row: TypeAlias = dict[str, Any]
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A table that can be asked."""
+
+    about: str
+    columns: Mapping[str, str]  # name -> type, in SQL
+    file: str | None = None  # of artifacts that have rows for it, with more columns
+
+
+_KEY = {"stage": "VARCHAR", "fingerprint": "VARCHAR"}
+VIEWS: Mapping[str, View] = {
+    "runs": View(
+        about="one row a run",
+        columns={
+            **dict.fromkeys(("run", "name", "profile", "status"), "VARCHAR"),
+            **{"started": "TIMESTAMP", "ended": "TIMESTAMP"},
+            **{"depth": "BIGINT", "overrides": "VARCHAR[]"},
+        },
+    ),
+    "stages": View(
+        about="one row for each stage of a run; built: by this run, not taken from another",
+        columns={
+            **{"run": "VARCHAR", **_KEY, "built": "BOOLEAN", "created": "TIMESTAMP"},
+            **{"seconds": "DOUBLE", "dollars": "DOUBLE"},
+            **{"device": "VARCHAR", "processes": "BIGINT"},
+        },
+    ),
+    "steps": View(
+        about="one row for each step of a stage, a column for each of its metrics",
+        columns={**_KEY, "step": "BIGINT"},
+        file=METRICS,
+    ),
+    "evals": View(
+        about="what each artifact measured; low and high: a 95 % interval",
+        columns={
+            **_KEY,
+            **{"metric": "VARCHAR", "value": "DOUBLE", "low": "DOUBLE", "high": "DOUBLE"},
+        },
+    ),
+    "examples": View(
+        about="one row for each question of an evaluation",
+        columns={**_KEY, "task": "VARCHAR", "place": "INTEGER", "correct": "BOOLEAN"},
+        file=EXAMPLES,
+    ),
+    "artifacts": View(
+        about="one row for each artifact; run: that which built it",
+        columns={
+            **{**_KEY, "digest": "VARCHAR", "created": "TIMESTAMP", "run": "VARCHAR"},
+            **{"size": "BIGINT", "files": "BIGINT", "git_commit": "VARCHAR"},
+        },
+    ),
+}
+
+
+def write_tables(store: Store, wanted: Collection[str], directory: Path) -> list[str]:
+    """Write what the `wanted` views hold below `directory`; gives what was passed over.
+
+    A view's rows are lines of JSON in {view}.jsonl, or parquet in {view}/{stage}-{fingerprint}.
+    """
+    problems: list[str] = []
+    if not wanted:
+        return problems
+    runs = _read_runs(store, problems)
+    _write(directory, "runs", map(_run_row, runs))
+    if set(wanted) == {"runs"}:
+        return problems
+    manifests = _read_manifests(store, runs, problems)
+    _write(directory, "stages", _stage_rows(runs, manifests))
+    _write(directory, "artifacts", map(_artifact_row, manifests.values()))
+    _write(directory, "evals", (row for m in manifests.values() for row in eval_rows(m)))
+    for name in sorted(set(wanted) & {"steps", "examples"}):
+        _write_files(store, name, list(manifests.values()), directory / name, problems)
+    return problems
+
+
+def write_file(store: Store, manifest: Manifest, name: str, path: Path) -> bool:
+    """Write the file called `name`, among an artifact's files or logs, to `path`; whether it is.
+
+    Raises ArtifactError when it is gone or damaged.
+    """
+    for file in (*manifest.files, *manifest.logs):
+        if file.path == name:
+            break
+    else:
+        return False
+    where = f"{file.path} of {manifest.name}"
+    try:
+        data = store.get(file.key, size=file.size)
+    except Missing as error:
+        raise ArtifactError(f"{where} is gone from {store.url}") from error
+    except BadObject as error:
+        raise ArtifactError(f"{where} {error.fault}", hint=error.hint) from error
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise ArtifactError(f"{where} is damaged: its bytes are not those of the manifest")
+    path.write_bytes(data)
+    return True
+
+
+def eval_rows(manifest: Manifest) -> Iterator[Row]:
+    """The numbers that an artifact measured; those of its ends stand beside what they are of."""
+    numbers = dict(_numbers("", manifest.provenance.metrics))
+    for name, value in numbers.items():
+        base, _, end = name.rpartition("_")
+        if end in ("low", "high") and base in numbers:
+            continue
+        ends = {end: numbers.get(f"{name}_{end}") for end in ("low", "high")}
+        key = {"stage": manifest.stage, "fingerprint": manifest.fingerprint}
+        yield {**key, "metric": name, "value": value, **ends}
+
+
+def _numbers(prefix: str, facts: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(f"{prefix}{name}.", value)  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{name}", float(value)
+
+
+def _read_runs(store: Store, problems: list[str]) -> list[Run]:
+    ids = [e.key.removeprefix("runs/").removesuffix(".json") for e in store.list("runs/")]
+
+    def read(run: str) -> Run | str:
+        try:
+            return find_run(store, run) or f"run {run} is gone"
+        except ArtifactError as error:
+            return str(error)
+
+    return _sort_out(read_all(read, ids), problems)
+
+
+def _read_manifests(
+    store: Store, runs: Sequence[Run], problems: list[str]
+) -> dict[tuple[str, str], Manifest]:
+    """By stage and fingerprint, those of the index and those that runs know of."""
+    keys = {(s.name, fingerprint) for s in STAGES for fingerprint in indexed(store, s.name)}
+    keys |= {item for run in runs for item in run.stages.items()}
+
+    def read(key: tuple[str, str]) -> Manifest | str:
+        try:
+            return find_manifest(store, *key) or f"{key[0]}/{key[1][:12]} is gone"
+        except ArtifactError as error:
+            return str(error)
+
+    found = _sort_out(read_all(read, sorted(keys)), problems)
+    return {(manifest.stage, manifest.fingerprint): manifest for manifest in found}
+
+
+def _write_files(
+    store: Store, name: str, manifests: Sequence[Manifest], directory: Path, problems: list[str]
+) -> None:
+    directory.mkdir()
+    file = VIEWS[name].file
+    assert file is not None
+
+    def write(manifest: Manifest) -> bool | str:
+        path = directory / f"{manifest.stage}-{manifest.fingerprint}.parquet"
+        try:
+            return write_file(store, manifest, file, path)
+        except ArtifactError as error:
+            return str(error)
+
+    _sort_out(read_all(write, manifests), problems)
+
+
+def _sort_out(results: Sequence[_Found | str], problems: list[str]) -> list[_Found]:
+    problems += [result for result in results if isinstance(result, str)]
+    return [result for result in results if not isinstance(result, str)]
+
+
+def _write(directory: Path, name: str, rows: Iterable[Row]) -> None:
+    lines = (json.dumps({key: _finite(value) for key, value in row.items()}) for row in rows)
+    (directory / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no others; such a measurement is null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _run_row(run: Run) -> Row:
+    names = ("run", "name", "profile", "status", "depth", "started", "ended")
+    return {**{name: getattr(run, name) for name in names}, "overrides": list(run.overrides)}
+
+
+def _stage_rows(
+    runs: Sequence[Run], manifests: Mapping[tuple[str, str], Manifest]
+) -> Iterator[Row]:
+    for run in runs:
+        for stage, fingerprint in run.stages.items():
+            row: Row = {"run": run.run, "stage": stage, "fingerprint": fingerprint}
+            if manifest := manifests.get((stage, fingerprint)):
+                made = manifest.provenance
+                row |= {"built": made.run == run.run, "created": made.created}
+                row |= _effort(made.segments)
+            yield row
+
+
+def _effort(segments: Sequence[Mapping[str, Any]]) -> Row:
+    """Over all executions, those that were stopped too."""
+    if not segments:
+        return {}
+    return {
+        "seconds": math.fsum(s.get("ended", 0) - s.get("started", 0) for s in segments),
+        "dollars": math.fsum(s.get("dollars", 0.0) for s in segments),
+        "device": segments[-1].get("device"),
+        "processes": segments[-1].get("processes"),
+    }
+
+
+def _artifact_row(manifest: Manifest) -> Row:
+    made = manifest.provenance
+    return {
+        **{name: getattr(manifest, name) for name in ("stage", "fingerprint", "digest")},
+        **{"created": made.created, "run": made.run, "git_commit": made.git_commit},
+        **{"size": sum(f.size for f in manifest.files), "files": len(manifest.files)},
+    }

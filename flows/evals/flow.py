@@ -1,0 +1,232 @@
+"""The Prefect flow that judges a model again, and says so when it got worse.
+
+However often it runs for the same model and suite, the evaluation is one artifact: a backlog of
+late runs ends as Cached. Each run is in the store as eval-{name}; what they found is the history.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+from prefect.events import emit_event
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from flows.artifacts.runs import Run, new_run_id, timestamp
+from flows.build.build import Built, Site
+from flows.build.retry import RETRIES
+from flows.evals.regression import Evaluation, Verdict, history_rows, judge, read_history
+from flows.evals.suite import (
+    DROP,
+    Against,
+    Rule,
+    check_metric,
+    history_name,
+    open_suite,
+)
+from flows.identity.manifest import Manifest
+from flows.leases.lease import check_decides
+from flows.orchestration.caller import CALLER, stoppable_by_hand
+from flows.orchestration.forms import (
+    DropField,
+    FormField,
+    GpusField,
+    MetricField,
+    ModelField,
+    OverridesField,
+    PlaceField,
+    PoolField,
+    RetriesField,
+    StoreField,
+    StrictField,
+    SuiteField,
+)
+from flows.orchestration.pipeline import (
+    Outcome,
+    open_starts,
+    pin_names,
+    run_pipeline,
+    tell_nobody,
+    wait_of_run,
+    with_pool,
+)
+from flows.orchestration.stage_task import failing_in_a_line
+from flows.profiles import make_placement
+from flows.render.text import key_of
+from flows.stages import Stage
+from infra.placement import default_home, default_store
+from infra.storage.open import open_store
+from nanochat_core.errors import ConfigError
+
+COMPLETED = "nanochat.eval.completed"  # every evaluation that came to an end
+REGRESSED = "nanochat.eval.regressed"  # and once more when the model got worse
+MOST_ROWS = 60  # of the history in Prefect
+AgainstField: TypeAlias = Annotated[Against, FormField("Compared with")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What an evaluation that ended well found."""
+
+    outcome: Outcome
+    evaluation: Built
+    verdict: Verdict
+
+
+def _name_flow_run() -> str:
+    """The flow run is called as the run is; a retry keeps its name."""
+    if flow_run.get_run_count():  # of attempts before this one, as long as it is not running
+        return flow_run.get_name() or ""
+    try:
+        name = history_name(flow_run.get_parameters()["model"])
+    except ConfigError:  # the flow refuses it itself, and so has failed; here it would be a crash
+        name = "eval"
+    return new_run_id(name, timestamp(time.time()))
+
+
+@flow(name="nanochat-eval", flow_run_name=_name_flow_run, retries=0, persist_result=False)
+@failing_in_a_line
+@stoppable_by_hand
+def nanochat_eval(
+    model: ModelField = "main",
+    profile: SuiteField = None,
+    overrides: OverridesField = (),
+    metric: MetricField = None,
+    drop: DropField = DROP,
+    against: AgainstField = "previous",
+    store: StoreField = None,
+    gpus: GpusField = None,
+    place: PlaceField = (),
+    pool: PoolField = None,
+    retries: RetriesField = RETRIES,
+    strict: StrictField = False,
+) -> Evaluated:
+    """Judge a model; one that did not change since costs nothing. Tells of it when it got worse.
+
+    Args:
+        model: What is judged, looked up when the run starts: main, sft@main, sft/1a2b3c.
+        profile: Whose evaluation is used; by default that of the model's own run.
+        overrides: Changed settings of the evaluation, each as section.name=value.
+        metric: The number that must not get worse; by default ChatCORE, CORE or bits per byte.
+        drop: By how much it may get worse without an alert, in its own unit.
+        against: What it is compared with: the previous evaluation, or the best one so far.
+        store: URL of the artifact store; by default the one this machine is set up for.
+        gpus: GPUs to use, 0 for the CPU; by default all that the profile can fill.
+        place: Changed settings of the placement, each as name=value.
+        pool: Work pool whose workers do the judging; by default this very process does.
+        retries: How often a stage that was lost is started again.
+        strict: Whether code that a fingerprint does not see is an error.
+    """
+    caller = CALLER.get()
+    rule = Rule(metric=metric, drop=drop, against=against)
+    home = caller.home if caller else default_home()
+    opened_store = open_store(store or default_store(home))
+    run_id = flow_run.get_name() or history_name(model)
+    # An evaluation leaves no checkpoints, so its records say all.
+    stop = caller.stop if caller else threading.Event()
+    wait = wait_of_run(opened_store, stop)
+    starts = wait(lambda: open_starts(opened_store, [run_id], pool=pool, will_plan=False))
+    warn = get_run_logger().warning
+    suite = wait(
+        lambda: open_suite(opened_store, model, profile=profile, overrides=overrides, warn=warn)
+    )
+    check_metric(suite, metric)
+    placement = make_placement(
+        suite.opened.pace, home=home, store=opened_store.url, gpus=gpus, settings=place
+    )
+    placement = with_pool(placement, nodes=1, pool=pool)
+    placement.home.mkdir(parents=True, exist_ok=True)
+    built = [stage for stage in suite.stages if stage.name not in suite.given]
+    sections = {section for stage in built for section in stage.config}
+    pinned, pins = wait(
+        lambda: pin_names(suite.opened.run, opened_store, run_id, placement, sections, log=warn)
+    )
+    site = Site(
+        run=pinned,
+        run_id=run_id,
+        placement=placement,
+        store=opened_store,
+        watch=caller.watch if caller else tell_nobody,
+        strict=strict,
+        stop=stop,
+    )
+    wait(lambda: check_decides(site.store))
+    run = Run(
+        run=site.run_id,
+        name=history_name(model),
+        profile=suite.profile,
+        depth=suite.depth,
+        overrides=suite.overrides,
+        upstream=pins,
+        uses=(model,),
+        gpus=gpus,
+        place=tuple(place),
+        status="running",
+        started=timestamp(time.time()),
+        ended=None,
+        stages={},
+    )
+    run = starts.record_in(run)
+    return evaluate(model, suite.stages, site, run, rule, given=suite.given, retries=retries)
+
+
+def evaluate(
+    model: str,
+    stages: Sequence[Stage],
+    site: Site,
+    run: Run,
+    rule: Rule,
+    *,
+    given: Mapping[str, Manifest],
+    retries: int = RETRIES,
+) -> Evaluated:
+    """Build the last of the `stages`, which judges `model`, and apply the rule. In a flow only.
+
+    Raises what building raises, and ConfigError when the rule's metric was not measured.
+    """
+    outcome = run_pipeline(stages, site, run, given=given, retries=retries)
+    stage = stages[-1].name
+    built = outcome.stages[stage]
+    wait = wait_of_run(site.store, site.stop, terms=site.terms)
+    history = wait(lambda: read_history(site.store, run.name, stage))
+    newest = Evaluation(run=outcome.run, manifest=built.manifest)
+    verdict = wait(lambda: judge(site.store, newest, history, rule))
+    log = get_run_logger()
+    (log.warning if verdict.regressed else log.info)(f"{model}: {verdict.text}")
+    create_table_artifact(
+        history_rows(history[:MOST_ROWS], verdict.metric),
+        key=key_of(f"{run.name} {stage}"),
+        description=f"Evaluations of {model}, latest first. Latest: {verdict.text}.",
+    )
+    _tell(model, newest, built, verdict)
+    return Evaluated(outcome=outcome, evaluation=built, verdict=verdict)
+
+
+def _tell(model: str, newest: Evaluation, built: Built, verdict: Verdict) -> None:
+    """Send the events. Automations see labels only, so what they go by is among those."""
+    resource = {
+        "prefect.resource.id": f"nanochat.model.{key_of(model)}",
+        "prefect.resource.name": model,
+        "nanochat.model": model,
+        "nanochat.fingerprint": newest.model,
+        "nanochat.metric": verdict.metric,
+        "nanochat.regressed": _yes(verdict.regressed),
+        "nanochat.inside-interval": _yes(verdict.is_inside),
+    }
+    payload: dict[str, Any] = {
+        "model": model,
+        "fingerprint": newest.model,
+        "run": newest.run.run,
+        "evaluation": built.uri,
+        **verdict.facts,
+    }
+    for event in (COMPLETED, *([REGRESSED] if verdict.regressed else [])):
+        emit_event(event=event, resource=resource, payload=payload)
+
+
+def _yes(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,177 @@
+"""What it takes to judge one model again, and when it counts as worse.
+
+A base model is judged by `base_eval`, a chat model by the `chat_eval` of its stage. The model is
+given, so nothing of it is trained; so is the data that its own run was judged on. An evaluation
+that the run made already is therefore the very same artifact, and costs no job.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from flows.artifacts.names import MODELS, open_run, open_usable, suggest
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.revocations import find_revoked
+from flows.artifacts.runs import Run, check_name
+from flows.identity.manifest import Manifest
+from flows.interop.import_model import IMPORTED
+from flows.profiles import Profile, open_profile
+from flows.stages import BASE_EVAL, CHAT_EVALS, ROWS, TASK_DATA, Stage
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, ConfigError, ModelError
+
+Against: TypeAlias = Literal["previous", "best"]
+NIGHTLY = "0 3 * * *"  # cron: minute, hour, day, month, weekday
+DROP = 0.02  # of a score between 0 and 1: two questions of a hundred
+_JUDGES = {stage.inputs[0].name: stage for stage in (BASE_EVAL, *CHAT_EVALS)}
+_OF_BASE_MODELS = ("core", "val_bpb", "train_bpb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """When a model counts as worse."""
+
+    metric: str | None = None  # None: the stage's main one
+    drop: float = DROP  # how much worse, as a difference of the metric's own values
+    against: Against = "previous"
+
+    def __post_init__(self) -> None:
+        if not self.drop >= 0:
+            raise ConfigError(
+                f"drop is {self.drop}, below 0", hint="0 tells of every loss, 0.02 of larger ones"
+            )
+        if self.against not in get_args(Against):
+            raise ConfigError(
+                f"against is '{self.against}'", hint=f"one of: {', '.join(get_args(Against))}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """A model, and all that decides how it is judged."""
+
+    model: Manifest
+    stage: Stage  # that judges it
+    given: dict[str, Manifest]  # artifacts that stand for their stages, the model among them
+    profile: str  # whose settings are used
+    depth: int | None
+    overrides: tuple[str, ...]
+    opened: Profile
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The judge after what it needs, given or not."""
+        return (*self.stage.inputs, self.stage)
+
+
+def open_suite(
+    store: Store,
+    model: str,
+    *,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+    warn: Callable[[str], None],
+) -> Suite:
+    """How the model called `model` is judged at this moment; names are those of flows/references.
+
+    Without a profile the settings are those of the model's own run. Only settings of the evaluation
+    and of its data can be overridden. Raises ConfigError, ArtifactError or ModelError for a name
+    that stands for no model, a model that nothing can judge, or a setting that does not matter.
+    """
+    manifest = open_usable(store, model, warn=warn)
+    if manifest.stage not in MODELS:
+        raise ModelError(
+            f"{model} is not a model", hint=f"stages that make one: {', '.join(MODELS)}"
+        )
+    stage = _JUDGES[manifest.stage]
+    run = _run_of(store, model, manifest)
+    if profile is None and run.profile == IMPORTED:
+        raise ConfigError(
+            f"{model} was imported, so no run says how it is judged",
+            hint="name a profile whose evaluation is used, with --profile",
+        )
+    _check_overrides(stage, overrides)
+    name = profile or run.profile
+    depth = None if profile else run.depth
+    settings = (*(() if profile else run.overrides), *overrides)
+    return Suite(
+        model=manifest,
+        stage=stage,
+        given=_given(store, stage, manifest, run, own_data=profile is None, overrides=overrides),
+        profile=name,
+        depth=depth,
+        overrides=settings,
+        opened=open_profile(name, depth=depth, overrides=settings),
+    )
+
+
+def check_metric(suite: Suite, metric: str | None) -> None:
+    """Raise ConfigError for a number that the suite does not measure: before hours are spent."""
+    known = ["chatcore", *(entry.name for entry in suite.opened.run.chat_eval.tasks)]
+    if suite.stage is BASE_EVAL:
+        known = [*_OF_BASE_MODELS]
+    if metric is not None and metric not in known:
+        raise ConfigError(
+            f"{suite.stage.name} does not measure '{metric}'", hint=suggest(metric, known)
+        )
+
+
+def history_name(model: str) -> str:
+    """What the runs that judge `model` are called: eval-main for sft@main. Raises ConfigError."""
+    _, at, name = model.partition("@")
+    return check_name(f"eval-{name if at else model.replace('/', '-')}")
+
+
+def judged_model(run: Run) -> str | None:
+    """The model that `run` judged again, as it was named; None of a run that trains."""
+    is_judging = len(run.uses) == 1 and run.name == history_name(run.uses[0])
+    return run.uses[0] if is_judging else None
+
+
+def _run_of(store: Store, model: str, manifest: Manifest) -> Run:
+    """The run that the model is found in: whose settings and data judge it."""
+    is_whole = "@" in model or "/" in model
+    return open_run(store, model if is_whole else f"{manifest.stage}@{model}")
+
+
+def _given(
+    store: Store,
+    stage: Stage,
+    model: Manifest,
+    run: Run,
+    *,
+    own_data: bool,
+    overrides: Sequence[str],
+) -> dict[str, Manifest]:
+    """The model, the rows of its own tokens, and its run's tasks unless others are asked for."""
+    given = {model.stage: model}
+    wants_other_data = any(text.startswith(f"{TASK_DATA.name}.") for text in overrides)
+    if own_data and not wants_other_data and (data := _whole(store, run, TASK_DATA)):
+        given[TASK_DATA.name] = data
+    if ROWS in stage.inputs:
+        rows = _whole(store, run, ROWS)
+        if rows is None:  # others would be of another tokenizer
+            raise ArtifactError(
+                f"run {run.run} has no rows to judge {model.name} on",
+                hint="a base model is judged on rows of its own tokenizer: judge a chat model made "
+                "from it, or run its profile again",
+            )
+        given[ROWS.name] = rows
+    return given
+
+
+def _whole(store: Store, run: Run, stage: Stage) -> Manifest | None:
+    """The run's artifact of `stage`, if it is there and may be used."""
+    fingerprint = run.stages.get(stage.name)
+    manifest = find_manifest(store, stage.name, fingerprint) if fingerprint else None
+    return None if manifest is None or find_revoked(store, manifest) else manifest
+
+
+def _check_overrides(stage: Stage, overrides: Sequence[str]) -> None:
+    sections = (*stage.config, TASK_DATA.name)
+    for text in overrides:
+        if text.partition(".")[0] not in sections:
+            raise ConfigError(
+                f"{text.partition('=')[0]} does not change how a model is judged",
+                hint=f"sections that do: {', '.join(sections)}",
+            )

@@ -1,0 +1,244 @@
+"""Which artifacts are in use: found by following manifests from what people and runs refer to.
+
+A run's record names artifacts; an artifact names the artifacts it was made from, the attempts its
+files lie in (which may be those of an older artifact), and the artifact whose bytes it took over.
+A record that cannot be read might name anything, so it ends the search with an error.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from flows.artifacts.pins import PINS, Pin, find_pin
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.revocations import accepted_from
+from flows.artifacts.runs import Run, find_run, find_tag, tag_names
+from flows.artifacts.transfer import in_parallel
+from flows.gc.inventory import Inventory, Piece, Place, attempt_of, run_of
+from flows.identity.manifest import EARLIER, FORMAT, Manifest
+from flows.identity.records import find_document
+from flows.leases import lease
+from infra.storage.base import Store
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How long what nobody refers to is kept, in seconds by the store's clock."""
+
+    keep: float  # run records, pins and unfinished work since they were last written
+    grace: float  # what was just written, and between being seen as garbage and being deleted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edges:
+    """What a manifest names."""
+
+    inputs: tuple[Place, ...]
+    attempts: frozenset[str]  # pieces that files and logs lie in
+    revocations: tuple[Place, ...]  # whose revocation is this artifact's too
+
+    @property
+    def leads_to(self) -> tuple[Place, ...]:
+        """Artifacts that have to outlive this one.
+
+        Its inputs, those whose files it shares, and those whose revocation would be its own.
+        """
+        parts = (name.split("/") for name in self.attempts)
+        sharing = {(first, second) for first, second, *_ in (p for p in parts if len(p) > 1)}
+        return (*self.inputs, *sharing, *self.revocations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Referrers:
+    """Records that name artifacts, whether they still count or not."""
+
+    runs: Mapping[str, Run]
+    tagged: frozenset[str]  # ids of runs
+    pins: Mapping[str, tuple[float, tuple[Place, ...]]]  # when each was written, and what it names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roots:
+    """What the search begins with."""
+
+    places: frozenset[Place]  # artifacts that somebody needs, with all they were made from
+    whole: frozenset[Place]  # leased or pinned: whatever lies there stays
+    unfinished: frozenset[Place]  # named by runs that may still read what was built again since
+    runs: Mapping[str, tuple[Place, ...]]  # every run with the artifacts it names
+    kept: frozenset[str]  # ids of the runs whose record stays
+
+
+@dataclass(kw_only=True)
+class Reached:
+    """What the search came to."""
+
+    places: set[Place] = field(default_factory=set[Place])
+    found: set[Place] = field(default_factory=set[Place])  # those of them that exist
+    attempts: set[str] = field(default_factory=set[str])
+    revocations: set[Place] = field(default_factory=set[Place])
+
+    def add(self, edges: Edges) -> None:
+        """Note what one manifest names, its inputs excepted."""
+        self.attempts |= edges.attempts
+        self.revocations.update(edges.revocations)
+
+
+class Records:
+    """The records of a store, several read at the same time; each manifest once."""
+
+    def __init__(self, store: Store, *, threads: int, beat: Callable[[], None]) -> None:
+        self.store = store
+        self._threads = threads
+        self._beat = beat  # called again and again: reading takes long in a large store
+        self._edges: dict[Place, Edges] = {}  # of manifests that were found
+
+    def read(
+        self, function: Callable[[Store, _Item], _Result | None], items: Iterable[_Item]
+    ) -> list[_Result]:
+        """What `function` finds for each item; what is gone meanwhile is left out."""
+
+        def look(item: _Item) -> _Result | None:
+            return function(self.store, item)
+
+        found: list[_Result] = []
+        for result in in_parallel(look, items, threads=self._threads):
+            self._beat()
+            if result is not None:
+                found.append(result)
+        return found
+
+    def edges(self, places: Iterable[Place]) -> dict[Place, Edges]:
+        """What the manifests of these artifacts name, as far as they exist."""
+        wanted = sorted(places)
+        fresh = [place for place in wanted if place not in self._edges]
+        self._edges.update(self.read(_find_edges, fresh))
+        return {place: self._edges[place] for place in wanted if place in self._edges}
+
+    def follow(self, places: Iterable[Place]) -> Reached:
+        """All that can be reached from these artifacts."""
+        reached = Reached()
+        level = set(places)
+        while level:
+            reached.places |= level
+            inputs: set[Place] = set()
+            for place, edges in self.edges(level).items():
+                reached.found.add(place)
+                reached.add(edges)
+                inputs.update(edges.inputs)
+            level = inputs - reached.places
+        return reached
+
+    def add_older(self, pieces: Iterable[Piece], reached: Reached) -> None:
+        """Note what manifests that were put aside name: their files stay, their inputs need not."""
+        for edges in self.read(_find_older, [piece.name for piece in pieces]):
+            reached.add(edges)
+
+
+def read_referrers(records: Records) -> Referrers:
+    """Who names artifacts, and what these name. To be called before the store is listed.
+
+    Whoever publishes an artifact removes his pin afterwards, and whoever builds one again puts the
+    old manifest aside before he removes it: what is not found here any more is found in the list.
+    Raises ArtifactError naming a record that is damaged.
+    """
+    store = records.store
+    written = {entry.key: entry.modified for entry in store.list(PINS)}
+    pins = dict(records.read(_find_pin, list(written)))
+    listed = [
+        entry.key.removeprefix("runs/").removesuffix(".json") for entry in store.list("runs/")
+    ]
+    tagged = records.read(find_tag, tag_names(store))
+    runs = {run.run: run for run in records.read(find_run, sorted({*listed, *tagged}))}
+    found = Referrers(
+        runs=runs,
+        tagged=frozenset(tagged),
+        pins={key: (written[key], pin.artifacts) for key, pin in pins.items()},
+    )
+    records.follow({place for run in runs.values() for place in run.stages.items()})
+    records.follow({place for pin in pins.values() for place in pin.artifacts})
+    return found
+
+
+def find_roots(
+    inventory: Inventory, referrers: Referrers, records: Records, rules: Rules, *, now: float
+) -> Roots:
+    """What has to be kept for somebody. Raises ArtifactError naming a record that is damaged.
+
+    Runs: those heard of lately, the newest finished one of each name, those that a tag points at
+    and those that hold a lease. Artifacts: those of these runs, those that are leased or pinned,
+    and those that were just published.
+    """
+    pieces = list(inventory.pieces.values())
+    young = {p.name for p in pieces if now - p.newest <= rules.grace}
+    leased = records.read(
+        _find_lease, [p.place for p in pieces if p.kind == "lease" and p.place and p.name in young]
+    )
+    pins = [places for written, places in referrers.pins.values() if now - written <= rules.keep]
+    whole = {place for place, _ in leased} | {place for places in pins for place in places}
+    going_on = {run for _, run in leased}
+    going_on |= {
+        run_of(p) for p in pieces if p.kind == "run record" and now - p.newest <= rules.keep
+    }
+    later = sorted(going_on - referrers.runs.keys())  # they began after the others were read
+    runs = [*referrers.runs.values(), *records.read(find_run, later)]
+    kept = going_on | referrers.tagged | _newest_finished(runs)
+    artifacts = {run.run: tuple(run.stages.items()) for run in runs}
+    published = {p.place for p in pieces if p.kind == "artifact" and p.place and p.name in young}
+    return Roots(
+        places=frozenset(
+            {*whole, *published, *(a for run in kept & artifacts.keys() for a in artifacts[run])}
+        ),
+        whole=frozenset(whole),
+        unfinished=frozenset(
+            place
+            for run in runs
+            if run.status == "running" and run.run in going_on
+            for place in run.stages.items()
+        ),
+        runs=artifacts,
+        kept=frozenset(kept),
+    )
+
+
+def _newest_finished(runs: Iterable[Run]) -> set[str]:
+    """For each name the run that a person means by it."""
+    newest: dict[str, Run] = {}
+    for run in runs:
+        if run.status == "finished":
+            other = newest.setdefault(run.name, run)
+            if (run.started, run.run) > (other.started, other.run):
+                newest[run.name] = run
+    return {run.run for run in newest.values()}
+
+
+def _find_lease(store: Store, place: Place) -> tuple[Place, str] | None:
+    holder = lease.find_holder(store, *place)
+    return None if holder is None else (place, holder.record.run)
+
+
+def _find_pin(store: Store, key: str) -> tuple[str, Pin] | None:
+    pin = find_pin(store, key)
+    return None if pin is None else (key, pin)
+
+
+def _find_edges(store: Store, place: Place) -> tuple[Place, Edges] | None:
+    manifest = find_manifest(store, *place)
+    return None if manifest is None else (place, _edges_of(manifest))
+
+
+def _find_older(store: Store, key: str) -> Edges | None:
+    tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
+    if tree is None:
+        return None
+    return _edges_of(Manifest.from_tree(tree, where=f"{store.url}/{key}"))
+
+
+def _edges_of(manifest: Manifest) -> Edges:
+    return Edges(
+        inputs=tuple((stage, source.fingerprint) for stage, source in manifest.inputs.items()),
+        attempts=frozenset(attempt_of(file.key) for file in (*manifest.files, *manifest.logs)),
+        revocations=tuple((manifest.stage, source) for source in accepted_from(manifest)),
+    )

@@ -1,0 +1,147 @@
+"""What in a store is garbage, and which of it may be deleted today.
+
+Garbage is what nothing in use reaches. It is deleted when an earlier collection saw it as garbage
+already, the grace ago or longer, and nothing touched it since. What other garbage that has to wait
+was made from, waits with it: an artifact never outlives its inputs.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from flows.gc.inventory import Inventory, Kind, Piece, Place, run_of
+from flows.gc.reach import Edges, Reached, Records, Referrers, Roots, Rules, find_roots
+
+_OLDER: tuple[Kind, ...] = ("superseded", "divergent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """A store at one moment."""
+
+    now: float  # unix seconds by the store's clock
+    inventory: Inventory
+    garbage: Mapping[str, Piece]  # by name
+    ripe: Mapping[str, Piece]  # those of them that may be deleted
+    marks: Mapping[str, float]  # when each was first seen as garbage
+    edges: Mapping[Place, Edges]  # of artifacts that may be deleted
+
+
+def make_survey(
+    inventory: Inventory,
+    referrers: Referrers,
+    records: Records,
+    rules: Rules,
+    *,
+    marks: Mapping[str, float],
+    now: float,
+) -> Survey:
+    """Tell garbage from what is in use. `marks` are those of the last collection.
+
+    `referrers` were read with `records` before the store was listed for the inventory.
+    Raises ArtifactError naming a record that is damaged: it might reach anything.
+    """
+    roots = find_roots(inventory, referrers, records, rules, now=now)
+    reached = records.follow(roots.places)
+    pieces = inventory.pieces.values()
+    older = [p for p in pieces if p.kind in _OLDER and _is_needed(p, roots, rules, now=now)]
+    records.add_older(older, reached)
+    unfinished = {piece.place for piece in pieces if piece.kind == "checkpoints" and piece.place}
+    judge = _Judge(inventory, roots, reached, rules, now, done=records.edges(unfinished).keys())
+    garbage = {piece.name: piece for piece in pieces if not judge.is_in_use(piece)}
+    first = {
+        name: seen if (seen := marks.get(name)) is not None and piece.newest <= seen else now
+        for name, piece in garbage.items()
+    }
+    due = {n: piece for n, piece in garbage.items() if n in marks and now - first[n] >= rules.grace}
+    kept = _reached_by_waiting(garbage, due, roots, records)
+    ripe = {name: piece for name, piece in due.items() if not _is_reached(piece, kept)}
+    places = [p.place for p in ripe.values() if p.kind == "artifact" and p.place]
+    return Survey(
+        now=now,
+        inventory=inventory,
+        garbage=garbage,
+        ripe=ripe,
+        marks=first,
+        edges=records.edges(places),
+    )
+
+
+def _reached_by_waiting(
+    garbage: Mapping[str, Piece], due: Mapping[str, Piece], roots: Roots, records: Records
+) -> Reached:
+    """What is needed by garbage that has to wait."""
+    waiting = [piece for name, piece in garbage.items() if name not in due]
+    places = {p.place for p in waiting if p.kind == "artifact" and p.place}
+    for piece in waiting:
+        if piece.kind == "run record":
+            places.update(roots.runs.get(run_of(piece), ()))
+    reached = records.follow(places)
+    records.add_older([piece for piece in waiting if piece.kind in _OLDER], reached)
+    return reached
+
+
+def _is_needed(piece: Piece, roots: Roots, rules: Rules, *, now: float) -> bool:
+    """Whether a manifest that was put aside may still be read."""
+    is_young = now - piece.newest <= rules.grace
+    return is_young or piece.place in roots.whole or piece.place in roots.unfinished
+
+
+def _is_reached(piece: Piece, reached: Reached) -> bool:
+    """Whether one of the artifacts that were reached needs a piece."""
+    match piece.kind:
+        case "artifact":
+            return piece.place in reached.places
+        case "files" | "logs":
+            return piece.name in reached.attempts
+        case "index entry":
+            return piece.place in reached.found
+        case "revocation":
+            # Also of what is not there: what was made from it may have come from another store.
+            return piece.place in reached.places or piece.place in reached.revocations
+        case _:
+            return False
+
+
+class _Judge:
+    """Says of each piece whether it is in use."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        roots: Roots,
+        reached: Reached,
+        rules: Rules,
+        now: float,
+        *,
+        done: Collection[Place],  # of those with checkpoints
+    ) -> None:
+        self._inventory = inventory
+        self._roots = roots
+        self._reached = reached
+        self._rules = rules
+        self._now = now
+        self._done = done
+        self._special: dict[Kind, Callable[[Piece], bool]] = {
+            "run record": lambda piece: run_of(piece) in roots.kept,
+            "pin": lambda piece: now - piece.newest <= rules.keep,
+            "superseded": lambda piece: _is_needed(piece, roots, rules, now=now),
+            "divergent": lambda piece: _is_needed(piece, roots, rules, now=now),
+            "checkpoints": self._may_be_continued,
+            "lease": self._has_neighbours,
+        }
+
+    def is_in_use(self, piece: Piece) -> bool:
+        """Whether a piece stays."""
+        if piece.place in self._roots.whole:
+            return True
+        special = self._special.get(piece.kind)
+        return special(piece) if special else _is_reached(piece, self._reached)
+
+    def _may_be_continued(self, piece: Piece) -> bool:
+        """Checkpoints are for a job that has no artifact yet and that somebody may take up."""
+        return piece.place not in self._done and self._now - piece.newest <= self._rules.keep
+
+    def _has_neighbours(self, piece: Piece) -> bool:
+        """The next owner's epoch follows from a lease; there is none where nothing else is."""
+        assert piece.place is not None
+        return len(self._inventory.places[piece.place]) > 1

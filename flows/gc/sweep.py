@@ -1,0 +1,264 @@
+"""Deletes garbage in an order that leaves a sound store whenever it ends.
+
+First run records, then manifests (an artifact before those it was made from), then the files that
+no manifest names any more: nobody finds a manifest without its files. The records of a fingerprint
+are deleted under its lease, so nobody builds there meanwhile; if somebody does, it is left alone,
+with all that it was made from. What changed since it was looked at is left alone too.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+from flows.artifacts.pins import SWEEP
+from flows.artifacts.transfer import in_parallel
+from flows.gc.inventory import Kind, Piece, Place
+from flows.gc.reach import Edges
+from flows.gc.survey import Survey
+from flows.leases import lease
+from infra.storage.base import Entry, Missing, Store
+from nanochat_core.errors import StageError, StoreError
+
+_UNDER_LEASE: tuple[Kind, ...] = ("artifact", "superseded", "divergent", "revocation")
+_COMMIT = "COMMIT.json"
+
+_Item = TypeVar("_Item")
+
+# Told what is being done, and how much of it was done.
+Watch: TypeAlias = Callable[[str, int], None]
+
+
+def clock() -> float:
+    """Seconds that go on while this machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class Sweeper:
+    """The right to collect in one store, renewed by whoever works under it.
+
+    Those who wait for the collection go on when its lease was not renewed for `ttl` seconds, so
+    nothing is deleted later than half of that after the last renewal began.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        me: lease.Claim,
+        *,
+        clock: Callable[[], float] = clock,
+        ttl: float = lease.TTL,
+        beat: float = lease.BEAT,
+    ) -> None:
+        self.clock = clock
+        self._store = store
+        self._ttl = ttl
+        self._seconds_between = beat
+        self._renewed = clock()
+        held = lease.try_acquire(store, *SWEEP, me, ttl=ttl)
+        if isinstance(held, lease.Holder):
+            raise StageError(
+                f"garbage is being collected already by {held}",
+                hint="one collection at a time is enough",
+            )
+        self._held = held
+
+    def beat(self) -> None:
+        """Renew the right if it is time to. Raises LeaseLost. For the thread that leads."""
+        self.check()
+        if self.clock() - self._renewed >= self._seconds_between:
+            with contextlib.suppress(StoreError):  # the next beat tries again
+                self.renew()
+
+    def renew(self) -> None:
+        """Renew the right. Raises LeaseLost, StoreError."""
+        now = self.clock()
+        self._held = lease.renew(self._store, self._held, step=0, total=0)
+        self._renewed = now
+
+    def check(self) -> None:
+        """Raises LeaseLost when others may have gone on already. Right before each deletion."""
+        if self.clock() - self._renewed > self._ttl / 2:
+            raise lease.LeaseLost(
+                "the store or this machine stood still for too long while garbage was collected",
+                hint="nothing is damaged; run the same command again",
+            )
+
+    def release(self) -> None:
+        """Let others go on."""
+        with contextlib.suppress(StoreError):  # it expires
+            lease.release(self._store, self._held)
+
+
+@dataclass
+class Swept:
+    """What was deleted."""
+
+    names: set[str] = field(default_factory=set[str])  # pieces that are gone
+    objects: int = 0
+    size: int = 0  # bytes
+
+
+def sweep(
+    store: Store,
+    survey: Survey,
+    sweeper: Sweeper,
+    *,
+    claim: Callable[[], lease.Claim],
+    threads: int,
+    watch: Watch,
+) -> Swept:
+    """Delete what is ripe. Raises LeaseLost and StoreError; a later sweep goes on from there."""
+    return _Sweep(store, survey, sweeper, claim, threads, watch).run()
+
+
+class _Sweep:
+    def __init__(
+        self,
+        store: Store,
+        survey: Survey,
+        sweeper: Sweeper,
+        claim: Callable[[], lease.Claim],
+        threads: int,
+        watch: Watch,
+    ) -> None:
+        self._store = store
+        self._ripe = survey.ripe.values()
+        self._edges = survey.edges
+        self._sweeper = sweeper
+        self._claim = claim
+        self._threads = threads
+        self._watch = watch
+        self._spared: set[Place] = set()
+        self._done = Swept()
+        self._lock = threading.Lock()
+
+    def run(self) -> Swept:
+        self._each("run records", self._delete_unchanged, self._of("run record", "pin"))
+        # Files too: whoever uploaded them and then slept through it all must find another epoch,
+        # or it would publish a manifest of files that are gone.
+        under_lease = self._of(*_UNDER_LEASE, "checkpoints", "files", "logs")
+        for level in _dependents_first(under_lease, self._edges):
+            self._clear_all(level)
+        bulk = self._of("files", "logs", "checkpoints")
+        files = [piece for piece in bulk if piece.place not in self._spared]
+        self._each("files", self._delete, self._keys_of(files))
+        for piece in files:
+            self._note(piece)
+        self._each("index entries", self._delete_unchanged, self._of("index entry"))
+        self._each("leases", self._delete_lease, self._of("lease"))
+        return self._done
+
+    def _of(self, *kinds: Kind) -> list[Piece]:
+        return [piece for piece in self._ripe if piece.kind in kinds]
+
+    def _each(self, what: str, function: Callable[[_Item], object], items: Iterable[_Item]) -> None:
+        for count, _ in enumerate(in_parallel(function, items, threads=self._threads), 1):
+            self._sweeper.beat()
+            self._watch(what, count)
+
+    def _clear_all(self, level: Mapping[Place, list[Piece]]) -> None:
+        """Delete the records of these artifacts, but of those that somebody may still need."""
+        free = {place: pieces for place, pieces in level.items() if place not in self._spared}
+        spared = level.keys() - free.keys()
+        cleared = in_parallel(lambda item: self._clear(*item), free.items(), threads=self._threads)
+        for count, (place, is_clear) in enumerate(zip(free, cleared, strict=True), 1):
+            self._sweeper.beat()
+            self._watch("artifacts", count)
+            if not is_clear:
+                spared.add(place)
+        for place in spared:
+            self._spared.add(place)
+            if edges := self._edges.get(place):
+                self._spared.update(edges.leads_to)
+
+    def _clear(self, place: Place, pieces: list[Piece]) -> bool:
+        """Delete records and checkpoints of one fingerprint; False when somebody works there."""
+        held = lease.try_acquire(self._store, *place, self._claim(), ttl=lease.TTL)
+        if isinstance(held, lease.Holder):
+            return False
+        try:
+            for kind in _UNDER_LEASE:
+                for piece in pieces:
+                    if piece.kind == kind and not self._delete_unchanged(piece):
+                        return False
+            return all(self._end_checkpoints(p) for p in pieces if p.kind == "checkpoints")
+        finally:
+            with contextlib.suppress(StoreError):  # it expires
+                lease.release(self._store, held)
+
+    def _end_checkpoints(self, piece: Piece) -> bool:
+        """Delete each COMMIT.json: what is left is no checkpoint. False when there are new ones."""
+        entries = list(self._store.list(piece.name))
+        if any(entry.modified > piece.newest for entry in entries):
+            return False
+        for entry in entries:
+            if entry.key.endswith(f"/{_COMMIT}"):
+                self._delete(entry)
+        return True
+
+    def _delete_lease(self, piece: Piece) -> None:
+        """Remove a lease that is all there is, while nobody but us can have it."""
+        assert piece.place is not None
+        held = lease.try_acquire(self._store, *piece.place, self._claim(), ttl=lease.TTL)
+        if isinstance(held, lease.Holder):
+            return
+        stage, fingerprint = piece.place
+        if [entry.key for entry in self._store.list(f"{stage}/{fingerprint}/")] != [piece.name]:
+            lease.release(self._store, held)
+            return
+        self._delete(self._store.head(piece.name))
+        self._note(piece)
+
+    def _delete_unchanged(self, piece: Piece) -> bool:
+        """Delete a record as it was listed; False when somebody replaced or removed it since."""
+        try:
+            entry = self._store.head(piece.name)
+        except Missing:
+            return False
+        if entry.modified > piece.newest:
+            return False
+        self._delete(entry)
+        self._note(piece)
+        return True
+
+    def _keys_of(self, pieces: Iterable[Piece]) -> Iterator[Entry]:
+        for piece in pieces:
+            for entry in self._store.list(piece.name):
+                if entry.modified <= piece.newest:
+                    yield entry
+
+    def _delete(self, entry: Entry) -> None:
+        self._sweeper.check()
+        self._store.delete(entry.key)
+        with self._lock:
+            self._done.objects += 1
+            self._done.size += entry.size
+
+    def _note(self, piece: Piece) -> None:
+        with self._lock:
+            self._done.names.add(piece.name)
+
+
+def _dependents_first(
+    pieces: Iterable[Piece], edges: Mapping[Place, Edges]
+) -> Iterator[dict[Place, list[Piece]]]:
+    """These pieces by artifact, in levels: none is needed by an artifact of a later level."""
+    left: dict[Place, list[Piece]] = {}
+    for piece in pieces:
+        assert piece.place is not None
+        left.setdefault(piece.place, []).append(piece)
+    needs = {
+        place: {other for other in edges[place].leads_to if other in left and other != place}
+        for place in left
+        if place in edges
+    }
+    while left:
+        needed = {other for place in left for other in needs.get(place, ())}
+        # Artifacts that share files both ways have no order; then they go together.
+        level = {place: left[place] for place in left if place not in needed} or dict(left)
+        yield level
+        for place in level:
+            del left[place]

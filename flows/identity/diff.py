@@ -1,0 +1,224 @@
+"""Why two artifacts of a stage are not the same one: their pre-images compared, leaf by leaf.
+
+And what came of it: files that differ, and what the stage measured, side by side.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+from flows.identity.manifest import Facts, Input, Manifest
+from nanochat_core.section import Tree
+
+Kind: TypeAlias = Literal["format", "config", "code", "input", "record"]
+_PARTS: dict[Kind, str] = {  # of a pre-image, root causes first
+    "format": "format",
+    "config": "config",
+    "code": "code",
+    "input": "inputs",
+    "record": "records",
+}
+PASSED_ON: tuple[Kind, ...] = ("input", "record")  # from what the stage is made from
+_MAX_TEXT = 40  # characters of a value that are shown
+
+
+class _Absent:
+    """Where one side has nothing, not even null."""
+
+
+_ABSENT = _Absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One leaf that differs. An input's or its record's is propagation, others are root causes."""
+
+    kind: Kind
+    name: str  # pretrain.num_steps; nanochat_core.optim.muon or tasks/words.txt; rows
+    old: str | None  # None: not there
+    new: str | None
+
+    def __str__(self) -> str:
+        if self.kind == "config" and not (self.old or self.new or "").startswith("{"):
+            return f"{self.name} {_shown(self.old)} -> {_shown(self.new)}"
+        if self.kind == "format":
+            return f"file format {self.old} -> {self.new}"
+        verb = "added" if self.old is None else "removed" if self.new is None else "changed"
+        return f"{self.name} {verb}" if self.kind == "config" else f"{self.kind} {self.name} {verb}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputChange:
+    """An input that is another artifact; None: not an input there."""
+
+    stage: str
+    old: Input | None
+    new: Input | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChange:
+    """A file that differs, by its sizes; None: not there."""
+
+    path: str
+    old: int | None  # bytes
+    new: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """What a stage said of its result, of both; None: it did not."""
+
+    name: str  # tasks.spelling.accuracy
+    old: Any
+    new: Any
+
+    @property
+    def difference(self) -> float | None:
+        """`new` less `old`, when both are numbers."""
+        numbers = [v for v in (self.old, self.new) if type(v) in (int, float)]
+        return numbers[1] - numbers[0] if len(numbers) == 2 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Everything in which two artifacts of one stage are not the same."""
+
+    changes: tuple[Change, ...]  # of settings, code and file format
+    inputs: tuple[InputChange, ...]
+    files: tuple[FileChange, ...]
+    metrics: tuple[Metric, ...]  # numbers, also equal ones, and what else differs
+
+
+def differ(old: Manifest, new: Manifest) -> Difference:
+    """How two artifacts of a stage differ: in what they are, hold and measured."""
+    assert old.stage == new.stage, (old.stage, new.stage)
+    changes = compare(old.preimage, new.preimage, with_inputs=False)
+    return Difference(
+        changes=tuple(changes),
+        inputs=tuple(
+            InputChange(stage=stage, old=old.inputs.get(stage), new=new.inputs.get(stage))
+            for stage in dict.fromkeys([*old.inputs, *new.inputs])
+            if _digest(old, stage) != _digest(new, stage)
+        ),
+        files=tuple(_file_changes(old, new)),
+        metrics=tuple(_metrics(old.provenance.metrics, new.provenance.metrics)),
+    )
+
+
+def compare(
+    old: Mapping[str, Tree], new: Mapping[str, Tree], *, with_inputs: bool = True
+) -> list[Change]:
+    """Every difference between two pre-images of one stage, root causes first."""
+    changes = [
+        Change(kind=kind, name=name, old=_text(before), new=_text(after))
+        for kind, part in _PARTS.items()
+        if with_inputs or kind not in PASSED_ON
+        for name, before, after in _differences("", old.get(part, _ABSENT), new.get(part, _ABSENT))
+    ]
+    others = {change.name for change in changes if change.kind == "input"}  # so is their record
+    return [change for change in changes if change.kind != "record" or change.name not in others]
+
+
+def nearest(
+    manifests: Iterable[Manifest], preimage: Mapping[str, Tree], *, with_inputs: bool = True
+) -> Manifest | None:
+    """The artifact that differs in the fewest leaves; of several such the first."""
+    return min(
+        manifests,
+        key=lambda manifest: len(compare(manifest.preimage, preimage, with_inputs=with_inputs)),
+        default=None,
+    )
+
+
+def is_built(manifest: Manifest) -> bool:
+    """Whether an artifact has settings that can change: an imported one stands for its files."""
+    config = manifest.preimage.get("config")
+    return not isinstance(config, dict) or list(config) != ["imported"]
+
+
+def _digest(manifest: Manifest, stage: str) -> str | None:
+    """Of an input's contents: what the fingerprint is computed from."""
+    source = manifest.inputs.get(stage)
+    return source.digest if source else None
+
+
+def _file_changes(old: Manifest, new: Manifest) -> Iterator[FileChange]:
+    before = {file.path: file for file in old.files}
+    after = {file.path: file for file in new.files}
+    for path in sorted(before.keys() | after.keys()):
+        was, now = before.get(path), after.get(path)
+        if was is None or now is None or (was.content or was.sha256) != (now.content or now.sha256):
+            yield FileChange(
+                path=path, old=was.size if was else None, new=now.size if now else None
+            )
+
+
+def _metrics(old: Facts, new: Facts) -> Iterator[Metric]:
+    before, after = dict(_leaves("", old)), dict(_leaves("", new))
+    for name in dict.fromkeys([*before, *after]):
+        metric = Metric(name=name, old=before.get(name), new=after.get(name))
+        if metric.difference is not None or metric.old != metric.new:
+            yield metric
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of everything in a group; lists are taken as they are."""
+    if isinstance(value, dict):
+        for key, inner in cast("dict[str, Any]", value).items():
+            yield from _leaves(f"{name}.{key}" if name else key, inner)
+    else:
+        yield name, value
+
+
+def _differences(
+    name: str, old: "Tree | _Absent", new: "Tree | _Absent"
+) -> Iterator[tuple[str, "Tree | _Absent", "Tree | _Absent"]]:
+    """(dotted name, old, new) of what differs; a list of groups is taken apart by its labels."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            inner = f"{name}.{key}" if name else key
+            yield from _differences(inner, old.get(key, _ABSENT), new.get(key, _ABSENT))
+    elif (olds := _groups(old)) and (news := _groups(new)):
+        before, after = _by_name(olds), _by_name(news)
+        if before is None or after is None:
+            before, after = _by_place(olds), _by_place(news)
+        for label in dict.fromkeys([*before, *after]):
+            inner = f"{name}[{label}]"
+            yield from _differences(inner, before.get(label, _ABSENT), after.get(label, _ABSENT))
+        if before.keys() == after.keys() and list(before) != list(after):
+            yield name, list(before), list(after)
+    elif not _is_same(old, new):
+        yield name, old, new
+
+
+def _groups(tree: "Tree | _Absent") -> list[dict[str, Tree]]:
+    """The entries of a list of groups; none when it is something else."""
+    groups = [item for item in tree if isinstance(item, dict)] if isinstance(tree, list) else []
+    return groups if isinstance(tree, list) and len(groups) == len(tree) else []
+
+
+def _by_name(groups: list[dict[str, Tree]]) -> dict[str, Tree] | None:
+    """Groups by what they are called, None when that does not tell them apart."""
+    named = {str(group.get("name") or group.get("task") or ""): group for group in groups}
+    return dict(named) if "" not in named and len(named) == len(groups) else None
+
+
+def _by_place(groups: list[dict[str, Tree]]) -> dict[str, Tree]:
+    return {str(index): group for index, group in enumerate(groups)}
+
+
+def _is_same(old: "Tree | _Absent", new: "Tree | _Absent") -> bool:
+    """Whether two leaves are one in canonical JSON, where 1 is not 1.0."""
+    return type(old) is type(new) and old == new and (type(old) is str or _text(old) == _text(new))
+
+
+def _text(tree: "Tree | _Absent") -> str | None:
+    return None if isinstance(tree, _Absent) else json.dumps(tree, sort_keys=True)
+
+
+def _shown(text: str | None) -> str:
+    if text is None:
+        return "unset"
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."

@@ -1,0 +1,389 @@
+"""What an artifact is: one digest over the stage, its configuration, its inputs' content, its code.
+
+Code is the static import closure of the stage's entry module inside this repository. Each module
+counts by its syntax tree, without comments, docstrings, layout or line numbers, so only a change of
+meaning is a change. A data file counts where a module of the closure names it by a string literal
+and it lies in that module's directory or below ("identity.jsonl" beside tasks/identity.py): C++ by
+its tokens (flows/identity/cpp_source.py), any other file by its bytes.
+
+Not counted: `CARRIERS`, and what is imported under `if TYPE_CHECKING:`. Imports inside functions
+count. Imports by computed names are not seen, so stages must not use them; but for the modules of
+the tasks that a stage's configuration names (`task_modules`), which are entries like its own.
+"""
+
+import ast
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+from flows.identity import cpp_source
+from flows.stages import Stage
+from nanochat_core.config import RunConfig
+from nanochat_core.job import write_json
+from nanochat_core.section import Section, Tree
+from tasks.names import modules_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = ("flows", "infra", "nanochat_core", "tasks")
+
+# These reach a result only through values that are hashed elsewhere: they carry, not decide.
+CARRIERS = frozenset(
+    {
+        "nanochat_core.config",
+        "nanochat_core.eras",
+        "nanochat_core.errors",
+        "nanochat_core.job",
+        "nanochat_core.runtime.code_record",
+        "nanochat_core.runtime.garbage",
+        "nanochat_core.runtime.heartbeat",
+        "nanochat_core.runtime.interrupt",
+        "nanochat_core.runtime.metrics",
+        "nanochat_core.runtime.peak",
+        "nanochat_core.runtime.process_start",
+        "nanochat_core.runtime.progress",
+        "nanochat_core.runtime.sinks",
+        "nanochat_core.runtime.versions",
+        # Its choices, and those of `eras` behind it, are configuration; its counts are reported.
+        "nanochat_core.scaling",
+        "nanochat_core.section",
+        "nanochat_core.train.checkpoint",
+        "nanochat_core.train.keeper",
+        "nanochat_core.train.losses",
+        "nanochat_core.train.machine",
+        "nanochat_core.worker",
+        # Where a task is; what it is, is hashed for each stage that loads it.
+        "tasks.names",
+    }
+)
+
+# Positions, and fields that some Python versions fill and others lack.
+_IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+_PARSES = 5  # tries; each failed one is as rare as the first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """A fingerprint and everything it was computed from, kept so that differences can be named."""
+
+    stage: str
+    fingerprint: str  # 64 hex digits
+    preimage: dict[str, Tree]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """What one file contributes; one of data refers to nothing."""
+
+    digest: str
+    imports: tuple[str, ...] = ()  # dotted names, of modules or of things in them
+    file_names: tuple[str, ...] = ()  # string literals that look like a file's name
+
+
+def identify(
+    stage: Stage,
+    run: RunConfig,
+    inputs: Mapping[str, str],
+    *,
+    code: "Code | None" = None,
+    records: Mapping[str, str] | None = None,
+) -> Identity:
+    """The identity of `stage` in `run`, given the content digest of each of its inputs.
+
+    `records` has the digest of each input's manifest and logs, for a stage that reads them.
+    `code` is the code that would run; without one it is read from this repository.
+    """
+    assert set(inputs) == {source.name for source in stage.inputs}, (stage.name, sorted(inputs))
+    preimage = preimage_of(stage, run, code=code or Code(REPOSITORY))
+    preimage["inputs"] = dict(inputs)
+    if stage.reads_records:
+        assert records is not None, stage.name
+        assert set(records) == set(inputs), (stage.name, sorted(records))
+        preimage["records"] = dict(records)
+    return Identity(stage=stage.name, fingerprint=fingerprint_of(preimage), preimage=preimage)
+
+
+def preimage_of(stage: Stage, run: RunConfig, *, code: "Code") -> dict[str, Tree]:
+    """All of the pre-image that is known before the inputs are."""
+    config = canonical_config(stage, run)
+    return {
+        "stage": stage.name,
+        "format": stage.format,
+        "config": dict(config),
+        "inputs": {},
+        "code": dict(code_of(stage, config, code=code)),
+    }
+
+
+def code_of(stage: Stage, config: Mapping[str, Tree], *, code: "Code") -> dict[str, str]:
+    """Return the digests of all code that decides `stage` with `config`, its canonical sections."""
+    return code.closure(stage.entry, *task_modules(stage, config))
+
+
+def task_modules(stage: Stage, config: Mapping[str, Tree]) -> list[str]:
+    """Return the modules of the tasks that `config` names and `stage` imports by name."""
+    if stage.tasks is None:
+        return []
+    section, field = stage.tasks.split(".")
+    value: Any = cast("dict[str, Any]", config[section])[field]
+    names: list[str] = [value] if isinstance(value, str) else [entry["name"] for entry in value]
+    return [module for name in names for module in modules_of(name, grades=stage.grades)]
+
+
+def fingerprint_of(preimage: Mapping[str, Tree]) -> str:
+    """The 64 hex digits that stand for a pre-image."""
+    return hashlib.sha256(canonical_json(preimage)).hexdigest()
+
+
+def short(digest: str) -> str:
+    """The 12 digits people see."""
+    return digest[:12]
+
+
+def canonical_config(stage: Stage, run: RunConfig) -> dict[str, Tree]:
+    """The sections of `run` that `stage` declares, in their canonical form."""
+    sections = {name: getattr(run, name) for name in stage.config}
+    return {n: s.canonical() if isinstance(s, Section) else s for n, s in sections.items()}
+
+
+def canonical_json(tree: object) -> bytes:
+    """One byte string per value: sorted keys, no spaces, ints and floats apart.
+
+    Raises TypeError for a type without a stable form and ValueError for NaN or infinity.
+    """
+    _check_types(tree)
+    return json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _check_types(tree: object) -> None:
+    if type(tree) is dict:
+        for name, value in cast("dict[Any, Any]", tree).items():
+            if type(name) is not str:
+                raise TypeError(f"{name!r} is not a name in canonical JSON")
+            _check_types(value)
+    elif type(tree) is list:
+        for item in cast("list[Any]", tree):
+            _check_types(item)
+    elif tree is not None and type(tree) not in (str, int, float, bool):
+        raise TypeError(f"{type(tree).__name__} has no canonical form: {tree!r}")
+
+
+class Code:
+    """The packages under `root` as they are now. Each file is read once: make one for each plan.
+
+    `cache` is a file that spares parsing what was parsed before. It is keyed by content, so it is
+    never out of date, and may be lost at any time.
+    """
+
+    def __init__(self, root: Path, *, cache: Path | None = None) -> None:
+        self._root = root
+        self._cache = cache
+        self._known = _read_scans(cache) if cache else {}
+        self._used: dict[str, Module] = {}
+        self._paths: dict[str, Path | None] = {}
+        self._digests: dict[str, dict[str, str]] = {}  # of a module and the data files it names
+        self._imports: dict[str, list[str]] = {}
+
+    def closure(self, entry: str, *more: str) -> dict[str, str]:
+        """Digest per module and data file that the entry module reaches, in order of name.
+
+        So for `more` modules, where they exist.
+        """
+        assert self._find(entry), f"no module {entry} in {self._root}"
+        digests: dict[str, str] = {}
+        seen, waiting = set(CARRIERS), list(self._modules([entry, *more]))
+        while waiting:
+            name = waiting.pop()
+            if name not in seen:
+                seen.add(name)
+                self._read(name)
+                digests |= self._digests[name]
+                waiting += self._imports[name]
+        return dict(sorted(digests.items()))
+
+    def save_cache(self) -> None:
+        """Keep what was parsed, if that is possible."""
+        if self._cache and self._used != self._known:
+            tree = {"scanner": _scanner(), "modules": {k: asdict(m) for k, m in self._used.items()}}
+            with contextlib.suppress(OSError):
+                self._cache.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self._cache, tree)
+
+    def _read(self, name: str) -> None:
+        path = self._find(name)
+        if name in self._digests or path is None:
+            return
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        module = self._scan(path.read_bytes(), path.suffix, package)
+        self._digests[name] = {name: module.digest}
+        for file in (path.parent / file_name for file_name in module.file_names):
+            if file.is_file():
+                data = file.relative_to(self._root).as_posix()
+                scanned = self._scan(file.read_bytes(), file.suffix, package)
+                self._digests[name][data] = scanned.digest
+        self._imports[name] = list(self._modules(module.imports))
+
+    def digest_of(self, name: str, source: bytes) -> str:
+        """Return the digest of `source` as the module or data file `name` of a closure."""
+        suffix = Path(name).suffix if "/" in name else ".py"
+        return self._scan(source, suffix, name.rpartition(".")[0]).digest
+
+    def _scan(self, source: bytes, suffix: str, package: str) -> Module:
+        digest = hashlib.sha256(source).hexdigest()
+        if suffix != ".py" and suffix not in cpp_source.SUFFIXES:
+            return Module(digest=digest)
+        key = f"{package if suffix == '.py' else 'c++'} {digest}"
+        module = self._used.get(key) or self._known.get(key)
+        if module is None and suffix == ".py":
+            module = scan(source, package=package)
+        elif module is None:
+            module = Module(digest=cpp_source.digest_of_cpp(source))
+        self._used[key] = module
+        return module
+
+    def _modules(self, imports: Iterable[str]) -> Iterator[str]:
+        """Every module that these imports load: the packages on the way, and the module itself."""
+        for name in imports:
+            parts = name.split(".")
+            for count in range(1, len(parts) + 1 if parts[0] in PACKAGES else 0):
+                if self._find(dotted := ".".join(parts[:count])):
+                    yield dotted
+
+    def _find(self, name: str) -> Path | None:
+        if name not in self._paths:
+            path = self._root.joinpath(*name.split("."))
+            candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
+            self._paths[name] = next((c for c in candidates if c.is_file()), None)
+        return self._paths[name]
+
+
+def _scanner() -> str:
+    """Return a digest of what scans: another scanner may see other things in the same source."""
+    files = (Path(__file__), Path(cpp_source.__file__))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _read_scans(cache: Path) -> dict[str, Module]:
+    try:
+        tree = json.loads(cache.read_bytes())
+        if tree["scanner"] != _scanner():
+            return {}
+        return {
+            key: Module(
+                digest=module["digest"],
+                imports=tuple(module["imports"]),
+                file_names=tuple(module["file_names"]),
+            )
+            for key, module in tree["modules"].items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _parse(source: bytes) -> ast.Module:
+    """The syntax tree. CPython 3.11 counts its depth wrongly while another thread parses too."""
+    for _ in range(_PARSES - 1):
+        with contextlib.suppress(SystemError):
+            return ast.parse(source)
+    return ast.parse(source)
+
+
+def scan(source: bytes, *, package: str) -> Module:
+    """A module's meaning and what it refers to; `package` is what relative imports start from."""
+    tree = _parse(source)
+    walk = _Walk(package)
+    walk.add(tree)
+    return Module(
+        digest=hashlib.sha256("\n".join(walk.parts).encode()).hexdigest(),
+        imports=tuple(sorted(walk.imports)),
+        file_names=tuple(sorted(walk.file_names)),
+    )
+
+
+class _Walk:
+    """A syntax tree as a list of words that is the same on every Python from 3.11 on."""
+
+    def __init__(self, package: str) -> None:
+        self.parts: list[str] = []
+        self.imports: set[str] = set()
+        self.file_names: set[str] = set()
+        self._package = package
+
+    def add(self, value: object) -> None:
+        """Append `value` (a node, a list of nodes, or a plain value) and everything inside."""
+        if isinstance(value, ast.AST):
+            self._add_node(value)
+        elif isinstance(value, list):
+            self.parts.append("[")
+            for item in cast("list[object]", value):
+                if not _is_idle(item):
+                    self.add(item)
+            self.parts.append("]")
+        else:
+            self.parts.append(f"{type(value).__name__} {value!a}")
+
+    def _add_node(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            self.imports.update(_imported(node, self._package))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if _is_file_name(node.value):
+                self.file_names.add(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            node.values = _without_empty(node.values)
+        elif isinstance(node, ast.If) and _is_type_checking(node.test):
+            self.add(node.orelse)
+            return
+        elif isinstance(node, ast.Module) and all(map(_is_idle, node.body)):
+            node.body = []  # a package that only has a docstring is as good as an empty one
+        self.parts.append(type(node).__name__)
+        for name in _fields(type(node)):
+            value = getattr(node, name, None)
+            if value is not None and value != []:
+                self.parts.append(name)
+                self.add(value)
+        self.parts.append(".")
+
+
+@lru_cache(maxsize=256)
+def _fields(node_type: type[ast.AST]) -> tuple[str, ...]:
+    return tuple(sorted(set(node_type._fields) - _IGNORED_FIELDS))
+
+
+def _is_idle(item: object) -> bool:
+    """A statement that does nothing: `pass`, or a string by itself (a docstring)."""
+    if isinstance(item, ast.Expr):
+        return isinstance(item.value, ast.Constant) and isinstance(item.value.value, str)
+    return isinstance(item, ast.Pass)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", None)
+    return name == "TYPE_CHECKING"
+
+
+def _is_file_name(text: str) -> bool:
+    """Whether it is short and has a suffix: it may be of a file beside the module or below."""
+    stem, dot, suffix = text.rpartition(".")
+    is_name = bool(stem and dot and suffix.isalnum()) and suffix != "py"
+    return is_name and len(text) < 100 and not text.startswith("/") and ".." not in text
+
+
+def _without_empty(values: list[ast.expr]) -> list[ast.expr]:
+    """The pieces of an f-string; some Python versions add empty ones."""
+    return [v for v in values if not (isinstance(v, ast.Constant) and v.value == "")]
+
+
+def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    base = node.module or ""
+    if node.level:
+        parts = package.split(".")
+        above = parts[: len(parts) - node.level + 1]
+        base = ".".join([*above, base] if base else above)
+    yield from (f"{base}.{alias.name}" for alias in node.names)

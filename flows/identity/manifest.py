@@ -1,0 +1,229 @@
+"""The record beside an artifact: what it is, what it was made from, which files, how it went.
+
+An artifact exists once its manifest does. What a manifest says is checked on reading: a digest that
+does not follow from its parts, or a path that would leave its directory, is refused.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Self, TypeAlias, TypedDict
+
+from flows.identity.fingerprint import Code, Identity, fingerprint_of, identify, short
+from flows.identity.record_types import Count, Digest, Name, Time, read_record
+from flows.identity.records import Earlier, mend_hint, seal, unseal
+from flows.stages import Stage
+from infra.storage.base import check_key
+from nanochat_core.config import RunConfig
+from nanochat_core.errors import ArtifactError, StoreError
+from nanochat_core.section import Tree
+
+FORMAT = 3
+EARLIER: Earlier = {2: ()}
+EVENTS = "events.jsonl"  # the log with a job's steps and evaluations
+Facts: TypeAlias = dict[str, Any]  # plain JSON values: numbers, short strings, lists, groups
+
+
+def _no_processes(value: int) -> str | None:
+    return None if value > 0 else "1 or more"
+
+
+class Segment(TypedDict, total=False):
+    """What is read of an execution."""
+
+    started: float
+    ended: float
+    first_step: int
+    last_step: int
+    dollars: float
+    processes: Annotated[int, _no_processes]
+    threads: int
+    device_batch_size: int
+    device: str
+    host: str
+    torch: str
+
+
+# What is read of where an accepted artifact comes from.
+Accepted = TypedDict(
+    "Accepted",
+    {
+        "from": Digest,
+        "earlier": tuple[Digest, ...],
+        "code": dict[str, str],
+        "why": str,
+        "when": str,
+        "who": str,
+        "proof": Facts | None,
+    },
+)
+
+
+class Preimage(TypedDict):
+    """What is read of a pre-image."""
+
+    stage: str
+    format: int
+    config: dict[str, Tree]
+    inputs: dict[str, str]
+    code: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """One file of an artifact."""
+
+    path: str  # inside the artifact, with '/'
+    size: Count  # bytes
+    sha256: str
+    key: str  # of the object that holds the bytes; may belong to an older artifact
+    # Digest of what the bytes say, where another version of their writer may encode the same
+    # otherwise (flows/identity/contents.py); None: the bytes are what they say.
+    content: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """An artifact that this one was made from."""
+
+    fingerprint: Digest
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """How an artifact came about: recorded, and never part of what it is."""
+
+    run: str  # the run that built it
+    owner: str  # of the lease it was built under
+    epoch: int  # of that lease
+    created: Time  # UTC, 2026-11-21T05:53:38Z
+    git_commit: str | None
+    metrics: Facts  # what the stage says of its result
+    # Of the packages that the job loaded, its compiler and its runner, in its last execution.
+    versions: dict[str, str] = field(default_factory=dict[str, str])
+    # One group per execution: first_step, last_step, started and ended (unix seconds), host,
+    # device ("cpu" or "cuda"), processes, device_batch_size, torch, ...
+    segments: tuple[Annotated[Facts, Segment], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """An artifact."""
+
+    stage: Name
+    fingerprint: Digest
+    preimage: Annotated[dict[str, Tree], Preimage]  # everything the fingerprint was computed from
+    files: tuple[File, ...]  # in order of path
+    logs: tuple[File, ...]  # of the job; not part of the digest
+    digest: str  # of the files' paths, sizes and contents
+    inputs: dict[Name, Input]  # stage -> artifact
+    provenance: Provenance
+    divergences: tuple[str, ...]  # keys of manifests of this fingerprint with other contents
+    # Of an artifact that a person took over from another fingerprint (flows/plan/accept.py): from
+    # (fingerprint), earlier (those that one was accepted from), code (that made the files, as in a
+    # pre-image), why, when, who, and proof (what was compared; None: nothing).
+    accepted: Annotated[Facts | None, Accepted] = None
+
+    @property
+    def name(self) -> str:
+        """What a person calls it: stage/fingerprint."""
+        return f"{self.stage}/{short(self.fingerprint)}"
+
+    def to_json(self) -> bytes:
+        """The manifest as an object of the store."""
+        return seal(asdict(self), format=FORMAT)
+
+    @classmethod
+    def from_json(cls, data: bytes, *, where: str) -> Self:
+        """Read a manifest, called `where` in errors. Raises ArtifactError unless it all holds."""
+        tree = unseal(data, format=FORMAT, earlier=EARLIER, where=where)
+        return cls.from_tree(tree, where=where)
+
+    @classmethod
+    def from_tree(cls, tree: Facts, *, where: str) -> Self:
+        """A manifest from its record, called `where` in errors."""
+        manifest = read_record(
+            cls, tree, where=where, what="a manifest", mend="delete it and run the stage again"
+        )
+        _check(manifest, where)
+        return manifest
+
+
+def digest_of(files: Iterable[File]) -> str:
+    """The content digest: 64 hex digits over the files in order of path.
+
+    A file counts by (path, content) if it has a content digest, else by (path, size, sha256).
+    Where an artifact is stored does not matter to it.
+    """
+    rows: list[Tree] = [
+        [f.path, f.size, f.sha256] if f.content is None else [f.path, f.content]
+        for f in sorted(files, key=lambda f: f.path)
+    ]
+    return fingerprint_of({"files": rows})
+
+
+def identify_from(
+    stage: Stage, run: RunConfig, inputs: Mapping[str, Manifest], *, code: Code
+) -> Identity:
+    """Return the identity of `stage` in `run`, made from these artifacts."""
+    digests = {source.name: inputs[source.name].digest for source in stage.inputs}
+    records = {name: record_digest(inputs[name]) for name in digests}
+    return identify(stage, run, digests, code=code, records=records)
+
+
+def record_digest(manifest: Manifest) -> str:
+    """Return 64 hex digits over all that the report reads of an artifact besides its files.
+
+    Run, owner, time of creation and versions are not shown there and do not count.
+    """
+    made = manifest.provenance
+    return fingerprint_of(
+        {
+            "fingerprint": manifest.fingerprint,  # stands for its pre-image and its inputs
+            "files": [[file.path, file.size] for file in manifest.files],
+            "git_commit": made.git_commit,
+            "metrics": made.metrics,
+            "segments": list(made.segments),
+            "logs": [[log.path, log.sha256] for log in manifest.logs if log.path == EVENTS],
+        }
+    )
+
+
+def _check(manifest: Manifest, where: str) -> None:
+    """Raises ArtifactError unless the parts agree with each other and every path is harmless."""
+    wrong = None
+    if fingerprint_of(manifest.preimage) != manifest.fingerprint:
+        wrong = "its fingerprint does not follow from its pre-image"
+    elif manifest.preimage.get("stage") != manifest.stage:
+        wrong = f"its pre-image is of stage {manifest.preimage.get('stage')}"
+    elif digest_of(manifest.files) != manifest.digest:
+        wrong = "its digest does not follow from its files"
+    elif not manifest.files:
+        wrong = "it has no files"
+    elif manifest.preimage.get("inputs") != {n: i.digest for n, i in manifest.inputs.items()}:
+        wrong = "its inputs are not those of its pre-image"
+    elif (bad := _unsafe(manifest)) is not None:
+        wrong = f"it names the file '{bad}'"
+    if wrong is not None:
+        raise ArtifactError(
+            f"{where} is not to be trusted: {wrong}",
+            hint=mend_hint("delete it and run the stage again"),
+        )
+
+
+def _unsafe(manifest: Manifest) -> str | None:
+    """The first path or key that is no plain name inside its directory, or occurs twice."""
+    for files in (manifest.files, manifest.logs):
+        seen: set[str] = set()
+        for file in files:
+            if not (_is_key(file.path) and _is_key(file.key)) or file.path in seen:
+                return file.path
+            seen.add(file.path)
+    return None
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return bool(check_key(text))
+    except StoreError:
+        return False

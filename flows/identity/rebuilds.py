@@ -1,0 +1,87 @@
+"""Which rebuild the state of an unfinished job belongs to, so that older state is never resumed.
+
+When an artifact is to be built again (`--force`, or it was revoked), a mark is put in the store
+before anything else. Every checkpoint in the store and every work directory names the mark under
+which it was begun; a machine that finds another name on its own directory, or none, removes it.
+
+{stage}/{fingerprint}/checkpoints/anew/run.json    the mark; goes with the checkpoints
+{home}/work/{stage}/{fingerprint}/rebuild.json     the mark of a work directory
+"""
+
+import json
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.identity.record_types import read_record
+from flows.identity.records import find_document, seal
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, StageError
+from nanochat_core.job import write_json
+
+FORMAT = 2
+NONE = ""  # state of a job that was never asked to begin again
+_NOTE = "rebuild.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RebuildMark:
+    """A rebuild that began and has not finished."""
+
+    run: str  # id of the run that asked for it; its later attempts resume what it saved
+    id: str
+
+
+def mark_rebuild(store: Store, stage: str, fingerprint: str, *, run: str) -> RebuildMark:
+    """Void all state of earlier jobs of this fingerprint, on every machine. Raises StoreError."""
+    mark = RebuildMark(run=run, id=uuid.uuid4().hex)
+    store.put(_key(stage, fingerprint), seal({"run": mark.run, "id": mark.id}, format=FORMAT))
+    return mark
+
+
+def find_rebuild_mark(store: Store, stage: str, fingerprint: str) -> RebuildMark | None:
+    """Return the mark of the rebuild that is under way. None also if it is damaged."""
+    try:
+        note = find_document(store, _key(stage, fingerprint), format=FORMAT)
+        return None if note is None else read_record(RebuildMark, note, where="it", what="a mark")
+    except ArtifactError:
+        return None
+
+
+def rebuild_of(directory: Path) -> str:
+    """Return the id of the rebuild that a work directory belongs to, or NONE."""
+    try:
+        return str(json.loads((directory / _NOTE).read_text(encoding="utf-8"))["id"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return NONE
+
+
+def open_work(directory: Path, rebuild: str) -> None:
+    """Make a work directory one of this rebuild: what it holds of another is removed.
+
+    Raises StageError if it cannot be: what stays would be taken for this rebuild's own state.
+    """
+    if rebuild_of(directory) == rebuild:
+        return
+    _remove(directory)
+    if rebuild != NONE:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / _NOTE, {"id": rebuild})
+
+
+def _remove(directory: Path) -> None:
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        why = error.strerror or error
+        raise StageError(
+            f"{directory} belongs to an earlier build and cannot be removed: {why}",
+            hint=f"remove it, then run the same command again: rm -rf {directory}",
+        ) from error
+
+
+def _key(stage: str, fingerprint: str) -> str:
+    return f"{stage}/{fingerprint}/checkpoints/anew/run.json"

@@ -1,0 +1,191 @@
+"""Records as dataclasses: a tree of JSON values becomes one when every field has its type.
+
+Any program that may write to the store may have written a record, so nothing of it is used before
+this. Annotated fields say more than a type: `Annotated[str, check]` with a function that returns
+what is wrong or None, and `Annotated[Facts, Known]` with a TypedDict of the names that are read
+from a group which may hold others too.
+"""
+
+import datetime
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import lru_cache
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+from flows.identity.records import mend_hint, shorten
+from infra.storage.base import check_key
+from nanochat_core.errors import ArtifactError, StoreError
+
+_R = TypeVar("_R")
+_MOST = 2**63  # programs that read our JSON, and tables, have no larger integers
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
+
+
+def _no_count(value: int) -> str | None:
+    return None if value >= 0 else "a count of 0 or more"
+
+
+def _no_digest(value: str) -> str | None:
+    return None if _DIGEST.fullmatch(value) else "64 hex digits"
+
+
+def _no_name(value: str) -> str | None:
+    try:
+        return "one name" if "/" in check_key(value) else None
+    except StoreError:
+        return "a name in the store"
+
+
+def _no_time(value: str) -> str | None:
+    try:
+        if _TIME.fullmatch(value):
+            datetime.datetime.fromisoformat(value)
+            return None
+    except ValueError:
+        pass
+    return "a time like 2026-11-21T05:53:38Z"
+
+
+Count: TypeAlias = Annotated[int, _no_count]
+Digest: TypeAlias = Annotated[str, _no_digest]  # part of a key
+Name: TypeAlias = Annotated[str, _no_name]  # part of a key, without '/'
+Time: TypeAlias = Annotated[str, _no_time]
+
+
+def read_record(
+    kind: type[_R], tree: Mapping[str, Any], *, where: str, what: str, mend: str | None = None
+) -> _R:
+    """Return a record's tree as the dataclass `kind`, of which every field has its type.
+
+    Raises ArtifactError, which calls the record `where` and its kind `what`; `mend` is what to do
+    when it is the same on another machine.
+    """
+    try:
+        return cast("_R", _as_dataclass(kind, tree, ""))
+    except _Wrong as error:
+        raise ArtifactError(
+            f"{where} is not {what}: {error}",
+            hint=mend_hint(mend or "delete it and run the command again"),
+        ) from error
+
+
+class _Wrong(Exception):
+    """A value is not of its type."""
+
+
+@lru_cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _as_dataclass(kind: type[Any], tree: Any, at: str) -> Any:
+    group = _group(tree, at)
+    known = {field.name: field for field in fields(kind)}
+    if unknown := group.keys() - known.keys():
+        raise _Wrong(f"{at}{shorten(min(unknown))} is not known")
+    for name, field in known.items():
+        is_needed = field.default is MISSING and field.default_factory is MISSING
+        if is_needed and name not in group:
+            raise _Wrong(f"{at}{name} is missing")
+    hints = _hints(kind)
+    return kind(**{name: _value(hints[name], group[name], f"{at}{name}") for name in group})
+
+
+def _group(value: Any, at: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(at.removesuffix("."), value, "a group")
+    return cast("dict[str, Any]", value)
+
+
+def _value(expected: Any, value: Any, at: str) -> Any:
+    """Return `value` as the type `expected`: lists as tuples, groups as dataclasses."""
+    origin, options = get_origin(expected), get_args(expected)
+    if origin is Annotated:
+        return _annotated(options[0], options[1:], value, at)
+    if origin in (Union, types.UnionType):
+        return _optional(options, value, at)
+    if origin is Literal:
+        if not any(type(value) is type(option) and value == option for option in options):
+            raise _wrong(at, value, f"one of {', '.join(map(str, options))}")
+        return value
+    if origin is tuple:
+        return _tuple(options, value, at)
+    if origin is dict:
+        group = _group(value, at)
+        return {
+            _value(options[0], name, f"a name in {at}"): _value(options[1], item, f"{at}.{name}")
+            for name, item in group.items()
+        }
+    if is_dataclass(expected):
+        return _as_dataclass(cast("type[Any]", expected), value, f"{at}.")
+    if expected is Any or not isinstance(expected, type):  # the name of a recursive type
+        return value
+    return _plain(expected, value, at)
+
+
+def _plain(expected: type[Any], value: Any, at: str) -> Any:
+    fits = (int, float) if expected is float else (expected,)
+    if type(value) not in fits:
+        raise _wrong(at, value, expected.__name__)
+    if expected is int and not -_MOST <= value < _MOST:
+        raise _wrong(at, value, "an integer of 64 bits")
+    return value
+
+
+def _annotated(expected: Any, more: tuple[Any, ...], value: Any, at: str) -> Any:
+    value = _value(expected, value, at)
+    for check in more if value is not None else ():
+        if is_typeddict(check):
+            _check_known(check, value, at)
+        elif (what := check(value)) is not None:
+            raise _wrong(at, value, what)
+    return value
+
+
+def _check_known(known: Any, value: Any, at: str) -> None:
+    """Raise _Wrong unless the names that are read from a group are there and of their types."""
+    group = _group(value, at)
+    if missing := known.__required_keys__ - group.keys():
+        raise _Wrong(f"{at}.{min(missing)} is missing")
+    for name, expected in _hints(known).items():
+        if name in group:
+            _value(expected, group[name], f"{at}.{name}")
+
+
+def _optional(options: tuple[Any, ...], value: Any, at: str) -> Any:
+    """A union is of None and one type; of several, like that of all JSON, anything is one."""
+    if value is None and types.NoneType in options:
+        return None
+    some = [option for option in options if option is not types.NoneType]
+    return _value(some[0], value, at) if len(some) == 1 else value
+
+
+def _tuple(options: tuple[Any, ...], value: Any, at: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise _wrong(at, value, "a list")
+    items = cast("list[Any]", value)
+    if len(options) == 2 and options[1] is Ellipsis:
+        options = (options[0],) * len(items)
+    if len(items) != len(options):
+        raise _wrong(at, items, f"a list of {len(options)}")
+    pairs = enumerate(zip(options, items, strict=True))
+    return tuple(_value(option, item, f"{at}[{i}]") for i, (option, item) in pairs)
+
+
+def _wrong(at: str, value: object, expected: str) -> _Wrong:
+    return _Wrong(f"{at or 'it'} is {shorten(value)}, expected {expected}")

@@ -1,0 +1,173 @@
+"""Models of ours as files that other programs load, whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.runs import find_run
+from flows.identity.manifest import Manifest
+from flows.stages import PRETRAIN, REPORT
+from infra.storage.base import Store
+from nanochat_core.errors import ConfigError, ModelError
+
+Form: TypeAlias = Literal["hf", "nanochat", "safetensors"]
+_SHOWN_METRICS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """What was written, and what whoever uses it should know."""
+
+    directory: Path
+    files: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def export_model(
+    model: Path, to: Path, *, form: Form, dtype: str, card: Callable[[bool], str]
+) -> Export:
+    """Write the model in the directory `model` as `form` into `to`, which must not exist yet.
+
+    `dtype` is that of the weights as hf: "bf16" or "fp32". `card` gives the model card's text, told
+    whether the model brings code of its own. Raises ModelError, and ConfigError when `to` is there.
+    """
+    if to.exists():
+        raise ConfigError(f"{to} exists already", hint="name a directory that does not")
+    to.absolute().parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.absolute().parent))
+    try:
+        notes = _write(model, scratch, form=form, dtype=dtype, card=card)
+        files = sorted(p.relative_to(scratch).as_posix() for p in scratch.rglob("*") if p.is_file())
+        scratch.chmod(0o777 & ~_umask())  # mkdtemp's are for nobody else
+        scratch.rename(to)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    return Export(directory=to, files=tuple(files), notes=notes)
+
+
+def model_card(
+    store: Store | None, manifest: Manifest | None, *, name: str, is_own_code: bool
+) -> str:
+    """README.md of an export: what it is, how to load it, and the report card if there is one."""
+    trust = ", trust_remote_code=True" if is_own_code else ""
+    title = name.replace("\n", " ")
+    kind = "base" if manifest is not None and manifest.stage == PRETRAIN.name else "chat"
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [nanochat, nanochat-flows]",
+        "---",
+        "",
+        f"# {title}",
+        "",
+        f"A {kind} model in the manner of nanochat, trained by nanochat-flows.",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY"{trust})',
+        f'model = AutoModelForCausalLM.from_pretrained("DIRECTORY", dtype="auto"{trust})',
+        'messages = [{"role": "user", "content": "Hello"}]',
+        "inputs = tokenizer.apply_chat_template(",
+        '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True',
+        ")",
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0]))",
+        "```",
+        "",
+    ]
+    if is_own_code:
+        lines += [
+            "Its architecture is not one of transformers' own: the file `transformers_model.py`",
+            "beside the weights computes it; it runs only where trust_remote_code=True allows it.",
+            "",
+        ]
+    lines += [
+        "transformers turns special tokens that are spelled out in a text, such as `<|bos|>`, into",
+        "special ids. Whoever passes on what strangers write takes them out first.",
+        "",
+    ]
+    if manifest is not None:
+        lines += _facts(manifest)
+        lines += _report(store, manifest) if store is not None else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _facts(manifest: Manifest) -> list[str]:
+    numbers = {
+        name: value
+        for name, value in manifest.provenance.metrics.items()
+        if type(value) in (int, float, str)
+    }
+    return [
+        "## Where it is from",
+        "",
+        f"- artifact `{manifest.name}`, digest `{manifest.digest}`",
+        f"- made by run `{manifest.provenance.run}` at {manifest.provenance.created}",
+        *(f"- {name}: {value}" for name, value in list(numbers.items())[:_SHOWN_METRICS]),
+        "",
+    ]
+
+
+def _report(store: Store, manifest: Manifest) -> list[str]:
+    """The report card of the run that made the model, if it has one."""
+    run = find_run(store, manifest.provenance.run)
+    fingerprint = run.stages.get(REPORT.name) if run else None
+    report = find_manifest(store, REPORT.name, fingerprint) if fingerprint else None
+    file = next((f for f in report.files if f.path == "report.md"), None) if report else None
+    if file is None:
+        return []
+    text = store.get(file.key, size=file.size).decode("utf-8", errors="replace")
+    return ["## Report card", "", *(f"#{x}" if x.startswith("#") else x for x in text.splitlines())]
+
+
+def _write(
+    model: Path, to: Path, *, form: Form, dtype: str, card: Callable[[bool], str]
+) -> tuple[str, ...]:
+    import torch
+
+    from nanochat_core.model.checkpoint import load_model
+    from nanochat_core.tokenizer.bpe import Tokenizer
+
+    if form == "safetensors":
+        return _copy_files(model, to)
+    kinds = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+    if dtype not in kinds:
+        raise ConfigError(f"--dtype is '{dtype}'", hint="bf16 or fp32")
+    loaded = load_model(model, torch.device("cpu"))
+    tokenizer = Tokenizer.load(model / "tokenizer")
+    if form == "nanochat":
+        from nanochat_core.interop.nanochat_files import write_checkpoint
+
+        commit = write_checkpoint(to, loaded, tokenizer, step=0, extra={})
+        return (f"nanochat's version {commit} computes what this model does",)
+    from nanochat_core.interop.transformers_files import write_transformers_model
+
+    kind = kinds[dtype]
+    is_own_code = write_transformers_model(to, loaded, tokenizer, card=card, dtype=kind)
+    if is_own_code:
+        return ("load it with trust_remote_code=True: it brings the file that computes it",)
+    return ("transformers' own NanoChatForCausalLM loads it",)
+
+
+def _copy_files(model: Path, to: Path) -> tuple[str, ...]:
+    """The model directory without what only training needs."""
+    for name in ("config.json", "model.safetensors"):
+        if not (model / name).is_file():
+            raise ModelError(f"{model} is not a model: it has no {name}")
+        shutil.copyfile(model / name, to / name)
+    shutil.copytree(model / "tokenizer", to / "tokenizer", copy_function=shutil.copyfile)
+    return ("a model directory: `nanochat chat`, `serve` and any program that reads safetensors",)
+
+
+def _umask() -> int:
+    """This process's; there is no way to ask but to set it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

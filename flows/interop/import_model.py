@@ -1,0 +1,192 @@
+"""Models from elsewhere as artifacts: usable wherever one that a stage made is.
+
+An imported model is the artifact of the stage that makes such models. Its fingerprint stands for
+its files alone: nobody can say how they came about. It is recorded as the only thing, beside its
+tokenizer, that a run of the name the person chose has made, so that sft@that-name finds it.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from flows.artifacts.pins import Tell, pin
+from flows.artifacts.publish import publish
+from flows.artifacts.runs import Run, check_name, new_run_id, timestamp, write_run
+from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.manifest import Facts, Manifest, Provenance
+from flows.stages import MIDTRAIN, PRETRAIN, RL, SFT, TOKENIZER
+from infra.storage.base import OnBytes, Store
+from infra.storage.files import sha256_of
+from nanochat_core.errors import ConfigError, ModelError
+from nanochat_core.section import Tree
+
+_ROOM = "import-"  # begins the names of directories that models are made ready in
+IMPORTED = "(imported)"  # in the place of a profile: none made it
+KINDS = {"base": PRETRAIN.name, "mid": MIDTRAIN.name, "sft": SFT.name, "rl": RL.name}
+# The folders in which nanochat keeps its checkpoints, of both of its eras.
+_FOLDERS = {
+    "base_checkpoints": "base",
+    "mid_checkpoints": "mid",
+    "chatsft_checkpoints": "sft",
+    "chatrl_checkpoints": "rl",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """What became of an import."""
+
+    run: Run
+    model: Manifest
+    era: str
+    step: int
+    was_there: bool  # these very files were imported before
+
+
+def kind_of(path: Path, kind: str | None) -> str:
+    """Which kind of model is at `path`: as the person says, else as the folder above is called.
+
+    Raises ConfigError when neither tells.
+    """
+    if kind is not None:
+        if kind not in KINDS:
+            raise ConfigError(f"--kind is '{kind}'", hint=f"one of: {', '.join(KINDS)}")
+        return kind
+    found = _FOLDERS.get(path.absolute().parent.name)
+    if found is None:
+        raise ConfigError(
+            f"{path} does not tell which kind of model it is",
+            hint=f"say so with --kind: {', '.join(KINDS)}",
+        )
+    return found
+
+
+def import_checkpoint(
+    store: Store,
+    path: Path,
+    *,
+    kind: str,
+    name: str,
+    tokenizer: Path | None,
+    step: int | None,
+    era: str | None,
+    scratch: Path,
+    tell: Tell,
+    watch: Callable[[int], AbstractContextManager[OnBytes]],
+) -> Import:
+    """Take over the checkpoint of nanochat's in the directory `path` as a run called `name`.
+
+    `tokenizer` is its tokenizer.pkl, if it lies elsewhere than nanochat keeps it; `scratch` a
+    directory with room for the model; `watch` is told how many bytes go to the store. Nothing in
+    the files is executed. Raises ModelError for files that are none of nanochat's, ConfigError for
+    what a person has to decide, and StoreError.
+    """
+    from nanochat_core.interop import nanochat_files as theirs
+
+    check_name(name)
+    tell("reading the checkpoint")
+    checkpoint = theirs.read_checkpoint(path, step=step, era=era)
+    pickled = tokenizer or theirs.find_tokenizer(path)
+    if pickled is None:
+        raise ModelError(
+            f"{path} has no tokenizer.pkl beside it", hint="say where it is with --tokenizer"
+        )
+    words = theirs.read_checkpoint_tokenizer(pickled, checkpoint.config)
+    facts: Facts = {"source": "nanochat", "era": checkpoint.era, "from_step": checkpoint.step}
+    run = new_run_id(name, timestamp(time.time()))
+    _sweep(scratch)
+    with tempfile.TemporaryDirectory(prefix=f"{_ROOM}{os.getpid()}-", dir=scratch) as room:
+        folders = {TOKENIZER.name: Path(room, "tokenizer"), KINDS[kind]: Path(room, "model")}
+        for folder in folders.values():
+            folder.mkdir()
+        words.save(folders[TOKENIZER.name])
+        theirs.write_model(folders[KINDS[kind]], checkpoint, words)
+        found = {stage: _identify(stage, folder) for stage, folder in folders.items()}
+        places = [(stage, identity.fingerprint) for stage, identity in found.items()]
+        size = sum(p.stat().st_size for p in Path(room).rglob("*") if p.is_file())
+        with (
+            pin(store, places, why=f"import of {name}", tell=tell, pause=time.sleep),
+            watch(size) as on_bytes,
+        ):
+            parts = {
+                stage: publish(
+                    store,
+                    identity,
+                    folders[stage],
+                    logs=[],
+                    inputs={},
+                    provenance=_provenance(run, facts),
+                    fence=lambda: None,
+                    on_bytes=on_bytes,
+                )
+                for stage, identity in found.items()
+            }
+            record = _record(run, name, {stage: part.manifest for stage, part in parts.items()})
+            write_run(store, record)
+    model = parts[KINDS[kind]]
+    return Import(
+        run=record,
+        model=model.manifest,
+        era=checkpoint.era,
+        step=checkpoint.step,
+        was_there=model.adopted,
+    )
+
+
+def _sweep(scratch: Path) -> None:
+    """Remove what imports that were killed left behind."""
+    for path in scratch.glob(f"{_ROOM}*"):
+        pid = path.name.removeprefix(_ROOM).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _identify(stage: str, files: Path) -> Identity:
+    """What an imported artifact is: its files, and nothing else."""
+    digests: dict[str, Tree] = {
+        path.relative_to(files).as_posix(): sha256_of(path)
+        for path in sorted(files.rglob("*"))
+        if path.is_file()
+    }
+    preimage: dict[str, Tree] = {
+        "stage": stage,
+        "format": 1,
+        "config": {"imported": digests},
+        "inputs": {},
+        "code": {},
+    }
+    return Identity(stage=stage, fingerprint=fingerprint_of(preimage), preimage=preimage)
+
+
+def _provenance(run: str, facts: Facts) -> Provenance:
+    return Provenance(
+        run=run,
+        owner=run,
+        epoch=0,
+        created=timestamp(time.time()),
+        git_commit=None,
+        metrics=facts,
+        segments=(),
+    )
+
+
+def _record(run: str, name: str, artifacts: Mapping[str, Manifest]) -> Run:
+    now = timestamp(time.time())
+    return Run(
+        run=run,
+        name=name,
+        profile=IMPORTED,
+        depth=None,
+        overrides=(),
+        status="finished",
+        started=now,
+        ended=now,
+        stages={stage: manifest.fingerprint for stage, manifest in artifacts.items()},
+    )

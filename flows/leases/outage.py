@@ -1,0 +1,78 @@
+"""Waits for a store that does not answer, instead of giving up work that is on this machine's disk.
+
+A lease cannot be taken over through a store that no process reaches, and what another process does
+through one that it reaches is found at the next contact. So there is no limit: the wait ends when
+the store answers, when the run is stopped, or when the lease is known to be lost.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from flows.leases.held_lease import Terms
+from infra.launch.torchrun import StageInterrupted
+from infra.storage.base import Store, StoreAway
+
+_GROWTH = 1.5
+
+T = TypeVar("T")
+
+
+class StoreWait:
+    """Repeats what the store did not answer, for a run or a stage. For any number of threads."""
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        report: Callable[[str], None],
+        stop: threading.Event,
+        terms: Terms,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._send = report
+        self._stop = stop
+        self._terms = terms
+        self._check = check
+        self._lock = threading.Lock()
+        self._next_report = 0.0
+
+    def __call__(self, action: Callable[[], T], /) -> T:
+        """Return what `action` returns; while it raises StoreAway, wait and call it again.
+
+        The action must be safe to repeat: whether the store carried out a request that it did not
+        answer is unknown. What decides anything asks for the lease again within the action.
+        Raises StageInterrupted if the run is stopped, and what `check` raises between two tries.
+        """
+        pause = self._terms.look
+        began: float | None = None
+        while True:
+            try:
+                return action()
+            except StoreAway as error:
+                began = time.monotonic() if began is None else began
+                self._report(time.monotonic() - began, error)
+                if self._stop.wait(pause):
+                    raise StageInterrupted(
+                        f"{self._name} was stopped while it waited for {self._store.url}",
+                        hint="run the same command again: what is on this machine is used again",
+                    ) from error
+            self._check()
+            pause = min(pause * _GROWTH, self._terms.longest_look)
+
+    def _report(self, seconds: float, error: StoreAway) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if now < self._next_report:
+                return
+            self._next_report = now + self._terms.say
+        self._send(not_reached(seconds, error))
+
+
+def not_reached(seconds: float, error: StoreAway) -> str:
+    """Return the line that says for how long a store has not answered, and what it was asked."""
+    return f"waiting: store not reached for {seconds:.0f} s ({error})"

@@ -1,0 +1,73 @@
+"""The files that a series leaves in a home: a page for people, a picture, numbers for programs."""
+
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.miniseries.findings import HEADER, Findings, rows, sentences, to_tree
+from flows.miniseries.picture import pictures
+from flows.render.html import fill
+from nanochat_core.errors import ConfigError
+
+TEMPLATE = Path(__file__).with_name("series.html.jinja")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Where they are."""
+
+    page: Path
+    picture: Path | None  # None: nothing was measured
+    numbers: Path
+
+
+def write_files(home: Path, findings: Findings) -> Files:
+    """Write them all below HOME/miniseries/NAME, each whole or not at all, in place of older ones.
+
+    Raises ConfigError when this machine cannot draw, or cannot write there.
+    """
+    directory = home / "miniseries" / findings.name
+    by_flops, _ = drawn = pictures(findings)
+    page = fill(
+        TEMPLATE,
+        findings=findings,
+        pictures=drawn,
+        sentences=list(sentences(findings)),
+        rows=list(rows(findings)),
+        header=HEADER,
+    )
+    picture = by_flops.png() if findings.points else None
+    numbers = json.dumps(to_tree(findings), indent=1, allow_nan=False) + "\n"
+    files = Files(
+        page=directory / "series.html",
+        picture=directory / "series.png" if picture else None,
+        numbers=directory / "series.json",
+    )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _write(files.numbers, numbers.encode())
+        _write(files.page, page.encode())
+        if files.picture and picture:
+            _write(files.picture, picture)
+        else:
+            (directory / "series.png").unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory} cannot be written: {(error.strerror or str(error)).lower()}",
+            hint="give another directory with --home",
+        ) from error
+    return files
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

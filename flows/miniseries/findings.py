@@ -1,0 +1,231 @@
+"""What a series found: its points, the laws through them, and what they say of the next depth."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flows.artifacts.runs import Run
+from flows.miniseries.points import Missing, Point, Score, Size, notes_on, read_point, size_of
+from flows.miniseries.scaling_law import Fit, Law, Prediction, fit_law
+from flows.profiles import PROFILES, open_profile
+from flows.render.text import count, duration
+from infra.storage.base import Store
+from nanochat_core.errors import ConfigError
+
+FORMAT = 1  # of the JSON
+HEADER = (
+    *("depth", "parameters", "scaling", "tokens", "tokens/param", "FLOPs"),
+    *("val_bpb", "CORE", "trained in"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Next:
+    """What the law says of a depth that was not trained."""
+
+    depth: int
+    size: Size
+    prediction: Prediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What the law of the smaller models says of the largest, beside what that one measured."""
+
+    depth: int
+    measured: float
+    prediction: Prediction
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether it came out in the range that was predicted; None: there was no range."""
+        known = self.prediction.range
+        return None if known is None else known.low <= self.measured <= known.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All that is told of a series."""
+
+    name: str
+    profile: str
+    overrides: tuple[str, ...]
+    store: str
+    points: tuple[Point, ...]  # the smallest depth first
+    missing: tuple[Missing, ...]
+    by_flops: Fit
+    by_parameters: Fit  # of the scaling parameters
+    next: Next | None
+    check: Check | None
+    notes: tuple[str, ...]
+
+
+def find_out(
+    store: Store,
+    runs: Mapping[int, Run | Missing],
+    *,
+    name: str,
+    profile: str,
+) -> Findings:
+    """Read the points of `runs`, by depth, and fit the laws. The same store gives the same."""
+    overrides = next((run.overrides for run in runs.values() if isinstance(run, Run)), ())
+    read = [
+        run if isinstance(run, Missing) else read_point(store, run, depth)
+        for depth, run in sorted(runs.items())
+    ]
+    points = tuple(item for item in read if isinstance(item, Point))
+    by_flops = fit_law([(p.size.flops, p.val_bpb.value) for p in points])
+    return Findings(
+        name=name,
+        profile=profile,
+        overrides=overrides,
+        store=store.url,
+        points=points,
+        missing=tuple(item for item in read if isinstance(item, Missing)),
+        by_flops=by_flops,
+        by_parameters=fit_law([(p.size.scaling_parameters, p.val_bpb.value) for p in points]),
+        next=_next(by_flops, points, profile, overrides),
+        check=_check(points),
+        notes=tuple(notes_on(points)),
+    )
+
+
+def _next(fit: Fit, points: Sequence[Point], profile: str, overrides: Sequence[str]) -> Next | None:
+    """As far from the largest depth as that one is from the one before."""
+    if len(points) < 2 or profile not in PROFILES:
+        return None
+    depth = 2 * points[-1].depth - points[-2].depth
+    try:
+        run = open_profile(profile, depth=depth, overrides=overrides, snapshots=False).run
+    except ConfigError:  # no model has so many layers, or no longer such settings
+        return None
+    size = size_of(run.model, run.numerics, run.pretrain)
+    prediction = fit.predict(size.flops)
+    return prediction and Next(depth=depth, size=size, prediction=prediction)
+
+
+def _check(points: Sequence[Point]) -> Check | None:
+    if len(points) < 3:
+        return None
+    fit = fit_law([(point.size.flops, point.val_bpb.value) for point in points[:-1]])
+    last = points[-1]
+    prediction = fit.predict(last.size.flops)
+    return prediction and Check(
+        depth=last.depth, measured=last.val_bpb.value, prediction=prediction
+    )
+
+
+def to_tree(findings: Findings) -> dict[str, Any]:
+    """For programs; no clock, so that the same findings give the same bytes."""
+    return {
+        "format": FORMAT,
+        "name": findings.name,
+        "profile": findings.profile,
+        "overrides": list(findings.overrides),
+        "store": findings.store,
+        "points": [asdict(point) for point in findings.points],
+        "missing": [asdict(missing) for missing in findings.missing],
+        "val_bpb_by_flops": _fit_tree(findings.by_flops),
+        "val_bpb_by_scaling_parameters": _fit_tree(findings.by_parameters),
+        "next": asdict(findings.next) if findings.next else None,
+        "largest_from_the_others": asdict(findings.check) if findings.check else None,
+        "notes": list(findings.notes),
+    }
+
+
+def _fit_tree(fit: Fit) -> dict[str, Any]:
+    return {
+        "law": asdict(fit.law) if fit.law else None,
+        "floor_range": asdict(fit.floor_range) if fit.floor_range else None,
+        "doubts": list(fit.doubts),
+    }
+
+
+def rows(findings: Findings) -> Iterator[tuple[str, ...]]:
+    """The table for people, without its header."""
+    for point in findings.points:
+        yield (*cells_of(point.depth, point.size), *_measured(point))
+
+
+def cells_of(depth: int, size: Size) -> tuple[str, ...]:
+    """The cells that follow from a model's settings."""
+    return (
+        f"d{depth}",
+        count(size.parameters),
+        count(size.scaling_parameters),
+        count(size.tokens),
+        f"{size.tokens / size.scaling_parameters:.3g}",
+        f"{size.flops:.3g}",
+    )
+
+
+def _measured(point: Point) -> tuple[str, ...]:
+    return (
+        score(point.val_bpb),
+        score(point.core) if point.core else "",
+        duration(point.seconds),
+    )
+
+
+def score(found: Score) -> str:
+    """A number with its interval."""
+    if found.low is None or found.high is None:
+        return f"{found.value:.4f}"
+    return f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}]"
+
+
+def sentences(findings: Findings) -> Iterator[str]:
+    """What the numbers say, for people; doubts are not left out."""
+    for what, symbol, fit in (
+        ("FLOPs", "C", findings.by_flops),
+        ("scaling parameters", "N", findings.by_parameters),
+    ):
+        if fit.law is not None:
+            yield f"by {what}: val_bpb = {formula(fit.law, symbol)}{_certainty(fit, fit.law)}"
+        doubts = fit.doubts if symbol == "C" or fit.law is None else ()  # they are mostly the same
+        yield from (f"by {what}: {doubt}" for doubt in doubts)
+    if findings.check is not None:
+        yield _check_sentence(findings.check)
+    if findings.next is not None:
+        yield _next_sentence(findings.next)
+    yield from (f"note: {note}" for note in findings.notes)
+    yield from (f"d{missing.depth} is missing: {missing.why}" for missing in findings.missing)
+
+
+def formula(law: Law, symbol: str) -> str:
+    """0.52 + 21.3 C^-0.081."""
+    floor = f"{law.floor:.4g} + " if law.floor else ""
+    return f"{floor}{law.scale:.4g} {symbol}^-{law.exponent:.3g}"
+
+
+def _certainty(fit: Fit, law: Law) -> str:
+    parts: list[str] = []
+    if law.exponent_range and not any(doubt.startswith("the exponent") for doubt in fit.doubts):
+        known = law.exponent_range
+        parts.append(f"exponent {known.low:.3g} to {known.high:.3g}")
+    if fit.floor_range and law.floor:
+        parts.append(f"floor {fit.floor_range.low:.3g} to {fit.floor_range.high:.3g}")
+    if law.scatter is not None:
+        parts.append(f"scatter {100 * law.scatter:.2g} %")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _between(prediction: Prediction) -> str:
+    known = prediction.range
+    return f"{known.low:.4g} to {known.high:.4g}" if known else "how sure that is cannot be told"
+
+
+def _check_sentence(check: Check) -> str:
+    inside = {True: ", inside", False: ", outside", None: ""}[check.is_inside]
+    return (
+        f"from the smaller models d{check.depth} would be {check.prediction.value:.4f} "
+        f"({_between(check.prediction)}); it is {check.measured:.4f}{inside}"
+    )
+
+
+def _next_sentence(after: Next) -> str:
+    return (
+        f"d{after.depth} would be {after.prediction.value:.4f} ({_between(after.prediction)}) "
+        f"with {after.size.flops:.3g} FLOPs: an extrapolation, "
+        f"{after.prediction.beyond:.3g} times beyond the largest"
+    )

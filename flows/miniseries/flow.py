@@ -1,0 +1,340 @@
+"""The Prefect flow of a miniseries: one profile at several depths, and the law of their losses.
+
+All depths are submitted at once, and what they share is built once. Each depth is a run of its own
+in the store. One that fails takes nothing from the others: the flow ends as failed and names it,
+and run again it builds what is missing.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeAlias
+
+from prefect import flow
+from prefect.futures import PrefectFuture, wait
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from flows.artifacts.runs import Run, RunRecord, Status, new_run_id, timestamp
+from flows.build.build import Built, Site
+from flows.build.retry import RETRIES
+from flows.leases.lease import check_decides
+from flows.leases.outage import StoreWait
+from flows.leases.queue import Place, Queue
+from flows.miniseries.files import Files, write_files
+from flows.miniseries.findings import Findings, find_out
+from flows.miniseries.page import SeriesPages
+from flows.miniseries.picture import check_drawing
+from flows.miniseries.plan import SeriesPlan, plan_series
+from flows.miniseries.series import (
+    LEAST_DEPTHS,
+    MOST_DEPTHS,
+    Series,
+    Unit,
+    open_series,
+    pin_members,
+    units_of,
+)
+from flows.orchestration.caller import CALLER, stoppable_by_hand
+from flows.orchestration.forms import (
+    FormField,
+    GpusField,
+    NodesField,
+    OverridesField,
+    PlaceField,
+    PoolField,
+    ProfileField,
+    RetriesField,
+    RunNameField,
+    StoreField,
+    StrictField,
+)
+from flows.orchestration.pipeline import (
+    cancel_orders_of,
+    check_budget,
+    is_last_word,
+    open_starts,
+    pin_names,
+    tell_nobody,
+    wait_of_run,
+    with_pool,
+)
+from flows.orchestration.stage_task import failing_in_a_line, submit
+from flows.plan.upstream import SECTIONS
+from flows.profiles import make_placement
+from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
+from infra.placement import default_home
+from infra.storage.open import open_store
+from nanochat_core.errors import NanochatError, StageError, StoreError
+
+DEPTHS = (2, 3, 4, 6)
+DepthsField: TypeAlias = Annotated[
+    tuple[int, ...],
+    FormField(
+        "Depths",
+        {
+            "items": {"type": "integer", "minimum": 1, "maximum": 100},
+            "minItems": LEAST_DEPTHS,
+            "maxItems": MOST_DEPTHS,
+            "uniqueItems": True,
+        },
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """What a series that ended well made."""
+
+    findings: Findings
+    files: Files
+    built: int  # stages
+    cached: int
+    ui_url: str | None  # Prefect's page of the flow run
+
+
+def _name_flow_run() -> str:
+    """By the series' name and the time; a retry keeps its name."""
+    if flow_run.get_run_count():  # of attempts before this one, as long as it is not running
+        return flow_run.get_name() or ""
+    parameters = flow_run.get_parameters()
+    name = parameters["run_name"] or parameters["profile"]
+    return new_run_id(f"miniseries-{name}", timestamp(time.time()))
+
+
+@flow(name="miniseries", flow_run_name=_name_flow_run, retries=0, persist_result=False)
+@failing_in_a_line
+@stoppable_by_hand
+def miniseries(
+    profile: ProfileField = "tiny",
+    depths: DepthsField = DEPTHS,
+    overrides: OverridesField = (),
+    run_name: RunNameField = None,
+    store: StoreField = None,
+    gpus: GpusField = None,
+    place: PlaceField = (),
+    nodes: NodesField = 1,
+    pool: PoolField = None,
+    retries: RetriesField = RETRIES,
+    strict: StrictField = False,
+) -> Swept:
+    """Train and judge a profile's base model at several depths, and fit how its loss falls.
+
+    Args:
+        profile: What to train: `nanochat profiles` lists the names.
+        depths: Two to twelve different numbers of transformer layers.
+        overrides: Changed settings, the same at every depth, each as section.name=value.
+        run_name: What to call the series, whose runs are NAME-d4 and so on; by default the profile.
+        store: URL of the artifact store; by default the one this machine is set up for.
+        gpus: GPUs of each machine, 0 for the CPU; by default all that the profile can fill.
+        place: Changed settings of the placement, each as name=value.
+        nodes: Machines that each GPU stage takes; more than one needs a pool.
+        pool: Work pool whose workers run the GPU stages; by default this very process does.
+        retries: How often a stage that was lost is started again.
+        strict: Whether code that a fingerprint does not see is an error.
+    """
+    check_drawing()
+    caller = CALLER.get()
+    series = open_series(profile, depths, overrides=overrides, name=run_name)
+    largest_depth, largest = series.members[-1].depth, series.members[-1].profile
+    home = caller.home if caller else default_home()
+    placement = make_placement(largest.pace, home=home, store=store, gpus=gpus, settings=place)
+    opened_store = open_store(placement.store)
+    run_id = flow_run.get_name() or series.name
+    ids = {
+        member.depth: f"{member.name}-{run_id.removeprefix(f'miniseries-{series.name}-')}"
+        for member in series.members
+    }
+    stop = caller.stop if caller else threading.Event()
+    store_wait = wait_of_run(opened_store, stop)
+    starts = store_wait(lambda: open_starts(opened_store, list(ids.values()), pool=pool))
+    placement = with_pool(placement, nodes=nodes, pool=pool)
+    placement.home.mkdir(parents=True, exist_ok=True)
+    largest_id, tell = ids[largest_depth], get_run_logger().warning
+    pinned, pins = store_wait(
+        lambda: pin_names(largest.run, opened_store, largest_id, placement, SECTIONS, log=tell)
+    )
+    series = pin_members(series, pins)
+    site = Site(
+        run=pinned,
+        run_id=run_id,
+        placement=placement,
+        store=opened_store,
+        watch=caller.watch if caller else tell_nobody,
+        strict=strict,
+        stop=stop,
+    )
+    planned = store_wait(lambda: plan_series(series, site.store, site.work, placement))
+    for depth, run in ids.items():
+        mine = [p.item for p in planned.units if depth in {m.depth for m in p.unit.members}]
+        starts = starts.add_plan(run, mine)
+    check_budget(opened_store, starts, pool=pool)
+    if not planned.is_done:
+        store_wait(lambda: check_decides(site.store))
+    runs = {
+        member.depth: Run(
+            run=ids[member.depth],
+            name=member.name,
+            profile=profile,
+            depth=member.depth,
+            overrides=member.overrides,
+            upstream=pins,
+            gpus=gpus,
+            place=tuple(place),
+            status="running",
+            started=timestamp(time.time()),
+            ended=None,
+            stages={},
+        )
+        for member in series.members
+    }
+    runs = {depth: starts.record_in(run) for depth, run in runs.items()}
+    return sweep(series, units_of(series), site, runs, planned=planned, retries=retries)
+
+
+def sweep(
+    series: Series,
+    units: Sequence[Unit],
+    site: Site,
+    runs: Mapping[int, Run],
+    *,
+    planned: SeriesPlan | None = None,
+    retries: int = RETRIES,
+) -> Swept:
+    """Build all units, those that do not wait for each other at the same time. In a flow only.
+
+    `runs` are the records by depth; the plan is only shown. When all have ended, what was measured
+    is shown and written, whatever failed. Raises StageError that names the depths that failed,
+    StageInterrupted when the series was stopped, and errors of ours as they are.
+    """
+    records = {depth: RunRecord(site.store, run) for depth, run in runs.items()}
+    store_wait = wait_of_run(site.store, site.stop, terms=site.terms)
+    pages = SeriesPages(series.name, [run.run for run in runs.values()])
+    if planned is not None:
+        pages.show_plan(planned)
+    queue = Queue()
+    futures: dict[str, PrefectFuture[Built]] = {}
+    try:
+        for record in records.values():
+            store_wait(record.write)
+        for unit in units:
+            futures[unit.label] = submit(
+                unit.stage,
+                _site_of(unit, site, runs, records, queue),
+                runs[unit.members[0].depth],
+                {source.stage.name: futures[source.label] for source in unit.inputs},
+                force=False,
+                retries=retries,
+                label=unit.label,
+            )
+        wait(list(futures.values()))
+        failures = _failures(futures)
+        ended = {
+            depth: _end(record, _status(units, depth, futures), store_wait)
+            for depth, record in records.items()
+        }
+    except BaseException as error:
+        site.stop.set()
+        if site.placement.pool is not None and is_last_word(error):
+            for run in runs.values():
+                cancel_orders_of(run.run)
+        wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
+        is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
+        with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
+            for record in records.values():
+                record.end("interrupted" if is_interrupted else "failed")
+        if is_interrupted:
+            wait(list(futures.values()))  # a checkpoint may be on its way to the store
+        pages.close()
+        raise
+    try:
+        findings = store_wait(
+            lambda: find_out(site.store, ended, name=series.name, profile=series.profile)
+        )
+        files = write_files(site.placement.home, findings)
+        get_run_logger().info(f"miniseries: {files.page}")
+        pages.show_findings(findings, files)
+    finally:
+        pages.close()
+    if failures:
+        raise _failed(series, units, failures, files)
+    cached = sum(future.result().cached for future in futures.values())
+    return Swept(
+        findings=findings,
+        files=files,
+        built=len(futures) - cached,
+        cached=cached,
+        ui_url=flow_run.get_flow_run_ui_url(),
+    )
+
+
+def _end(record: RunRecord, status: Status, store_wait: StoreWait) -> Run:
+    return store_wait(lambda: record.end(status))
+
+
+def _site_of(
+    unit: Unit,
+    site: Site,
+    runs: Mapping[int, Run],
+    records: Mapping[int, RunRecord],
+    queue: Queue,
+) -> Site:
+    """Where the unit is built: its events bear its label, all its runs record what it makes, and
+    the smallest model has the device first."""
+
+    def watch(_: str, event: dict[str, Any]) -> None:
+        site.watch(unit.label, event)
+
+    def record(stage: str, fingerprint: str) -> None:
+        for member in unit.members:
+            records[member.depth].add(stage, fingerprint)
+
+    first = unit.members[0]
+    return replace(
+        site,
+        run=first.profile.run,
+        run_id=runs[first.depth].run,
+        watch=watch,
+        record=record,
+        device=Place(queue=queue, rank=(first.depth,)),
+    )
+
+
+def _failures(futures: Mapping[str, PrefectFuture[Built]]) -> dict[str, NanochatError]:
+    """What failed, by label; not what was never started for it. Raises when it was interrupted."""
+    found: dict[str, NanochatError] = {}
+    for label, future in futures.items():
+        state = future.state
+        if state.is_failed() or state.is_crashed() or state.is_cancelled():
+            try:
+                state.result()
+            except StageInterrupted:
+                raise
+            except NanochatError as error:
+                found[label] = error
+    return found
+
+
+def _status(
+    units: Sequence[Unit], depth: int, futures: Mapping[str, PrefectFuture[Built]]
+) -> Status:
+    mine = [unit for unit in units if depth in {member.depth for member in unit.members}]
+    is_done = all(futures[unit.label].state.is_completed() for unit in mine)
+    return "finished" if is_done else "failed"
+
+
+def _failed(
+    series: Series, units: Sequence[Unit], failures: Mapping[str, NanochatError], files: Files
+) -> StageError:
+    """One error for all that failed, with the first one's hint."""
+    depths = {m.depth for unit in units if unit.label in failures for m in unit.members}
+    labels = ", ".join(f"d{depth}" for depth in sorted(depths))
+    said = "; ".join(f"{label}: {error}" for label, error in failures.items())
+    first = next(iter(failures.values()))
+    return StageError(
+        f"{len(depths)} of {len(series.members)} depths failed, {labels} ({said}); what there is: "
+        f"{files.page}",
+        hint=first.hint or "run the same again: what is there is not built again",
+    )

@@ -1,0 +1,59 @@
+"""What Prefect's page of a series shows: its plan, its models, what their numbers say, a picture.
+
+Everything is written in the background by a `Courier`; what cannot be shown costs nothing else.
+"""
+
+import base64
+from collections.abc import Iterable
+
+from flows.miniseries.files import Files
+from flows.miniseries.findings import HEADER, Findings, rows, sentences
+from flows.miniseries.plan import SeriesPlan, lines_of, summary
+from flows.orchestration.stage_page import Courier
+
+
+class SeriesPages:
+    """The artifacts of the flow run that it is made in. Close it when the run ends."""
+
+    def __init__(self, name: str, runs: Iterable[str]) -> None:
+        """`runs` are the ids of the series' runs, by which the flow run is found."""
+        self._tags = {f"run:{run}" for run in runs}
+        self._courier = Courier(f"miniseries {name}")
+        self._courier.send(self._tag)
+
+    def show_plan(self, planned: SeriesPlan) -> None:
+        """What the series is about to do."""
+        text = "\n".join(["```text", *lines_of(planned), "```"])
+        about = f"{summary(planned)}. Store: {planned.store}"
+        self._courier.send(lambda: self._courier.write("plan", "markdown", text, description=about))
+
+    def show_findings(self, findings: Findings, files: Files) -> None:
+        """What was measured, by now."""
+        for write in (self._write_models, self._write_law, self._write_plot):
+            self._courier.send(lambda write=write: write(findings, files))
+
+    def close(self) -> None:
+        """Wait until everything is written, or given up."""
+        self._courier.close()
+
+    def _tag(self) -> None:
+        found = self._courier.flow_run_id
+        assert found is not None  # only made in a flow run
+        tags = {*self._courier.client.read_flow_run(found).tags, *self._tags}
+        self._courier.client.update_flow_run(found, tags=tags)
+
+    def _write_models(self, findings: Findings, files: Files) -> None:
+        table = [dict(zip(HEADER, row, strict=True)) for row in rows(findings)]
+        if table:
+            self._courier.write("models", "table", table, description=f"Store: {findings.store}")
+
+    def _write_law(self, findings: Findings, files: Files) -> None:
+        said = "\n".join(f"- {sentence}" for sentence in sentences(findings))
+        text = f"{said}\n\nPage on the machine that ran it: `{files.page}`\n"
+        self._courier.write("law", "markdown", text, description="What the numbers say")
+
+    def _write_plot(self, findings: Findings, files: Files) -> None:
+        if files.picture is not None:
+            data = base64.b64encode(files.picture.read_bytes()).decode()
+            url = f"data:image/png;base64,{data}"
+            self._courier.write("plot", "image", url, description="Loss by FLOPs of training")

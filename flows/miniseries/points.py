@@ -1,0 +1,200 @@
+"""What the models of a series measured, read from the manifests in the store."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.runs import Run, known_names, newest_runs
+from flows.identity.manifest import Manifest
+from flows.miniseries.series import ADDED
+from flows.stages import BASE_EVAL, PRETRAIN
+from infra.storage.base import Store
+from nanochat_core.config import ModelConfig, NumericsConfig, PretrainConfig
+from nanochat_core.errors import ArtifactError, ConfigError
+from nanochat_core.scaling import (
+    flops_per_token,
+    num_lm_head_params,
+    num_matrix_params,
+    num_params,
+    num_scaling_params,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How large a model is and how much it was trained: plain arithmetic on its settings."""
+
+    parameters: int  # all
+    matrix_parameters: int  # inside the blocks
+    lm_head_parameters: int
+    scaling_parameters: int  # matrices and lm_head: what training tokens are counted against
+    tokens: int  # trained on
+    flops: float  # of training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A number with its 95 % interval, where there is one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One model of a series, trained and judged."""
+
+    depth: int
+    run: str  # that built or reused it
+    pretrain: str  # fingerprints, 64 hex digits
+    base_eval: str
+    text: str | None  # digest of the rows it was judged on
+    size: Size
+    seconds: float  # that training took, on whatever it ran
+    val_bpb: Score
+    core: Score | None  # None: not judged by it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """A depth that is no point yet."""
+
+    depth: int
+    why: str
+
+
+def size_of(model: ModelConfig, constants: NumericsConfig, pretrain: PretrainConfig) -> Size:
+    """The size of what these settings train."""
+    tokens = pretrain.num_steps * pretrain.total_batch_size
+    return Size(
+        parameters=num_params(model, constants),
+        matrix_parameters=num_matrix_params(model, constants),
+        lm_head_parameters=num_lm_head_params(model),
+        scaling_parameters=num_scaling_params(model, constants),
+        tokens=tokens,
+        flops=float(flops_per_token(model, constants)) * tokens,
+    )
+
+
+def depths_in(store: Store, name: str) -> list[int]:
+    """The depths of which the store knows a run of the series called `name`."""
+    found = (re.fullmatch(rf"{re.escape(name)}-d(\d+)", each) for each in known_names(store))
+    return sorted({int(match[1]) for match in found if match})
+
+
+def runs_of(
+    store: Store, name: str, depths: Sequence[int], *, overrides: Sequence[str] | None = None
+) -> dict[int, Run | Missing]:
+    """For each depth the newest run that was judged.
+
+    All have the same settings, in whatever order they were given: these `overrides`, to which a
+    series may have added how much text is taken, else those of whichever was judged last.
+    """
+    added = ADDED
+    judged = {depth: _judged(store, f"{name}-d{depth}") for depth in depths}
+    if overrides is None:
+        newest = max(
+            (runs[0] for runs in judged.values() if runs), key=lambda r: r.started, default=None
+        )
+        overrides = newest.overrides if newest else ()
+        added = ""
+    found: dict[int, Run | Missing] = {}
+    for depth, runs in judged.items():
+        alike = [run for run in runs if _has(run, overrides, added)]
+        why = f"it was trained with other settings only: {_settings(runs[0])}" if runs else ""
+        if not why:
+            why = _unjudged(next(newest_runs(store, f"{name}-d{depth}"), None))
+        found[depth] = alike[0] if alike else Missing(depth=depth, why=why)
+    return found
+
+
+def _unjudged(run: Run | None) -> str:
+    return "it failed" if run is not None and run.status == "failed" else "it was not judged"
+
+
+def _judged(store: Store, name: str) -> list[Run]:
+    """Runs called so that came to scores, the newest first."""
+    wanted = {PRETRAIN.name, BASE_EVAL.name}
+    return [run for run in newest_runs(store, name) if wanted <= run.stages.keys()]
+
+
+def _has(run: Run, overrides: Sequence[str], added: str) -> bool:
+    """Whether the run has these settings, and besides at most one that begins with `added`."""
+    more = [text for text in run.overrides if text not in overrides]
+    return set(overrides) <= set(run.overrides) and all(
+        added and text.startswith(added) for text in more
+    )
+
+
+def _settings(run: Run) -> str:
+    return ", ".join(run.overrides) or "the profile's own"
+
+
+def read_point(store: Store, run: Run, depth: int) -> Point | Missing:
+    """The point that a run made. One that is gone or does not tell is missing."""
+    if PRETRAIN.name not in run.stages or BASE_EVAL.name not in run.stages:
+        return Missing(depth=depth, why=_unjudged(run))
+    try:
+        trained, judged = (_open(store, run, stage) for stage in (PRETRAIN.name, BASE_EVAL.name))
+        return _point(run, depth, trained, judged)
+    except (ArtifactError, ConfigError, KeyError, TypeError) as error:
+        text = str(error) if isinstance(error, ArtifactError) else "settings of another version"
+        return Missing(depth=depth, why=text)
+
+
+def notes_on(points: Sequence[Point]) -> Iterator[str]:
+    """What makes points hard to compare, a sentence each."""
+    first = points[0] if points else None
+    for point in points[1:]:
+        if first is not None and point.text != first.text:
+            yield (
+                f"d{point.depth} was judged on other text than d{first.depth}: their bits per byte "
+                "are of different things"
+            )
+    ratios = [point.size.tokens / point.size.scaling_parameters for point in points]
+    if ratios and max(ratios) > 1.1 * min(ratios):
+        yield (
+            f"tokens per parameter go from {max(ratios):.3g} to {min(ratios):.3g}: a law of this "
+            "series is not one of models that are each trained in proportion to their size"
+        )
+
+
+def _open(store: Store, run: Run, stage: str) -> Manifest:
+    manifest = find_manifest(store, stage, run.stages[stage])
+    if manifest is None:
+        raise ArtifactError(f"{stage} of {run.run} is gone")
+    return manifest
+
+
+def _point(run: Run, depth: int, trained: Manifest, judged: Manifest) -> Point:
+    config = cast("dict[str, Any]", trained.preimage["config"])
+    rows = judged.inputs.get("rows")
+    bpb = _score(judged, "val_bpb")
+    if bpb is None:
+        raise ArtifactError(f"{judged.name} has no val_bpb")
+    return Point(
+        depth=depth,
+        run=run.run,
+        pretrain=trained.fingerprint,
+        base_eval=judged.fingerprint,
+        text=rows.digest if rows else None,
+        size=size_of(
+            ModelConfig.from_tree(config["model"]),
+            NumericsConfig.from_tree(config["numerics"]),
+            PretrainConfig.from_tree(config["pretrain"]),
+        ),
+        seconds=sum(s["ended"] - s["started"] for s in trained.provenance.segments),
+        val_bpb=bpb,
+        core=_score(judged, "core"),
+    )
+
+
+def _score(manifest: Manifest, name: str) -> Score | None:
+    metrics = manifest.provenance.metrics
+    value = metrics.get(name)
+    if value is None:
+        return None
+    return Score(value=value, low=metrics.get(f"{name}_low"), high=metrics.get(f"{name}_high"))

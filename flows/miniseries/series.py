@@ -1,0 +1,147 @@
+"""A miniseries: one profile at several depths, each trained up to its base model's scores.
+
+What depth does not decide is the same for all: text, tokenizer, rows. So all are judged on the same
+text, and are points of one law.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flows.artifacts.runs import check_name
+from flows.identity.fingerprint import canonical_config, canonical_json
+from flows.plan.pinned import stages_before
+from flows.plan.upstream import pinned
+from flows.profiles import Profile, open_profile
+from flows.stages import BASE_EVAL, STAGES, Stage
+from nanochat_core.errors import ConfigError
+
+LEAST_DEPTHS, MOST_DEPTHS = 2, 12
+STAGES_OF_SERIES: tuple[Stage, ...] = tuple(
+    stage for stage in STAGES if stage.name in {BASE_EVAL.name, *stages_before(BASE_EVAL)}
+)
+ADDED = "shards.num_shards="  # a setting that a series itself may add
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One depth of a series."""
+
+    depth: int
+    name: str  # of its runs: tiny-d4
+    profile: Profile
+    overrides: tuple[str, ...]  # that give this very profile at this depth
+
+    @property
+    def label(self) -> str:
+        """d4."""
+        return f"d{self.depth}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One profile at several depths, the smallest first."""
+
+    name: str
+    profile: str
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A stage of a series, and the members that it is the same for."""
+
+    stage: Stage
+    members: tuple[Member, ...]
+    inputs: tuple["Unit", ...]
+    is_shared: bool  # by all members
+
+    @property
+    def label(self) -> str:
+        """As it is shown: tokenizer, d4 / pretrain, d2 d3 / shards."""
+        if self.is_shared:
+            return self.stage.name
+        return f"{' '.join(member.label for member in self.members)} / {self.stage.name}"
+
+
+def check_depths(depths: Sequence[int]) -> tuple[int, ...]:
+    """The depths in order. Raises ConfigError unless they are 2 to 12 different ones."""
+    if repeated := sorted({depth for depth in depths if depths.count(depth) > 1}):
+        raise ConfigError(f"depth {repeated[0]} is given twice", hint="give each depth once")
+    if not LEAST_DEPTHS <= len(depths) <= MOST_DEPTHS:
+        given = f"{len(depths)} depth{'' if len(depths) == 1 else 's'}"
+        raise ConfigError(
+            f"{given}, expected {LEAST_DEPTHS} to {MOST_DEPTHS}",
+            hint="for example --depths 2,3,4,6; a law with a floor takes 4 or more",
+        )
+    return tuple(sorted(depths))
+
+
+def open_series(
+    profile: str, depths: Sequence[int], *, overrides: Sequence[str] = (), name: str | None = None
+) -> Series:
+    """`profile` at these depths. All get as much text as the one that needs most, unless told.
+
+    Raises ConfigError for what is no series: an unknown profile or setting, a depth that is out of
+    bounds or given twice.
+    """
+    depths = check_depths(depths)
+    check_name(f"{name or profile}-d{depths[-1]}")
+    opened = {depth: open_profile(profile, depth=depth, overrides=overrides) for depth in depths}
+    extra: tuple[str, ...] = ()
+    most = max(each.run.shards.num_shards for each in opened.values())
+    if any(each.run.shards.num_shards != most for each in opened.values()):
+        extra = (f"{ADDED}{most}",)
+        opened = {d: _with_shards(each, most) for d, each in opened.items()}
+    return Series(
+        name=name or profile,
+        profile=profile,
+        members=tuple(
+            Member(
+                depth=depth,
+                name=f"{name or profile}-d{depth}",
+                profile=opened[depth],
+                overrides=(*overrides, *extra),
+            )
+            for depth in depths
+        ),
+    )
+
+
+def pin_members(series: Series, pins: Mapping[str, str]) -> Series:
+    """Return the series with what names upstream stand for, the same at every depth."""
+    members = (
+        replace(m, profile=replace(m.profile, run=pinned(m.profile.run, pins)))
+        for m in series.members
+    )
+    return replace(series, members=tuple(members))
+
+
+def units_of(series: Series, stages: Sequence[Stage] = STAGES_OF_SERIES) -> tuple[Unit, ...]:
+    """What is built: each stage once for all members that it is the same for, inputs first."""
+    found: list[Unit] = []
+    of_member: dict[tuple[int, str], Unit] = {}
+    for stage in stages:
+        alike: dict[tuple[bytes | str, ...], list[Member]] = {}
+        for member in series.members:
+            inputs = [of_member[member.depth, source.name].label for source in stage.inputs]
+            alike.setdefault((_settings(stage, member), *inputs), []).append(member)
+        for members in alike.values():
+            unit = Unit(
+                stage=stage,
+                members=tuple(members),
+                inputs=tuple(of_member[members[0].depth, s.name] for s in stage.inputs),
+                is_shared=len(alike) == 1,
+            )
+            found.append(unit)
+            of_member.update({(member.depth, stage.name): unit for member in members})
+    return tuple(found)
+
+
+def _settings(stage: Stage, member: Member) -> bytes:
+    """The sections of the configuration that decide the stage's result."""
+    return canonical_json(canonical_config(stage, member.profile.run))
+
+
+def _with_shards(profile: Profile, count: int) -> Profile:
+    shards = replace(profile.run.shards, num_shards=count)
+    return replace(profile, run=replace(profile.run, shards=shards))

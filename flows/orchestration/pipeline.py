@@ -1,0 +1,397 @@
+"""The Prefect flow: every stage of the table, each started when its inputs are there."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import FlowRun
+from prefect.futures import PrefectFuture, wait
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from flows.artifacts.cache import fetch
+from flows.artifacts.runs import Run, RunRecord, check_name, find_run, new_run_id, timestamp
+from flows.build.build import Built, Site, reserve_found
+from flows.build.retry import RETRIES
+from flows.identity.manifest import Manifest
+from flows.leases.held_lease import Terms
+from flows.leases.lease import check_decides
+from flows.leases.outage import StoreWait
+from flows.orchestration.caller import CALLER, stoppable_by_hand
+from flows.orchestration.client import NOT_ANSWERING
+from flows.orchestration.forms import (
+    DepthField,
+    ForceField,
+    FromStageField,
+    GpusField,
+    NodesField,
+    OverridesField,
+    PlaceField,
+    PoolField,
+    ProfileField,
+    RetriesField,
+    RunNameField,
+    StoreField,
+    StrictField,
+    UseField,
+)
+from flows.orchestration.run_page import RunPages
+from flows.orchestration.stage_runs import cancel_orders, check_pool, is_cancelled, wait_saved
+from flows.orchestration.stage_task import failing_in_a_line, submit
+from flows.plan.pinned import open_given, sections_of, stages_with
+from flows.plan.plan import Plan, make_plan
+from flows.plan.starts import Starts, read_starts
+from flows.plan.upstream import Log, Pins, moving_names, pin
+from flows.profiles import make_placement, open_profile
+from flows.stages import REPORT, Stage, stages_to_redo
+from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
+from infra.placement import Placement
+from infra.storage.base import Store
+from infra.storage.open import open_store
+from nanochat_core.config import RunConfig
+from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreError
+
+REPORT_PAGE = "report.html"
+_REPORT_TEXT = "report.md"
+MOST_STARTS = 10  # of one flow run in a row without getting further: crashed ones are resumed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run that ended well made."""
+
+    run: Run
+    stages: dict[str, Built]
+    report: Path | None  # the report card's page on this machine
+    ui_url: str | None  # Prefect's page of the flow run
+
+
+def _name_flow_run() -> str:
+    """The flow run is called as the run is; a retry keeps its name."""
+    if flow_run.get_run_count():  # of attempts before this one, as long as it is not running
+        return flow_run.get_name() or ""
+    parameters = flow_run.get_parameters()
+    name = parameters["run_name"] or parameters["profile"]
+    return new_run_id(name, timestamp(time.time()))
+
+
+@flow(name="nanochat", flow_run_name=_name_flow_run, retries=0, persist_result=False)
+@failing_in_a_line
+@stoppable_by_hand
+def nanochat(
+    profile: ProfileField = "tiny",
+    depth: DepthField = None,
+    overrides: OverridesField = (),
+    from_stage: FromStageField = None,
+    force: ForceField = (),
+    use: UseField = (),
+    run_name: RunNameField = None,
+    store: StoreField = None,
+    gpus: GpusField = None,
+    place: PlaceField = (),
+    nodes: NodesField = 1,
+    pool: PoolField = None,
+    retries: RetriesField = RETRIES,
+    strict: StrictField = False,
+) -> Outcome:
+    """Train, evaluate and report a model; whatever is up to date is reused.
+
+    Args:
+        profile: What to train: `nanochat profiles` lists the names.
+        depth: Number of transformer layers; the rest follows from it.
+        overrides: Changed settings, each as section.name=value: pretrain.num_steps=100.
+        from_stage: Redo this stage and everything after it.
+        force: Redo these stages although they are up to date.
+        use: Artifacts that stand for their stages, such as pretrain@other or sft/1a2b3c.
+        run_name: What to call the run; by default as its profile.
+        store: URL of the artifact store; by default the one this machine is set up for.
+        gpus: GPUs to use, 0 for the CPU; by default all that the profile can fill.
+        place: Changed settings of the placement, each as name=value: device_batch_size=8.
+        nodes: Machines that each GPU stage takes; more than one needs a pool.
+        pool: Work pool whose workers run the GPU stages; by default this very process does.
+        retries: How often a stage that was lost is started again.
+        strict: Whether code that a fingerprint does not see is an error.
+    """
+    caller = CALLER.get()
+    if run_name is not None:
+        check_name(run_name)
+    opened = open_profile(profile, depth=depth, overrides=overrides)
+    placement = make_placement(
+        opened.pace,
+        home=caller.home if caller else None,
+        store=store,
+        gpus=gpus,
+        settings=place,
+    )
+    opened_store = open_store(placement.store)
+    run_id = flow_run.get_name() or profile
+    stop = caller.stop if caller else threading.Event()
+    store_wait = wait_of_run(opened_store, stop)
+    starts = store_wait(lambda: open_starts(opened_store, [run_id], pool=pool))
+    placement = with_pool(placement, nodes=nodes, pool=pool)
+    placement.home.mkdir(parents=True, exist_ok=True)
+    tell = get_run_logger().warning
+    given = store_wait(lambda: open_given(opened_store, use, warn=tell))
+    sections = sections_of(given)
+    pinned, pins = store_wait(
+        lambda: pin_names(opened.run, opened_store, run_id, placement, sections, log=tell)
+    )
+    site = Site(
+        run=pinned,
+        run_id=run_id,
+        placement=placement,
+        store=opened_store,
+        watch=caller.watch if caller else tell_nobody,
+        strict=strict,
+        stop=stop,
+    )
+    plan = store_wait(
+        lambda: make_plan(
+            site.run,
+            site.store,
+            site.work,
+            force=frozenset(force),
+            from_stage=from_stage,
+            given=given,
+            placement=placement,
+        )
+    )
+    starts = starts.add_plan(run_id, plan.stages)
+    check_budget(opened_store, starts, pool=pool)
+    if plan.exit_code:
+        store_wait(lambda: check_decides(site.store))
+    run = Run(
+        run=site.run_id,
+        name=run_name or profile,
+        profile=profile,
+        depth=depth,
+        overrides=tuple(overrides),
+        upstream=pins,
+        uses=tuple(use),
+        gpus=gpus,
+        place=tuple(place),
+        status="running",
+        started=timestamp(time.time()),
+        ended=None,
+        stages={},
+    )
+    stages = stages_with(given)
+    redo = stages_to_redo(stages, force=force, from_stage=from_stage)
+    run = starts.record_in(run)
+    return run_pipeline(stages, site, run, plan=plan, redo=redo, given=given, retries=retries)
+
+
+def pin_names(
+    run: RunConfig,
+    store: Store,
+    run_id: str,
+    placement: Placement,
+    sections: Collection[str],
+    *,
+    log: Log,
+) -> tuple[RunConfig, Pins]:
+    """Resolve names upstream as `flows.plan.upstream.pin`, unless this run or its command has done
+    so.
+
+    A damaged record of this run is reported and has no pins. Raises ConfigError, DataError.
+    """
+    if not moving_names(run, sections):
+        return run, {}
+    caller, earlier = CALLER.get(), None
+    try:
+        earlier = find_run(store, run_id)
+    except ArtifactError as error:
+        log(f"{error}; names upstream are resolved again")
+    known = (caller.pins if caller else {}) | (earlier.upstream if earlier else {})
+    return pin(run, placement.home, log=log, known=known, sections=sections)
+
+
+def with_pool(placement: Placement, *, nodes: int, pool: str | None) -> Placement:
+    """The placement of a run whose GPU stages the pool's workers build; None: this very process.
+
+    Raises ConfigError when nothing can be ordered there.
+    """
+    if pool is not None:
+        check_pool(pool)
+    elif nodes != 1:
+        raise ConfigError(
+            f"nodes is {nodes}, but one process cannot be on several machines",
+            hint="name the work pool whose workers run there, such as gpu",
+        )
+    return replace(placement, nodes=nodes, pool=pool)
+
+
+def run_pipeline(
+    stages: Sequence[Stage],
+    site: Site,
+    run: Run,
+    *,
+    plan: Plan | None = None,
+    redo: frozenset[str] = frozenset(),
+    given: Mapping[str, Manifest] | None = None,
+    retries: int = RETRIES,
+) -> Outcome:
+    """Build every stage, independent ones at the same time, and record the run. Inside a flow only.
+
+    A stage whose artifact is `given` is not built; one that was lost is started again up to
+    `retries` times. The `plan` is only shown.
+
+    Raises the error of the first stage in the table that failed, after those that do not depend on
+    it have ended.
+    """
+    record = RunRecord(site.store, run)
+    site = replace(site, record=record.add)
+    store_wait = wait_of_run(site.store, site.stop, terms=site.terms)
+    store_wait(record.write)
+    there = {name: _given(site, manifest) for name, manifest in (given or {}).items()}
+    pages = RunPages(run, site.store)
+    if plan is not None:
+        pages.show_plan(plan)
+    futures: dict[str, PrefectFuture[Built]] = {}
+    try:
+        for stage in (stage for stage in stages if stage.name not in there):
+            inputs: dict[str, Any] = {
+                source.name: there.get(source.name) or futures[source.name]
+                for source in stage.inputs
+            }
+            futures[stage.name] = submit(
+                stage, site, run, inputs, force=stage.name in redo, retries=retries
+            )
+        wait(list(futures.values()))
+        built = there | _results(futures)
+        pages.show_artifacts(built)
+        report = _show_report(site, built.get(REPORT.name), pages, store_wait)
+    except BaseException as error:
+        is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
+        site.stop.set()
+        orders: list[FlowRun] = []
+        if site.placement.pool is not None and is_last_word(error):
+            orders = cancel_orders_of(run.run)
+        wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
+        with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
+            record.end("interrupted" if is_interrupted else "failed")
+        if isinstance(error, KeyboardInterrupt):  # a person at a terminal, who is told of it
+            wait_saved(site.store, orders)
+        if is_interrupted:
+            wait(list(futures.values()))  # a checkpoint may be on its way to the store
+        else:
+            pages.show_artifacts(there | _finished(futures))
+        raise
+    finally:
+        pages.close()
+    fingerprints = {name: b.manifest.fingerprint for name, b in built.items()}
+    return Outcome(
+        run=store_wait(lambda: record.end("finished", fingerprints)),
+        stages=built,
+        report=report,
+        ui_url=flow_run.get_flow_run_ui_url(),
+    )
+
+
+def wait_of_run(
+    store: Store,
+    stop: threading.Event,
+    *,
+    terms: Terms = Terms(),  # noqa: B008 - frozen
+) -> StoreWait:
+    """Return what repeats a run's own requests until the store answers, and logs that it waits."""
+    log = get_run_logger()
+    return StoreWait(store, "the run", report=log.warning, stop=stop, terms=terms)
+
+
+def open_starts(
+    store: Store, runs: Sequence[str], *, pool: str | None, will_plan: bool = True
+) -> Starts:
+    """Return what earlier starts of this flow run reached. Raises what `check_budget` raises.
+
+    Called before anything that may end the process. `runs` are the ids of the records that the flow
+    run writes. If a plan follows, one more start is allowed: only the plan finds the checkpoints of
+    the start before.
+    """
+    starts = read_starts(store, runs, number=flow_run.get_run_count())
+    check_budget(store, starts, pool=pool, spare=int(will_plan))
+    return starts
+
+
+def check_budget(store: Store, starts: Starts, *, pool: str | None, spare: int = 0) -> None:
+    """Raise StageError if too many starts in a row got no further, so that resuming ends.
+
+    The flow run ends as Failed, and only Crashed ones are resumed. Its orders are cancelled.
+    """
+    if starts.idle < MOST_STARTS + spare:
+        return
+    for run in starts.reached:
+        if pool is not None:
+            cancel_orders_of(run)
+        with contextlib.suppress(StoreError, ArtifactError):  # it may be what ended the process
+            if (found := find_run(store, run)) is not None:
+                RunRecord(store, found).end("failed")
+    raise StageError(
+        f"{next(iter(starts.reached))} was started {starts.number} times; the last {starts.idle} "
+        "got no further than those before",
+        hint="see in its logs what ended it; a new run goes on from what is stored",
+    )
+
+
+def is_last_word(error: BaseException) -> bool:
+    """Whether the run is over: not when its process was only told to end, by a signal.
+
+    Then whoever goes on with the run finds its stages trained further.
+    """
+    return isinstance(error, Exception | KeyboardInterrupt) or is_cancelled(flow_run.get_id())
+
+
+def cancel_orders_of(run: str) -> list[FlowRun]:
+    """Cancel what the run with this id has ordered, as far as Prefect answers; returns it."""
+    try:
+        return cancel_orders(run)
+    except (*NOT_ANSWERING, ConfigError) as error:
+        get_run_logger().warning(f"what was ordered of the pool may go on: {error}")
+        return []
+
+
+def _given(site: Site, manifest: Manifest) -> Built:
+    """Return an artifact that stands for its stage. Raises what `reserve_found` raises."""
+    site.wait_for_store(manifest.stage)(lambda: reserve_found(site, [manifest]))
+    uri = f"{site.store.url}/{manifest.stage}/{manifest.fingerprint}/manifest.json"
+    site.watch(manifest.stage, {"kind": "cached", "uri": uri})
+    return Built(manifest=manifest, uri=uri, cached=True)
+
+
+def tell_nobody(stage: str, event: Mapping[str, Any]) -> None:
+    """A deployed run's events go to Prefect alone."""
+
+
+def _results(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]:
+    """Every stage's artifact. Raises the first failed stage's error."""
+    states = [future.state for future in futures.values()]
+    for state in states:
+        if state.is_failed() or state.is_crashed() or state.is_cancelled():
+            state.result()
+    return {name: future.result() for name, future in futures.items()}
+
+
+def _finished(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]:
+    """The artifacts of the stages that came to their end."""
+    return {name: f.result() for name, f in futures.items() if f.state.is_completed()}
+
+
+def _show_report(
+    site: Site, built: Built | None, pages: RunPages, store_wait: StoreWait
+) -> Path | None:
+    """The report card in Prefect; returns the path of its page."""
+    if built is None:
+        return None
+    with site.open_cache() as cache:
+        files = store_wait(lambda: fetch(site.store, built.manifest, cache)) / "files"
+        text = files / _REPORT_TEXT
+        if text.exists():
+            pages.show_report(text.read_text(encoding="utf-8"), built.uri)
+        page = files / REPORT_PAGE
+        get_run_logger().info(f"report card: {page}")
+        return page if page.exists() else None

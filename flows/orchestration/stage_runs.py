@@ -1,0 +1,144 @@
+"""Orders as runs of the flow `one-stage`: found, made, and cancelled.
+
+Each has four tags. `order:` is the digest by which a run finds an order that it can share, `node:`
+the machine that it is for; `stage:` and `run:`, what it builds and for which run, are for people,
+and `run:` is also how a run finds what it has to cancel.
+"""
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
+from prefect.states import Cancelling
+
+from flows.build.context import Site
+from flows.build.stage_request import Order, match_digest
+from flows.leases.lease import find_holder
+from flows.orchestration.client import NOT_ANSWERING, quick_client, telling_refusals
+from infra.launch.torchrun import SECONDS_TO_STOP
+from infra.placement import check_gpu_pool
+from infra.storage.base import Store
+from nanochat_core.errors import ConfigError, StoreError
+
+FLOW = "one-stage"  # of flows/orchestration/one_stage.py
+LIVE = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+# One that is being cancelled will not build; whoever wants the stage by now orders it again, and
+# waits for the lease meanwhile.
+_TO_GO_ON_WITH = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
+_STOPPED = (StateType.CANCELLING, StateType.CANCELLED)
+
+
+def check_pool(pool: str) -> None:
+    """Raise ConfigError unless GPU stages can be ordered of the pool, inside a flow or not."""
+    with telling_refusals(), get_client(sync_client=True) as client:
+        own = flow_run.get_id()
+        check_gpu_pool(pool, own=client.read_flow_run(UUID(own)).work_pool_name if own else None)
+        try:
+            client.read_deployment_by_name(f"{FLOW}/{pool}")
+        except ObjectNotFound:
+            raise ConfigError(
+                f"no stage can be ordered of the pool '{pool}': there is no deployment "
+                f"{FLOW}/{pool}",
+                hint=f"register it with: nanochat deploy --pool {pool}",
+            ) from None
+
+
+def find_or_order(client: SyncPrefectClient, site: Site, order: Order, node: int) -> FlowRun:
+    """Return the flow run that builds the node's share: a live one, else a new one."""
+    pool = site.placement.pool
+    digest = match_digest(order, pool=pool)
+    tags = [f"order:{digest}", f"node:{node}"]
+    if live := _find_runs(client, tags, _TO_GO_ON_WITH):
+        text = f"goes on with run {live[0].name}, which is {state_name(live[0])}"
+        site.watch(order.stage, {"kind": "message", "text": text})
+        return live[0]
+    # Two who look at the same moment see the same last run, and so ask for one and the same.
+    last = _find_runs(client, tags, None)
+    after = str(last[0].id) if last else "first"
+    return run_deployment(  # pyright: ignore[reportReturnType] - typed as a coroutine too
+        f"{FLOW}/{pool}",
+        parameters={**asdict(order), "node": node},
+        flow_run_name=order.name if order.nodes == 1 else f"{order.name} node {node}",
+        tags=[*tags, f"stage:{order.name}", f"run:{order.run}"],
+        idempotency_key=f"{digest}/{node} after {after}",
+        work_queue_name="eval" if "_eval" in order.stage else "train",
+        timeout=0,
+    )
+
+
+def _find_runs(
+    client: SyncPrefectClient, tags: Sequence[str], states: list[StateType] | None
+) -> list[FlowRun]:
+    """Runs with all these tags, the newest first, by the server's clock.
+
+    The one they are sorted by before is that of whoever made them.
+    """
+    state = FlowRunFilterState(type=FlowRunFilterStateType(any_=states)) if states else None
+    found: list[FlowRun] = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=list(tags)), state=state),
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=50,
+    )
+    return sorted(found, key=_created, reverse=True)
+
+
+def _created(run: FlowRun) -> float:
+    return run.created.timestamp() if run.created else 0.0
+
+
+def state_name(run: FlowRun) -> str:
+    """What Prefect's pages call its state."""
+    return (run.state.name if run.state else None) or "unknown"
+
+
+def is_cancelled(flow_run_id: str | None) -> bool:
+    """Whether somebody has cancelled this flow run, as far as Prefect answers."""
+    if flow_run_id is not None:
+        with contextlib.suppress(*NOT_ANSWERING, ConfigError), quick_client() as client:
+            return client.read_flow_run(UUID(flow_run_id)).state_type in _STOPPED
+    return False
+
+
+def cancel_orders(run_id: str) -> list[FlowRun]:
+    """Cancel what the run has ordered, and return it. The far side saves first: see `wait_saved`.
+
+    The server would do it too for runs of a cancelled one, a while later. Raises what
+    `quick_client` raises.
+    """
+    with quick_client() as client:
+        live = [run for run in _find_runs(client, [f"run:{run_id}"], LIVE) if _is_order(run)]
+        for run in live:
+            client.set_flow_run_state(run.id, Cancelling(message=f"{run_id} was stopped"))
+    return live
+
+
+def wait_saved(
+    store: Store, orders: Sequence[FlowRun], *, seconds: float = SECONDS_TO_STOP
+) -> None:
+    """Wait until cancelled orders have ended: whoever built them has given the lease back.
+
+    Their state follows later: the worker says Cancelled when it has seen all processes end.
+    """
+    deadline = time.monotonic() + seconds
+    names = [(run.parameters["stage"], run.parameters["fingerprint"]) for run in orders]
+    with contextlib.suppress(StoreError):
+        while any(find_holder(store, *name) for name in names) and time.monotonic() < deadline:
+            time.sleep(0.5)
+
+
+def _is_order(run: FlowRun) -> bool:
+    return any(tag.startswith("node:") for tag in run.tags)

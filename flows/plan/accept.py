@@ -1,0 +1,250 @@
+"""Taking an artifact over after a refactor: the same files under today's fingerprint.
+
+Only code, or the number of the files' format, may differ: configuration and the contents of every
+input are equal, and a person says that the change decides nothing, or has it proven (prove.py). The
+new manifest names the older artifact's files, and says in `accepted` where they come from and why.
+"""
+
+import tempfile
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from flows.artifacts.publish import commit, newest_manifests, supersede
+from flows.artifacts.revocations import accepted_from, find_revoked, one_line
+from flows.artifacts.transfer import in_parallel
+from flows.identity.diff import PASSED_ON, Change, compare, nearest
+from flows.identity.fingerprint import Identity
+from flows.identity.manifest import File, Input, Manifest
+from flows.plan.plan import Plan, StagePlan
+from flows.plan.prove import Proof, Tell, code_that_made, prove
+from flows.stages import Stage
+from infra.placement import Placement
+from infra.storage.base import Missing, Store
+from nanochat_core.config import RunConfig
+from nanochat_core.errors import ArtifactError, ConfigError
+from nanochat_core.job import Job
+from nanochat_core.section import Section
+
+_CANDIDATES = 20  # of the latest artifacts of a stage
+_THREADS = 8
+_SHOWN_CHANGES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """An artifact that may be accepted under another fingerprint."""
+
+    manifest: Manifest
+    stage: Stage
+    identity: Identity  # today's
+    inputs: dict[str, Manifest]  # today's
+    changes: tuple[Change, ...]  # between the two
+
+    @property
+    def what_changed(self) -> str:
+        """The first few changes in words."""
+        return _listed(self.changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """What became of an offer."""
+
+    manifest: Manifest  # under today's fingerprint
+    adopted: bool  # somebody was first: with this artifact, or with another
+    divergence: str | None  # key of our manifest, when the adopted artifact has other contents
+
+
+def find_offer(
+    store: Store, plan: Plan, stage: str, *, origin: Manifest | None = None
+) -> Offer | None:
+    """What can be accepted for a stage of the plan: `origin`, else the latest that fits.
+
+    None when the stage is up to date already. Raises ArtifactError, naming what differs, when
+    nothing can be accepted.
+    """
+    item = plan.of(stage)
+    if item.state == "=":
+        return None
+    identity = _settled(item)
+    inputs = {source.name: plan.of(source.name).manifest for source in item.stage.inputs}
+    if origin is None:
+        origin = _find_origin(store, identity)
+    elif origin.stage != stage:
+        raise ConfigError(
+            f"{origin.name} is of stage {origin.stage}, not {stage}",
+            hint=f"name one like {stage}/1a2b3c",
+        )
+    changes = compare(origin.preimage, identity.preimage)
+    _check_only_code(origin, changes)
+    if revoked := find_revoked(store, origin):
+        raise ArtifactError(
+            f"{origin.name} cannot be accepted: {revoked}", hint="run the stage again"
+        )
+    return Offer(
+        manifest=origin,
+        stage=item.stage,
+        identity=identity,
+        inputs={name: manifest for name, manifest in inputs.items() if manifest},
+        changes=tuple(changes),
+    )
+
+
+def prove_offer(
+    offer: Offer,
+    run: RunConfig,
+    *,
+    placement: Placement,
+    inputs: Mapping[str, Path],
+    steps: int,
+    root: Path,
+    tell: Tell,
+) -> Proof:
+    """Let old and new code do the stage's job, in a directory that is removed afterwards.
+
+    `inputs` are the directories of the inputs' files, `root` holds today's code. Raises
+    ArtifactError when the two differ, and when the old code cannot be had or run.
+    """
+    stage = offer.stage
+    sections = {name: getattr(run, name) for name in stage.config}
+    with tempfile.TemporaryDirectory(prefix="prove-", dir=placement.home) as scratch:
+        job = Job(
+            directory=Path(scratch),
+            stage=stage.name,
+            entry=stage.entry,
+            fingerprint=offer.identity.fingerprint,
+            config={n: s.tree() if isinstance(s, Section) else s for n, s in sections.items()},
+            inputs=dict(inputs),
+            resources=placement.resources,
+        )
+        return prove(
+            stage,
+            offer.identity,
+            offer.manifest,
+            job,
+            processes=max(placement.gpus, 1) if stage.compute == "gpu" else 1,
+            steps=steps,
+            root=root,
+            scratch=Path(scratch),
+            tell=tell,
+        )
+
+
+def accept(
+    store: Store, offer: Offer, *, why: str, who: str, when: str, proof: Proof | None
+) -> Acceptance:
+    """Publish the offered files under today's fingerprint.
+
+    Raises ArtifactError when one of them is not in the store. The caller keeps the older artifact
+    from being collected meanwhile (flows/artifacts/pins.py); that its files are there is looked at
+    before and after all the same, and a manifest of files that are gone is withdrawn.
+    """
+    old = offer.manifest
+    earlier = [name for name in accepted_from(old) if name != offer.identity.fingerprint]
+    manifest = replace(
+        old,
+        fingerprint=offer.identity.fingerprint,
+        preimage=offer.identity.preimage,
+        inputs={
+            name: Input(fingerprint=source.fingerprint, digest=source.digest)
+            for name, source in offer.inputs.items()
+        },
+        divergences=(),
+        accepted={
+            "from": old.fingerprint,
+            "earlier": earlier,
+            "code": code_that_made(old),
+            "why": one_line(why),
+            "when": when,
+            "who": who,
+            "proof": asdict(proof) if proof else None,
+        },
+    )
+    _check_there(store, old)
+    published = commit(store, manifest, attempt=uuid.uuid4().hex[:12], fence=lambda: None)
+    if not published.adopted:
+        try:
+            _check_there(store, manifest)
+        except ArtifactError:
+            supersede(store, manifest, fence=lambda: None)
+            raise
+    return Acceptance(
+        manifest=published.manifest, adopted=published.adopted, divergence=published.divergence
+    )
+
+
+def _settled(item: StagePlan) -> Identity:
+    """Today's identity. Raises ArtifactError as long as it is not known, or was revoked."""
+    stage = item.stage.name
+    if item.identity is None:
+        first = ", ".join(item.after)
+        raise ArtifactError(
+            f"{stage} cannot be accepted before {first}: what it is made from is not there",
+            hint=f"accept or run {first} first",
+        )
+    if item.revoked is not None:
+        raise ArtifactError(
+            f"{stage} was {item.revoked.revocation}", hint="run it again, or undo the revocation"
+        )
+    if item.manifest is not None:  # asked to be redone
+        raise ArtifactError(f"{item.manifest.name} exists already", hint="there is nothing to do")
+    return item.identity
+
+
+def _find_origin(store: Store, identity: Identity) -> Manifest:
+    """The latest artifact that differs in nothing but code, else the one that differs least."""
+    seen: list[Manifest] = []
+    for manifest in newest_manifests(store, identity.stage, _CANDIDATES):
+        seen.append(manifest)
+        is_code = not _decisive(compare(manifest.preimage, identity.preimage))
+        if is_code and find_revoked(store, manifest) is None:
+            return manifest
+    closest = nearest(seen, identity.preimage)
+    if closest is None:
+        raise ArtifactError(
+            f"there is no artifact of {identity.stage} in {store.url} to accept",
+            hint="run the stage",
+        )
+    return closest
+
+
+def _check_only_code(origin: Manifest, changes: Iterable[Change]) -> None:
+    if decisive := _decisive(changes):
+        raise ArtifactError(
+            f"{origin.name} cannot be accepted: {_listed(decisive)}",
+            hint="only code may differ, not configuration or inputs: run the stage, or name "
+            f"another artifact with --from {origin.stage}/1a2b3c",
+        )
+
+
+def _decisive(changes: Iterable[Change]) -> list[Change]:
+    """What makes an artifact another one, whatever a person says of it."""
+    return [change for change in changes if change.kind in ("config", *PASSED_ON)]
+
+
+def _check_there(store: Store, manifest: Manifest) -> None:
+    """Raises ArtifactError unless the store has every file of the manifest, whole by its size."""
+
+    def fault(file: File) -> str | None:
+        try:
+            size = store.head(file.key).size
+        except Missing:
+            return f"{file.path} is gone"
+        return None if size == file.size else f"{file.path} has {size} bytes, not {file.size}"
+
+    files = (*manifest.files, *manifest.logs)
+    found = list(filter(None, in_parallel(fault, files, threads=_THREADS)))
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise ArtifactError(
+            f"the files of {manifest.name} are not in {store.url}: {found[0]}{more}",
+            hint="run the stage again",
+        )
+
+
+def _listed(changes: Iterable[Change]) -> str:
+    words = [str(change) for change in changes]
+    more = len(words) - _SHOWN_CHANGES
+    return ", ".join(words[:_SHOWN_CHANGES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,389 @@
+"""What a run would do, and why, before it does anything.
+
+A stage whose inputs all exist has a fingerprint, and either exists or has to be built. A stage
+after one that has to be built is provisional: if that one comes out as it was, this one is still up
+to date. Stages that do not wait for each other are looked at together, so that a store far away
+costs a few questions in a row and not one for each thing that is asked.
+"""
+
+import contextlib
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from flows.artifacts.revocations import Revoked, find_revoked
+from flows.identity.diff import PASSED_ON, Change, compare, is_built, nearest
+from flows.identity.fingerprint import REPOSITORY, Code, Identity, preimage_of
+from flows.identity.manifest import Manifest, identify_from
+from flows.plan.estimate import Estimate, estimate, remaining
+from flows.plan.in_progress import Resume, find_builder, find_resume
+from flows.plan.pinned import check_stages, stages_with
+from flows.plan.reads import PlanReads
+from flows.stages import STAGES, Stage, stages_to_redo
+from infra.placement import Placement
+from infra.storage.base import Store
+from nanochat_core.config import RunConfig
+from nanochat_core.errors import ConfigError
+from nanochat_core.section import Tree
+
+State: TypeAlias = Literal["=", "+", "~", ">", "!", "?", "x"]
+STATES: dict[State, str] = {
+    "=": "up to date",
+    "+": "never built",
+    "~": "rebuild",
+    ">": "resume",
+    "!": "being built",
+    "?": "provisional",
+    "x": "revoked",
+}
+_HISTORY = 5  # artifacts of a stage that are read for its reason and its estimate
+_SHOWN_WORDS = 3
+_THREADS = 8  # questions to the store at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    """What would become of one stage."""
+
+    stage: Stage
+    state: State
+    identity: Identity | None = None  # None: it depends on artifacts that do not exist yet
+    # The artifact that is up to date, asked to be redone or revoked; or that will be up to date if
+    # the inputs that are built first come out as they were.
+    manifest: Manifest | None = None
+    reason: str = ""  # "" when up to date
+    changes: tuple[Change, ...] = ()  # against the nearest artifact of this stage
+    after: tuple[str, ...] = ()  # stages that are to be built first, for reasons of their own
+    revoked: Revoked | None = None  # this very artifact
+    revoked_ancestors: tuple[Revoked, ...] = ()  # that `manifest` was made from
+    builder: str | None = None  # who is building it
+    resume: Resume | None = None
+    estimate: Estimate | None = None  # of what is left to do
+
+    @property
+    def fingerprint(self) -> str | None:
+        """64 hex digits, or None as long as an input does not exist."""
+        if self.identity is None:
+            return self.manifest.fingerprint if self.state == "=" and self.manifest else None
+        return self.identity.fingerprint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run would do."""
+
+    store: str
+    stages: tuple[StagePlan, ...]
+    unread: tuple[str, ...] = ()  # why earlier artifacts cannot be read, that reasons may need
+
+    @property
+    def exit_code(self) -> int:
+        """0: nothing to run. 2: something."""
+        return 0 if all(item.state == "=" for item in self.stages) else 2
+
+    def of(self, name: str) -> StagePlan:
+        """The plan of one stage. Raises ConfigError when it is no part of the run."""
+        for item in self.stages:
+            if item.stage.name == name:
+                return item
+        raise ConfigError(
+            f"stage {name} is no part of this run", hint="what --use gives does without it"
+        )
+
+
+def make_plan(
+    run: RunConfig,
+    store: Store,
+    work: Path,
+    *,
+    force: frozenset[str] = frozenset(),
+    from_stage: str | None = None,
+    given: Mapping[str, Manifest] | None = None,
+    placement: Placement | None = None,
+    root: Path = REPOSITORY,
+) -> Plan:
+    """Look at every stage; `work` holds the work directories of this machine.
+
+    `given` are artifacts that stand for their stages (flows/plan/pinned.py).
+    `force` names stages to redo; `from_stage` one to redo with everything after it. Without a
+    placement there are no estimates. `root` holds the code that would run. Raises ConfigError for a
+    stage that is none, StoreError, and ArtifactError for a damaged record that would be used.
+    """
+    given = given or {}
+    stages = stages_with(given)
+    wanted = _wanted(stages, given, force, from_stage)
+    done = {
+        stage.name: StagePlan(stage=stage, state="=", manifest=given[stage.name], reason="given")
+        for stage in stages
+        if stage.name in given
+    }
+    with _threads() as looks, _threads() as questions:
+        reads = PlanReads(store, questions)  # the store answers while the code is read
+        code = Code(root, cache=work / "code.json")
+        for stage in stages:
+            preimage_of(stage, run, code=code)  # then it is only read, so that threads may share it
+        planner = _Planner(run, store, work, placement, code, reads)
+        for wave in _waves(stages, done):
+            for item in looks.map(partial(planner.look_at, done=done, wanted=wanted), wave):
+                done[item.stage.name] = item
+    code.save_cache()
+    plans = tuple(done[stage.name] for stage in stages)
+    return Plan(store=store.url, stages=plans, unread=tuple(reads.unread))
+
+
+class _Planner:
+    """Looks at single stages, several at a time."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        store: Store,
+        work: Path,
+        placement: Placement | None,
+        code: Code,
+        reads: PlanReads,
+    ) -> None:
+        self._run = run
+        self._store = store
+        self._work = work
+        self._placement = placement
+        self._code = code
+        self._reads = reads
+
+    def look_at(
+        self, stage: Stage, *, done: Mapping[str, StagePlan], wanted: frozenset[str]
+    ) -> StagePlan:
+        """The plan of `stage`, those of its inputs being `done`."""
+        inputs = [done[source.name] for source in stage.inputs]
+        made = {item.stage.name: item.manifest for item in inputs if item.manifest}
+        is_wanted = stage.name in wanted
+        if any(item.state != "=" for item in inputs):
+            return self._after(stage, inputs, made, is_wanted=is_wanted)
+        identity = identify_from(stage, self._run, made, code=self._code)
+        manifest, revoked = self._find(identity)
+        if manifest is None:
+            return self._to_build(stage, identity, is_wanted=is_wanted)
+        if revoked is not None:
+            return self._revoked(stage, identity, manifest, revoked)
+        return StagePlan(
+            stage=stage,
+            state="~" if is_wanted else "=",
+            identity=identity,
+            manifest=manifest,
+            reason="asked for" if is_wanted else "",
+            estimate=self._estimate(stage, [manifest]) if is_wanted else None,
+        )
+
+    def _find(self, identity: Identity) -> tuple[Manifest | None, Revoked | None]:
+        """An artifact and its revocation, asked for at the same time."""
+        stage, fingerprint = identity.stage, identity.fingerprint
+        manifest = self._reads.find(stage, fingerprint)
+        if manifest is None:
+            self._ask_for_histories(stage)
+            return None, None
+        if (revocation := self._reads.find_revocation(stage, fingerprint)) and revocation.is_of(
+            manifest
+        ):
+            return manifest, Revoked(stage=stage, fingerprint=fingerprint, revocation=revocation)
+        return manifest, find_revoked(self._store, manifest) if manifest.accepted else None
+
+    def _to_build(self, stage: Stage, identity: Identity, *, is_wanted: bool) -> StagePlan:
+        history, changes = self._history(stage, identity.preimage, with_inputs=True)
+        builder = find_builder(self._store, self._work, identity)
+        # A run that is asked to build it again begins at step 0.
+        resume = None if is_wanted else find_resume(self._store, self._work, identity)
+        state, reason = _why(history, changes)
+        whole = self._estimate(stage, history)
+        if resume is not None:
+            whole = remaining(whole, step=resume.step, total=resume.total)
+            state, reason = ">", str(resume)
+        if builder is not None:
+            state, reason = "!", _joined(f"by {builder}", str(resume or ""))
+        return StagePlan(
+            stage=stage,
+            state=state,
+            identity=identity,
+            reason=reason,
+            changes=tuple(changes),
+            builder=builder,
+            resume=resume,
+            estimate=whole,
+        )
+
+    def _revoked(
+        self, stage: Stage, identity: Identity, manifest: Manifest, revoked: Revoked
+    ) -> StagePlan:
+        builder = find_builder(self._store, self._work, identity)
+        said = f"revoked {revoked.revocation.when}: {revoked.revocation.why}"
+        if revoked.fingerprint != identity.fingerprint:
+            said = f"the same as {revoked.name}, {said}"
+        return StagePlan(
+            stage=stage,
+            state="!" if builder else "x",
+            identity=identity,
+            manifest=manifest,
+            reason=_joined(f"by {builder}" if builder else "", said),
+            revoked=revoked,
+            builder=builder,
+            estimate=self._estimate(stage, [manifest]),
+        )
+
+    def _after(
+        self,
+        stage: Stage,
+        inputs: Sequence[StagePlan],
+        made: Mapping[str, Manifest],
+        *,
+        is_wanted: bool,
+    ) -> StagePlan:
+        """A stage after others that are to be built first."""
+        if len(made) == len(inputs):
+            identity = identify_from(stage, self._run, made, code=self._code)
+            manifest, revoked = self._find(identity)
+            if manifest is not None:
+                return self._provisional(stage, manifest, revoked, inputs, is_wanted=is_wanted)
+        after = _roots(inputs)
+        preimage = preimage_of(stage, self._run, code=self._code)
+        history, changes = self._history(stage, preimage, with_inputs=False)
+        state, reason = _why(history, changes)
+        if history and not changes:
+            state, reason = ("~", "asked for") if is_wanted else ("?", "")
+        return StagePlan(
+            stage=stage,
+            state=state,
+            reason="" if state == "+" else _joined(reason, f"after {_listed(after)}"),
+            changes=tuple(changes),
+            after=after,
+            estimate=self._estimate(stage, history),
+        )
+
+    def _provisional(
+        self,
+        stage: Stage,
+        manifest: Manifest,
+        revoked: Revoked | None,
+        inputs: Sequence[StagePlan],
+        *,
+        is_wanted: bool,
+    ) -> StagePlan:
+        """A stage with an artifact of the inputs as they are, which are to be built again."""
+        after = _roots(inputs)
+        ancestors = _revoked_among(inputs)
+        others = [name for name in after if name not in {found.stage for found in ancestors}]
+        state: State = "x" if revoked else "~" if is_wanted else "?"
+        reason = _joined(
+            f"revoked {revoked.revocation.when}: {revoked.revocation.why}" if revoked else "",
+            "asked for" if is_wanted and not revoked else "",
+            f"made from revoked {_listed([r.name for r in ancestors])}" if ancestors else "",
+            f"after {_listed(others)}" if others else "",
+        )
+        return StagePlan(
+            stage=stage,
+            state=state,
+            manifest=manifest,
+            reason=reason,
+            after=after,
+            revoked=revoked,
+            revoked_ancestors=ancestors,
+            estimate=self._estimate(stage, [manifest]),
+        )
+
+    def _history(
+        self, stage: Stage, preimage: Mapping[str, Tree], *, with_inputs: bool
+    ) -> tuple[list[Manifest], list[Change]]:
+        """The stage's last artifacts, the nearest to `preimage` first, and how that one differs."""
+        history = list(self._reads.newest(stage.name, _HISTORY, keep=is_built))
+        closest = nearest(history, preimage, with_inputs=with_inputs)
+        if closest is None:
+            return [], []
+        history.sort(key=lambda manifest: manifest is not closest)
+        return history, compare(closest.preimage, preimage, with_inputs=with_inputs)
+
+    def _ask_for_histories(self, stage: str) -> None:
+        """Of a stage that is not there, and of all after it: they will be compared with it."""
+        later = stages_to_redo(STAGES, force=(), from_stage=stage)
+        for name in (known.name for known in STAGES if known.name in later):
+            self._reads.newest(name, _HISTORY, keep=is_built)  # asks; nothing is waited for
+
+    def _estimate(self, stage: Stage, history: list[Manifest]) -> Estimate | None:
+        if self._placement is None:
+            return None
+        return estimate(stage, self._run, history, self._placement)
+
+
+@contextlib.contextmanager
+def _threads() -> Generator[ThreadPoolExecutor]:
+    """A pool that, after an error, does not first do everything it was asked to do."""
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _waves(stages: Iterable[Stage], known: Iterable[str]) -> Iterator[list[Stage]]:
+    """The stages that are not known, in groups, each of which waits for earlier groups only."""
+    done = set(known)
+    left = [stage for stage in stages if stage.name not in done]
+    while left:
+        ready = [stage for stage in left if done.issuperset(s.name for s in stage.inputs)]
+        yield ready
+        done.update(stage.name for stage in ready)
+        left = [stage for stage in left if stage.name not in done]
+
+
+def _wanted(
+    stages: Sequence[Stage],
+    given: Mapping[str, Manifest],
+    force: Iterable[str],
+    from_stage: str | None,
+) -> frozenset[str]:
+    names = [stage.name for stage in STAGES]
+    wanted = set(force) | set([from_stage] if from_stage else ())
+    for name in sorted(wanted):
+        if name not in names:
+            raise ConfigError(f"there is no stage '{name}'", hint=f"one of: {', '.join(names)}")
+    check_stages(stages, given, wanted)
+    return stages_to_redo(stages, force=force, from_stage=from_stage)
+
+
+def _why(history: list[Manifest], changes: list[Change]) -> tuple[State, str]:
+    """The state and reason of a stage that no artifact fits: its own changes, then its inputs'."""
+    if not history:
+        return "+", ""
+    own = [str(change) for change in changes if change.kind not in PASSED_ON]
+    passed_on = [str(change) for change in changes if change.kind in PASSED_ON]
+    return "~", _joined(_listed(own), _listed(passed_on))
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
+
+
+def _listed(words: Sequence[str]) -> str:
+    """The first few, and how many more."""
+    more = len(words) - _SHOWN_WORDS
+    return ", ".join(words[:_SHOWN_WORDS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _roots(inputs: Iterable[StagePlan]) -> tuple[str, ...]:
+    """The stages that make others wait, through any number of provisional ones."""
+    roots: dict[str, None] = {}
+    for item in inputs:
+        if item.state == "?":
+            roots.update(dict.fromkeys(item.after))
+        elif item.state != "=":
+            roots[item.stage.name] = None
+    return tuple(roots)
+
+
+def _revoked_among(inputs: Iterable[StagePlan]) -> tuple[Revoked, ...]:
+    """The revoked artifacts that something made from these was made from."""
+    found: dict[str, Revoked] = {}
+    for item in inputs:
+        for revoked in (*item.revoked_ancestors, *([item.revoked] if item.revoked else ())):
+            found[revoked.stage] = revoked
+    return tuple(found.values())

@@ -1,0 +1,108 @@
+"""A plan as lines for people and as JSON for programs."""
+
+import json
+from collections import Counter
+from dataclasses import asdict
+
+from flows.artifacts.revocations import Revoked
+from flows.identity.fingerprint import short
+from flows.plan.plan import STATES, Plan, StagePlan, State
+from flows.render.text import duration, visible
+
+_FORMAT = 1  # of the JSON
+_SUMMARY: dict[State, str] = {
+    "x": "revoked",
+    "+": "to build",
+    "~": "to rebuild",
+    ">": "to resume",
+    "!": "being built",
+    "?": "provisional",
+    "=": "up to date",
+}
+
+
+def render(plan: Plan) -> list[str]:
+    """The plan for people: one line a stage, an empty one, and a summary.
+
+    Reasons hold text from the store, which others write to: it cannot move the cursor.
+    """
+    lines: list[str] = []
+    for item in plan.stages:
+        fingerprint = short(item.fingerprint) if item.fingerprint else ""
+        line = f"{item.state} {item.stage.name:<18}  {STATES[item.state]:<11}  {fingerprint:<12}"
+        if item.estimate is not None:
+            line += f"  {duration(item.estimate.seconds):>12} ({item.estimate.source})"
+        lines.append((line + (f"  {visible(item.reason)}" if item.reason else "")).rstrip())
+    return [*lines, "", _summary(plan)]
+
+
+def to_json(plan: Plan) -> str:
+    """The plan for programs: everything that is known, in the table's order."""
+    known = [item.estimate for item in plan.stages if item.estimate]
+    tree = {
+        "format": _FORMAT,
+        "store": plan.store,
+        "exit_code": plan.exit_code,
+        "summary": _summary(plan),
+        "seconds": sum(estimate.seconds for estimate in known),
+        "dollars": sum(estimate.dollars for estimate in known),
+        "without_estimate": _count_unknown(plan),
+        "stages": [_to_tree(item) for item in plan.stages],
+    }
+    return json.dumps(tree, indent=1, allow_nan=False)
+
+
+def _to_tree(item: StagePlan) -> dict[str, object]:
+    manifest = item.manifest
+    return {
+        "stage": item.stage.name,
+        "state": item.state,
+        "meaning": STATES[item.state],
+        "fingerprint": item.fingerprint,
+        "inputs": [source.name for source in item.stage.inputs],
+        "artifact": None
+        if manifest is None
+        else {
+            "fingerprint": manifest.fingerprint,
+            "digest": manifest.digest,
+            "run": manifest.provenance.run,
+            "created": manifest.provenance.created,
+        },
+        "reason": item.reason,
+        "changes": [asdict(change) for change in item.changes],
+        "after": list(item.after),
+        "revoked": _revoked_to_tree(item.revoked) if item.revoked else None,
+        "revoked_ancestors": [_revoked_to_tree(revoked) for revoked in item.revoked_ancestors],
+        "builder": item.builder,
+        "resume": asdict(item.resume) if item.resume else None,
+        "estimate": asdict(item.estimate) if item.estimate else None,
+    }
+
+
+def _revoked_to_tree(revoked: Revoked) -> dict[str, str]:
+    return {
+        "stage": revoked.stage,
+        "fingerprint": revoked.fingerprint,
+        "when": revoked.revocation.when,
+        "who": revoked.revocation.who,
+        "why": revoked.revocation.why,
+    }
+
+
+def _summary(plan: Plan) -> str:
+    counts = Counter(item.state for item in plan.stages)
+    if plan.exit_code == 0:
+        return f"nothing to run: {len(plan.stages)} stages up to date"
+    text = ", ".join(f"{counts[s]} {word}" for s, word in _SUMMARY.items() if counts[s])
+    known = [item.estimate for item in plan.stages if item.estimate]
+    if known:
+        seconds, dollars = sum(e.seconds for e in known), sum(e.dollars for e in known)
+        text += f"; about {duration(seconds)}, ${dollars:.2f}"
+        unknown = _count_unknown(plan)
+        text += f" without {unknown} stages that never ran" if unknown else ""
+    return text
+
+
+def _count_unknown(plan: Plan) -> int:
+    """Stages that may run and of which nobody knows for how long."""
+    return sum(item.state != "=" and item.estimate is None for item in plan.stages)

@@ -1,0 +1,273 @@
+"""Pin names upstream that move: a branch of a dataset to a commit, the CORE bundle to a sha256.
+
+The pins are part of the configuration that is hashed and of the job, so two stores never hold
+different data under one fingerprint. The home stores each answer for times without a network. A
+run's record has its pins, and a run that resumes uses them again.
+"""
+
+import contextlib
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from flows.artifacts.runs import latest_runs, timestamp
+from infra.storage.base import Store
+from nanochat_core.config import DatasetConfig, RunConfig
+from nanochat_core.data.hub_datasets import DATASETS
+from nanochat_core.errors import ConfigError
+from nanochat_core.job import write_json
+from tasks.names import TASKS
+from tasks.registry import task_named
+from tasks.sources import HubTask
+
+FORMAT = 1
+FILE = "upstream.json"  # in the home
+SECONDS = 5.0  # for an answer
+RECENT = 600.0  # seconds in which a plan uses a stored answer and sends no request
+MOST_RECORDS = 100  # of runs that are read for their pins
+SECTIONS = frozenset({"shards", "task_data"})  # that can name what moves
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+Pins: TypeAlias = dict[str, str]  # OWNER/NAME@BRANCH -> commit, URL -> sha256
+Log: TypeAlias = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A commit or sha256 and the time at which the name stood for it."""
+
+    value: str
+    when: str  # UTC, 2026-11-21T05:53:38Z
+    validator: str | None = None  # of a URL: the same one means the same bytes; None: unknown
+
+
+class Unreachable(Exception):
+    """The server does not answer; the message says why."""
+
+
+def moving_names(run: RunConfig, sections: Collection[str] = SECTIONS) -> tuple[str, ...]:
+    """Return the names in these sections of a run that may stand for something else tomorrow."""
+    found: list[str] = []
+    if "shards" in sections and (name := _shards_name(run)):
+        found.append(name)
+    if "task_data" in sections:
+        found += filter(None, map(_dataset_name, run.task_data.datasets))
+        if run.task_data.core_bundle is not None and run.task_data.core_bundle_sha256 is None:
+            found.append(run.task_data.core_bundle)
+    return tuple(dict.fromkeys(found))
+
+
+def pinned(run: RunConfig, pins: Mapping[str, str]) -> RunConfig:
+    """Return `run` with every name that has a pin replaced by it."""
+    shards, data = run.shards, run.task_data
+    if (name := _shards_name(run)) is not None and name in pins:
+        shards = dataclasses.replace(shards, revision=pins[name])
+    url = data.core_bundle
+    if url is not None and url in pins and data.core_bundle_sha256 is None:
+        data = dataclasses.replace(data, core_bundle_sha256=pins[url])
+    datasets = tuple(
+        dataclasses.replace(dataset, revision=pins[name])
+        if (name := _dataset_name(dataset)) is not None and name in pins
+        else dataset
+        for dataset in data.datasets
+    )
+    data = dataclasses.replace(data, datasets=datasets)
+    return dataclasses.replace(run, shards=shards, task_data=data)
+
+
+def pin(
+    run: RunConfig,
+    home: Path,
+    *,
+    log: Log,
+    known: Mapping[str, str] | None = None,
+    sections: Collection[str] = SECTIONS,
+    plan: bool = False,
+) -> tuple[RunConfig, Pins]:
+    """Resolve the moving names in these sections of `run`, less those that are `known`.
+
+    Send one request a name. Without a network the last answer counts, which `log` reports. A `plan`
+    uses a recent answer without a request, downloads nothing and leaves a name as it is if its
+    value is unknown; a run raises ConfigError then. Raises DataError if the server says that there
+    is no such thing.
+    """
+    names = moving_names(run, sections)
+    pins = {name: value for name, value in (known or {}).items() if name in names}
+    answers = _read(home / FILE) if len(pins) < len(names) else {}
+    before = dict(answers)
+    for name in names:
+        if name in pins:
+            continue
+        answer = answers.get(name)
+        if not plan or answer is None or not _is_recent(answer):
+            answer = _resolve(name, answer, log, plan=plan)
+        if answer is not None:
+            answers[name], pins[name] = answer, answer.value
+    if answers != before:
+        _write(home / FILE, answers)
+    return pinned(run, pins), pins
+
+
+def recorded_pins(store: Store, profile: str) -> Pins:
+    """Return what each name stood for in the newest run of a profile that names it.
+
+    Damaged records are skipped.
+    """
+    latest = latest_runs(store, MOST_RECORDS, unread=[])
+    runs = [run for run in latest if run.profile == profile]
+    return {name: value for run in reversed(runs) for name, value in run.upstream.items()}
+
+
+def _resolve(name: str, last: Answer | None, log: Log, *, plan: bool) -> Answer | None:
+    is_url = "://" in name
+    try:
+        return _ask_web(name, last, log, plan=plan) if is_url else _ask_hub(name)
+    except Unreachable as error:
+        last = last or (_find_archive(name) if is_url else _find_reference(name))
+        if last is not None:
+            log(f"{name} is taken to be {last.value[:12]}, as resolved {last.when}: {error}")
+            return last
+        if not plan:
+            raise ConfigError(
+                f"what {name} stands for is not known: {error}",
+                hint="run once with a network, or give a commit: --set shards.revision=COMMIT"
+                if not is_url
+                else "run once with a network, or give --set task_data.core_bundle_sha256=SHA256; "
+                "without CORE: --set task_data.core_bundle=null",
+            ) from error
+        _report_unresolved(name, str(error), log)
+        return None
+
+
+def _report_unresolved(name: str, why: str, log: Log) -> None:
+    log(f"{name} is not resolved ({why}): a run will have other fingerprints than this plan")
+
+
+def _shards_name(run: RunConfig) -> str | None:
+    if run.shards.source not in DATASETS or run.shards.revision is None:
+        return None
+    return _name(DATASETS[run.shards.source].repository, run.shards.revision)
+
+
+def _dataset_name(dataset: DatasetConfig) -> str | None:
+    if dataset.path is not None or dataset.name not in TASKS:
+        return None
+    task = task_named(dataset.name)
+    if not isinstance(task, HubTask):
+        return None
+    return _name(task.dataset.repository, dataset.revision or task.dataset.revision)
+
+
+def _name(repository: str, revision: str) -> str | None:
+    return None if _COMMIT.fullmatch(revision) else f"{repository}@{revision}"
+
+
+def _now() -> str:
+    return timestamp(time.time())
+
+
+def _is_recent(answer: Answer) -> bool:
+    return timestamp(time.time() - RECENT) < answer.when <= _now()
+
+
+# The Hub.
+
+
+def _ask_hub(name: str) -> Answer:
+    from huggingface_hub import HfApi
+
+    from nanochat_core.data.hub_errors import catchable, explain, is_unreachable
+
+    repository, _, revision = name.rpartition("@")
+    try:
+        found = HfApi().dataset_info(repository, revision=revision, timeout=SECONDS).sha
+    except catchable() as error:
+        known = explain(error, repository=repository, what=f"revision {revision}")
+        if is_unreachable(error):
+            raise Unreachable(str(known)) from error
+        raise known from error
+    if found is None or not _COMMIT.fullmatch(found):
+        raise Unreachable(f"the Hub names no commit of {name}")
+    return Answer(value=found, when=_now())
+
+
+def _find_reference(name: str) -> Answer | None:
+    """Return the commit that an earlier download left in the cache of the Hub's client."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    repository, _, revision = name.rpartition("@")
+    folder = repo_folder_name(repo_id=repository, repo_type="dataset")
+    path = Path(constants.HF_HUB_CACHE, folder, "refs", revision)
+    with contextlib.suppress(OSError):
+        found = path.read_text(encoding="utf-8").strip()
+        if _COMMIT.fullmatch(found):
+            return Answer(value=found, when=timestamp(path.stat().st_mtime))
+    return None
+
+
+# The CORE bundle.
+
+
+def _ask_web(url: str, last: Answer | None, log: Log, *, plan: bool) -> Answer | None:
+    """Return the last sha256 if the server's validator is the same, else that of a download.
+
+    A plan downloads nothing and returns None then.
+    """
+    from nanochat_core.data.core_bundle import fetch_archive
+    from nanochat_core.data.web_file import ask_validator
+    from nanochat_core.errors import DataError
+
+    try:
+        validator = ask_validator(url, seconds=SECONDS)
+    except ConnectionError as error:
+        raise Unreachable(str(error)) from error
+    last = last or _find_archive(url)
+    if last is not None and validator is not None and last.validator == validator:
+        return dataclasses.replace(last, when=_now())
+    if plan:
+        _report_unresolved(url, "its sha256 is computed when a run downloads it", log)
+        return None
+    try:
+        digest = fetch_archive(url, validator=validator, tell=log)
+    except DataError as error:
+        if last is None:
+            raise
+        raise Unreachable(str(error)) from error
+    return Answer(value=digest, when=_now(), validator=validator)
+
+
+def _find_archive(url: str) -> Answer | None:
+    """Return the sha256 of an earlier download, which a job would use."""
+    from nanochat_core.data.core_bundle import archive_path
+    from nanochat_core.data.web_file import downloaded_validator, find_recorded
+
+    path = archive_path(url)
+    if (digest := find_recorded(path)) is None:
+        return None
+    when, validator = timestamp(path.stat().st_mtime), downloaded_validator(path)
+    return Answer(value=digest, when=when, validator=validator)
+
+
+# The answers that the home stores.
+
+
+def _read(path: Path) -> dict[str, Answer]:
+    """Return every answer; none if the file is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        tree = json.loads(path.read_bytes())
+        if tree["format"] == FORMAT:
+            return {name: Answer(**answer) for name, answer in tree["answers"].items()}
+    return {}
+
+
+def _write(path: Path, answers: Mapping[str, Answer]) -> None:
+    with contextlib.suppress(OSError):  # the next run asks again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tree = {name: asdict(answer) for name, answer in answers.items()}
+        write_json(path, {"format": FORMAT, "answers": tree})

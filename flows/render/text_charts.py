@@ -1,0 +1,66 @@
+"""Small drawings for a terminal: a curve in one line, and a number with its interval on a scale."""
+
+import math
+from collections.abc import Sequence
+
+from flows.render.charts import Points
+
+_BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+GAP = "\u00b7"  # where nothing is; not a space, which tables fold
+
+
+def curve(
+    points: Points, *, first: int, last: int, low: float, high: float, width: int = 48
+) -> str:
+    """Values over the steps from `first` to `last` as `width` blocks, as high as they are.
+
+    Each block is the mean of its share of the steps; one without a step is a gap, unless steps on
+    both sides are known: then it is as high as the one before.
+    """
+    cells: list[list[float]] = [[] for _ in range(width)]
+    for step, value in points:
+        place = (step - first) / max(last - first, 1)
+        if 0 <= place <= 1:
+            cells[min(int(place * width), width - 1)].append(value)
+    known = [i for i, cell in enumerate(cells) if cell]
+    shown = ""
+    for i, cell in enumerate(cells):
+        if cell:
+            shown += _block(math.fsum(cell) / len(cell), low, high)
+        else:
+            between = bool(known) and known[0] < i < known[-1]
+            shown += shown[-1] if between else GAP
+    return shown
+
+
+def strip(
+    value: float,
+    ends: tuple[float | None, float | None],
+    *,
+    low: float,
+    high: float,
+    width: int = 32,
+) -> str:
+    """A number (o) and its interval (-) on a scale from `low` to `high`."""
+
+    def place(number: float) -> int:
+        share = (number - low) / (high - low) if high > low else 0.5
+        return min(max(round(share * (width - 1)), 0), width - 1)
+
+    cells = [GAP] * width
+    if ends[0] is not None and ends[1] is not None:
+        for i in range(place(ends[0]), place(ends[1]) + 1):
+            cells[i] = "-"
+    cells[place(value)] = "o"
+    return "".join(cells)
+
+
+def scale_of(numbers: Sequence[float | None]) -> tuple[float, float]:
+    """The least and the largest of the finite numbers, at least one."""
+    finite = [n for n in numbers if n is not None and math.isfinite(n)]
+    return min(finite), max(finite)
+
+
+def _block(value: float, low: float, high: float) -> str:
+    share = (value - low) / (high - low) if high > low else 0.5
+    return _BLOCKS[min(max(int(share * len(_BLOCKS)), 0), len(_BLOCKS) - 1)]

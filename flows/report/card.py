@@ -1,0 +1,314 @@
+"""The contents of the report card, as numbers and words: what both of its forms show."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flows.identity.fingerprint import short
+from flows.render.charts import LEARNING, Chart, Stop
+from flows.render.text import duration, percent
+from flows.report.command import Reproduction, reproduction_of
+from flows.report.inputs import Artifact
+from flows.report.scores import (
+    CHAT_MODELS,
+    CoreRow,
+    Measured,
+    Score,
+    ScoreRow,
+    base_scores,
+    chat_rows,
+    core_rows,
+    measured,
+)
+from flows.stages import REPORT, Stage
+from nanochat_core.runtime.progress import last_by_step
+
+VOCABULARIES = {"gpt2": "GPT-2", "cl100k_base": "GPT-4"}  # beside ours; name -> how it is called
+_UNSHOWN = {"host", "first_step", "last_step", "started", "ended", "dollars"}  # of a segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A prompt and what each model made of it."""
+
+    prompt: str
+    answers: tuple[tuple[str, str], ...]  # (model, text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaidSample:
+    """A question of one step of RL, and what the sampled answers to it were paid."""
+
+    step: int
+    prompt: str
+    answers: tuple[tuple[float, str], ...]  # (reward, text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRow:
+    """One stage's artifact."""
+
+    name: str
+    makes: str
+    fingerprint: str
+    digest: str
+    num_files: int
+    size: int  # bytes
+    seconds: float  # of work, over all attempts
+    dollars: float  # of these; 0 where no price was given
+    made_from: tuple[tuple[str, str], ...]  # (stage, digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """How fast one training stage went."""
+
+    stage: str
+    steps: int
+    stops: tuple[Stop, ...]
+    tokens_per_second: float | None  # median over the steps
+    mfu: float | None  # likewise; None where the GPU's peak is not known
+    machine: str  # what the last execution ran on: "8 x NVIDIA H100 80GB HBM3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitRow:
+    """Bytes per token on one kind of text: ours, then those of VOCABULARIES in their order."""
+
+    kind: str
+    values: tuple[float | None, ...]  # None: its files were not at hand
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """Everything on the report card."""
+
+    depth: int
+    parameters: int
+    tokens: int
+    flops: float
+    seconds: float  # of work, over all stages and attempts
+    dollars: float
+    bpb_first: float
+    bpb_last: float
+    rl_task: str
+    score_rows: tuple[ScoreRow, ...]
+    chatcore: tuple[Measured | None, ...]  # per chat model; None: a task could not be judged
+    failures: tuple[str, ...]  # why a task could not be judged, a line each
+    charts: tuple[Chart, ...]
+    chat_samples: tuple[Sample, ...]
+    rl_samples: tuple[PaidSample, ...]  # in order of step
+    base_samples: tuple[Sample, ...]
+    base_scores: tuple[tuple[str, Measured], ...]  # (name, value)
+    core: Measured | None  # None: not asked
+    core_rows: tuple[CoreRow, ...]
+    fit: tuple[FitRow, ...]  # empty: the tokenizer is from before it was told
+    stages: tuple[StageRow, ...]
+    speeds: tuple[Speed, ...]
+    environment: tuple[tuple[str, str], ...]
+    reproduction: Reproduction
+
+    @property
+    def bpb_fall(self) -> float:
+        """Share by which validation bits per byte fell from step 0."""
+        return 1 - self.bpb_last / self.bpb_first
+
+    @property
+    def best_fit(self) -> float:
+        """Most bytes per token of any vocabulary on any kind of text."""
+        return max(value for row in self.fit for value in row.values if value is not None)
+
+    @property
+    def work(self) -> str:
+        """What the run took."""
+        text = f"{duration(self.seconds)} of work over all stages"
+        return f"{text}, ${self.dollars:.2f}" if self.dollars else text
+
+    def score(self, task: str, model: str) -> Score | None:
+        """The score of `task` after stage `model`."""
+        column = list(CHAT_MODELS).index(model)
+        return next((row.scores[column] for row in self.score_rows if row.task == task), None)
+
+    def before_and_after(self) -> list[str]:
+        """One line a task: its pass@1 before and after RL."""
+        pairs = (
+            (row.task, self.score(row.task, "sft"), self.score(row.task, "rl"))
+            for row in self.score_rows
+        )
+        return [
+            f"{task}: pass@1 {percent(before.accuracy)} before RL (sft), "
+            f"{percent(after.accuracy)} after RL"
+            for task, before, after in pairs
+            if before and after
+        ]
+
+
+def make_card(artifacts: Mapping[str, Artifact]) -> Card:
+    """The card of one run. Raises ArtifactError when an artifact lacks what the card shows."""
+    pretrain = artifacts["pretrain"]
+    scores = {
+        stage: artifacts[f"chat_eval_{stage}"].read_json("scores.json") for stage in CHAT_MODELS
+    }
+    stages = tuple(_stage_row(stage, artifacts[stage.name]) for stage in REPORT.inputs)
+    by_label = [(label, scores[stage]) for stage, label in CHAT_MODELS.items()]
+    base = artifacts["base_eval"].read_json("scores.json")
+    return Card(
+        depth=pretrain.read_json("config.json")["model"]["depth"],
+        parameters=int(pretrain.metric("parameters")),
+        tokens=int(pretrain.metric("tokens")),
+        flops=pretrain.metric("flops"),
+        seconds=sum(stage.seconds for stage in stages),
+        dollars=sum(stage.dollars for stage in stages),
+        bpb_first=pretrain.metric("val_bpb_first"),
+        bpb_last=pretrain.metric("val_bpb"),
+        rl_task=_rl_task(artifacts["rl"]),
+        score_rows=chat_rows(scores),
+        chatcore=tuple(measured(scores[stage], "chatcore") for stage in CHAT_MODELS),
+        failures=tuple(
+            f"{label}, {task}: {reason}"
+            for label, of_model in (("base", base), *by_label)
+            for task, reason in of_model.get("failed", {}).items()
+        ),
+        charts=_charts(artifacts),
+        chat_samples=_chat_samples(artifacts),
+        rl_samples=_rl_samples(artifacts["rl"]),
+        base_samples=tuple(
+            Sample(prompt=prompt, answers=(("base", text),))
+            for prompt, text in artifacts["base_eval"].samples()
+        ),
+        base_scores=base_scores(base),
+        core=measured(base, "core"),
+        core_rows=core_rows(base),
+        fit=_fit(artifacts["tokenizer"]),
+        stages=stages,
+        speeds=tuple(_speed(stage, artifacts[stage]) for stage in ("pretrain", *CHAT_MODELS)),
+        environment=_environment(pretrain),
+        reproduction=reproduction_of([artifacts[s.name].manifest for s in REPORT.inputs]),
+    )
+
+
+def _rl_task(rl: Artifact) -> str:
+    config: Any = rl.manifest.preimage["config"]
+    return config["rl"]["task"]
+
+
+def _charts(artifacts: Mapping[str, Artifact]) -> tuple[Chart, ...]:
+    charts = (
+        Chart(
+            title=quantity.title,
+            caption=quantity.caption,
+            points=artifacts[quantity.stage].series(quantity.kind, quantity.name),
+            stops=artifacts[quantity.stage].stops(),
+            noisy=quantity.kind == "step",
+        )
+        for quantity in LEARNING
+    )
+    return tuple(chart for chart in charts if chart.points)
+
+
+def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:
+    """Prompts in the order of the first model, each with every model's answer to it."""
+    answers = {
+        label: dict(artifacts[f"chat_eval_{stage}"].samples())
+        for stage, label in CHAT_MODELS.items()
+    }
+    prompts = dict.fromkeys(prompt for by_prompt in answers.values() for prompt in by_prompt)
+    return tuple(
+        Sample(
+            prompt=prompt,
+            answers=tuple(
+                (label, by_prompt[prompt])
+                for label, by_prompt in answers.items()
+                if prompt in by_prompt
+            ),
+        )
+        for prompt in prompts
+    )
+
+
+def _rl_samples(rl: Artifact) -> tuple[PaidSample, ...]:
+    """The question of the first, the middle and the last step that left samples."""
+    by_step: dict[int, list[dict[str, Any]]] = {}
+    for line in rl.lines("samples.jsonl"):
+        by_step.setdefault(int(line["step"]), []).append(line)
+    steps = sorted(by_step)
+    shown = sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
+    return tuple(
+        PaidSample(
+            step=step,
+            prompt=str(by_step[step][0]["prompt"]),
+            answers=tuple((float(line["reward"]), str(line["text"])) for line in by_step[step]),
+        )
+        for step in shown
+    )
+
+
+def _fit(tokenizer: Artifact) -> tuple[FitRow, ...]:
+    told = last_by_step(iter(tokenizer.events), "eval").get(0, {})
+    return tuple(
+        FitRow(kind=name, values=(told[name], *(told.get(f"{name}/{v}") for v in VOCABULARIES)))
+        for name in told
+        if "/" not in name
+    )
+
+
+def _stage_row(stage: Stage, artifact: Artifact) -> StageRow:
+    manifest = artifact.manifest
+    segments = manifest.provenance.segments
+    return StageRow(
+        name=stage.name,
+        makes=stage.makes,
+        fingerprint=short(manifest.fingerprint),
+        digest=short(manifest.digest),
+        num_files=len(manifest.files),
+        size=sum(file.size for file in manifest.files),
+        seconds=sum(s.get("ended", 0) - s.get("started", 0) for s in segments),
+        dollars=sum(s.get("dollars", 0) for s in segments),
+        made_from=tuple(
+            (source.name, short(manifest.inputs[source.name].digest)) for source in stage.inputs
+        ),
+    )
+
+
+def _speed(stage: str, artifact: Artifact) -> Speed:
+    steps = [event["step"] for event in artifact.events if event["kind"] == "step"]
+    return Speed(
+        stage=stage,
+        steps=max(steps, default=0),
+        stops=tuple(artifact.stops()),
+        tokens_per_second=_median(artifact, "tokens_per_second"),
+        mfu=_median(artifact, "mfu"),
+        machine=_machine(artifact),
+    )
+
+
+def _median(artifact: Artifact, name: str) -> float | None:
+    values = [value for _, value in artifact.series("step", name)]
+    return statistics.median(values) if values else None
+
+
+def _machine(artifact: Artifact) -> str:
+    """Processes and the device of each, as the stage itself calls it where it does."""
+    provenance = artifact.manifest.provenance
+    segment = provenance.segments[-1] if provenance.segments else {}
+    device = str(provenance.metrics.get("device") or segment.get("device") or "not known")
+    processes = segment.get("processes", 1)
+    return f"{processes} x {device}" if processes > 1 else device
+
+
+def _environment(artifact: Artifact) -> tuple[tuple[str, str], ...]:
+    """The machine of the last segment of pretraining, and the code."""
+    provenance = artifact.manifest.provenance
+    segment = provenance.segments[-1] if provenance.segments else {}
+    shown = {name: segment[name] for name in sorted(segment) if name not in _UNSHOWN}
+    told = provenance.metrics
+    shown |= {n: told[n] for n in ("device", "attention", "compile", "determinism") if n in told}
+    if "peak_memory_gb" in told:
+        shown["peak_memory"] = f"{told['peak_memory_gb']} GB"
+    facts = [(name.replace("_", " "), _word(value)) for name, value in shown.items()]
+    return (*facts, ("git commit", provenance.git_commit or "unknown"))
+
+
+def _word(value: Any) -> str:
+    return str(value) if not isinstance(value, bool) else "yes" if value else "no"

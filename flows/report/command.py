@@ -1,0 +1,172 @@
+"""The command that makes a run's artifacts again, found out from their manifests alone.
+
+A pre-image holds the settings that decided an artifact, not the words that a person typed. So the
+command names the profile which differs in the fewest settings, at the model's depth, and sets each
+that differs: it gives the same settings to the last digit, however the run was started. Where a run
+executed (GPUs, batch per device, store) decides nothing and is no part of it.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import shlex
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+# Profiles count with these behind a module that no fingerprint follows; here they are seen.
+import nanochat_core.model.shape  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import tasks.mixture_files  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from flows.identity.fingerprint import canonical_json
+from flows.identity.manifest import Manifest
+from flows.profiles import PROFILES
+from nanochat_core.config import RunConfig
+from nanochat_core.errors import ConfigError
+from nanochat_core.section import Section, Tree
+
+SNAPSHOT = "shards.snapshot"  # what the text was on the machine that read it; nobody can set it
+FILE = "FILE"  # in the place of the path of a dataset of one's own
+_ABSENT = "(absent)"
+_SECTIONS: Mapping[str, Any] = typing.get_type_hints(RunConfig)
+
+Settings: TypeAlias = dict[str, Tree]  # section.name -> canonical value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """How a run's artifacts are made again."""
+
+    command: str | None  # for a shell, a line for each setting; None: none does, see `notes`
+    notes: tuple[str, ...]  # what else it takes, a sentence each without its full stop
+    digest: str  # 64 hex digits over all settings, in canonical form
+
+
+def reproduction_of(manifests: Sequence[Manifest]) -> Reproduction:
+    """The command of the artifacts of one run, one of every stage."""
+    sections, odd = _gather(manifests)
+    digest = hashlib.sha256(canonical_json(sections)).hexdigest()
+    notes = [f"{name} was set in more than one way among the artifacts" for name in odd]
+    notes += [
+        f"{manifest.stage} was taken over from elsewhere; nothing says how it came about"
+        for manifest in manifests
+        if "imported" in _config(manifest)
+    ]
+    wanted: Settings = {}
+    missing = [name for name in _SECTIONS if name not in sections]
+    if not missing:
+        wanted = dict(_leaves("", RunConfig, sections))
+        missing = [name for name, value in wanted.items() if value == _ABSENT]
+        if unknown := sorted(_names("", sections) - set(wanted)):
+            notes.append(f"this version has no setting {', '.join(unknown)}")
+    if missing and not notes:
+        notes.append(f"no artifact tells the setting of {', '.join(missing)}")
+    if notes:
+        return Reproduction(command=None, notes=tuple(notes), digest=digest)
+    words, changed = _nearest(wanted)
+    sets = [shlex.join(["--set", f"{name}={_text(wanted[name])}"]) for name in changed]
+    return Reproduction(
+        command=" \\\n    ".join([shlex.join(["nanochat", "run", *words]), *sets]),
+        notes=tuple(_needs(wanted)),
+        digest=digest,
+    )
+
+
+def _gather(manifests: Sequence[Manifest]) -> tuple[dict[str, Tree], list[str]]:
+    """All sections of the configuration, and those of which two stages say different things."""
+    sections: dict[str, Tree] = {}
+    odd: dict[str, None] = {}
+    for manifest in manifests:
+        for name, tree in _config(manifest).items():
+            if name in _SECTIONS and sections.setdefault(name, tree) != tree:
+                odd[name] = None
+    return sections, list(odd)
+
+
+def _config(manifest: Manifest) -> dict[str, Tree]:
+    return typing.cast("dict[str, Tree]", manifest.preimage["config"])
+
+
+def _leaves(prefix: str, kind: Any, tree: Any) -> Iterator[tuple[str, Tree]]:
+    """Every single setting of canonical `tree`, with the neutral values that it leaves out.
+
+    One that it should not lack is `_ABSENT`: another version of the program wrote it.
+    """
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        name, inner = f"{prefix}{field.name}", hints[field.name]
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from _leaves(f"{name}.", inner, tree.get(field.name, {}))
+        elif field.name in tree:
+            yield name, tree[field.name]
+        elif "neutral" in field.metadata and field.metadata.get("identity", True):
+            yield name, field.metadata["neutral"]
+        elif field.metadata.get("identity", True):
+            yield name, _ABSENT
+
+
+def _names(prefix: str, tree: Mapping[str, Tree]) -> set[str]:
+    found: set[str] = set()
+    for name, value in tree.items():
+        dotted = f"{prefix}{name}"
+        found |= _names(f"{dotted}.", value) if isinstance(value, dict) else {dotted}
+    return found
+
+
+def _nearest(wanted: Settings) -> tuple[list[str], list[str]]:
+    """Words that name the profile nearest to `wanted`, and the settings that still differ."""
+    depth = wanted["model.depth"]
+    best: tuple[list[str], list[str]] | None = None
+    for name, make in PROFILES.items():
+        try:
+            run = make(depth).run
+        except (ConfigError, ArithmeticError, ValueError):
+            continue  # it has no model of this depth
+        tree = {
+            section: value.canonical() if isinstance(value, Section) else value
+            for section, value in ((s, getattr(run, s)) for s in _SECTIONS)
+        }
+        there = dict(_leaves("", RunConfig, tree))
+        changed = [k for k in wanted if k != SNAPSHOT and wanted[k] != there.get(k, ...)]
+        usual = inspect.signature(make).parameters["depth"].default
+        words = [name] if depth == usual else [name, "--depth", str(depth)]
+        if best is None or (len(changed), len(words)) < (len(best[1]), len(best[0])):
+            best = words, changed
+    if best is None:
+        raise AssertionError(f"no profile has a model of depth {depth}")
+    return best
+
+
+def _text(value: Tree) -> str:
+    """A value as `--set` reads it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        value = [_with_path(item) if isinstance(item, dict) else item for item in value]
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _with_path(item: dict[str, Tree]) -> Tree:
+    """A dataset of one's own is known by what its file held; where the file is, nobody says."""
+    return {**item, "path": FILE} if item.get("snapshot") is not None else item
+
+
+def _needs(wanted: Settings) -> Iterator[str]:
+    """What the command cannot bring along."""
+    snapshot = typing.cast("list[str]", wanted.get(SNAPSHOT) or [])
+    match wanted["shards.source"]:
+        case "pydocs":
+            yield (
+                f"the text is the documentation of {snapshot[0]} and {len(snapshot) - 1} packages "
+                "installed beside it; other versions make another text"
+                if snapshot
+                else "the text is the documentation of the packages that are installed"
+            )
+        case "local":
+            yield f"the text is the folder as it was then: {' '.join(snapshot)}"
+        case _:
+            pass
+    for item in typing.cast("list[Any]", wanted["task_data.datasets"]):
+        if item.get("snapshot") is not None:
+            yield f"{FILE} of the dataset {item['name']} has sha256 {item['snapshot']}"

@@ -1,0 +1,182 @@
+"""The report card as markdown, for places that show text: a terminal, a pull request, Prefect.
+
+Foreign text stands in fenced blocks, where markdown has no meaning; everything else is ours.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from flows.render.text import (
+    bytes_per_token,
+    count,
+    duration,
+    escaped,
+    listed,
+    money,
+    percent,
+    size,
+    visible,
+)
+from flows.report.card import VOCABULARIES, Card, Sample
+from flows.report.scores import CHAT_MODELS, GPT2_CORE, Measured, Score
+
+
+def render(card: Card) -> str:
+    """The text. The same card gives the same text."""
+    parts = [*_headline(card), *_scores(card), *_core(card), *_samples(card), *_fit(card)]
+    parts += [*_stages(card), *_machine(card), *_reproduction(card)]
+    return "\n".join(parts) + "\n"
+
+
+def _headline(card: Card) -> Iterator[str]:
+    yield f"# Report card: d{card.depth}, {count(card.parameters)} parameters"
+    yield ""
+    yield (
+        f"{card.depth} layers, trained on {count(card.tokens)} tokens of text with "
+        f"{card.flops:.2e} FLOPs; {card.work}."
+    )
+    yield ""
+    yield (
+        f"- val_bpb {card.bpb_last:.4f}, {percent(card.bpb_fall)} below "
+        f"{card.bpb_first:.4f} at step 0"
+    )
+    yield from (f"- {line}" for line in card.before_and_after())
+    before, after = (_chatcore(score) for score in card.chatcore[1:])
+    yield f"- ChatCORE {before} before RL (sft), {after} after RL"
+
+
+def _scores(card: Card) -> Iterator[str]:
+    yield "\n## Scores\n"
+    yield "Share of questions answered correctly with one greedy answer each (pass@1);"
+    yield "in brackets the 95 % interval."
+    yield ""
+    rows = [[row.task, *map(_cell, row.scores)] for row in card.score_rows]
+    rows.append(["ChatCORE", *map(_chatcore, card.chatcore)])
+    yield from _table(["task", *CHAT_MODELS.values()], rows)
+    if card.failures:
+        yield "\nCould not be judged:\n\n" + fenced("\n".join(card.failures))
+
+
+def _core(card: Card) -> Iterator[str]:
+    if card.core is None and not card.core_rows:
+        return
+    yield "\n## CORE\n"
+    scored = f"scores {card.core.text(4)}" if card.core else "was not judged by all tasks"
+    yield f"The base model {scored}; GPT-2 scores {GPT2_CORE}. Of each task the"
+    yield "share of right answers, and the same from guessing (0) to all right (1); CORE is the"
+    yield "mean of the latter."
+    yield ""
+    yield from _table(
+        ["task", "right", "above guessing"],
+        [[row.task, _cell(row.share), f"{row.centred:.3f}"] for row in card.core_rows],
+    )
+
+
+def _chatcore(score: Measured | None) -> str:
+    return score.text(3) if score else "not known"
+
+
+def _cell(score: Score | None) -> str:
+    if score is None:
+        return "not asked"
+    return f"{percent(score.accuracy)} ({score.interval}; {score.correct} of {score.total})"
+
+
+def _samples(card: Card) -> Iterator[str]:
+    yield "\n## The same prompts, model by model"
+    for sample in card.chat_samples:
+        yield from _sample(sample)
+    if card.rl_samples:
+        yield f"\n## What RL paid for: {card.rl_task}\n"
+        yield "Sampled answers to one question of a step, each with its reward."
+    for paid in card.rl_samples:
+        lines = [f"[reward {reward:g}] {text}" for reward, text in paid.answers]
+        yield "\n" + fenced("\n".join([f"step {paid.step}: {paid.prompt}", *lines]))
+    yield "\n## The base model goes on\n"
+    yield ", ".join(f"{name} {score.text(4)}" for name, score in card.base_scores)
+    for sample in card.base_samples:
+        yield from _sample(sample)
+
+
+def _sample(sample: Sample) -> Iterator[str]:
+    yield "\n" + fenced(
+        "\n".join([sample.prompt, *(f"[{m}] {text}" for m, text in sample.answers)])
+    )
+
+
+def fenced(text: str) -> str:
+    """`text` in a block that nothing inside it can close."""
+    return _block(visible(text))
+
+
+def _block(text: str) -> str:
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _fit(card: Card) -> Iterator[str]:
+    if not card.fit:
+        return
+    yield "\n## Vocabulary\n"
+    yield "Bytes per token: more is better. All kinds but held-out are short texts of our own."
+    yield ""
+    yield from _table(
+        ["text", "ours", *VOCABULARIES.values()],
+        [[row.kind, *map(bytes_per_token, row.values)] for row in card.fit],
+    )
+
+
+def _stages(card: Card) -> Iterator[str]:
+    yield "\n## Stages\n"
+    yield from _table(
+        ["stage", "what it made", "fingerprint", "digest", "size", "time", "cost", "made from"],
+        [
+            [
+                stage.name,
+                stage.makes,
+                f"`{stage.fingerprint}`",
+                f"`{stage.digest}`",
+                size(stage.size),
+                duration(stage.seconds),
+                money(stage.dollars),
+                ", ".join(f"{name} `{digest}`" for name, digest in stage.made_from),
+            ]
+            for stage in card.stages
+        ],
+    )
+
+
+def _machine(card: Card) -> Iterator[str]:
+    yield "\n## Speed and machine\n"
+    yield from _table(
+        ["stage", "machine", "steps", "tokens per second", "MFU", "went on from step"],
+        [
+            [
+                speed.stage,
+                speed.machine,
+                str(speed.steps),
+                f"{speed.tokens_per_second:,.0f}" if speed.tokens_per_second is not None else "",
+                percent(speed.mfu) if speed.mfu is not None else "not known",
+                listed(speed.stops),
+            ]
+            for speed in card.speeds
+        ],
+    )
+    yield ""
+    yield from (f"- {name}: {value}" for name, value in card.environment)
+
+
+def _reproduction(card: Card) -> Iterator[str]:
+    found = card.reproduction
+    yield "\n## The same again\n"
+    none = "No one command makes these artifacts."
+    yield _block(escaped(found.command)) if found.command else none
+    yield ""
+    yield from (f"- {visible(note)}" for note in found.notes)
+    yield f"- all settings together have the digest `{found.digest}`"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    for row in (head, ["---"] * len(head), *rows):
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"

@@ -1,0 +1,26 @@
+"""The report card as one HTML file."""
+
+from pathlib import Path
+
+from flows.render.html import fill
+from flows.report.card import VOCABULARIES, Card
+from flows.report.scores import CHAT_MODELS, GPT2_CORE
+
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
+
+
+def render(card: Card) -> str:
+    """The page. The same card gives the same text."""
+    return fill(
+        TEMPLATE,
+        card=card,
+        models=CHAT_MODELS,
+        vocabularies=VOCABULARIES,
+        gpt2_core=GPT2_CORE,
+        place=_place,
+    )
+
+
+def _place(share: float) -> str:
+    """Where on a bar from 0 to 1 something is; what is beyond an end is shown at it."""
+    return f"{100 * min(max(share, 0.0), 1.0):.2f}%"

@@ -1,0 +1,29 @@
+"""Stage `report`: the report card of a run, as a page and as markdown.
+
+It reads the artifacts of every earlier stage and nothing else, so the same artifacts give the same
+bytes. The page names val_bpb and the chat scores before and after RL in plain text.
+"""
+
+from typing import Any
+
+from flows.report import markdown, page
+from flows.report.card import make_card
+from flows.report.inputs import open_artifacts
+from nanochat_core.errors import ArtifactError
+from nanochat_core.job import Job
+
+MAX_BYTES = 2_000_000
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Write output/report.html and output/report.md. Raises ArtifactError on a missing artifact."""
+    card = make_card(open_artifacts(job.inputs))
+    html = page.render(card).encode()
+    if len(html) > MAX_BYTES:
+        raise ArtifactError(
+            f"the report card is {len(html)} bytes, more than {MAX_BYTES}",
+            hint="ask for fewer prompts in base_eval.prompts and chat_eval.prompts",
+        )
+    (job.output / "report.html").write_bytes(html)
+    (job.output / "report.md").write_bytes(markdown.render(card).encode())
+    return {"bytes": len(html), "val_bpb": card.bpb_last, "val_bpb_fall": card.bpb_fall}
