@@ -1,4 +1,4 @@
-"""Runs and tags: what runs there were, the record of a live one, and tags that stand for one: runs/{run}.json and refs/{name}.json.
+"""Records of runs, live ones too (runs/{run}.json), and tags that stand for one (refs/{name}.json).
 
 A run's name is its profile's unless the person gave one; its id adds the time. A name stands for a
 tag, else for the run with this id, else for the runs called so, latest first.
