@@ -16,9 +16,9 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.events.schemas.events import ResourceSpecification
 
 from deployments.pools import PROCESS
-from infra.stack.resuming import AUTOMATION
-from infra.stack.runs import AUTO_RESUME
-from infra.stack.workers import HEARTBEAT_SECONDS
+from infra.prefect.supervisor.resuming import AUTOMATION
+from infra.prefect.supervisor.runs import AUTO_RESUME
+from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
 
 FLOWS = ("nanochat", "nanochat-eval", "miniseries", "one-stage")
 TAG = "nanochat-flows"  # of every automation of ours

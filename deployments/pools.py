@@ -20,7 +20,7 @@ from prefect.exceptions import (
 from prefect.workers.process import ProcessWorker
 
 from infra.placement import CPU_POOL
-from infra.stack.workers import HEARTBEAT_SECONDS
+from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
 
 CPU = CPU_POOL  # orchestrates, and runs stages that need no GPU
 GPU = "gpu"  # runs one GPU stage at a time on each machine

@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
-from infra.prefect_access import auth
-from infra.prefect_server import Server
+from infra.prefect.access import auth
+from infra.prefect.server import Server
 
 CHANGES = ("POST", "PUT", "PATCH", "DELETE")
 

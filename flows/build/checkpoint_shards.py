@@ -24,7 +24,7 @@ from flows.artifacts.transfer import in_parallel
 from flows.identity.manifest import File
 from flows.identity.record_types import read_record
 from flows.identity.records import find_document, seal
-from infra.launch.beside import looking
+from infra.launch.background import looking
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError, StageError
 from nanochat_core.job import Job, write_json

@@ -18,8 +18,8 @@ from flows.build.messages import MISTAKE, Answer, Call, Place, announce, find_an
 from flows.build.retry import is_lost
 from flows.identity.manifest import File
 from flows.leases.held_lease import Lease, Terms
-from infra.launch.beside import beside
-from infra.launch.meeting import Meeting, own_endpoint, store_host
+from infra.launch.background import beside
+from infra.launch.rendezvous import Meeting, own_endpoint, store_host
 from infra.launch.torchrun import SECONDS_TO_STOP, SHUTDOWN_TIMEOUT, JobFailed, StageInterrupted
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError

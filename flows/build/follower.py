@@ -16,7 +16,7 @@ from flows.build.coordinator import meeting_of
 from flows.build.executions import append_segment
 from flows.build.messages import MISTAKE, Answer, Call, Place, State, answer, find_answer, find_call
 from flows.build.retry import StageLost, is_lost
-from infra.launch.beside import beside
+from infra.launch.background import beside
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
 from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
 from nanochat_core.job import Job

@@ -22,7 +22,7 @@ from prefect.states import Cancelled
 from flows.build.context import Watch
 from flows.orchestration.stage_runs import is_cancelled
 from flows.plan.upstream import Pins
-from infra.launch.beside import Work, beside
+from infra.launch.background import Work, beside
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -17,7 +17,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from infra.prefect_access import AUTH
+from infra.prefect.access import AUTH
 from nanochat_core.errors import ConfigError
 
 SECONDS = 10.0  # for an answer

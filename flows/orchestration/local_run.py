@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from flows.plan.upstream import Pins
 from flows.render.terminal import Display
-from infra import prefect_server
-from infra.prefect_access import check_admitted, check_answers, configured_api_url
-from infra.stack.control import wait_for_kept_server
+from infra.prefect import server as prefect_server
+from infra.prefect.access import check_admitted, check_answers, configured_api_url
+from infra.prefect.supervisor.control import wait_for_kept_server
 
 if TYPE_CHECKING:
     from flows.orchestration.pipeline import Outcome

@@ -110,8 +110,8 @@ def free_port() -> int:
 
 def make_bucket(server: LocalS3) -> None:
     """Make the bucket; on this server making it again does nothing."""
-    from infra.storage.s3 import Bucket  # loads boto3
-    from infra.storage.settings import read_settings
+    from infra.storage.s3.bucket import Bucket  # loads boto3
+    from infra.storage.s3.settings import read_settings
 
     os.environ.update(server.environment)
     Bucket(BUCKET, prefix="", settings=read_settings({})).create()

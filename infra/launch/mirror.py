@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
-from infra.launch.beside import looking
+from infra.launch.background import looking
 from nanochat_core.errors import NanochatError, StageError
 
 _SECONDS_BETWEEN_LOOKS = 1.0

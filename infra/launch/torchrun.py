@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
 from infra.launch.earlier import earlier_workers_ended
-from infra.launch.hang import Hang, HangWatch, find_place, pulses_of
-from infra.launch.meeting import Meeting
+from infra.launch.rendezvous import Meeting
+from infra.launch.watchdog import Hang, HangWatch, find_place, pulses_of
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.heartbeat import forget_pulses

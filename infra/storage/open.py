@@ -15,7 +15,7 @@ def open_store(url: str) -> Store:
     """
     parts = urlsplit(url)
     if parts.scheme == "s3":
-        from infra.storage.s3_store import S3Store  # loads botocore
+        from infra.storage.s3.store import S3Store  # loads botocore
 
         return S3Store(url)
     path = Path(unquote(parts.path))

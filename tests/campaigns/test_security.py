@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.prefect_server import start_server, stop_server, wait_for_server
+from infra.prefect.server import start_server, stop_server, wait_for_server
 from tests.browser.chromium import NO_CHROMIUM, find_chromium
 from tests.campaigns.security import http, page, prefect, records
 from tests.campaigns.security.__main__ import PARTS, render

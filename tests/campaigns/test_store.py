@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.storage import gateways
+from infra.storage.s3 import gateways
 from tests.campaigns.security import store
 
 
@@ -15,6 +15,6 @@ def test_no_stranger_and_no_gateway_gets_through() -> None:
 
 def test_answers_that_are_not_looked_at_get_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "check_answer", lambda verb, status, headers, body: status)
-    monkeypatch.setattr("infra.storage.s3.check_listing", lambda bucket, named: None)
+    monkeypatch.setattr("infra.storage.s3.bucket.check_listing", lambda bucket, named: None)
     _, row = store.run(commands=(("ls",),), strangers=())
     assert any("as if the store were empty" in fault for fault in row.got_through)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.app import main
-from infra.prefect_server import find_server, stop_server
+from infra.prefect.server import find_server, stop_server
 
 pytestmark = pytest.mark.prefect
 

@@ -12,7 +12,7 @@ import pytest
 from flows.build.build import Site, build
 from flows.build.retry import StageLost
 from infra.launch.torchrun import StageInterrupted
-from infra.prefect_server import Server
+from infra.prefect.server import Server
 from infra.storage.base import Stored
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError, StageError, StoreError

@@ -13,7 +13,7 @@ import pytest
 from flows.cli.app import main
 from flows.cli.machine import checks
 from flows.cli.machine.checks import GIB
-from infra.stack.record import my_stack
+from infra.prefect.supervisor_record import my_stack
 from infra.storage.base import Store
 from tasks.sandbox import Protections
 

@@ -9,7 +9,7 @@ import pytest
 
 from flows.build.build import seek
 from flows.build.stage_request import Order, make_order
-from infra.prefect_server import Server
+from infra.prefect.server import Server
 
 pytestmark = pytest.mark.prefect
 
@@ -41,6 +41,7 @@ def order(toys: Any, server: Server) -> Order:
 @pytest.fixture
 def carry_out(toys: Any, order: Order, monkeypatch: pytest.MonkeyPatch) -> Callable[[Order], Any]:
     """Runs the flow with an order of this stage; gives the state that it ends in."""
+    import flows.build.stage_request
     import flows.orchestration.one_stage
 
     stage = toys.stage("fragile", compute="gpu", source=FRAGILE)

@@ -7,7 +7,7 @@ import pytest
 
 from flows.leases import lease
 from infra.storage.local import LocalStore
-from infra.storage.s3_store import S3Store
+from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.flows.senders import check_same, make_run, send
 from tests.infra.storage.fake_s3 import FakeS3

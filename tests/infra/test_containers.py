@@ -116,7 +116,7 @@ def test_health_checks_import_what_there_is() -> None:
 
 @pytest.mark.parametrize("name", WORKERS)
 def test_a_worker_has_the_time_to_save(name: str) -> None:
-    from infra.stack.control import SECONDS_TO_END
+    from infra.prefect.supervisor.control import SECONDS_TO_END
 
     grace = SERVICES[name]["stop_grace_period"]
     assert int(grace.removesuffix("s")) >= max(LEAST_GRACE, SECONDS_TO_END)

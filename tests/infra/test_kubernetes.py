@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.stack.workers import HEARTBEAT_SECONDS
+from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
 from tests.infra.deployed import INFRA, LEAST_GRACE, SECRET, UID, mistake, named, unknown
 
 HERE = INFRA / "kubernetes"

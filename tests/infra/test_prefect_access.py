@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from infra import prefect_access
-from infra.prefect_access import (
+from infra.prefect import access
+from infra.prefect.access import (
     ServerError,
     admission,
     auth,
@@ -20,7 +20,7 @@ from infra.prefect_access import (
     name_database,
     shown_database,
 )
-from infra.prefect_server import client_environment, own_environment
+from infra.prefect.server import client_environment, own_environment
 
 USER = "nanochat:secret"
 URL = "postgresql://prefect:hidden@db.example.org:5433/history"
@@ -54,7 +54,7 @@ def guarded() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (prefect_access.AUTH, prefect_access.DATABASE, "PREFECT_API_AUTH_STRING"):
+    for name in (access.AUTH, access.DATABASE, "PREFECT_API_AUTH_STRING"):
         monkeypatch.delenv(name, raising=False)
 
 

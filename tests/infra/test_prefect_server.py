@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra import prefect_server
-from infra.prefect_access import ServerError, check_answers
-from infra.prefect_server import (
+from infra.prefect import server as prefect_server
+from infra.prefect.access import ServerError, check_answers
+from infra.prefect.server import (
     client_environment,
     ensure_server,
     find_server,
@@ -240,7 +240,7 @@ def test_a_proxy_is_never_asked_for_the_local_server(
 @pytest.mark.prefect
 def test_the_server_starts_once_survives_its_starter_and_stops(tmp_path: Path) -> None:
     start = (
-        "import sys; from pathlib import Path; from infra.prefect_server import ensure_server;"
+        "import sys; from pathlib import Path; from infra.prefect.server import ensure_server;"
         "print(ensure_server(Path(sys.argv[1])).port)"
     )
     command = [sys.executable, "-c", start, str(tmp_path)]

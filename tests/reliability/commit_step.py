@@ -33,9 +33,9 @@ from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import File, Manifest, Provenance, digest_of
 from flows.leases.lease import Claim, Held, check, release, try_acquire
 from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
-from infra.storage.conditional import ATOMIC
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
+from infra.storage.s3.conditional import ATOMIC
 from nanochat_core.errors import NanochatError, StoreError
 
 ROOT = Path(__file__).parents[2]
@@ -169,7 +169,7 @@ def open_warm(url: str) -> Store:
     """A store that is connected, and whose conditions were tried before."""
     store = open_store(url)
     if url.startswith("s3:"):
-        from infra.storage.s3_store import S3Store
+        from infra.storage.s3.store import S3Store
 
         assert isinstance(store, S3Store)
         store._semantics = ATOMIC
@@ -246,7 +246,7 @@ def main() -> None:
     """Fork a writer for each order on stdin."""
     _prctl(_DIE_WITH_PARENT, ctypes.c_ulong(signal.SIGKILL))
     if "AWS_ENDPOINT_URL_S3" in os.environ:
-        importlib.import_module("infra.storage.s3_store")
+        importlib.import_module("infra.storage.s3.store")
     for line in sys.stdin:
         order = Order(**json.loads(line))
         ready, tell = os.pipe()

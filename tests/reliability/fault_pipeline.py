@@ -26,12 +26,15 @@ import flows.build.job
 from flows.identity.manifest import Manifest
 from flows.leases.held_lease import Terms
 from flows.stages import Stage
-from infra.storage import parts, s3, s3_store, uploads
-from infra.storage.answers import Patience
+from infra.storage import parts
 from infra.storage.base import Store
-from infra.storage.conditional import ATOMIC, Semantics
-from infra.storage.s3_store import S3Store
-from infra.storage.settings import read_settings
+from infra.storage.s3 import bucket as s3
+from infra.storage.s3 import multipart
+from infra.storage.s3 import store as s3_store
+from infra.storage.s3.conditional import ATOMIC, Semantics
+from infra.storage.s3.errors import Patience
+from infra.storage.s3.settings import read_settings
+from infra.storage.s3.store import S3Store
 from nanochat_core.errors import NanochatError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.progress import Progress
@@ -245,7 +248,7 @@ def open_pipeline(directory: Path, server: S3Server) -> Generator[Pipeline]:
     (directory / "root" / "tasks" / "__init__.py").touch()
     toys = Toys(root=directory / "root", home=directory)
     with contextlib.ExitStack() as stack:
-        for where in (parts, s3_store, uploads):
+        for where in (parts, s3_store, multipart):
             stack.enter_context(mock.patch.object(where, "PART", _PART))
         stack.enter_context(mock.patch.object(flows.build.job, "run_job", toy_job))
         upstream = ("127.0.0.1", server.port)

@@ -20,7 +20,7 @@ import flows.leases.acquire
 import flows.leases.file_lock
 import flows.leases.held_lease
 import flows.leases.outage
-import infra.storage.answers
+import infra.storage.s3.errors
 from flows.artifacts.publish import find_manifest, publish
 from flows.artifacts.revocations import revoke
 from flows.build.build import Built, Site, build
@@ -284,9 +284,9 @@ def simulated(world: World) -> Generator[None]:
         (flows.leases.held_lease, "_SECONDS_BETWEEN_LOOKS", 10.0),
         (flows.leases.outage, "time", time),
         (flows.leases.acquire, "time", time),
-        (infra.storage.answers, "time", time),
-        (infra.storage.answers, "threading", threading),
-        (infra.storage.answers, "random", world.rng),
+        (infra.storage.s3.errors, "time", time),
+        (infra.storage.s3.errors, "threading", threading),
+        (infra.storage.s3.errors, "random", world.rng),
         (flows.leases.acquire, "_SECONDS_BETWEEN_TRIES", 10.0),
         (flows.leases.file_lock, "time", time),
         (flows.leases.file_lock, "home_id", str),

@@ -12,8 +12,8 @@ import flows.leases.lease
 from flows.artifacts.publish import Published, find_manifest
 from flows.identity.manifest import Manifest
 from flows.leases.lease import Held
-from infra.storage import conditional
 from infra.storage.base import OnBytes, Store, Stored, ignore_bytes
+from infra.storage.s3 import conditional
 from tests.reliability.sim_actors import AnyStore, Reader
 from tests.reliability.sim_s3 import SimS3Store
 from tests.reliability.sim_store import SimStore

@@ -8,11 +8,11 @@ the store's semantics (it is atomic) and nothing goes in parts.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from infra.storage.answers import Lost, Page, Refused, Where
 from infra.storage.base import Entry, Missing, Stored
-from infra.storage.conditional import ATOMIC
-from infra.storage.s3_store import S3Store
-from infra.storage.settings import Settings
+from infra.storage.s3.conditional import ATOMIC
+from infra.storage.s3.errors import Lost, Page, Refused, Where
+from infra.storage.s3.settings import Settings
+from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.reliability.sim_store import Objects
 from tests.reliability.sim_world import Process, Request
@@ -33,7 +33,7 @@ class SimS3Store(S3Store):
 
 
 class _SimBucket:
-    """In place of infra.storage.s3.Bucket: one request each, over the simulated network."""
+    """In place of infra.storage.s3.bucket.Bucket: one request each, over the simulated network."""
 
     url = _URL
     where = Where(

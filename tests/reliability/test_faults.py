@@ -31,8 +31,8 @@ from unittest import mock
 import pytest
 
 from flows.identity.manifest import File
-from infra.storage.answers import Patience
 from infra.storage.base import OnBytes, ignore_bytes
+from infra.storage.s3.errors import Patience
 from tests.infra.storage.s3_server import S3Server, start_s3
 from tests.reliability.fault_kinds import KINDS
 from tests.reliability.fault_pipeline import (

@@ -337,8 +337,8 @@ def main() -> None:
     """Inside the hub's namespace."""
     verb, url = sys.argv[1:3]
     if verb == "seed":
-        from infra.storage.s3 import Bucket
-        from infra.storage.settings import read_settings
+        from infra.storage.s3.bucket import Bucket
+        from infra.storage.s3.settings import read_settings
 
         _wait_for_server()
         Bucket(BUCKET, prefix="", settings=read_settings({})).create()

@@ -196,8 +196,8 @@ def run(
 
 def scheduled(*, place: Place = Place(), as_json: AsJson = False) -> int:  # noqa: B008 - frozen
     """Show which models are judged on a schedule. Without a command."""
-    from infra.prefect_access import configured_api_url
-    from infra.prefect_server import find_server
+    from infra.prefect.access import configured_api_url
+    from infra.prefect.server import find_server
 
     found: list[Recurring] = []
     if configured_api_url() or find_server(place.home_path):
@@ -260,7 +260,7 @@ def _connect(place: Place) -> str:
 
 def _environment(where: Where) -> dict[str, str]:
     """Of the process that judges: a worker of this machine works in this home."""
-    from infra.prefect_access import configured_api_url
+    from infra.prefect.access import configured_api_url
 
     return {} if configured_api_url() else {"NANOCHAT_HOME": str(where.home_path)}
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from infra.placement import count_gpus, count_threads
-from infra.prefect_access import ServerError, check_answers, configured_api_url
-from infra.prefect_server import find_server
-from infra.stack.record import find_stack
+from infra.prefect.access import ServerError, check_answers, configured_api_url
+from infra.prefect.server import find_server
+from infra.prefect.supervisor_record import find_stack
 from infra.storage.open import open_store
-from infra.storage.probe import probe
+from infra.storage.s3.probe import probe
 from nanochat_core.errors import NanochatError
 from nanochat_core.runtime.memory import memory_left
 from tasks.base import TaskError

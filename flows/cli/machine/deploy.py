@@ -29,7 +29,7 @@ def deploy(
     With NANOCHAT_WEBHOOK in the environment, alerts are posted to that address.
     """
     from flows.orchestration.local_run import connect
-    from infra.webhook import configured_webhook
+    from infra.prefect.webhook import configured_webhook
 
     place.open_home()
     api_url = connect(place.home_path, screen().print)

@@ -6,7 +6,7 @@ from flows.cli.options import Place
 from flows.cli.output import screen
 
 if TYPE_CHECKING:
-    from infra.stack.control import Stopped
+    from infra.prefect.supervisor.control import Stopped
 
 
 def down(*, place: Place = Place()) -> int:  # noqa: B008 - frozen
@@ -14,7 +14,7 @@ def down(*, place: Place = Place()) -> int:  # noqa: B008 - frozen
 
     Runs in progress save first; those of deployments go on with the next `nanochat up`.
     """
-    from infra.stack.control import stop_stack
+    from infra.prefect.supervisor.control import stop_stack
 
     screen().print(_said(stop_stack(place.home_path)))
     return 0

@@ -15,7 +15,7 @@ from flows.cli.output import print_lines, print_warning, screen
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infra.stack.record import Stack
+    from infra.prefect.supervisor_record import Stack
 
 POOLS = ("cpu", "gpu")
 # Without -P a folder called `flows` where a person stands would be taken for ours.
@@ -64,7 +64,7 @@ def up(
     They run in the background until `nanochat down`. With PREFECT_API_URL set, only the workers,
     for the server there.
     """
-    from infra.prefect_server import adopt_password
+    from infra.prefect.server import adopt_password
 
     _take_database(postgres)
     if port is not None and not 0 < port < 1 << 16:
@@ -74,7 +74,12 @@ def up(
     adopt_password(place.home_path)
     if foreground:
         return _keep(place, port, pools, guarded=not no_password)
-    from infra.stack.control import check_same, find_going, start_keeper, wait_until_ready
+    from infra.prefect.supervisor.control import (
+        check_same,
+        find_going,
+        start_keeper,
+        wait_until_ready,
+    )
 
     missing = _what_is_missing(pools)  # before a worker makes itself a pool
     stack = find_going(place.home_path, say=screen().print)
@@ -98,8 +103,8 @@ def up(
 
 def _what_is_missing(pools: tuple[str, ...]) -> str | None:
     """What to do first about a shared server that does not know our pools or deployments."""
-    from infra.prefect_access import configured_api_url
-    from infra.stack.shared import unknown_to
+    from infra.prefect.access import configured_api_url
+    from infra.prefect.supervisor.shared import unknown_to
 
     shared = configured_api_url()
     if shared is None or not (unknown := unknown_to(shared, pools)):
@@ -111,7 +116,7 @@ def _what_is_missing(pools: tuple[str, ...]) -> str | None:
 
 def _take_database(given: str | None) -> None:
     """Hand the database on by the environment, and take a password off the command line."""
-    from infra.prefect_access import name_database
+    from infra.prefect.access import name_database
 
     if given is not None and name_database(given):
         # Everybody may read the words of a command. The same process goes on without this one.
@@ -123,14 +128,14 @@ def _take_database(given: str | None) -> None:
 
 def _check(place: Place) -> None:
     """Raises ServerError for what a person can mend before anything is started."""
-    from infra.prefect_access import (
+    from infra.prefect.access import (
         auth,
         check_answers,
         check_database,
         configured_api_url,
         database,
     )
-    from infra.stack.control import check_adoptable
+    from infra.prefect.supervisor.control import check_adoptable
 
     auth()
     check_adoptable(place.home_path)
@@ -150,10 +155,10 @@ def _command(place: Place, port: int | None, pools: tuple[str, ...]) -> list[str
 
 def _keep(place: Place, port: int | None, pools: tuple[str, ...], *, guarded: bool) -> int:
     """Be the keeper until a signal comes."""
-    from infra.prefect_server import FIRST_PORT
-    from infra.stack.control import check_adoptable
-    from infra.stack.keeper import Keeper, Wanted
-    from infra.stack.workers import pool_called
+    from infra.prefect.server import FIRST_PORT
+    from infra.prefect.supervisor.control import check_adoptable
+    from infra.prefect.supervisor.supervisor import Keeper, Wanted
+    from infra.prefect.supervisor.workers import pool_called
 
     check_adoptable(place.home_path)
     if missing := _what_is_missing(pools):
@@ -175,7 +180,7 @@ def _registration(pools: tuple[str, ...]) -> tuple[str, ...]:
 
     There `nanochat deploy` does it, once: a machine with an older version would undo a newer one's.
     """
-    from infra.prefect_access import configured_api_url
+    from infra.prefect.access import configured_api_url
 
     if configured_api_url() is not None:
         return ()
@@ -191,10 +196,10 @@ def _say(text: str) -> None:
 
 def _lines(stack: "Stack", place: Place) -> Iterator[str]:
     """What a person wants to know of a stack that is up."""
-    from infra.prefect_access import AUTH
-    from infra.prefect_login import login_address
-    from infra.prefect_server import find_process
-    from infra.stack.workers import pool_called
+    from infra.prefect.access import AUTH
+    from infra.prefect.login import login_address
+    from infra.prefect.server import find_process
+    from infra.prefect.supervisor.workers import pool_called
 
     home = place.home_path
     pools = [pool_called(name) for name in stack.workers]

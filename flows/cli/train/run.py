@@ -156,7 +156,7 @@ def _ending(
     outcome: "Outcome", profile: str, *, home: Path, place: Sequence[str], took: str
 ) -> Iterator[str]:
     """What a person wants to know when a run is over."""
-    from infra.prefect_login import login_address
+    from infra.prefect.login import login_address
 
     cached = sum(built.cached for built in outcome.stages.values())
     yield ""

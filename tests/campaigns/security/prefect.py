@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from infra.prefect_password import find_password
+from infra.prefect.password import find_password
 from tests.browser.chromium import NO_CHROMIUM, find_chromium
 from tests.campaigns.security.rows import Row
 from tests.infra.stack.attempts import (

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from flows.build.retry import is_lost
-from infra.launch.hang import Hang, HangWatch, find_place, pulses_of
 from infra.launch.torchrun import JobFailed, run_job
+from infra.launch.watchdog import Hang, HangWatch, find_place, pulses_of
 from nanochat_core.job import Job, Resources
 from nanochat_core.runtime.heartbeat import Heart
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.launch.meeting import (
+from infra.launch.rendezvous import (
     Meeting,
     find_interface,
     own_address,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from infra.prefect_password import password_path
+from infra.prefect.password import password_path
 from tests.infra.stack.live import LiveStack, make_code
 
 NOBODY = 65534  # the user and group of that name

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import psutil
 
-from infra.prefect_password import find_password
-from infra.stack.record import Stack, read_stack
+from infra.prefect.password import find_password
+from infra.prefect.supervisor_record import Stack, read_stack
 from tests.prefect_login import Login
 
 PASSWORD = "only-in-the-environment"

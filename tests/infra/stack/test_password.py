@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.prefect_password import ensure_password, find_password, password_path
-from infra.prefect_server import start_server, stop_server, wait_for_server
+from infra.prefect.password import ensure_password, find_password, password_path
+from infra.prefect.server import start_server, stop_server, wait_for_server
 from tests.browser.chromium import NO_CHROMIUM, find_chromium
 from tests.infra.stack.attempts import (
     csrf_token,

@@ -12,21 +12,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.log_file import MOST_BYTES, cut_short, keep_short, last_line
-from infra.prefect_access import ServerError
-from infra.prefect_server import stop_server
-from infra.stack import child as child_module
-from infra.stack.child import Child, Pause
-from infra.stack.control import (
+from infra.prefect.access import ServerError
+from infra.prefect.logs import MOST_BYTES, cut_short, keep_short, last_line
+from infra.prefect.server import stop_server
+from infra.prefect.supervisor import managed_process as child_module
+from infra.prefect.supervisor.control import (
     check_adoptable,
     check_same,
     stop_stack,
     wait_for_kept_server,
     wait_until_ready,
 )
-from infra.stack.processes import STACK, end_leftovers
-from infra.stack.record import find_stack, my_stack, read_stack
-from infra.stack.workers import pool_called, worker_command, worker_environment
+from infra.prefect.supervisor.managed_process import Child, Pause
+from infra.prefect.supervisor.processes import STACK, end_leftovers
+from infra.prefect.supervisor.workers import pool_called, worker_command, worker_environment
+from infra.prefect.supervisor_record import find_stack, my_stack, read_stack
 from nanochat_core.runtime.process_start import this_process
 from tests.infra.stack.live import wait_for
 
@@ -198,8 +198,9 @@ def test_a_worker_ends_with_its_keeper(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from infra.stack.child import Child\n"
-        "from infra.stack.workers import pool_called, worker_command, worker_environment\n"
+        "from infra.prefect.supervisor.managed_process import Child\n"
+        "from infra.prefect.supervisor.workers import "
+        "pool_called, worker_command, worker_environment\n"
         "home = Path.cwd()\n"
         "child = Child('gpu', worker_command(pool_called('gpu')), log=home / 'gpu.log')\n"
         "child.start(worker_environment(home, 'http://127.0.0.1:1/api'))\n"

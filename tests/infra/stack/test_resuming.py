@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from deployments.automations import resume_crashed
-from infra.prefect_access import ask
-from infra.prefect_server import Server
-from infra.stack import resuming
-from infra.stack.resuming import (
+from infra.prefect.access import ask
+from infra.prefect.server import Server
+from infra.prefect.supervisor import resuming
+from infra.prefect.supervisor.resuming import (
     AUTOMATION,
     MOST_CRASHES,
     SECONDS_OF_AUTOMATION,
@@ -18,7 +18,7 @@ from infra.stack.resuming import (
     hopeless,
     resume,
 )
-from infra.stack.runs import AUTO_RESUME
+from infra.prefect.supervisor.runs import AUTO_RESUME
 
 pytestmark = pytest.mark.prefect
 LATER = SECONDS_OF_AUTOMATION + 5

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from infra.stack import runs
+from infra.prefect.supervisor import runs
 
 BEGAN = 1_800_000_000.0
 SHOWN = "2027-01-15T08:00:00+00:00"  # the same

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from infra.prefect_access import ServerError
-from infra.prefect_server import Server
-from infra.stack import serving
-from infra.stack.child import Child
-from infra.stack.serving import LOOKS_IN_SILENCE, OwnServer, Silence
-from infra.stack.workers import pool_called
-from infra.stack.working import Worker
+from infra.prefect.access import ServerError
+from infra.prefect.server import Server
+from infra.prefect.supervisor import server_process
+from infra.prefect.supervisor.managed_process import Child
+from infra.prefect.supervisor.prefect_worker import Worker
+from infra.prefect.supervisor.server_process import LOOKS_IN_SILENCE, OwnServer, Silence
+from infra.prefect.supervisor.workers import pool_called
 from nanochat_core.runtime.process_start import start_of
 from tests.infra.stack.live import wait_for
 
@@ -83,10 +83,10 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers
     for name in ("NANOCHAT_PREFECT_AUTH", "NANOCHAT_PREFECT_DATABASE", "PREFECT_API_URL"):
         monkeypatch.delenv(name, raising=False)
     found = Servers(tmp_path)
-    monkeypatch.setattr(serving, "start_server", found.start)
-    monkeypatch.setattr(serving, "SECONDS_BETWEEN_QUESTIONS", 0.0)
-    monkeypatch.setattr(serving, "SECONDS_OF_SILENCE", 1.0)
-    monkeypatch.setattr(serving, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(server_process, "start_server", found.start)
+    monkeypatch.setattr(server_process, "SECONDS_BETWEEN_QUESTIONS", 0.0)
+    monkeypatch.setattr(server_process, "SECONDS_OF_SILENCE", 1.0)
+    monkeypatch.setattr(server_process, "_ANSWER_SECONDS", 0.2)
     yield found
     for process in found.started:
         process.kill()
@@ -108,7 +108,7 @@ def test_a_server_that_lives_and_answers_nobody_is_replaced(servers: Servers) ->
 def test_a_server_that_stands_still_for_a_moment_is_left_alone(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "SECONDS_OF_SILENCE", 120.0)
+    monkeypatch.setattr(server_process, "SECONDS_OF_SILENCE", 120.0)
     own = servers.keep()
     servers.started[0].send_signal(signal.SIGSTOP)
     for _ in range(2 * LOOKS_IN_SILENCE):
@@ -122,7 +122,7 @@ def test_a_server_that_stands_still_for_a_moment_is_left_alone(
 
 def test_silence_takes_both_time_and_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(serving.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(server_process.time, "monotonic", lambda: now[0])
 
     def ask(silence: Silence, seconds: float, *, answered: bool = False) -> bool:
         now[0] += seconds
@@ -143,7 +143,7 @@ def test_what_keeps_a_server_from_starting_again_is_waited_for(
 ) -> None:
     own = servers.keep()
     now = [0.0]
-    monkeypatch.setattr("infra.stack.child.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("infra.prefect.supervisor.managed_process.time.monotonic", lambda: now[0])
     servers.problem = "the disk is full"
     servers.started[0].kill()
     servers.started[0].wait()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage.answers import Patience
-from infra.storage.s3_store import S3Store
+from infra.storage.s3.errors import Patience
+from infra.storage.s3.store import S3Store
 from tests.infra.storage.fake_s3 import FakeS3
 from tests.infra.storage.misbehaviour import Fault, Quirk
 from tests.infra.storage.s3_server import client_environment
@@ -62,8 +62,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of a part, so that small objects go in parts."""
     part = 1 << 16
     monkeypatch.setattr("infra.storage.parts.PART", part)
-    monkeypatch.setattr("infra.storage.s3_store.PART", part)
-    monkeypatch.setattr("infra.storage.uploads.PART", part)
+    monkeypatch.setattr("infra.storage.s3.store.PART", part)
+    monkeypatch.setattr("infra.storage.s3.multipart.PART", part)
     return part
 
 

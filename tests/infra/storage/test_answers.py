@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from infra.storage.answers import (
+from infra.storage.s3.errors import (
     Lost,
     Patience,
     Refused,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage.checksums import CHECKSUMS, Checksum, algorithm_of, checksum_of
+from infra.storage.s3.checksums import CHECKSUMS, Checksum, algorithm_of, checksum_of
 from tests.infra.storage.conftest import PARTS, MakeFake, store_on, tried_store_on
 from tests.infra.storage.fake_s3 import FakeS3
 from tests.infra.storage.misbehaviour import Fault, Kind, Quirk

@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra.storage import conditional
 from infra.storage.base import Store
-from infra.storage.conditional import ATOMIC, Semantics, Support
-from infra.storage.s3_store import S3Store
+from infra.storage.s3 import conditional
+from infra.storage.s3.conditional import ATOMIC, Semantics, Support
+from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.infra.storage.conftest import MakeFake, store_on
 from tests.infra.storage.fake_s3 import FakeS3

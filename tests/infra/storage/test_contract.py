@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from infra.storage import parts
-from infra.storage.answers import Patience
 from infra.storage.base import BadObject, Missing, Store
 from infra.storage.local import LocalStore
-from infra.storage.s3 import Bucket
-from infra.storage.s3_store import S3Store
+from infra.storage.s3.bucket import Bucket
+from infra.storage.s3.errors import Patience
+from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.conftest import BUCKET
 from tests.infra.storage.fake_s3 import FakeS3
@@ -71,8 +71,8 @@ def server(
 ) -> Iterator[Place]:
     """A store of each kind, for all tests of this file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("infra.storage.s3_store.PART", PART)
-        patch.setattr("infra.storage.uploads.PART", PART)
+        patch.setattr("infra.storage.s3.store.PART", PART)
+        patch.setattr("infra.storage.s3.multipart.PART", PART)
         patch.setattr(parts, "PART", PART)
         if request.param == "local":
             store = LocalStore(tmp_path_factory.mktemp("contract") / "store")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage.answers import Patience
 from infra.storage.base import Missing, StoreAway
-from infra.storage.s3_store import S3Store
+from infra.storage.s3.errors import Patience
+from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.infra.storage.conftest import MakeFake, store_on
 from tests.infra.storage.fake_s3 import FakeS3

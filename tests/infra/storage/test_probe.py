@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage import probe as module
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
-from infra.storage.probe import Finding, probe
+from infra.storage.s3 import probe as module
+from infra.storage.s3.probe import Finding, probe
 from tests.infra.storage.conftest import MakeFake, store_on
 from tests.infra.storage.fake_s3 import FakeS3
 from tests.infra.storage.misbehaviour import Fault, Kind, Quirk

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage.s3_store import S3Store
+from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.conftest import BUCKET
 from tests.infra.storage.conftest import IMPATIENT, store_on

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.storage.base import BadObject, Missing
-from infra.storage.s3_store import S3Store
+from infra.storage.s3.store import S3Store
 from tests.infra.storage.conftest import store_on
 from tests.infra.storage.fake_s3 import FakeS3
 from tests.infra.storage.misbehaviour import Answer, FakeError, Request

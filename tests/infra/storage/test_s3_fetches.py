@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage import s3, s3_store
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from infra.storage.parts import PART
+from infra.storage.s3 import bucket
+from infra.storage.s3 import store as s3_store
 from nanochat_core.errors import StoreError
 from tests.infra.storage.conftest import PARTS, MakeFake, store_on, tried_store_on
 from tests.infra.storage.fake_s3 import FakeS3, Object
@@ -183,7 +184,7 @@ def test_control_unless_lengths_are_compared_a_short_part_is_taken(
     store = store_on(fake)
     store.upload("large", large)
     fake.faults.append(Fault(kind=Kind.SHORTEN, verb="GET", times=1))
-    monkeypatch.setattr(s3, "pass_on", trusting)
+    monkeypatch.setattr(bucket, "pass_on", trusting)
     store.fetch("large", tmp_path / "target", size=large.stat().st_size)
     assert (tmp_path / "target").read_bytes() != large.read_bytes()
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage import s3
-from infra.storage.answers import Patience
 from infra.storage.base import Missing
 from infra.storage.open import open_store
-from infra.storage.s3_store import S3Store
-from infra.storage.settings import read_settings
+from infra.storage.s3 import bucket
+from infra.storage.s3.errors import Patience
+from infra.storage.s3.settings import read_settings
+from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.infra.storage.conftest import IMPATIENT, MakeFake, store_on
 from tests.infra.storage.fake_s3 import FakeS3, Object
@@ -93,7 +93,7 @@ def test_checksums_and_addresses_are_those_of_aws_at_aws_only(
         monkeypatch.setenv(name, value)
     if not endpoint:
         monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
-    client, told = s3.make_client(read_settings({}), seconds=1)
+    client, told = bucket.make_client(read_settings({}), seconds=1)
     assert told == is_aws
     expected = "when_supported" if is_aws else "when_required"
     assert client.meta.config.request_checksum_calculation == expected
@@ -192,8 +192,10 @@ def test_a_store_that_comes_back_in_time_is_not_noticed(fake: FakeS3) -> None:
 def test_an_answer_that_never_comes_is_asked_for_again(
     fake: FakeS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = s3.make_client
-    monkeypatch.setattr(s3, "make_client", lambda settings, seconds: make(settings, seconds=0.3))
+    make = bucket.make_client
+    monkeypatch.setattr(
+        bucket, "make_client", lambda settings, seconds: make(settings, seconds=0.3)
+    )
     fake.faults.append(Fault(kind=Kind.HANG, verb="PUT", times=1, seconds=1.0))
     store = store_on(fake)
     store.put("a", b"1")
@@ -221,7 +223,7 @@ def test_a_body_damaged_on_its_way_in_is_refused_and_sent_again(fake: FakeS3) ->
 def test_control_without_a_checksum_the_damage_is_stored(
     fake: FakeS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3, "checksum_of", lambda *_: {})
+    monkeypatch.setattr(bucket, "checksum_of", lambda *_: {})
     fake.faults.append(Fault(kind=Kind.FLIP_REQUEST, verb="PUT", times=2))
     store = store_on(fake)
     store.put("a", b"whole")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage import s3_store
-from infra.storage.s3_store import S3Store
+from infra.storage.s3 import store as s3_store
+from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.infra.storage.conftest import PARTS, store_on, tried_store_on
 from tests.infra.storage.fake_s3 import FakeS3

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 
-from infra.launch.hang import HangWatch, pulses_of
+from infra.launch.watchdog import HangWatch, pulses_of
 from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.heartbeat import HEART, Heart

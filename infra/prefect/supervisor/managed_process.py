@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from infra.log_file import keep_short, last_line
+from infra.prefect.logs import keep_short, last_line
 
 FIRST_PAUSE = 1.0  # seconds before the second start; doubled with each early end
 LONGEST_PAUSE = 30.0

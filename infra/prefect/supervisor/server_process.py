@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from infra.prefect_access import ServerError, admission, answers, check_admitted
-from infra.prefect_server import Server, did_not_start, find_process, is_healthy, start_server
-from infra.stack.child import Pause
+from infra.prefect.access import ServerError, admission, answers, check_admitted
+from infra.prefect.server import Server, did_not_start, find_process, is_healthy, start_server
+from infra.prefect.supervisor.managed_process import Pause
 from nanochat_core.runtime.process_start import find_process as find_live
 
 # A server that lives but answers nobody is killed. A busy machine may keep it for a while, and one

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from infra.prefect_access import ServerError
-from infra.stack.record import FORMAT as STACK_FORMAT
-from infra.stack.record import record_path
+from infra.prefect.access import ServerError
+from infra.prefect.supervisor_record import FORMAT as STACK_FORMAT
+from infra.prefect.supervisor_record import record_path
 
 
 def check_no_other_version(home: Path, server: Path, *, format: int) -> None:

@@ -20,9 +20,7 @@ from pathlib import Path
 import psutil
 from filelock import FileLock
 
-from infra.log_file import keep_short, last_line
-from infra.other_version import check_no_other_version
-from infra.prefect_access import (
+from infra.prefect.access import (
     AUTH,
     DATABASE,
     SQLITE,
@@ -33,13 +31,15 @@ from infra.prefect_access import (
     database,
     shown_database,
 )
-from infra.prefect_password import (
+from infra.prefect.logs import keep_short, last_line
+from infra.prefect.other_version import check_no_other_version
+from infra.prefect.password import (
     ensure_password,
     find_password,
     pages_directory,
     remove_password,
 )
-from infra.webhook import WEBHOOK
+from infra.prefect.webhook import WEBHOOK
 from nanochat_core.job import write_json
 from nanochat_core.runtime.process_start import find_process as find_live
 from nanochat_core.runtime.process_start import start_of

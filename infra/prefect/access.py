@@ -2,7 +2,7 @@
 
 Two values are secret: NANOCHAT_PREFECT_AUTH, "user:password" of the server, and
 NANOCHAT_PREFECT_DATABASE, the URL of its Postgres database. They come from the environment (the
-first one, for a local server, from the home: infra/prefect_password.py) and go to the environment
+first one, for a local server, from the home: infra/prefect/password.py) and go to the environment
 of processes that need them; no command line, record or log has them.
 """
 

@@ -19,18 +19,23 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from infra.log_file import cut_short
-from infra.prefect_access import AUTH, ServerError, auth, configured_api_url
-from infra.prefect_server import client_environment, own_environment, stop_server
-from infra.stack.child import Child
-from infra.stack.processes import SECONDS_TO_SAVE, Adopted, become_subreaper, end_leftovers
-from infra.stack.record import Stack, my_stack, runs_of_last
-from infra.stack.resuming import Resuming
-from infra.stack.runs import report_lost
-from infra.stack.serving import OwnServer, SharedServer
-from infra.stack.workers import Pool
-from infra.stack.working import Worker
-from infra.webhook import WEBHOOK, configured_webhook
+from infra.prefect.access import AUTH, ServerError, auth, configured_api_url
+from infra.prefect.logs import cut_short
+from infra.prefect.server import client_environment, own_environment, stop_server
+from infra.prefect.supervisor.managed_process import Child
+from infra.prefect.supervisor.prefect_worker import Worker
+from infra.prefect.supervisor.processes import (
+    SECONDS_TO_SAVE,
+    Adopted,
+    become_subreaper,
+    end_leftovers,
+)
+from infra.prefect.supervisor.resuming import Resuming
+from infra.prefect.supervisor.runs import report_lost
+from infra.prefect.supervisor.server_process import OwnServer, SharedServer
+from infra.prefect.supervisor.workers import Pool
+from infra.prefect.supervisor_record import Stack, my_stack, runs_of_last
+from infra.prefect.webhook import WEBHOOK, configured_webhook
 
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_STOP = 10.0  # a worker without runs

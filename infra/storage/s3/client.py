@@ -19,10 +19,10 @@ from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
 from botocore.loaders import Loader  # pyright: ignore[reportMissingTypeStubs]
 from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
 
-from infra.storage.answers import NOT_S3, Lost, Refused, describe_loss
-from infra.storage.gateways import check_response
 from infra.storage.parts import THREADS
-from infra.storage.settings import Settings
+from infra.storage.s3.errors import NOT_S3, Lost, Refused, describe_loss
+from infra.storage.s3.gateways import check_response
+from infra.storage.s3.settings import Settings
 
 CONNECT_SECONDS = 5
 MAX_ANSWER = 8 << 20  # bytes of an answer that is no object; 1000 keys have 2 MB

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from infra.storage.answers import Head, Lost, Refused
 from infra.storage.base import Missing
-from infra.storage.checksums import Checksum
 from infra.storage.parts import PART, THREADS, Part, part_length, plan_parts, run_all
-from infra.storage.s3 import Bucket
+from infra.storage.s3.bucket import Bucket
+from infra.storage.s3.checksums import Checksum
+from infra.storage.s3.errors import Head, Lost, Refused
 from nanochat_core.errors import StoreError
 
 ROUNDS = 3  # for an upload that the store forgets

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from infra.storage.answers import NOT_S3, REDIRECT, Refused
+from infra.storage.s3.errors import NOT_S3, REDIRECT, Refused
 
 _ROOT = re.compile(rb"\s*(?:<\?xml[^>]*>)?\s*(?:<!--.*?-->\s*)*<(?:[\w.-]+:)?(\w+)", re.DOTALL)
 _ROOTS = {

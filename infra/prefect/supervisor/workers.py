@@ -1,7 +1,7 @@
 """One Prefect worker for each pool: its command, its environment, and its end with its keeper.
 
-`python -m infra.stack.workers ARGUMENTS` is `prefect ARGUMENTS`, ended by the kernel when the
-keeper dies: a worker that nobody keeps would go on taking runs for ever.
+`python -m infra.prefect.supervisor.workers ARGUMENTS` is `prefect ARGUMENTS`, ended by the kernel
+when the keeper dies: a worker that nobody keeps would go on taking runs for ever.
 """
 
 import os
@@ -11,9 +11,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.prefect_access import configured_api_url
-from infra.prefect_server import client_environment, own_environment
-from infra.stack.processes import STACK
+from infra.prefect.access import configured_api_url
+from infra.prefect.server import client_environment, own_environment
+from infra.prefect.supervisor.processes import STACK
 from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
 
 # How often a flow run says that it lives: Prefect's least. How long its silence may last is worked
@@ -45,7 +45,7 @@ def pool_called(name: str) -> Pool:
 def worker_command(pool: Pool) -> list[str]:
     """What starts the pool's worker."""
     return [
-        *(sys.executable, "-m", "infra.stack.workers", "worker", "start"),
+        *(sys.executable, "-m", "infra.prefect.supervisor.workers", "worker", "start"),
         *("--pool", pool.name, "--type", "process", "--name", pool.worker),
         *("--limit", str(pool.limit), "--prefetch-seconds", str(PREFETCH_SECONDS)),
     ]

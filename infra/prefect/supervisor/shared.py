@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from urllib.parse import quote
 
-from infra.prefect_access import ask
+from infra.prefect.access import ask
 
 _FLOW = "/deployments/name/nanochat/nanochat"  # registered together with all the others
 _ANSWER_SECONDS = 20.0  # a busy server reads its database for longer than a health check takes

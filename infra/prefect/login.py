@@ -3,8 +3,8 @@
 from pathlib import Path
 from urllib.parse import quote
 
-from infra.prefect_password import find_password, pages_directory
-from infra.prefect_server import find_process
+from infra.prefect.password import find_password, pages_directory
+from infra.prefect.server import find_process
 
 LOGIN_PAGE = "nanochat-login.html"
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import psutil
 
-from infra.log_file import keep_short, last_line
-from infra.prefect_access import (
+from infra.prefect.access import (
     ServerError,
     check_admitted,
     configured_api_url,
     database,
     shown_database,
 )
-from infra.prefect_server import check_version, check_wanted, find_process, stop_server
-from infra.stack.processes import end_leftovers
-from infra.stack.record import Stack, find_stack, read_stack
+from infra.prefect.logs import keep_short, last_line
+from infra.prefect.server import check_version, check_wanted, find_process, stop_server
+from infra.prefect.supervisor.processes import end_leftovers
+from infra.prefect.supervisor_record import Stack, find_stack, read_stack
 
 SECONDS_TO_START = 240.0  # a new home on a busy machine takes one
 SECONDS_TO_BE_STARTED = 60.0  # longer than a keeper's longest pause

@@ -10,7 +10,11 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-from infra.storage.answers import (
+from infra.storage.base import MAX_RECORD, Entry, Missing, Stored, check_key, check_size
+from infra.storage.parts import Part
+from infra.storage.s3.checksums import Checksum, algorithm_of, checksum_of
+from infra.storage.s3.client import NO_CLIENT, make_client, translating
+from infra.storage.s3.errors import (
     NOT_S3,
     REDIRECT,
     Head,
@@ -27,12 +31,8 @@ from infra.storage.answers import (
     pass_on,
     version_of,
 )
-from infra.storage.base import MAX_RECORD, Entry, Missing, Stored, check_key, check_size
-from infra.storage.checksums import Checksum, algorithm_of, checksum_of
-from infra.storage.gateways import check_listing
-from infra.storage.parts import Part
-from infra.storage.s3_client import NO_CLIENT, make_client, translating
-from infra.storage.settings import Settings, client_hint, endpoint_setting
+from infra.storage.s3.gateways import check_listing
+from infra.storage.s3.settings import Settings, client_hint, endpoint_setting
 from nanochat_core.errors import StoreError
 
 READ_SECONDS = 30  # between two pieces of an answer

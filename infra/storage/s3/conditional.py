@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from infra.storage.answers import NOT_S3, Lost, Refused
 from infra.storage.base import Missing, Stored
+from infra.storage.s3.errors import NOT_S3, Lost, Refused
 from nanochat_core.errors import StoreError
 
 TRIALS = "_trials"  # the prefix where stores are tried out

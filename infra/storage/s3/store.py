@@ -16,8 +16,30 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from infra.storage import conditional
-from infra.storage.answers import (
+from infra.storage.base import (
+    Entry,
+    Missing,
+    OnBytes,
+    StoreAway,
+    Stored,
+    check_key,
+    check_size,
+    ignore_bytes,
+)
+from infra.storage.parts import (
+    PART,
+    THREADS,
+    Part,
+    PartFile,
+    open_part_file,
+    run_all,
+    writing_to,
+)
+from infra.storage.s3 import conditional
+from infra.storage.s3.bucket import Bucket
+from infra.storage.s3.checksums import Checksum
+from infra.storage.s3.conditional import ATOMIC, TRIALS, Semantics
+from infra.storage.s3.errors import (
     NOT_S3,
     REDIRECT,
     Changed,
@@ -29,30 +51,8 @@ from infra.storage.answers import (
     explain,
     persist,
 )
-from infra.storage.base import (
-    Entry,
-    Missing,
-    OnBytes,
-    StoreAway,
-    Stored,
-    check_key,
-    check_size,
-    ignore_bytes,
-)
-from infra.storage.checksums import Checksum
-from infra.storage.conditional import ATOMIC, TRIALS, Semantics
-from infra.storage.parts import (
-    PART,
-    THREADS,
-    Part,
-    PartFile,
-    open_part_file,
-    run_all,
-    writing_to,
-)
-from infra.storage.s3 import Bucket
-from infra.storage.settings import Settings, read_settings
-from infra.storage.uploads import Uploads, checks_parts
+from infra.storage.s3.multipart import Uploads, checks_parts
+from infra.storage.s3.settings import Settings, read_settings
 from nanochat_core.errors import StoreError
 
 COPY_LIMIT = 5 << 30  # bytes that one request may copy, on AWS

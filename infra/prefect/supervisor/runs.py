@@ -10,7 +10,7 @@ import urllib.error
 from datetime import datetime
 from typing import Any, cast
 
-from infra.prefect_access import ask
+from infra.prefect.access import ask
 
 AUTO_RESUME = "auto-resume"  # tag of runs that go on by themselves after a crash
 _SECONDS = 10.0  # for an answer of a busy server

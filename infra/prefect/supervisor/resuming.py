@@ -13,8 +13,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, cast
 
-from infra.prefect_access import ask
-from infra.stack.runs import AUTO_RESUME
+from infra.prefect.access import ask
+from infra.prefect.supervisor.runs import AUTO_RESUME
 
 AUTOMATION = "nanochat-auto-resume"  # its name; deployments/automations.py makes it
 SECONDS_BETWEEN = 10.0

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from infra.storage.checksums import CHECKSUMS, Checksum
+from infra.storage.s3.checksums import CHECKSUMS, Checksum
 from nanochat_core.errors import StoreError
 
 _Choice = TypeVar("_Choice", bound=str)

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from infra.stack.child import Child
-from infra.stack.processes import SECONDS_TO_SAVE, Attempt, attempts_of
-from infra.stack.runs import is_polling
-from infra.stack.workers import Pool, worker_command, worker_environment
+from infra.prefect.supervisor.managed_process import Child
+from infra.prefect.supervisor.processes import SECONDS_TO_SAVE, Attempt, attempts_of
+from infra.prefect.supervisor.runs import is_polling
+from infra.prefect.supervisor.workers import Pool, worker_command, worker_environment
 
 _SECONDS_TO_DIE = 8.0  # from the end of its runs to that of a worker that was asked to end
 

@@ -17,15 +17,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from infra.storage.answers import Lost, Patience, Refused
 from infra.storage.base import Missing, Store
-from infra.storage.checksums import CHECKSUMS
-from infra.storage.conditional import TRIALS, Semantics, Support, describe
 from infra.storage.parts import PART
+from infra.storage.s3.checksums import CHECKSUMS
+from infra.storage.s3.conditional import TRIALS, Semantics, Support, describe
+from infra.storage.s3.errors import Lost, Patience, Refused
 from nanochat_core.errors import StoreError
 
 if TYPE_CHECKING:
-    from infra.storage.s3_store import S3Store
+    from infra.storage.s3.store import S3Store
 
 KEYS = 1001  # one more than a page of a listing
 ROUNDS = 20  # races of each kind
@@ -82,7 +82,7 @@ class _Trial:
                 self._guarded(self.create),
                 self._guarded(self.swap),
             ]
-        from infra.storage.s3_store import S3Store  # loads botocore
+        from infra.storage.s3.store import S3Store  # loads botocore
 
         assert isinstance(self._store, S3Store)
         bucket = _BucketTrial(self._store, key=self.key)
@@ -319,7 +319,7 @@ def find_setting(url: str) -> str | None:
     """The setting with which a bucket takes an object that it does not take as things are."""
     if not url.startswith("s3:"):
         return None
-    from infra.storage.s3_store import S3Store  # loads botocore
+    from infra.storage.s3.store import S3Store  # loads botocore
 
     settings = S3Store(url).settings
     others = {
