@@ -21,12 +21,12 @@ from nanochat_core import scaling
 from nanochat_core.job import Job, Resources
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.distributed import ALONE
-from nanochat_core.runtime.garbage import frozen
+from nanochat_core.runtime.hardware.distributed import ALONE
+from nanochat_core.runtime.hardware.gc_disabled import frozen
 from nanochat_core.runtime.progress import Progress
-from nanochat_core.train.keeper import Keeper
-from nanochat_core.train.losses import StepLog, pace_of
-from nanochat_core.train.step import gradients_of
+from nanochat_core.train.loop.checkpointer import Keeper
+from nanochat_core.train.loop.metrics import StepLog, pace_of
+from nanochat_core.train.loop.step import gradients_of
 
 
 def main() -> None:

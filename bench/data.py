@@ -29,7 +29,7 @@ from flows.profiles import open_profile
 from nanochat_core.config import RunConfig
 from nanochat_core.data import rows as rows_stage
 from nanochat_core.data import shards as shards_stage
-from nanochat_core.data import tokenize as tokens_stage
+from nanochat_core.data import tokens as tokens_stage
 from nanochat_core.data.packing import BATCH_DOCUMENTS, POLICIES, Row, batches, pack
 from nanochat_core.data.row_files import Rows
 from nanochat_core.data.shard_files import ShardSet, read_row_groups

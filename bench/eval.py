@@ -35,12 +35,12 @@ from nanochat_core.evaluate import core
 from nanochat_core.evaluate.core_questions import make_question
 from nanochat_core.evaluate.core_tasks import OPTIONS, CoreTask
 from nanochat_core.evaluate.generate import greedy_answers
-from nanochat_core.evaluate.letters import likeliest_letters
+from nanochat_core.evaluate.multiple_choice import likeliest_letters
 from nanochat_core.job import Resources
 from nanochat_core.model.gpt import GPT
-from nanochat_core.runtime.device import open_device
+from nanochat_core.runtime.hardware.device import open_device
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
-from tasks import multiple_choice
+from tasks.kinds import multiple_choice
 
 VOCAB = 32768
 SINGLE, PAIRS = 256, VOCAB - 256 - len(SPECIAL_TOKENS)

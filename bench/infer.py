@@ -31,7 +31,7 @@ import torch
 
 from nanochat_core import scaling
 from nanochat_core.engine.requests import Draw
-from nanochat_core.engine.runners import choose_runner, open_runner
+from nanochat_core.engine.runners.choose import choose_runner, open_runner
 from nanochat_core.engine.speed import (
     bytes_per_step,
     make_endless,

@@ -21,7 +21,7 @@ from nanochat_core.model import gpt
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.train import pretrain
-from nanochat_core.train.keeper import Keeper
+from nanochat_core.train.loop.checkpointer import Keeper
 
 NUM_ROWS = 256
 NEVER = 1e9  # seconds

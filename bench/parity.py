@@ -41,7 +41,7 @@ from nanochat_core.evaluate.bits_per_byte import bits_per_byte
 from nanochat_core.job import Job, Resources
 from nanochat_core.model.checkpoint import load_model
 from nanochat_core.model.gpt import GPT
-from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 
 TOLERANCE = 0.003

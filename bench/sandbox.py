@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from tasks.base import Conversation
-from tasks.humaneval_grader import MEMORY_MB, SECONDS, are_correct, check_of, program_of
-from tasks.sandbox_pool import usable_cpus
-from tasks.sandbox_runs import run_in
-from tasks.sandbox_ways import Way, programs, ways
+from tasks.sandbox.backends import Way, programs, ways
+from tasks.sandbox.humaneval_grader import MEMORY_MB, SECONDS, are_correct, check_of, program_of
+from tasks.sandbox.pool import usable_cpus
+from tasks.sandbox.process import run_in
 
 NUM_PROBLEMS = 164
 PROMPT = '''from typing import List

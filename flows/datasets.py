@@ -8,12 +8,12 @@ from pathlib import Path
 
 from infra.storage.files import sha256_of
 from nanochat_core.config import DatasetConfig, ShardsConfig, TaskDataConfig
-from nanochat_core.data.pydocs import installed_snapshot
-from nanochat_core.data.text_folder import folder_snapshot
+from nanochat_core.data.text.pydocs import installed_snapshot
+from nanochat_core.data.text.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError
+from tasks.kinds.sources import HubTask
 from tasks.names import TASKS
 from tasks.registry import task_named
-from tasks.sources import HubTask
 
 
 def with_snapshots(config: TaskDataConfig) -> TaskDataConfig:

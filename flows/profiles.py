@@ -42,7 +42,7 @@ from nanochat_core.config import (
     TaskDataConfig,
     TokenizerConfig,
 )
-from nanochat_core.data.pydocs import installed_snapshot
+from nanochat_core.data.text.pydocs import installed_snapshot
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Resources
 from nanochat_core.section import Section, from_json

@@ -38,7 +38,7 @@ TASK_DATA = Stage(
     makes="every task's examples, train and test",
     inputs=(),
     config=("seed", "task_data"),
-    entry="nanochat_core.data.task_data",
+    entry="nanochat_core.data.conversations.task_data",
     compute="cpu",
     tasks="task_data.datasets",
 )
@@ -55,7 +55,7 @@ TOKENS = Stage(
     makes="token ids and document lengths of every shard",
     inputs=(SHARDS, TOKENIZER),
     config=(),
-    entry="nanochat_core.data.tokenize",
+    entry="nanochat_core.data.tokens",
     compute="cpu",
 )
 ROWS = Stage(

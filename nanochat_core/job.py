@@ -25,7 +25,7 @@ from nanochat_core.errors import StageError
 FORMAT = 1  # of job.json, which the code of an older commit also reads (flows/plan/prove.py)
 RESULT_FORMAT = 2
 _BLOCK = 8 << 20  # bytes read at a time: less than a second, also from a slow disk
-CHECKPOINT_FORMAT = 2  # of what lies in checkpoints/, see nanochat_core/train/checkpoint.py
+CHECKPOINT_FORMAT = 2  # of what lies in checkpoints/, see nanochat_core/train/loop/checkpoint.py
 
 Status: TypeAlias = Literal["finished", "interrupted"]
 Determinism: TypeAlias = Literal["default", "strict"]

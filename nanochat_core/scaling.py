@@ -287,7 +287,7 @@ def open_mixture(name: str) -> tuple[MixtureEntry, ...]:
     """The mixture called `name`, or of the .toml file at that path. Raises ConfigError."""
     # Only where it is used: a training job counts with this module, and reads no mixture.
     from tasks.base import TaskError
-    from tasks.mixture_files import read_mixture
+    from tasks.mixtures.mixture_files import read_mixture
 
     try:
         shares = read_mixture(name)

@@ -23,7 +23,7 @@ from nanochat_core.runtime.code_record import record_code
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.metrics import write_metrics
 from nanochat_core.runtime.process_start import this_process
-from nanochat_core.runtime.sinks import following, may_linger
+from nanochat_core.runtime.trackers import following, may_linger
 from nanochat_core.runtime.versions import versions_in_use
 
 _PR_SET_PDEATHSIG = 1
@@ -85,7 +85,7 @@ def leave(code: int) -> NoReturn:
     failed = code == 1  # the process group is left as it is: ending it would wait for other ranks
     if failed or may_linger():
         if not failed and "torch" in sys.modules:
-            importlib.import_module("nanochat_core.runtime.distributed").close_world()
+            importlib.import_module("nanochat_core.runtime.hardware.distributed").close_world()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

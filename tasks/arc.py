@@ -2,9 +2,9 @@
 arXiv:1803.05457).
 """
 
-from tasks import multiple_choice
 from tasks.base import Conversation, TaskError
-from tasks.sources import HubDataset, HubTask, Row, text, texts
+from tasks.kinds import multiple_choice
+from tasks.kinds.sources import HubDataset, HubTask, Row, text, texts
 
 
 def convert(row: Row) -> Conversation:

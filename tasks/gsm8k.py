@@ -7,7 +7,7 @@ A solution has calls written `<<48/2=24>>` and ends in `#### 72`.
 import re
 
 from tasks.base import Conversation, Part, text_of
-from tasks.sources import Grader, HubDataset, HubTask, Row, text
+from tasks.kinds.sources import Grader, HubDataset, HubTask, Row, text
 
 _CALL = re.compile(r"<<([^>]+)>>")
 _ANSWER = re.compile(r"#### (-?[0-9.,]+)")

@@ -1,11 +1,11 @@
 """HumanEval: functions to be written from their signature, judged by tests (Chen et al. 2021,
 arXiv:2107.03374).
 
-All examples are for testing. Answers are graded by `tasks.humaneval_grader`.
+All examples are for testing. Answers are graded by `tasks.sandbox.humaneval_grader`.
 """
 
 from tasks.base import Conversation
-from tasks.sources import HubDataset, HubTask, Row, text
+from tasks.kinds.sources import HubDataset, HubTask, Row, text
 
 
 def convert(row: Row) -> Conversation:

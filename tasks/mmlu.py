@@ -3,9 +3,9 @@
 Training is its auxiliary split, questions collected from ARC, MC_TEST, OBQA and RACE.
 """
 
-from tasks import multiple_choice
 from tasks.base import Conversation, TaskError
-from tasks.sources import HubDataset, HubTask, Row, text, texts
+from tasks.kinds import multiple_choice
+from tasks.kinds.sources import HubDataset, HubTask, Row, text, texts
 
 LETTERS = ("A", "B", "C", "D")
 

@@ -6,11 +6,11 @@ covers, the tasks that its configuration names and no other.
 """
 
 TASKS: dict[str, str] = {
-    "arithmetic": "tasks.arithmetic:TASK",
-    "identity": "tasks.identity:TASK",
-    "spelling": "tasks.spelling:TASK",
-    "simple_spelling": "tasks.spelling_bee:SIMPLE",
-    "spelling_bee": "tasks.spelling_bee:BEE",
+    "arithmetic": "tasks.generated.arithmetic:TASK",
+    "identity": "tasks.generated.identity:TASK",
+    "spelling": "tasks.generated.spelling:TASK",
+    "simple_spelling": "tasks.generated.spelling_bee:SIMPLE",
+    "spelling_bee": "tasks.generated.spelling_bee:BEE",
     "smoltalk": "tasks.smoltalk:TASK",
     "mmlu": "tasks.mmlu:TASK",
     "arc_easy": "tasks.arc:EASY",
@@ -19,7 +19,7 @@ TASKS: dict[str, str] = {
     "humaneval": "tasks.humaneval:TASK",
 }
 # Graders apart from their task: what only makes examples does not load, say, the sandbox.
-GRADERS: dict[str, str] = {"humaneval": "tasks.humaneval_grader:GRADER"}
+GRADERS: dict[str, str] = {"humaneval": "tasks.sandbox.humaneval_grader:GRADER"}
 
 
 def modules_of(name: str, *, grades: bool) -> tuple[str, ...]:

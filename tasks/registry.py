@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tasks.base import Conversation, TaskError, check_split
+from tasks.kinds.sources import AnyTask, GeneratedTask, Grader
 from tasks.names import GRADERS, TASKS
-from tasks.sources import AnyTask, GeneratedTask, Grader
 
 
 def task_named(name: str) -> AnyTask:

@@ -3,7 +3,7 @@ arXiv:2502.02737).
 """
 
 from tasks.base import Conversation, TaskError, check_conversation
-from tasks.sources import HubDataset, HubTask, Row
+from tasks.kinds.sources import HubDataset, HubTask, Row
 
 
 def convert(row: Row) -> Conversation:

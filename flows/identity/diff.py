@@ -35,7 +35,7 @@ class Change:
     """One leaf that differs. An input's or its record's is propagation, others are root causes."""
 
     kind: Kind
-    name: str  # pretrain.num_steps; nanochat_core.optim.muon or tasks/words.txt; rows
+    name: str  # pretrain.num_steps; nanochat_core.optim.muon or tasks/generated/words.txt; rows
     old: str | None  # None: not there
     new: str | None
 
@@ -70,7 +70,7 @@ class FileChange:
 class Metric:
     """What a stage said of its result, of both; None: it did not."""
 
-    name: str  # tasks.spelling.accuracy
+    name: str  # tasks.generated.spelling.accuracy
     old: Any
     new: Any
 

@@ -3,8 +3,9 @@
 Code is the static import closure of the stage's entry module inside this repository. Each module
 counts by its syntax tree, without comments, docstrings, layout or line numbers, so only a change of
 meaning is a change. A data file counts where a module of the closure names it by a string literal
-and it lies in that module's directory or below ("identity.jsonl" beside tasks/identity.py): C++ by
-its tokens (flows/identity/cpp_source.py), any other file by its bytes.
+and it lies in that module's directory or below ("identity.jsonl" beside
+tasks/generated/identity.py): C++ by its tokens (flows/identity/cpp_source.py), any other file by
+its bytes.
 
 Not counted: `CARRIERS`, and what is imported under `if TYPE_CHECKING:`. Imports inside functions
 count. Imports by computed names are not seen, so stages must not use them; but for the modules of
@@ -39,22 +40,22 @@ CARRIERS = frozenset(
         "nanochat_core.errors",
         "nanochat_core.job",
         "nanochat_core.runtime.code_record",
-        "nanochat_core.runtime.garbage",
+        "nanochat_core.runtime.hardware.gc_disabled",
         "nanochat_core.runtime.heartbeat",
         "nanochat_core.runtime.interrupt",
         "nanochat_core.runtime.metrics",
-        "nanochat_core.runtime.peak",
+        "nanochat_core.runtime.hardware.gpu_specs",
         "nanochat_core.runtime.process_start",
         "nanochat_core.runtime.progress",
-        "nanochat_core.runtime.sinks",
+        "nanochat_core.runtime.trackers",
         "nanochat_core.runtime.versions",
         # Its choices, and those of `eras` behind it, are configuration; its counts are reported.
         "nanochat_core.scaling",
         "nanochat_core.section",
-        "nanochat_core.train.checkpoint",
-        "nanochat_core.train.keeper",
-        "nanochat_core.train.losses",
-        "nanochat_core.train.machine",
+        "nanochat_core.train.loop.checkpoint",
+        "nanochat_core.train.loop.checkpointer",
+        "nanochat_core.train.loop.metrics",
+        "nanochat_core.train.loop.run_environment",
         "nanochat_core.worker",
         # Where a task is; what it is, is hashed for each stage that loads it.
         "tasks.names",

@@ -18,12 +18,12 @@ from typing import TypeAlias
 from flows.artifacts.runs import latest_runs, timestamp
 from infra.storage.base import Store
 from nanochat_core.config import DatasetConfig, RunConfig
-from nanochat_core.data.hub_datasets import DATASETS
+from nanochat_core.data.hub.datasets import DATASETS
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import write_json
+from tasks.kinds.sources import HubTask
 from tasks.names import TASKS
 from tasks.registry import task_named
-from tasks.sources import HubTask
 
 FORMAT = 1
 FILE = "upstream.json"  # in the home
@@ -181,7 +181,7 @@ def _is_recent(answer: Answer) -> bool:
 def _ask_hub(name: str) -> Answer:
     from huggingface_hub import HfApi
 
-    from nanochat_core.data.hub_errors import catchable, explain, is_unreachable
+    from nanochat_core.data.hub.errors import catchable, explain, is_unreachable
 
     repository, _, revision = name.rpartition("@")
     try:
@@ -219,8 +219,8 @@ def _ask_web(url: str, last: Answer | None, log: Log, *, plan: bool) -> Answer |
 
     A plan downloads nothing and returns None then.
     """
-    from nanochat_core.data.core_bundle import fetch_archive
-    from nanochat_core.data.web_file import ask_validator
+    from nanochat_core.data.hub.core_bundle import fetch_archive
+    from nanochat_core.data.hub.web_file import ask_validator
     from nanochat_core.errors import DataError
 
     try:
@@ -244,8 +244,8 @@ def _ask_web(url: str, last: Answer | None, log: Log, *, plan: bool) -> Answer |
 
 def _find_archive(url: str) -> Answer | None:
     """Return the sha256 of an earlier download, which a job would use."""
-    from nanochat_core.data.core_bundle import archive_path
-    from nanochat_core.data.web_file import downloaded_validator, find_recorded
+    from nanochat_core.data.hub.core_bundle import archive_path
+    from nanochat_core.data.hub.web_file import downloaded_validator, find_recorded
 
     path = archive_path(url)
     if (digest := find_recorded(path)) is None:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 # Profiles count with these behind a module that no fingerprint follows; here they are seen.
 import nanochat_core.model.shape  # noqa: F401  # pyright: ignore[reportUnusedImport]
-import tasks.mixture_files  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import tasks.mixtures.mixture_files  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from flows.identity.fingerprint import canonical_json
 from flows.identity.manifest import Manifest
 from flows.profiles import PROFILES

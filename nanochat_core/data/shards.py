@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nanochat_core.config import ShardsConfig
-from nanochat_core.data import local_text, pydocs
-from nanochat_core.data.documents import Document
-from nanochat_core.data.hub_datasets import DATASETS
-from nanochat_core.data.hub_shards import fetch_shards
+from nanochat_core.data.hub.datasets import DATASETS
+from nanochat_core.data.hub.shards import fetch_shards
 from nanochat_core.data.shard_files import ShardFile, ShardSet, shard_name, write_shard
+from nanochat_core.data.text import local_text, pydocs
+from nanochat_core.data.text.documents import Document
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.job import Job
 from nanochat_core.runtime.heartbeat import HEART

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from nanochat_core.engine.answer import Completion, end_tokens
 from nanochat_core.engine.requests import ENGINE_FAILED, Draw, EndEvent, Event, Request
-from nanochat_core.engine.runners import Choice, open_runner
-from nanochat_core.engine.samples import Stats, Ticket
+from nanochat_core.engine.runners.choose import Choice, open_runner
 from nanochat_core.engine.scheduler import Scheduler
+from nanochat_core.engine.sequences import Stats, Ticket
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.heartbeat import HEART

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from nanochat_core.engine.answer import Answer
-from nanochat_core.engine.device_runner import MOST_LOG_PROBS
-from nanochat_core.engine.passes import Passes
 from nanochat_core.engine.requests import QueueFull, Request, check_request
 from nanochat_core.engine.runner import Runner
-from nanochat_core.engine.samples import Phase, Sample, Stats, Ticket
+from nanochat_core.engine.runners.device_runner import MOST_LOG_PROBS
+from nanochat_core.engine.sequences import Phase, Sample, Stats, Ticket
 from nanochat_core.engine.slots import Slots
+from nanochat_core.engine.steps import Passes
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.errors import DataError
 

@@ -7,11 +7,11 @@ A sample comes by `begin` (its tokens are to be read) or `fork` (another read th
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
-from nanochat_core.engine.pages import Pages, Tables, most_pages
-from nanochat_core.engine.prefix_cache import extend_keys
+from nanochat_core.engine.kv_cache.pages import Pages, Tables, most_pages
+from nanochat_core.engine.kv_cache.prefix_cache import extend_keys
 from nanochat_core.engine.requests import EndEvent
 from nanochat_core.engine.runner import Runner
-from nanochat_core.engine.samples import Counts, Phase, Sample, Stem, Ticket, tell
+from nanochat_core.engine.sequences import Counts, Phase, Sample, Stem, Ticket, tell
 
 Reason: TypeAlias = Literal["stop", "length", "cancelled", "failed"]
 

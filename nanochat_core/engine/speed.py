@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from nanochat_core.config import ModelConfig
-from nanochat_core.engine.native_memory import Arena
+from nanochat_core.engine.native.memory import Arena
 from nanochat_core.engine.requests import Draw, EndEvent, Event, Request
 from nanochat_core.engine.runner import Runner
-from nanochat_core.engine.runners import Choice
+from nanochat_core.engine.runners.choose import Choice
 from nanochat_core.engine.scheduler import Scheduler
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.model.gpt import GPT

@@ -31,8 +31,8 @@ from nanochat_core.evaluate.records import write_records, write_table
 from nanochat_core.job import Job, write_json
 from nanochat_core.model.checkpoint import load_model
 from nanochat_core.model.gpt import GPT
-from nanochat_core.runtime.device import open_device
-from nanochat_core.runtime.distributed import World, open_world
+from nanochat_core.runtime.hardware.device import open_device
+from nanochat_core.runtime.hardware.distributed import World, open_world
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
 

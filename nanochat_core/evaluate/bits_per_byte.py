@@ -13,7 +13,7 @@ import torch
 
 from nanochat_core.data.row_files import Rows
 from nanochat_core.model.gpt import GPT
-from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.heartbeat import HEART
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from nanochat_core.config import ChatEvalConfig, EvalTaskConfig
-from nanochat_core.data.examples import open_task
+from nanochat_core.data.conversations.examples import open_task
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError
 from nanochat_core.evaluate.generate import (
@@ -35,12 +35,12 @@ from nanochat_core.evaluate.generate import (
     greedy_answers,
 )
 from nanochat_core.evaluate.intervals import Interval, centred, mean_of, share_of
-from nanochat_core.evaluate.letters import has_letters, likeliest_letters
+from nanochat_core.evaluate.multiple_choice import has_letters, likeliest_letters
 from nanochat_core.evaluate.records import write_records, write_table
 from nanochat_core.job import Job, write_json
 from nanochat_core.model.checkpoint import load_model
-from nanochat_core.runtime.device import open_device
-from nanochat_core.runtime.distributed import World, open_world
+from nanochat_core.runtime.hardware.device import open_device
+from nanochat_core.runtime.hardware.distributed import World, open_world
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tasks.base import Conversation, Task, TaskError, prompt_of, text_of

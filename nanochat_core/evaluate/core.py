@@ -26,7 +26,7 @@ from nanochat_core.evaluate.core_tasks import OPTIONS, CoreSuite, CoreTask
 from nanochat_core.evaluate.intervals import Interval, centred, mean_of, share_of
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.trees import Pack, packs_of, tokens_of_pack
-from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.tokenizer.bpe import Tokenizer
 

@@ -8,7 +8,7 @@ import torch
 
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError, StageError
-from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion

@@ -27,7 +27,7 @@ from nanochat_core.model.checkpoint import save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import padded_vocab_size
 from nanochat_core.tokenizer.bpe import Tokenizer
-from nanochat_core.train.facts import write_facts
+from nanochat_core.train.loop.lineage import write_facts
 
 _MODEL_FILE = re.compile(r"model_(\d{1,9})\.pt")
 _COMPILED = "_orig_mod."  # torch.compile puts it before the names of what it wraps

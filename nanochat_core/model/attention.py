@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.attention_backends import BACKENDS, SDPA, Backend, Call
-from nanochat_core.runtime.distributed import ALONE, World
+from nanochat_core.runtime.hardware.distributed import ALONE, World
 
 _chosen: Backend = SDPA
 _call: Call = SDPA.load()

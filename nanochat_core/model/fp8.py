@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.runtime.kernels import fused
+from nanochat_core.runtime.hardware.compile import fused
 
 E4M3 = torch.float8_e4m3fn  # 448 at most
 E5M2 = torch.float8_e5m2  # 57344 at most

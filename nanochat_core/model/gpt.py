@@ -33,7 +33,7 @@ from nanochat_core.model.layers import (
 )
 from nanochat_core.model.loss import softcap_loss, softcap_losses
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
-from nanochat_core.runtime.device import compute_dtype
+from nanochat_core.runtime.hardware.device import compute_dtype
 from nanochat_core.runtime.seeding import seed_for
 
 IGNORED = -1  # a target that is not learnt from

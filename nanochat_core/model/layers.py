@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nanochat_core.config import NumericsConfig
 from nanochat_core.model.fp8 import Quantised, is_eligible
 from nanochat_core.model.fp8 import linear as fp8_linear
-from nanochat_core.runtime.device import compute_dtype
+from nanochat_core.runtime.hardware.device import compute_dtype
 
 SORTED_TABLE_GRADIENT = True  # on GPUs; a CPU has no use for it (bench of 2048 tokens: 2 ms of 2 s)
 

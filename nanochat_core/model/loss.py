@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat_core.model.fp8 import E4M3, E5M2, Quantised, quantise, weight_gradient
-from nanochat_core.runtime.kernels import fused
+from nanochat_core.runtime.hardware.compile import fused
 
 # A CPU works a block of rows off in chunks of columns that fit its cache, as several operations
 # follow one another on each; with fewer rows the matrix products are slow. On a GPU the operations

@@ -31,12 +31,12 @@ from torch import Tensor, nn
 
 from nanochat_core.config import OptimizerConfig
 from nanochat_core.optim.adamw import adamw_
-from nanochat_core.optim.division import Unit, make_units
 from nanochat_core.optim.january import clip_factor, newton_schulz_muon_, squared_norm
 from nanochat_core.optim.muon import muon_
-from nanochat_core.optim.stack import Part
-from nanochat_core.runtime.device import compute_dtype
-from nanochat_core.runtime.distributed import World
+from nanochat_core.optim.partition import Unit, make_units
+from nanochat_core.optim.sharded_params import Part
+from nanochat_core.runtime.hardware.device import compute_dtype
+from nanochat_core.runtime.hardware.distributed import World
 
 
 class Optimizer:

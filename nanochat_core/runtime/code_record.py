@@ -40,7 +40,8 @@ def record_code(directory: Path) -> None:
 
 
 def read_record(directory: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the content of all that was loaded: "tasks.words", "tasks/words.txt".
+    """Yield the name and the content of all that was loaded: "tasks.words",
+    "tasks/generated/words.txt".
 
     A file that a crash cut short is left out: what should have run never did.
     """

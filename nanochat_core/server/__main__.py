@@ -14,13 +14,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanochat_core.errors import NanochatError
 from nanochat_core.server.app import make_app
-from nanochat_core.server.deadlines import Deadlines
+from nanochat_core.server.config import Rules
+from nanochat_core.server.connection_timeouts import Deadlines
 from nanochat_core.server.launch import Engines, allow_connections, make_pool, open_port
 from nanochat_core.server.metrics import Metrics
 from nanochat_core.server.options import engines_of, make_parser, rules_of
-from nanochat_core.server.pool import Pool
-from nanochat_core.server.rules import Rules
 from nanochat_core.server.service import Service
+from nanochat_core.server.workers.pool import Pool
 
 MAX_HEADER_BYTES = 16 * 1024
 SECONDS_BEYOND_DRAIN = 2  # to tell the streams that are cut

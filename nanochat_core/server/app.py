@@ -24,15 +24,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
-from nanochat_core.server import chat_api, openai_api
-from nanochat_core.server.described import ERROR, JSON, describe, schemas
-from nanochat_core.server.guard import Guard
-from nanochat_core.server.http import refusal
-from nanochat_core.server.openai_schema import ChatCompletionRequest, CompletionRequest
-from nanochat_core.server.page import page_csp, page_html
-from nanochat_core.server.pool import Busy, NoEngine
-from nanochat_core.server.schema import DEFAULTS, LIMITS, ChatRequest, RequestError
+from nanochat_core.server.api import chat_api, openai_api
+from nanochat_core.server.api.http import refusal
+from nanochat_core.server.api.openai_schema import ChatCompletionRequest, CompletionRequest
+from nanochat_core.server.api.openapi import ERROR, JSON, describe, schemas
+from nanochat_core.server.api.schema import DEFAULTS, LIMITS, ChatRequest, RequestError
+from nanochat_core.server.middleware import Guard
+from nanochat_core.server.page.page import page_csp, page_html
 from nanochat_core.server.service import Service
+from nanochat_core.server.workers.pool import Busy, NoEngine
 
 _POSTS = (
     ("/chat/completions", chat_api.chat_completions, ChatRequest),

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from nanochat_core.errors import ConfigError, ModelError
-from nanochat_core.server.channel import Spec
-from nanochat_core.server.pool import Patience, Pool
+from nanochat_core.server.workers.ipc import Spec
+from nanochat_core.server.workers.pool import Patience, Pool
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
-MAKER = "nanochat_core.server.engine_process:open_engine"
+MAKER = "nanochat_core.server.workers.engine_process:open_engine"
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # NVIDIA's and AMD's
 SLOTS = {"cpu": 16, "cuda": 64}  # answers at the same time, of one engine process
 

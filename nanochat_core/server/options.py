@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
+from nanochat_core.server.config import Log, Overflow, Rules
 from nanochat_core.server.launch import Device, Engines, read_keys, trusted_hosts
-from nanochat_core.server.rules import Log, Overflow, Rules
 
 
 def make_parser() -> argparse.ArgumentParser:

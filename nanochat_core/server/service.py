@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
 from nanochat_core.engine.requests import EndEvent, Event, TokenEvent
-from nanochat_core.server.channel import Ask
+from nanochat_core.server.config import Rules
 from nanochat_core.server.metrics import Metrics
-from nanochat_core.server.pool import AnswerStream, Pool
-from nanochat_core.server.rules import Rules
 from nanochat_core.server.text import AnswerText, Piece, StopStrings, TextToken
+from nanochat_core.server.workers.ipc import Ask
+from nanochat_core.server.workers.pool import AnswerStream, Pool
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 _LOG = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from nanochat_core.job import Job
-from nanochat_core.train.conversations import train_on_conversations
+from nanochat_core.train.chat import train_on_conversations
 
 
 def run(job: Job) -> dict[str, Any]:

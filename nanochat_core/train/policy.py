@@ -22,9 +22,9 @@ from torch import Tensor
 
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.heartbeat import HEART
-from nanochat_core.train.step import IGNORE
+from nanochat_core.train.loop.step import IGNORE
 
 
 @dataclass(frozen=True, kw_only=True)

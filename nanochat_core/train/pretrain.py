@@ -15,20 +15,20 @@ from nanochat_core.model.checkpoint import Tensors, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum, muon_weight_decay
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.device import open_device
-from nanochat_core.runtime.distributed import open_world
-from nanochat_core.runtime.garbage import frozen
+from nanochat_core.runtime.hardware.device import open_device
+from nanochat_core.runtime.hardware.distributed import open_world
+from nanochat_core.runtime.hardware.gc_disabled import frozen
 from nanochat_core.runtime.interrupt import STOP
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.scaling import flops_per_token, num_params
 from nanochat_core.tokenizer.bpe import Tokenizer
-from nanochat_core.train.facts import write_facts
-from nanochat_core.train.feed import feed
-from nanochat_core.train.fitting import Fitting
-from nanochat_core.train.keeper import Keeper
-from nanochat_core.train.losses import StepLog, pace_of
-from nanochat_core.train.machine import machine
-from nanochat_core.train.step import gradients_of
+from nanochat_core.train.loop.checkpointer import Keeper
+from nanochat_core.train.loop.lineage import write_facts
+from nanochat_core.train.loop.metrics import StepLog, pace_of
+from nanochat_core.train.loop.oom import Fitting
+from nanochat_core.train.loop.prefetch import feed
+from nanochat_core.train.loop.run_environment import machine
+from nanochat_core.train.loop.step import gradients_of
 
 
 def run(job: Job) -> dict[str, Any]:

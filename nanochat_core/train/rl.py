@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nanochat_core.config import OptimizerConfig, RLConfig
-from nanochat_core.data.examples import open_task
+from nanochat_core.data.conversations.examples import open_task
 from nanochat_core.engine.engine import Engine
 from nanochat_core.evaluate.generate import accuracy, check_machine, sampled_pass_at
 from nanochat_core.evaluate.records import write_records
@@ -27,24 +27,24 @@ from nanochat_core.model.attention import choose
 from nanochat_core.model.checkpoint import Tensors, load_model, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.device import open_device
-from nanochat_core.runtime.distributed import World, open_world
+from nanochat_core.runtime.hardware.device import open_device
+from nanochat_core.runtime.hardware.distributed import World, open_world
 from nanochat_core.runtime.interrupt import STOP
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
-from nanochat_core.train.conversations import scaled, take_over
-from nanochat_core.train.fitting import Fitting
-from nanochat_core.train.gates import (
+from nanochat_core.train.chat import scaled, take_over
+from nanochat_core.train.loop.checkpointer import Keeper
+from nanochat_core.train.loop.metrics import StepLog
+from nanochat_core.train.loop.oom import Fitting
+from nanochat_core.train.loop.run_environment import machine
+from nanochat_core.train.loop.sanity_checks import (
     FIRST_STEPS,
     open_chat_tokenizer,
     warn_of_rewards,
     write_chat_facts,
 )
-from nanochat_core.train.keeper import Keeper
-from nanochat_core.train.losses import StepLog
-from nanochat_core.train.machine import machine
 from nanochat_core.train.policy import (
     Anchors,
     Rollout,

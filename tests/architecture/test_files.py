@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,10 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("deployments", "flows", "infra", "nanochat_core", "tasks")
 OURS = (*PACKAGES, "bench", "docs")
 MAX_LINES = 400
+MAX_MODULES = 12
 READ_THE_ENVIRONMENT = (
     "infra/",
-    "nanochat_core/runtime/distributed.py",
+    "nanochat_core/runtime/hardware/distributed.py",
     "nanochat_core/runtime/tiktoken_cache.py",
     "nanochat_core/runtime/user_cache.py",
     "nanochat_core/worker.py",
@@ -46,6 +48,11 @@ def test_packages_have_no_code_of_their_own() -> None:
 def test_every_folder_with_modules_is_a_package() -> None:
     folders = {path.parent for path in python_files(*PACKAGES)}
     assert [named(path) for path in folders if not (path / "__init__.py").exists()] == []
+
+
+def test_no_folder_has_too_many_modules() -> None:
+    modules = Counter(path.parent for path in python_files(*PACKAGES) if path.stem != "__init__")
+    assert {named(p): count for p, count in modules.items() if count > MAX_MODULES} == {}
 
 
 def test_code_is_ascii() -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import uvicorn
 
-from nanochat_core.server.page import page_csp, page_html
+from nanochat_core.server.page.page import page_csp, page_html
 
 CUT = "cut"  # the connection breaks here
 STATS = {

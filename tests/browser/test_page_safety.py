@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from nanochat_core.server import page as page_module
+from nanochat_core.server.page import page as page_module
 from tests.browser.chat import ask, questions, send
 from tests.browser.conftest import Complaints
 from tests.browser.page_corpus import EVERYWHERE, HOSTILE, harm, show_stored

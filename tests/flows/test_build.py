@@ -266,6 +266,6 @@ def test_carriers_and_hashed_modules_are_no_leak(toys: Any) -> None:
     first = toys.stage("first")
     site = toys.site()
     identity = identify(first, site.run, {}, code=Code(site.root))
-    loaded = ["nanochat_core.job", "tasks.toy_first", "tasks.spelling"]
+    loaded = ["nanochat_core.job", "tasks.toy_first", "tasks.generated.spelling"]
 
-    assert leaked_modules(identity, loaded) == ["tasks.spelling"]
+    assert leaked_modules(identity, loaded) == ["tasks.generated.spelling"]

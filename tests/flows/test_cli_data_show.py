@@ -10,7 +10,7 @@ from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Manifest, Provenance
 from infra.storage.base import Store
 from nanochat_core.tokenizer.bpe import Tokenizer
-from tasks.files import write_examples
+from tasks.kinds.files import write_examples
 from tests.flows.shelf import CREATED, put_run
 from tests.flows.terminal import Terminal
 

@@ -214,7 +214,7 @@ def test_what_is_accepted_is_up_to_date(
     old = age(store, made["sft"])
     assert dict(states(terminal))["sft"] == "~"
     lines = terminal.said("accept", "tiny", "sft", "--why", "a new name")
-    assert lines[0].startswith(f"{old.name}: code tasks.mixture changed")
+    assert lines[0].startswith(f"{old.name}: code tasks.mixtures.mixture changed")
     assert lines[1] == f"accepted as {made['sft'].name}; nothing was compared"
     assert set(dict(states(terminal)).values()) == {"="}
     new = find_manifest(store, "sft", made["sft"].fingerprint)
@@ -356,10 +356,12 @@ def test_a_refactor_of_a_real_stage_is_proven_and_another_change_is_not(tmp_path
         0,
         "task_data is up to date: there is nothing to accept\n",
     )
-    checkout.edit("tasks.arithmetic", "Problem", "Exercise")
+    checkout.edit("tasks.generated.arithmetic", "Problem", "Exercise")
     code, said, wrong = checkout.run(*words)
     assert (code, wrong) == (0, "")
-    assert said.splitlines()[0] == f"{made['task_data'].name}: code tasks.arithmetic changed"
+    assert (
+        said.splitlines()[0] == f"{made['task_data'].name}: code tasks.generated.arithmetic changed"
+    )
     assert "old code: to the end" in said
     assert "new code: to the end" in said
     assert f"equal to the bit with commit {short(commit)} and today's code on cpu" in said
@@ -373,9 +375,9 @@ def test_a_refactor_of_a_real_stage_is_proven_and_another_change_is_not(tmp_path
     assert new.accepted["proof"]["old_commit"] == commit
     assert new.accepted["proof"]["new_commit"] is None
     # A second refactor is proven against the commit too, not against the first.
-    checkout.edit("tasks.arithmetic", "Exercise", "Question")
+    checkout.edit("tasks.generated.arithmetic", "Exercise", "Question")
     assert checkout.run(*words)[0] == 0
-    checkout.edit("tasks.arithmetic", "TEST_PERCENT = 20", "TEST_PERCENT = 21")
+    checkout.edit("tasks.generated.arithmetic", "TEST_PERCENT = 20", "TEST_PERCENT = 21")
     code, _, wrong = checkout.run(*words)
     assert code == 1
     assert wrong.startswith("error: file ")

@@ -15,7 +15,7 @@ from flows.cli.machine import checks
 from flows.cli.machine.checks import GIB
 from infra.prefect.supervisor_record import my_stack
 from infra.storage.base import Store
-from tasks.sandbox import Protections
+from tasks.sandbox.run import Protections
 
 TORCH = {
     "version": "2.13.0",

@@ -48,6 +48,7 @@ UNHASHED = {
     "flows/miniseries/series.html.jinja": "the page of a miniseries",
     "infra/": "how machines are started",
     "nanochat_core/server/page/": "the chat page",
+    "tasks/mixtures/": "what is read from them is in the configuration",
 }
 
 
@@ -309,7 +310,7 @@ def test_a_constant_of_the_sandbox_decides_only_evaluations_that_grade_programs(
 ):
     run = open_profile(profile).run
     before = closures(copy, run)
-    path = path_of(copy, "tasks.sandbox")
+    path = path_of(copy, "tasks.sandbox.run")
     source = path.read_text()
     path.write_text(_with_another_constant(source))
     try:
@@ -323,9 +324,9 @@ def test_a_stage_depends_on_the_tasks_that_its_configuration_names():
     run = open_profile("tiny").run
     found = closures_of(CODE, run)
     assert run.rl.task == "arithmetic"
-    assert "tasks.arithmetic" in found["rl"]
-    assert "tasks.spelling" not in found["rl"]
-    assert {"tasks.spelling", "tasks/words.txt"} <= found["task_data"].keys()
+    assert "tasks.generated.arithmetic" in found["rl"]
+    assert "tasks.generated.spelling" not in found["rl"]
+    assert {"tasks.generated.spelling", "tasks/generated/words.txt"} <= found["task_data"].keys()
     assert "tasks.gsm8k" not in found["task_data"]
     for stage in (TASK_DATA, RL, *CHAT_EVALS):  # and where a task is decides nothing
         assert "tasks.names" not in found[stage.name]
@@ -334,5 +335,5 @@ def test_a_stage_depends_on_the_tasks_that_its_configuration_names():
 def test_a_task_that_is_loaded_and_not_named_is_found_out():
     inputs = {source.name: "0" * 64 for source in RL.inputs}
     identity = identify(RL, open_profile("tiny").run, inputs, code=CODE)
-    loaded = ("tasks", "tasks.names", "tasks.registry", "tasks.arithmetic", "tasks.gsm8k")
+    loaded = ("tasks", "tasks.names", "tasks.registry", "tasks.generated.arithmetic", "tasks.gsm8k")
     assert leaked_modules(identity, loaded) == ["tasks.gsm8k"]

@@ -20,7 +20,7 @@ from flows.identity.manifest import Manifest
 from flows.profiles import Profile, make_placement, open_profile
 from flows.stages import STAGES, stage_named
 from infra.storage.open import open_store
-from nanochat_core.engine.native_build import unable_here
+from nanochat_core.engine.native.build import unable_here
 from nanochat_core.errors import StageError
 from tests.end_to_end import small
 
@@ -34,21 +34,21 @@ EXEMPT = {
     "nanochat_core.errors": "an error ends the job",
     "nanochat_core.job": "hands over the configuration, which is hashed, and the placement",
     "nanochat_core.runtime.code_record": "records what is loaded",
-    "nanochat_core.runtime.garbage": "when memory is collected",
+    "nanochat_core.runtime.hardware.gc_disabled": "when memory is collected",
     "nanochat_core.runtime.heartbeat": _TOLD,
     "nanochat_core.runtime.interrupt": _TOLD,
     "nanochat_core.runtime.metrics": _TOLD,
-    "nanochat_core.runtime.peak": "the speed of known GPUs, for metrics",
+    "nanochat_core.runtime.hardware.gpu_specs": "the speed of known GPUs, for metrics",
     "nanochat_core.runtime.process_start": _TOLD,
     "nanochat_core.runtime.progress": _TOLD,
-    "nanochat_core.runtime.sinks": _TOLD,
+    "nanochat_core.runtime.trackers": _TOLD,
     "nanochat_core.runtime.versions": "recorded beside the result",
     "nanochat_core.scaling": "its choices are configuration; its counts are reported",
     "nanochat_core.section": "reads and writes configuration",
-    "nanochat_core.train.checkpoint": _STATE,
-    "nanochat_core.train.keeper": _STATE,
-    "nanochat_core.train.losses": _TOLD,
-    "nanochat_core.train.machine": "the placement, which decides no result",
+    "nanochat_core.train.loop.checkpoint": _STATE,
+    "nanochat_core.train.loop.checkpointer": _STATE,
+    "nanochat_core.train.loop.metrics": _TOLD,
+    "nanochat_core.train.loop.run_environment": "the placement, which decides no result",
     "nanochat_core.worker": "starts the stage's own module",
     "tasks.names": "names the modules of tasks, which are hashed where they are loaded",
 }
@@ -238,10 +238,10 @@ def test_the_oracle_sees_what_stages_are_known_to_open(world: World):
     for stage in STAGES:
         entry = f"{stage.entry.replace('.', '/')}.py"
         assert entry in world.opened[stage.name]
-    assert "tasks/words.txt" in world.opened["task_data"]
+    assert "tasks/generated/words.txt" in world.opened["task_data"]
     assert "nanochat_core/model/gpt.py" in world.opened["pretrain"]
     if unable_here() is None:
-        assert "nanochat_core/engine/kernels_draw.h" in world.opened["base_eval"]
+        assert "nanochat_core/engine/native/kernels_draw.h" in world.opened["base_eval"]
 
 
 def test_what_is_exempt_is_what_fingerprints_leave_out():
@@ -261,13 +261,16 @@ class Escape:
 
 ESCAPES = {
     "native sources found by a pattern": Escape(
-        "nanochat_core/engine/native_build.py",
+        "nanochat_core/engine/native/build.py",
         '    "kernels_draw.h",\n',
         '    *(f"kernels_{part}.h" for part in ("draw",)),\n',
-        finds="nanochat_core/engine/kernels_draw.h",
+        finds="nanochat_core/engine/native/kernels_draw.h",
     ),
     "a data file with a name that is put together": Escape(
-        "tasks/spelling.py", '"words.txt"', '"words" + ".txt"', finds="tasks/words.txt"
+        "tasks/generated/spelling.py",
+        '"words.txt"',
+        '"words" + ".txt"',
+        finds="tasks/generated/words.txt",
     ),
     "a module imported by a name that is put together": Escape(
         "nanochat_core/train/tokenizer.py",

@@ -17,8 +17,8 @@ from flows.cli.options import OnDevice
 from flows.cli.use.serve import Limits, newer_model
 from flows.identity.manifest import File, Manifest, digest_of
 from infra.storage.base import Store
+from nanochat_core.server.config import Rules
 from nanochat_core.server.options import make_parser
-from nanochat_core.server.rules import Rules
 from tests.flows.chat_model import write_chat_model
 from tests.flows.shelf import make_manifest, put_artifact, put_run
 

@@ -19,7 +19,7 @@ from flows.profiles import make_placement, open_profile
 from flows.stages import SHARDS, STAGES, TASK_DATA, Stage
 from infra.storage.local import LocalStore
 from nanochat_core.config import RunConfig
-from nanochat_core.data.hub_datasets import DATASETS
+from nanochat_core.data.hub.datasets import DATASETS
 from nanochat_core.errors import ConfigError, DataError
 from tests.nanochat_core.data.hub_server import HubServer, talking_to_hub
 from tests.nanochat_core.data.web_server import WebServer
@@ -261,7 +261,7 @@ def test_a_second_plan_within_ten_minutes_sends_no_request_and_loads_no_client(
 
 
 def test_asking_for_the_bundle_does_not_load_pyarrow() -> None:
-    code = "import sys, nanochat_core.data.core_bundle; assert 'pyarrow' not in sys.modules"
+    code = "import sys, nanochat_core.data.hub.core_bundle; assert 'pyarrow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -15,7 +15,7 @@ from nanochat_core.job import Job
 from nanochat_core.model.checkpoint import save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.distributed import ALONE
+from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tasks.base import text_of
 from tasks.registry import generate

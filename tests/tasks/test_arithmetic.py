@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from tasks import arithmetic
 from tasks.base import TaskError, prompt_key, text_of
+from tasks.generated import arithmetic
 
 GRADES = arithmetic.GRADES
 MANY = 3000

@@ -4,9 +4,9 @@ import pytest
 
 from tasks import registry
 from tasks.base import TaskError
-from tasks.files import open_task, write_examples
+from tasks.kinds.files import open_task, write_examples
+from tasks.kinds.sources import GeneratedTask
 from tasks.names import TASKS
-from tasks.sources import GeneratedTask
 
 MADE = sorted(n for n in TASKS if isinstance(registry.task_named(n), GeneratedTask))
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}

@@ -1,8 +1,9 @@
 import pytest
 
-from tasks import humaneval, humaneval_grader, registry
+from tasks import humaneval, registry
 from tasks.base import TaskError, check_conversation
-from tasks.sandbox import run_untrusted
+from tasks.sandbox import humaneval_grader
+from tasks.sandbox.run import run_untrusted
 
 ROW = {
     "task_id": "Made/0",

@@ -1,7 +1,7 @@
 import pytest
 
-from tasks import identity
 from tasks.base import check_conversation, prompt_key
+from tasks.generated import identity
 
 
 def examples(split, num_examples=1000, *, seed=0):

@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from tasks.base import Task
-from tasks.mixture import mixture, sequence
+from tasks.mixtures.mixture import mixture, sequence
 
 
 def task(name, num_examples):

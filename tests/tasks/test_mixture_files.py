@@ -1,7 +1,7 @@
 import pytest
 
 from tasks.base import TaskError
-from tasks.mixture_files import Share, mixture_names, read_mixture
+from tasks.mixtures.mixture_files import Share, mixture_names, read_mixture
 from tasks.names import TASKS
 
 MIDTRAIN = {

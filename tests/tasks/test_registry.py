@@ -5,8 +5,8 @@ import pytest
 
 from tasks import registry
 from tasks.base import TaskError
+from tasks.kinds.sources import Grader, HubTask
 from tasks.names import TASKS
-from tasks.sources import Grader, HubTask
 
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
@@ -33,8 +33,8 @@ def test_what_guessing_scores_is_said_by_each_task_with_choices():
 
 
 CHOICE_TASK = """
-from tasks import multiple_choice
-from tasks.sources import GeneratedTask
+from tasks.kinds import multiple_choice
+from tasks.kinds.sources import GeneratedTask
 TASK = GeneratedTask(name="new", generate=list, grader=multiple_choice.grader({baseline}))
 """
 
@@ -61,7 +61,7 @@ print(registry.is_gradable("humaneval"), *sorted(m for m in sys.modules if m[:6]
 
 def test_making_examples_loads_neither_another_task_nor_the_sandbox():
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True)
-    modules = ["base", "humaneval", "names", "registry", "sources"]
+    modules = ["base", "humaneval", "kinds", "kinds.sources", "names", "registry"]
     assert done.stdout.split() == ["True", *(f"tasks.{name}" for name in modules)]
 
 

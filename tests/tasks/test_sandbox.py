@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks import sandbox_runs, sandbox_ways
 from tasks.base import TaskError
-from tasks.sandbox import Verdict, run_untrusted
+from tasks.sandbox import backends, process
+from tasks.sandbox.run import Verdict, run_untrusted
 from tests.campaigns.security.sandbox import (
     CHECK,
     WRONG,
@@ -57,17 +57,17 @@ def test_there_are_enough_attempts():
 
 def test_processes_that_a_program_starts_are_gone_with_it(fill_in, monkeypatch):
     """Nothing starts one, because of the filter; without it, they end with their sandbox."""
-    monkeypatch.setattr(sandbox_ways, "syscall_filter", lambda *_, **__: ALLOW_ALL)
+    monkeypatch.setattr(backends, "syscall_filter", lambda *_, **__: ALLOW_ALL)
     program = fill_in(
         "import os\nfor _ in range(4):\n    if os.fork() == 0:\n        os.setsid()\n"
         "        os.execv('/usr/bin/sleep', ['sleep', 'MARK'])\nos.wait()"
     )
-    way = next(sandbox_ways.ways(sandbox_ways.programs()))
+    way = next(backends.ways(backends.programs()))
     if isinstance(way, str):
         pytest.skip(way)
     stop = threading.Event()
     limits = {"check": None, "seconds": 60.0, "memory_mb": 512, "stop": stop}
-    thread = threading.Thread(target=sandbox_runs.run_in, args=[way, program], kwargs=limits)
+    thread = threading.Thread(target=process.run_in, args=[way, program], kwargs=limits)
     thread.start()
     deadline = time.monotonic() + 30
     while len(processes_of(fill_in("MARK"))) < 4 and time.monotonic() < deadline:
@@ -101,7 +101,7 @@ def test_the_parent_and_the_host_are_as_before(fill_in):
 def test_output_is_kept_up_to_a_limit_and_comes_from_both_streams():
     verdict = run_untrusted("import sys\nprint('a', flush=True)\nprint('b', file=sys.stderr)")
     assert verdict == Verdict(passed=True, timed_out=False, output="a\nb\n", reason="passed")
-    assert run_untrusted("print('x' * 10 ** 6)").output == "x" * sandbox_runs.OUTPUT_KEPT
+    assert run_untrusted("print('x' * 10 ** 6)").output == "x" * process.OUTPUT_KEPT
     assert run_untrusted("import os; os.write(1, b'\\xff')").output == "\ufffd"
 
 

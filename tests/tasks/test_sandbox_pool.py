@@ -5,10 +5,11 @@ import time
 import psutil
 import pytest
 
-from tasks import humaneval_grader, registry
+from tasks import registry
 from tasks.base import TaskError
-from tasks.sandbox import run_untrusted
-from tasks.sandbox_pool import run_all, usable_cpus
+from tasks.sandbox import humaneval_grader
+from tasks.sandbox.pool import run_all, usable_cpus
+from tasks.sandbox.run import run_untrusted
 from tests.campaigns.security.sandbox import CHECK, WRONG
 from tests.tasks.sandbox_forgeries import RIGHT
 
@@ -48,7 +49,7 @@ def test_no_more_are_in_flight_than_asked_for(monkeypatch):
             in_flight -= 1
         return run_untrusted("")
 
-    monkeypatch.setattr("tasks.sandbox_pool.run_untrusted", counted)
+    monkeypatch.setattr("tasks.sandbox.pool.run_untrusted", counted)
     run_all([(f"x = {i}", CHECK) for i in range(9)], **LIMITS, num_at_a_time=3)
     assert most == 3
 

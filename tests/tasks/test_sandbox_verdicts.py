@@ -1,7 +1,7 @@
 import pytest
 
 from tasks.base import TaskError
-from tasks.sandbox import Check, protections, run_untrusted
+from tasks.sandbox.run import Check, protections, run_untrusted
 from tests.campaigns.security.sandbox import CHECK, TESTS, gone_wrong
 from tests.tasks.sandbox_forgeries import (
     DECEIVED,

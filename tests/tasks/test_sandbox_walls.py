@@ -13,16 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks import sandbox, sandbox_confine, sandbox_pool, sandbox_runs, sandbox_ways
-from tasks.sandbox import Check, protections
-from tasks.sandbox_runs import run_in
+from tasks.sandbox import backends, landlock, pool, run
+from tasks.sandbox import process as sandbox_runs
+from tasks.sandbox.process import run_in
+from tasks.sandbox.run import Check, protections
 from tests.tasks.sandbox_corpus import REFUSED
 
 ROOT = Path(__file__).parents[2]
 LIMITS = {"check": None, "seconds": 60.0, "memory_mb": 512, "stop": None}
-FOUND = {
-    way.kind: way for way in sandbox_ways.ways(sandbox_ways.programs()) if not isinstance(way, str)
-}
+FOUND = {way.kind: way for way in backends.ways(backends.programs()) if not isinstance(way, str)}
 wall = pytest.mark.parametrize("kind", FOUND)
 
 
@@ -49,10 +48,10 @@ def file(folder):
 
 def older_landlock(monkeypatch, version, folder):
     """The wall without bubblewrap as an older kernel has it, with a folder in reach to read."""
-    if sandbox_confine.landlock_version() < version:
+    if landlock.landlock_version() < version:
         pytest.skip("this kernel's Landlock is older")
-    monkeypatch.setattr(sandbox_confine, "landlock_version", lambda: version)
-    way = list(sandbox_ways.ways({"bwrap": None}))[-1]
+    monkeypatch.setattr(landlock, "landlock_version", lambda: version)
+    way = list(backends.ways({"bwrap": None}))[-1]
     assert way.landlock == version
     return replace(way, readable=(*way.readable, str(folder)))
 
@@ -80,24 +79,24 @@ def test_under_an_older_landlock_files_and_sockets_are_out_of_reach(
         for attempt in attempts:
             assert run_in(way, REFUSED + attempt, **LIMITS).reason == "passed", attempt
     assert file.read_text() == "of the host"
-    assert sandbox._try_out(way) == ""
+    assert run._try_out(way) == ""
 
 
 def test_an_older_landlock_alone_lets_files_be_truncated_and_the_probe_says_so(
     monkeypatch, folder, file
 ):
     way = older_landlock(monkeypatch, 1, folder)
-    monkeypatch.setattr(sandbox_ways, "syscall_filter", allow_all)
+    monkeypatch.setattr(backends, "syscall_filter", allow_all)
     assert run_in(way, f"import os\n{TRUNCATE.format(file=file)}", **LIMITS).passed
     assert file.read_text() == ""
-    assert "disk" in sandbox._try_out(way)
+    assert "disk" in run._try_out(way)
 
 
 GRADER = """
 import sys
-from tasks import sandbox_ways
-from tasks.sandbox_runs import run_in
-way = [w for w in sandbox_ways.ways(sandbox_ways.programs()) if getattr(w, "kind", "") == {kind!r}]
+from tasks.sandbox import backends
+from tasks.sandbox.process import run_in
+way = [w for w in backends.ways(backends.programs()) if getattr(w, "kind", "") == {kind!r}]
 program = '''
 import ctypes, os, time
 ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
@@ -136,12 +135,12 @@ def test_a_program_whose_grader_is_gone_before_it_starts_does_not_run(kind, fold
     way = FOUND[kind]
     asked, order = os.pipe()
     told, tell = os.pipe()
-    first = sandbox_ways.order_for(way, seconds=9, memory_mb=512)
+    first = backends.order_for(way, seconds=9, memory_mb=512)
     whole = {**first, "role": "program", "program": "print('ran')", "verdict": tell}
-    os.write(order, sandbox_ways.message(whole, "0" * 32))
+    os.write(order, backends.message(whole, "0" * 32))
     os.close(order)  # as when the grader dies
     done = subprocess.run(
-        sandbox_ways.command_of(way),
+        backends.command_of(way),
         stdin=asked,
         capture_output=True,
         pass_fds=[tell],
@@ -158,11 +157,9 @@ def test_a_program_that_gives_its_pipe_away_fails_alone(monkeypatch, folder):
     """The filter refuses that; without it, the others are graded nevertheless."""
     if "landlock" not in FOUND:
         pytest.skip("this kernel has no Landlock")
-    monkeypatch.setattr(sandbox_ways, "syscall_filter", allow_all)
+    monkeypatch.setattr(backends, "syscall_filter", allow_all)
     monkeypatch.setattr(sandbox_runs, "_GONE_AFTER", 1.0)
-    monkeypatch.setattr(
-        sandbox_pool, "run_untrusted", lambda program, **rest: run_in(way, program, **rest)
-    )
+    monkeypatch.setattr(pool, "run_untrusted", lambda program, **rest: run_in(way, program, **rest))
     way = FOUND["landlock"]
     right = "def add(a, b): return a + b"
     check = Check(setup="", test="def check(add): assert add(1, 2) == 3", entry_point="add")
@@ -176,7 +173,7 @@ def test_a_program_that_gives_its_pipe_away_fails_alone(monkeypatch, folder):
         )
         programs = [right, give, "def add(a, b): return 0", f"x = 1\n{right}"]
         runs = [(program, check) for program in programs]
-        verdicts = sandbox_pool.run_all(runs, seconds=60, memory_mb=512)
+        verdicts = pool.run_all(runs, seconds=60, memory_mb=512)
         assert [verdict.passed for verdict in verdicts] == [True, False, False, True]
         assert verdicts[1].reason == "its pipes are still open 1 s after its processes were killed"
 
@@ -187,7 +184,8 @@ def test_bubblewrap_holds_for_a_grader_that_is_among_the_first_processes(number)
     """In a namespace of its own the sandbox has processes of these numbers too."""
     if "bubblewrap" not in FOUND:
         pytest.skip("there is no bubblewrap here")
-    ask = "import os; from tasks.sandbox import protections; print(os.getpid(), protections().kind)"
+    ask = "import os; from tasks.sandbox.run import protections; "
+    ask += "print(os.getpid(), protections().kind)"
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     before = ["sh", "-c", '"$@"; exit $?', "sh"] if number == 2 else []
     done = subprocess.run(
@@ -207,12 +205,12 @@ def test_bubblewrap_holds_where_the_interpreter_lies_below_tmp(monkeypatch, fold
     shutil.copy(system, python)
     (library / system.name).symlink_to(f"/usr/lib/{system.name}")
     where = str(python), (str(python), str(library))
-    monkeypatch.setattr(sandbox_ways, "_interpreter", lambda as_user: where)
-    sandbox._choose.cache_clear()
+    monkeypatch.setattr(backends, "_interpreter", lambda as_user: where)
+    run._choose.cache_clear()
     try:
         assert protections().kind == "bubblewrap"
-        way = sandbox._choose(os.geteuid(), tuple(sandbox_ways.programs().items()))[0]
+        way = run._choose(os.geteuid(), tuple(backends.programs().items()))[0]
         verdict = run_in(way, "import sys\nprint(sys.executable, sys.prefix)", **LIMITS)
         assert verdict.output == f"{python} {folder}\n"
     finally:
-        sandbox._choose.cache_clear()
+        run._choose.cache_clear()

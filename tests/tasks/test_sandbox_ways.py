@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks import sandbox, sandbox_confine, sandbox_syscalls, sandbox_ways
 from tasks.base import TaskError
-from tasks.sandbox import protections, run_untrusted
-from tasks.sandbox_runs import run_in
-from tasks.sandbox_syscalls import CHECKED, OWN_NUMBER, syscall_filter
+from tasks.sandbox import backends, landlock, run, seccomp
+from tasks.sandbox.process import run_in
+from tasks.sandbox.run import protections, run_untrusted
+from tasks.sandbox.seccomp import CHECKED, OWN_NUMBER, syscall_filter
 from tests.campaigns.security import sandbox as campaign
 from tests.campaigns.security.sandbox import gone_wrong, names, things_of_the_host
 from tests.tasks.sandbox_corpus import ATTEMPTS, REFUSED
@@ -28,14 +28,14 @@ def allow_all(machine, *, own_files_and_threads):
 
 def here():
     """The ways that this machine has."""
-    return [way for way in sandbox_ways.ways(sandbox_ways.programs()) if not isinstance(way, str)]
+    return [way for way in backends.ways(backends.programs()) if not isinstance(way, str)]
 
 
 @pytest.fixture
 def found_anew():
-    sandbox._choose.cache_clear()
+    run._choose.cache_clear()
     yield
-    sandbox._choose.cache_clear()
+    run._choose.cache_clear()
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def no_bubblewrap(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_landlock(monkeypatch, found_anew):
-    monkeypatch.setattr(sandbox_confine, "landlock_version", lambda: 0)
+    monkeypatch.setattr(landlock, "landlock_version", lambda: 0)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_what_holds_here_is_said_and_why_nothing_stronger():
 
 
 def test_without_bubblewrap_a_program_walls_itself_in(no_bubblewrap):
-    if sandbox_confine.landlock_version() == 0:
+    if landlock.landlock_version() == 0:
         pytest.skip("this kernel has no Landlock")
     found = protections()
     assert found.kind == "landlock"
@@ -92,7 +92,7 @@ def test_without_bubblewrap_a_program_walls_itself_in(no_bubblewrap):
 
 
 def test_where_namespaces_are_forbidden_too(forbidden_namespaces):
-    if sandbox_confine.landlock_version() == 0:
+    if landlock.landlock_version() == 0:
         pytest.skip("this kernel has no Landlock")
     found = protections()
     assert found.kind == "landlock"
@@ -106,14 +106,14 @@ def test_with_neither_wall_nothing_runs(no_bubblewrap, no_landlock):
 
 
 def test_a_wall_that_does_not_hold_is_found_out(no_bubblewrap, found_anew, monkeypatch):
-    monkeypatch.setattr(sandbox_ways, "syscall_filter", allow_all)
+    monkeypatch.setattr(backends, "syscall_filter", allow_all)
     with pytest.raises(TaskError, match="landlock does not hold calls, network, processes"):
         protections()
 
 
 def test_without_an_interpreter_in_reach_it_is_said(monkeypatch, found_anew):
-    monkeypatch.setattr(sandbox_ways, "_interpreter", lambda as_user: ("/usr/bin/true", ()))
-    monkeypatch.setattr(sandbox_ways, "_reads_our_bytecode", lambda python: False)
+    monkeypatch.setattr(backends, "_interpreter", lambda as_user: ("/usr/bin/true", ()))
+    monkeypatch.setattr(backends, "_reads_our_bytecode", lambda python: False)
     with pytest.raises(TaskError, match=r"does not run here: .*does not start"):
         protections()
 
@@ -133,7 +133,7 @@ def test_the_whole_campaign_as_we_are_and_as_another_user(wall, user, tmp_path):
 
 def test_without_the_filter_keys_of_the_session_could_be_read(monkeypatch):
     for way in here():
-        monkeypatch.setattr(sandbox_ways, "syscall_filter", allow_all)
+        monkeypatch.setattr(backends, "syscall_filter", allow_all)
         verdict = run_in(way, REFUSED + ATTEMPTS["control: read keys"], **LIMITS)
         assert verdict.reason == "AssertionError: escaped"
 
@@ -158,12 +158,12 @@ def test_the_filter_names_its_calls_as_the_kernels_headers_do():
         for name, older in re.findall(r"#define __NR_(\w+) __NR3264_(\w+)", text):
             if older in defined:
                 defined.setdefault(name, defined[older])
-        for table in (sandbox_syscalls.ALLOWED, sandbox_syscalls.OWN_FILES, CHECKED):
+        for table in (seccomp.ALLOWED, seccomp.OWN_FILES, CHECKED):
             for name, numbers in table.items():
                 assert numbers[column] == (int(defined[name]) if name in defined else None), name
 
 
-@pytest.mark.parametrize("machine", sandbox_syscalls.MACHINES)
+@pytest.mark.parametrize("machine", seccomp.MACHINES)
 @pytest.mark.parametrize("namespaces", [True, False])
 def test_a_filter_is_whole_instructions_and_names_its_process_where_it_has_to(machine, namespaces):
     code = syscall_filter(machine, own_files_and_threads=namespaces)

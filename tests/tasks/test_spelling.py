@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks import spelling
 from tasks.base import TaskError, prompt_key, text_of
+from tasks.generated import spelling
 
 GRADES = tuple(spelling.GRADES)
 MANY = 3000

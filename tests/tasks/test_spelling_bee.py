@@ -2,8 +2,9 @@ import time
 
 import pytest
 
-from tasks import registry, spelling_bee
+from tasks import registry
 from tasks.base import TaskError, prompt_key, text_of
+from tasks.generated import spelling_bee
 
 NAMES = ("simple_spelling", "spelling_bee")
 

@@ -72,7 +72,7 @@ def _fetch(store: Store, stage: str, run: str, cache: Cache) -> Path:
 
 
 def _open_example(directory: Path, task: str, split: str, index: int) -> dict[str, object]:
-    from nanochat_core.data.examples import open_task
+    from nanochat_core.data.conversations.examples import open_task
 
     known = sorted(path.name for path in directory.iterdir() if path.is_dir())
     if task not in known:

@@ -16,7 +16,7 @@ from flows.cli.output import print_warning, screen
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # torch is slow to import, and every command imports this module
-    from nanochat_core.engine.runners import Choice
+    from nanochat_core.engine.runners.choose import Choice
     from nanochat_core.engine.scheduler import Scheduler
     from nanochat_core.engine.speed import Speed
     from nanochat_core.model.gpt import GPT
@@ -156,7 +156,7 @@ def _open(
     gpt: "GPT", precision: str, runner: str | None, threads: int | None, num_slots: int, length: int
 ) -> "tuple[Scheduler, Choice]":
     """A scheduler that ends no answer early, and what runs the model."""
-    from nanochat_core.engine.runners import open_runner
+    from nanochat_core.engine.runners.choose import open_runner
     from nanochat_core.engine.speed import make_endless
 
     chosen: list[Choice] = []

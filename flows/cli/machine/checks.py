@@ -22,9 +22,9 @@ from infra.prefect.supervisor_record import find_stack
 from infra.storage.open import open_store
 from infra.storage.s3.probe import probe
 from nanochat_core.errors import NanochatError
-from nanochat_core.runtime.memory import memory_left
+from nanochat_core.runtime.hardware.memory import memory_left
 from tasks.base import TaskError
-from tasks.sandbox import Protections, protections
+from tasks.sandbox.run import Protections, protections
 
 GIB = 1 << 30
 PYTHON = (3, 11)

@@ -14,7 +14,7 @@ from flows.cli.output import print_warning
 from flows.cli.progress import show_bytes
 from infra.placement import count_gpus
 from nanochat_core.errors import ConfigError
-from nanochat_core.server.rules import Log, Overflow, Rules
+from nanochat_core.server.config import Log, Overflow, Rules
 
 _RULES = Group("Who may ask for how much", sort_key=1)
 

@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from nanochat_core.config import ModelConfig
-from nanochat_core.engine import native_build
 from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.native import build
 from nanochat_core.eras import numerics
 from nanochat_core.errors import NanochatError
 from nanochat_core.model.checkpoint import load_model, load_state, save_model
@@ -288,7 +288,7 @@ def answer(directory: Path, rng: random.Random) -> None:
     model = load_model(directory, torch.device("cpu"))
     tokenizer = Tokenizer.load(directory / "tokenizer")
     tokenizer.check_model(model.config.vocab_size)
-    native = native_build.unable_here() is None and rng.random() < 0.8
+    native = build.unable_here() is None and rng.random() < 0.8
     precision = rng.choice(("fp32", "fp32", "bf16", "int8")) if native else "fp32"
     engine = Engine(
         model,

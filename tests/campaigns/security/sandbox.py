@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tasks import sandbox_runs, sandbox_ways
-from tasks.sandbox import Check, protections, run_untrusted
+from tasks.sandbox import backends, process
+from tasks.sandbox.run import Check, protections, run_untrusted
 from tests.campaigns.security.rows import Row
 from tests.tasks.sandbox_corpus import ATTEMPTS, ENDED, LET_WITHOUT_NAMESPACES, REFUSED
 from tests.tasks.sandbox_forgeries import DECEIVED, EXHAUSTING, FORGED, HONEST, NEED_NAMESPACES
@@ -73,7 +73,7 @@ def things_of_the_host() -> Iterator[Callable[[str], str]]:
             "DGRAM": str(folder / "datagrams"),
             **objects,
             "INHERITED": "57",
-            "USER": str(sandbox_ways.USER if os.geteuid() == 0 else os.geteuid()),
+            "USER": str(backends.USER if os.geteuid() == 0 else os.geteuid()),
             "MARK": f"3600.{time.time_ns()}",
         }
         pattern = re.compile(rf"\b({'|'.join(words)})\b")
@@ -139,7 +139,7 @@ def gone_wrong(name: str, fill: Callable[[str], str]) -> str:
         verdict = run_untrusted(fill(program), seconds=seconds)
         late = time.monotonic() - started > seconds + 5
         right = not verdict.passed and reason in verdict.reason and not late
-        small = len(verdict.output) <= sandbox_runs.OUTPUT_KEPT
+        small = len(verdict.output) <= process.OUTPUT_KEPT
         return "" if right and small else f"{verdict.reason}{', late' * late}"
     if kind == "forged":
         program = f"{FORGED[name]}\n{WRONG}\n"

@@ -72,7 +72,7 @@ def run(job):
 """
 HANGS_IN_A_DOWNLOAD = """
 from pathlib import Path
-from nanochat_core.data.web_file import download_file
+from nanochat_core.data.hub.web_file import download_file
 from nanochat_core.runtime.progress import Progress
 
 def run(job):

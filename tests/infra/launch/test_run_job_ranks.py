@@ -69,7 +69,7 @@ def test_ranks_of_one_machine_meet_where_no_other_host_can_reach_them(make_job: 
     job = make_job("""
 import os
 import psutil
-from nanochat_core.runtime.distributed import open_world
+from nanochat_core.runtime.hardware.distributed import open_world
 
 def run(job):
     world = open_world("cpu")

@@ -8,7 +8,7 @@ import pytest
 
 from nanochat_core.data.shard_files import ShardSet, shard_name, write_shard
 from nanochat_core.data.token_files import TokenSet
-from nanochat_core.data.tokenize import tokenize_shard
+from nanochat_core.data.tokens import tokenize_shard
 from nanochat_core.job import Job, Resources
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.nanochat_core.data.hub_server import HubServer, talking_to_hub

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks.kinds.sources import HubTask
 from tasks.registry import task_named
-from tasks.sources import HubTask
 from tests.nanochat_core.data.hub_server import HubServer
 from tests.tasks.peer import parquet_of
 

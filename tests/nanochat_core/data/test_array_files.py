@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanochat_core.data import rows, tokenize
+from nanochat_core.data import rows, tokens
 from nanochat_core.data.array_files import check_size, new_array, write_array
-from nanochat_core.data.chat_rows import ChatRows, make_piece, write_rows
+from nanochat_core.data.conversations.chat_rows import ChatRows, make_piece, write_rows
 from nanochat_core.data.row_files import Rows
 from nanochat_core.data.shard_files import shard_name
 from nanochat_core.data.token_files import TokenSet
-from nanochat_core.data.tokenize import tokenize_shard
+from nanochat_core.data.tokens import tokenize_shard
 from tests.nanochat_core.data.test_rows import config
 
 SHORT = [f"word{i}" for i in range(900)]  # less than a file's buffer holds
@@ -99,9 +99,9 @@ def test_a_stage_of_tokens_says_the_number_from_another_process(
     make_job, write_shards, tokenizer_dir, monkeypatch
 ):
     job = make_job("tokens", {"shards": write_shards([SHORT] * 3), "tokenizer": tokenizer_dir})
-    monkeypatch.setattr(tokenize, "usable_cores", lambda: 2)
+    monkeypatch.setattr(tokens, "usable_cores", lambda: 2)
     with files_of_at_most(2000), pytest.raises(OSError, match="File too large") as error:
-        tokenize.run(job)
+        tokens.run(job)
     assert error.value.errno == errno.EFBIG
     assert list(job.output.iterdir()) == []
 

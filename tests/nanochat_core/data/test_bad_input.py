@@ -13,7 +13,8 @@ import pytest
 
 from flows.profiles import open_profile
 from nanochat_core.config import RowsConfig, TokenizerConfig
-from nanochat_core.data import rows, tokenize
+from nanochat_core.data import rows
+from nanochat_core.data import tokens as tokenize
 from nanochat_core.data.row_files import Rows
 from nanochat_core.data.shard_files import shard_name
 from nanochat_core.data.token_files import TokenSet

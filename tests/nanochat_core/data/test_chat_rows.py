@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanochat_core.data import chat_rows
-from nanochat_core.data.chat_rows import (
+from nanochat_core.data.conversations import chat_rows
+from nanochat_core.data.conversations.chat_rows import (
     ChatRows,
     assign_rows,
     conversation_rows,
     make_piece,
     write_rows,
 )
-from nanochat_core.data.examples import open_task as open_examples
+from nanochat_core.data.conversations.examples import open_task as open_examples
 from nanochat_core.errors import DataError
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
-from tasks.files import open_task, write_examples
-from tasks.mixture import mixture
+from tasks.kinds.files import open_task, write_examples
+from tasks.mixtures.mixture import mixture
 
 BOS = 0
 

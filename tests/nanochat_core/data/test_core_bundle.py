@@ -8,8 +8,9 @@ import zipfile
 import pytest
 
 from nanochat_core.config import TaskDataConfig
-from nanochat_core.data import core_bundle, task_data, web_file
-from nanochat_core.data.core_bundle import unpack
+from nanochat_core.data.conversations import task_data
+from nanochat_core.data.hub import core_bundle, web_file
+from nanochat_core.data.hub.core_bundle import unpack
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.scaling import dataset
 from tests.nanochat_core.data.web_server import Answer, WebServer

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, snapshot_download
 
-from nanochat_core.data import hub as hub_module
-from nanochat_core.data.hub import HubFile, download, download_each, list_files
-from nanochat_core.data.hub_errors import explain
+from nanochat_core.data.hub import client as hub_module
+from nanochat_core.data.hub.client import HubFile, download, download_each, list_files
+from nanochat_core.data.hub.errors import explain
 from nanochat_core.errors import DataError
 from tests.nanochat_core.data.hub_server import HubServer
 
@@ -314,7 +314,7 @@ def test_a_disk_that_refuses_is_named(hub: HubServer, number, complaint, hint):
 
 PROCESS = """
 import sys
-from nanochat_core.data.hub import download, list_files
+from nanochat_core.data.hub.client import download, list_files
 
 commit, files = list_files("me/data", "main", ["a.parquet"])
 print(commit, download("me/data", commit, files[0]))
@@ -341,7 +341,7 @@ def test_two_processes_that_want_the_same_file_download_it_once(hub: HubServer):
 
 
 def test_several_files_come_at_a_time_and_are_counted(hub: HubServer, monkeypatch):
-    monkeypatch.setattr("nanochat_core.data.transfers.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("nanochat_core.data.hub.transfers.SECONDS_BETWEEN_LINES", 0.0)
     commit = hub.add(REPOSITORY, {f"{i}.parquet": BIG[i:] for i in range(6)})
     hub.slow("", 0.1)
     told: list[str] = []

@@ -13,11 +13,12 @@ import pytest
 from huggingface_hub import constants
 
 from nanochat_core.config import ShardsConfig
-from nanochat_core.data import hub as hub_module
-from nanochat_core.data import hub_shards, shards
-from nanochat_core.data.hub_shards import HubDataset
+from nanochat_core.data import shards
+from nanochat_core.data.hub import client as hub_module
+from nanochat_core.data.hub import shards as hub_shards
+from nanochat_core.data.hub.shards import HubDataset
 from nanochat_core.data.shard_files import Origin, ShardSet, read_row_groups, shard_name
-from nanochat_core.data.text_folder import folder_snapshot
+from nanochat_core.data.text.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.interrupt import STOP, Interrupted
 from nanochat_core.runtime.progress import read_events

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanochat_core.config import ShardsConfig
-from nanochat_core.data.hub_shards import DATASETS
+from nanochat_core.data.hub.shards import DATASETS
 from nanochat_core.data.shard_files import ShardSet, read_row_groups, shard_name
 from nanochat_core.job import Job, Result
 from tests.nanochat_core.data.hub_server import HubServer

@@ -8,13 +8,13 @@ import pytest
 
 from flows.datasets import with_snapshots
 from nanochat_core.config import DatasetConfig, TaskDataConfig
-from nanochat_core.data import task_data
-from nanochat_core.data.chat_rows import conversation_rows
-from nanochat_core.data.examples import open_task
+from nanochat_core.data.conversations import task_data
+from nanochat_core.data.conversations.chat_rows import conversation_rows
+from nanochat_core.data.conversations.examples import open_task
 from nanochat_core.errors import DataError
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
-from tasks.mixture import mixture
+from tasks.mixtures.mixture import mixture
 from tests.nanochat_core.data.published import publish
 from tests.nanochat_core.network import NetworkUsed, pull_the_plug
 from tests.tasks.rows import TRAINED_ON, rows_of

@@ -4,10 +4,10 @@ import json
 import pytest
 
 from nanochat_core.config import DatasetConfig
-from nanochat_core.data.own_file import TEST_PERCENT, read_own_file
-from nanochat_core.data.spool import Spool
+from nanochat_core.data.conversations.custom_jsonl import TEST_PERCENT, read_own_file
+from nanochat_core.data.conversations.disk_shuffle import Spool
 from nanochat_core.errors import DataError
-from tasks.files import JsonLines
+from tasks.kinds.files import JsonLines
 
 
 def talk(question, answer="yes"):

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from nanochat_core.config import ShardsConfig
-from nanochat_core.data import pydocs
-from nanochat_core.data.docstrings import MAX_CHARS, make_documents, read_sections, split_text
+from nanochat_core.data.text import pydocs
+from nanochat_core.data.text.docstrings import MAX_CHARS, make_documents, read_sections, split_text
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
 
@@ -182,7 +182,7 @@ def test_the_installed_snapshot_names_python_first_and_what_is_big():
 
 def test_asking_for_the_snapshot_loads_nothing_heavy():
     code = (
-        "import json, sys; from nanochat_core.data.pydocs import installed_snapshot; "
+        "import json, sys; from nanochat_core.data.text.pydocs import installed_snapshot; "
         "installed_snapshot(); print(json.dumps(list(sys.modules)))"
     )
     loaded = json.loads(subprocess.check_output([sys.executable, "-c", code], text=True))

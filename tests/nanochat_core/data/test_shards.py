@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from nanochat_core.config import ShardsConfig
-from nanochat_core.data import local_text, shards
+from nanochat_core.data import shards
 from nanochat_core.data.shard_files import ShardSet, read_row_groups
-from nanochat_core.data.text_folder import folder_snapshot
+from nanochat_core.data.text import local_text
+from nanochat_core.data.text.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.progress import Progress, read_events
 

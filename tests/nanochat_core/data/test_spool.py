@@ -3,8 +3,8 @@ import contextlib
 import numpy as np
 import pytest
 
-from nanochat_core.data.spool import Spool, common_prompts
-from tasks.files import JsonLines
+from nanochat_core.data.conversations.disk_shuffle import Spool, common_prompts
+from tasks.kinds.files import JsonLines
 
 
 def ask(text, answer="yes"):

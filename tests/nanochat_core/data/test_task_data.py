@@ -8,17 +8,17 @@ from types import ModuleType
 
 import pytest
 
-from nanochat_core.data import task_data
+from nanochat_core.data.conversations import task_data
 from nanochat_core.engine.calculator import calculate
 from nanochat_core.errors import DataError
 from nanochat_core.job import Job, Resources
 from nanochat_core.runtime.interrupt import Interrupted
 from nanochat_core.runtime.progress import last_by_step, read_events
 from tasks.base import prompt_key, text_of
-from tasks.files import open_task
+from tasks.kinds.files import open_task
+from tasks.kinds.sources import GeneratedTask, Grader
 from tasks.names import TASKS
 from tasks.registry import is_correct, is_gradable
-from tasks.sources import GeneratedTask, Grader
 
 RESOURCES = Resources(
     device="cpu",
@@ -35,7 +35,7 @@ def make_job(directory, *, seed=42, datasets=SMALL):
     job = Job(
         directory=directory,
         stage="task_data",
-        entry="nanochat_core.data.task_data",
+        entry="nanochat_core.data.conversations.task_data",
         fingerprint="f" * 64,
         config={
             "seed": seed,
@@ -239,7 +239,8 @@ def test_progress_is_told_dataset_by_dataset(tmp_path):
 
 def test_task_data_needs_no_torch():
     code = (
-        "import sys, nanochat_core.data.task_data, nanochat_core.data.chat_rows, "
+        "import sys, nanochat_core.data.conversations.task_data, "
+        "nanochat_core.data.conversations.chat_rows, "
         "nanochat_core.tokenizer.chat; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from nanochat_core.config import DatasetConfig, TaskDataConfig
-from nanochat_core.data import task_data
+from nanochat_core.data.conversations import task_data
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import read_events
-from tasks.files import open_task
+from tasks.kinds.files import open_task
 from tasks.registry import task_named
 from tests.nanochat_core.data.published import publish
 from tests.tasks.peer import parquet_of, run_peer
@@ -167,8 +167,8 @@ import random, resource, sys
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq
 sys.path.insert(0, ".")
-from nanochat_core.data.spool import Spool
-from nanochat_core.data.task_download import convert_split
+from nanochat_core.data.conversations.disk_shuffle import Spool
+from nanochat_core.data.conversations.task_download import convert_split
 from tasks.registry import task_named
 directory, count = Path(sys.argv[1]), int(sys.argv[2])
 message = pa.struct([("role", pa.string()), ("content", pa.string())])

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from nanochat_core.data import tokenize
+from nanochat_core.data import tokens as tokenize
 from nanochat_core.data.shard_files import ROW_GROUP_DOCUMENTS, shard_name
 from nanochat_core.data.token_files import TokenSet, dtype_for
 from nanochat_core.errors import DataError

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from nanochat_core.data import web_file
-from nanochat_core.data.web_file import download_file
+from nanochat_core.data.hub import web_file
+from nanochat_core.data.hub.web_file import download_file
 from nanochat_core.errors import DataError
 from tests.nanochat_core.data.web_server import Answer, WebServer
 

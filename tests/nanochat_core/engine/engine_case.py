@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from nanochat_core.engine import native_build
 from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.native import build
 from nanochat_core.engine.requests import Request
-from nanochat_core.engine.runners import open_runner
+from nanochat_core.engine.runners.choose import open_runner
 from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.nanochat_core.engine.scheduler_case import Asked
 
-NO_KERNELS = native_build.unable_here()
+NO_KERNELS = build.unable_here()
 RUNNERS = [
     pytest.param(
         "native",

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from nanochat_core.config import ModelConfig
-from nanochat_core.engine.native_runner import NativeRunner
-from nanochat_core.engine.native_weights import PAGE_SIZE, Precision
+from nanochat_core.engine.native.runner import NativeRunner
+from nanochat_core.engine.native.weights import PAGE_SIZE, Precision
 from nanochat_core.engine.runner import Chunk, PageGroup
 from nanochat_core.eras import HEAD, numerics, of_era
 from nanochat_core.model.gpt import GPT

@@ -6,8 +6,8 @@ from typing import Any
 
 from nanochat_core.engine.answer import end_tokens
 from nanochat_core.engine.requests import EndEvent, Event, Request, TokenEvent
-from nanochat_core.engine.samples import Ticket
 from nanochat_core.engine.scheduler import Scheduler
+from nanochat_core.engine.sequences import Ticket
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.nanochat_core.engine.fake_runner import (

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nanochat_core.engine.cuda_graphs import GraphRunner, bucket_of
-from nanochat_core.engine.device_runner import MOST_CANDIDATES, DeviceRunner
 from nanochat_core.engine.requests import Draw
 from nanochat_core.engine.runner import Chunk, Columns
-from nanochat_core.engine.runners import page_groups
-from nanochat_core.engine.torch_runner import TorchRunner
+from nanochat_core.engine.runners.choose import page_groups
+from nanochat_core.engine.runners.cuda_graphs import GraphRunner, bucket_of
+from nanochat_core.engine.runners.device_runner import MOST_CANDIDATES, DeviceRunner
+from nanochat_core.engine.runners.torch_runner import TorchRunner
 
 pytestmark = pytest.mark.torch
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from nanochat_core.engine.engine import Engine
-from nanochat_core.engine.naive import generate_naive
 from nanochat_core.engine.requests import Draw, EndEvent, Event, Request
-from nanochat_core.engine.runners import Choice
+from nanochat_core.engine.runners.choose import Choice
+from nanochat_core.engine.runners.naive import generate_naive
 from nanochat_core.errors import DataError
 from tests.nanochat_core.engine.engine_case import RUNNERS, ask, engine_on
 

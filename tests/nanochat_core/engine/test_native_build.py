@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nanochat_core.engine import native_build
-from nanochat_core.engine.native_build import Unavailable, load_kernels, unable_here
+from nanochat_core.engine.native import build
+from nanochat_core.engine.native.build import Unavailable, load_kernels, unable_here
 from nanochat_core.runtime.user_cache import user_cache
 
 REASON = unable_here()
@@ -32,19 +32,19 @@ def sources(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     empty = "".join(f"void {name}() {{}}\n" for name in NAMES)
     key = "long nf_row_key(long seed, long sample) { return seed + sample; }\n"
     (folder / "kernels.cpp").write_text(f'extern "C" {{\n{empty}{key}}}\n')
-    for name in native_build.FILES[1:]:
+    for name in build.FILES[1:]:
         (folder / name).write_text("// nothing\n")
-    monkeypatch.setattr(native_build, "SOURCES", folder)
-    native_build._read_sources.cache_clear()
+    monkeypatch.setattr(build, "SOURCES", folder)
+    build._read_sources.cache_clear()
     return folder
 
 
 def fingerprint() -> str:
-    native_build._read_sources.cache_clear()
-    native_build._fingerprint.cache_clear()
-    compiler = native_build.find_compiler()
+    build._read_sources.cache_clear()
+    build._fingerprint.cache_clear()
+    compiler = build.find_compiler()
     assert compiler is not None
-    return native_build._fingerprint(compiler, native_build._read_sources(native_build.SOURCES))
+    return build._fingerprint(compiler, build._read_sources(build.SOURCES))
 
 
 def libraries(cache: Path) -> list[Path]:
@@ -110,12 +110,12 @@ def test_a_part_of_a_file_is_built_again_and_kills_nobody(
 def test_another_programs_library_is_built_again(tmp_path: Path, sources: Path) -> None:
     text = (sources / "kernels.cpp").read_text()
     (sources / "kernels.cpp").write_text("int nothing;\n")
-    native_build._read_sources.cache_clear()
+    build._read_sources.cache_clear()
     with pytest.raises(Unavailable, match=r"cannot be kept in .*nf_open"):
         load_kernels(tmp_path)
     assert libraries(tmp_path) == []  # what does not load is not kept
     other = tmp_path / "other.so"
-    compiler = native_build.find_compiler()
+    compiler = build.find_compiler()
     assert compiler is not None
     subprocess.run([compiler, "-shared", str(sources / "kernels.cpp"), "-o", other], check=True)
     (sources / "kernels.cpp").write_text(text)
@@ -135,7 +135,7 @@ def test_a_file_of_somebody_else_is_not_loaded(
     if os.geteuid() == 0:
         os.chown(path, 12345, -1)
     else:
-        monkeypatch.setattr(native_build.os, "geteuid", lambda: 12345)
+        monkeypatch.setattr(build.os, "geteuid", lambda: 12345)
     load_kernels(tmp_path)
     assert path.stat().st_ino != before
 
@@ -174,7 +174,7 @@ def test_another_source_or_header_or_flag_is_another_file(
     names.append(fingerprint())
     (sources / "kernels.cpp").write_text("// another\n")
     names.append(fingerprint())
-    monkeypatch.setattr(native_build, "FLAGS", (*native_build.FLAGS, "-g"))
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
     names.append(fingerprint())
     assert len(set(names)) == 4
 
@@ -183,20 +183,20 @@ def test_without_a_compiler_there_is_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(native_build.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(native_build.platform, "machine", lambda: "x86_64")
-    reason = unable_here(native_build.NEEDED_FLAGS)
+    monkeypatch.setattr(build.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    reason = unable_here(build.NEEDED_FLAGS)
     assert reason is not None
     assert "no C++ compiler" in reason
 
 
 def test_a_processor_that_lacks_something_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_build.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(native_build.platform, "machine", lambda: "x86_64")
-    reason = unable_here(native_build.NEEDED_FLAGS - {"avx512_bf16"})
+    monkeypatch.setattr(build.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    reason = unable_here(build.NEEDED_FLAGS - {"avx512_bf16"})
     assert reason == "the processor lacks avx512_bf16"
-    monkeypatch.setattr(native_build.platform, "machine", lambda: "arm64")
-    assert "arm64" in (unable_here(native_build.NEEDED_FLAGS) or "")
+    monkeypatch.setattr(build.platform, "machine", lambda: "arm64")
+    assert "arm64" in (unable_here(build.NEEDED_FLAGS) or "")
 
 
 @needs_kernels

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from nanochat_core.engine import native_build, native_weights
-from nanochat_core.engine.native_runner import NativeRunner
+from nanochat_core.engine.native import build, weights
+from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.errors import ConfigError, ModelError
 from tests.nanochat_core.engine.native_models import make_gpt, make_runner
 
-REASON = native_build.unable_here()
+REASON = build.unable_here()
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}"),
@@ -56,7 +56,7 @@ def test_parameters_of_another_shape_or_dtype_are_refused_before_they_are_packed
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, torch.nn.Parameter(made))
         with pytest.raises(ModelError, match=name):
-            native_weights.check_parameters(model)
+            weights.check_parameters(model)
 
 
 def test_a_gate_reads_no_more_channels_than_there_are() -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanochat_core.engine import native_build
-from nanochat_core.engine.native_runner import NativeRunner
-from nanochat_core.engine.native_weights import FORMS, Precision
+from nanochat_core.engine.native import build
+from nanochat_core.engine.native.runner import NativeRunner
+from nanochat_core.engine.native.weights import FORMS, Precision
 from nanochat_core.engine.requests import Draw
 from nanochat_core.engine.sampling import row_keys, sample
 from tests.nanochat_core.engine.native_models import (
@@ -22,7 +22,7 @@ from tests.nanochat_core.engine.native_models import (
     read,
 )
 
-REASON = native_build.unable_here()
+REASON = build.unable_here()
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}"),

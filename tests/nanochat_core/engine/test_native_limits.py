@@ -6,10 +6,11 @@ import sys
 import pytest
 import torch
 
-from nanochat_core.engine import native_build, speed
-from nanochat_core.engine.native_memory import Arena
+from nanochat_core.engine import speed
+from nanochat_core.engine.native import build
+from nanochat_core.engine.native.memory import Arena
 
-REASON = native_build.unable_here()
+REASON = build.unable_here()
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}"),
@@ -19,7 +20,7 @@ pytestmark = [
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from nanochat_core.engine.native_runner import NativeRunner
+from nanochat_core.engine.native.runner import NativeRunner
 from tests.nanochat_core.engine.native_models import make_gpt, make_runner, make_tokens, read
 
 open_engine = NativeRunner._open

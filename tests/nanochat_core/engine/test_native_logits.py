@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanochat_core.engine import native_build
-from nanochat_core.engine.native_runner import page_bytes
-from nanochat_core.engine.native_weights import FORMS, PAGE_SIZE, Precision
+from nanochat_core.engine.native import build
+from nanochat_core.engine.native.runner import page_bytes
+from nanochat_core.engine.native.weights import FORMS, PAGE_SIZE, Precision
 from nanochat_core.eras import ERAS
 from nanochat_core.model.gpt import GPT
 from tests.nanochat_core.engine.native_models import (
@@ -19,7 +19,7 @@ from tests.nanochat_core.engine.native_models import (
     read,
 )
 
-REASON = native_build.unable_here()
+REASON = build.unable_here()
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}"),

@@ -12,11 +12,11 @@ import torch
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.answer import Completion
-from nanochat_core.engine.device_runner import DeviceRunner
 from nanochat_core.engine.engine import Engine
-from nanochat_core.engine.naive import generate_naive
 from nanochat_core.engine.requests import Draw, Request
 from nanochat_core.engine.runner import PageGroup
+from nanochat_core.engine.runners.device_runner import DeviceRunner
+from nanochat_core.engine.runners.naive import generate_naive
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
 from tests.nanochat_core.engine.scheduler_case import Asked

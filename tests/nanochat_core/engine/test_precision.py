@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from nanochat_core.config import ModelConfig
-from nanochat_core.engine.native_runner import unable
+from nanochat_core.engine.native.runner import unable
 from nanochat_core.engine.requests import Draw
 from nanochat_core.engine.runner import Chunk, Runner
-from nanochat_core.engine.runners import open_runner
+from nanochat_core.engine.runners.choose import open_runner
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from nanochat_core.engine import runners
 from nanochat_core.engine.engine import Engine
-from nanochat_core.engine.native_runner import NativeRunner, unable
+from nanochat_core.engine.native.runner import NativeRunner, unable
 from nanochat_core.engine.requests import Draw
 from nanochat_core.engine.runner import Chunk
-from nanochat_core.engine.runners import Choice, choose_runner, open_runner
+from nanochat_core.engine.runners import choose as runners
+from nanochat_core.engine.runners.choose import Choice, choose_runner, open_runner
+from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.speed import make_endless
-from nanochat_core.engine.torch_runner import TorchRunner
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.versions import versions_in_use

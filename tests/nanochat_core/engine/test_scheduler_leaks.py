@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nanochat_core.engine import slots
-from nanochat_core.engine.pages import Pages, first_seen
-from nanochat_core.engine.prefix_cache import extend_keys, find_prefix
+from nanochat_core.engine.kv_cache.pages import Pages, first_seen
+from nanochat_core.engine.kv_cache.prefix_cache import extend_keys, find_prefix
 from nanochat_core.engine.requests import EndEvent, Event, Request
 from nanochat_core.engine.runner import PageGroup
 from tests.nanochat_core.engine.scheduler_case import Asked, Case, prompt_of

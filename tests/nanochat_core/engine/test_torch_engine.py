@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from nanochat_core.engine import runners
-from nanochat_core.engine.device_runner import DeviceRunner
 from nanochat_core.engine.engine import Engine
-from nanochat_core.engine.naive import generate_naive
 from nanochat_core.engine.requests import Draw, EndEvent, Event, Request
-from nanochat_core.engine.torch_runner import TorchRunner
+from nanochat_core.engine.runners import choose
+from nanochat_core.engine.runners.device_runner import DeviceRunner
+from nanochat_core.engine.runners.naive import generate_naive
+from nanochat_core.engine.runners.torch_runner import TorchRunner
 
 pytestmark = pytest.mark.torch
 
@@ -28,8 +28,8 @@ DRAWS = [
 @pytest.fixture(params=[TorchRunner, DeviceRunner])
 def open_engine(request, make_model, tokenizer, monkeypatch) -> Callable[..., Engine]:
     """Open an engine on one of the runners."""
-    monkeypatch.setattr(runners, "unable", lambda model: "this is a test")
-    monkeypatch.setattr(runners, "TorchRunner", request.param)
+    monkeypatch.setattr(choose, "unable", lambda model: "this is a test")
+    monkeypatch.setattr(choose, "TorchRunner", request.param)
 
     def make(**settings: int) -> Engine:
         engine = Engine(make_model(windows=(12, 64)), tokenizer, memory=10**8, **settings)

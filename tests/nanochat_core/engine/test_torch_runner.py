@@ -7,9 +7,9 @@ import torch
 
 from nanochat_core.engine.requests import Draw
 from nanochat_core.engine.runner import Chunk
-from nanochat_core.engine.runners import page_groups
+from nanochat_core.engine.runners.choose import page_groups
+from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_keys, sample
-from nanochat_core.engine.torch_runner import TorchRunner
 from nanochat_core.eras import ERAS, numerics, of_era
 from nanochat_core.model.gpt import GPT
 from tests.nanochat_core.engine.torch_slots import (

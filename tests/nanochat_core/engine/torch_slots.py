@@ -6,8 +6,8 @@ import torch
 
 from nanochat_core.engine.requests import Draw
 from nanochat_core.engine.runner import Chunk
-from nanochat_core.engine.runners import page_groups
-from nanochat_core.engine.torch_runner import TorchRunner
+from nanochat_core.engine.runners.choose import page_groups
+from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.model.gpt import GPT
 
 PAGE, PAGES, LONGEST = 4, 16, 64

@@ -10,7 +10,7 @@ import pytest
 from nanochat_core.data.row_files import write_index
 from nanochat_core.job import Job, Resources
 from nanochat_core.tokenizer.bpe import Tokenizer
-from tasks.files import write_examples
+from tasks.kinds.files import write_examples
 from tasks.registry import generate
 
 

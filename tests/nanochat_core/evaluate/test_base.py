@@ -8,7 +8,7 @@ from nanochat_core.data.row_files import Rows, write_index
 from nanochat_core.errors import DataError, ModelError
 from nanochat_core.evaluate import base
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
-from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import read_events
 
 pytestmark = pytest.mark.torch

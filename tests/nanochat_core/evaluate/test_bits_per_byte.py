@@ -5,7 +5,7 @@ import torch
 
 from nanochat_core.data.row_files import Rows
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
-from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.hardware.distributed import World
 
 pytestmark = pytest.mark.torch
 

@@ -18,17 +18,18 @@ from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import ConfigError, DataError, StageError
 from nanochat_core.evaluate import chat
 from nanochat_core.evaluate.generate import accuracy, greedy_answers
-from nanochat_core.evaluate.letters import likeliest_letters
-from nanochat_core.runtime.distributed import World
+from nanochat_core.evaluate.multiple_choice import likeliest_letters
+from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import read_events
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from nanochat_core.train import rl
-from tasks import multiple_choice, sandbox
 from tasks.base import Task, TaskError
-from tasks.files import open_task, write_examples
+from tasks.kinds import multiple_choice
+from tasks.kinds.files import open_task, write_examples
+from tasks.kinds.sources import GeneratedTask
 from tasks.names import TASKS
 from tasks.registry import are_correct, generate, is_correct
-from tasks.sources import GeneratedTask
+from tasks.sandbox import run
 
 pytestmark = pytest.mark.torch
 
@@ -251,10 +252,10 @@ def test_one_task_whose_data_is_of_no_use_leaves_the_others(make, many_tasks_dir
 @pytest.fixture
 def no_sandbox(monkeypatch):
     """A machine where no wall can be put up: not one of the programs, and a kernel without any."""
-    monkeypatch.setattr(sandbox, "ways", lambda found: iter(["nothing is installed"]))
-    sandbox._choose.cache_clear()
+    monkeypatch.setattr(run, "ways", lambda found: iter(["nothing is installed"]))
+    run._choose.cache_clear()
     yield
-    sandbox._choose.cache_clear()
+    run._choose.cache_clear()
 
 
 def test_a_machine_without_a_sandbox_fails_the_stage_before_any_task_is_asked(

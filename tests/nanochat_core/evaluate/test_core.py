@@ -17,7 +17,7 @@ from nanochat_core.evaluate.core import answer, core_metric
 from nanochat_core.evaluate.core_questions import encode, make_question, render
 from nanochat_core.evaluate.core_tasks import CoreTask, open_suite
 from nanochat_core.model.checkpoint import save_model
-from nanochat_core.runtime.distributed import ALONE, World
+from nanochat_core.runtime.hardware.distributed import ALONE, World
 from tests.nanochat_core.evaluate.core_reference import (
     TASKS,
     likely_continuations,

@@ -9,7 +9,7 @@ from nanochat_core.errors import DataError
 from nanochat_core.evaluate import base, core
 from nanochat_core.evaluate.core import core_metric
 from nanochat_core.evaluate.core_tasks import open_suite
-from nanochat_core.runtime.distributed import ALONE, World
+from nanochat_core.runtime.hardware.distributed import ALONE, World
 from nanochat_core.runtime.progress import read_events
 from tests.nanochat_core.evaluate.core_reference import TASKS, write_bundle
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.interop.export_model import model_card
-from nanochat_core.engine.naive import generate_naive
+from nanochat_core.engine.runners.naive import generate_naive
 from nanochat_core.eras import ERAS
 from nanochat_core.errors import ModelError
 from nanochat_core.interop.transformers_files import write_transformers_model

@@ -12,7 +12,7 @@ from nanochat_core.errors import ConfigError
 from nanochat_core.model import attention, attention_backends
 from nanochat_core.model.attention import attend, attention_backend, choose
 from nanochat_core.model.attention_backends import BACKENDS, SDPA, Backend, difference, load_flex
-from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.hardware.distributed import World
 
 pytestmark = pytest.mark.torch
 

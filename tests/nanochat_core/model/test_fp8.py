@@ -11,7 +11,7 @@ from nanochat_core.model import fp8
 from nanochat_core.model.fp8 import E4M3, E5M2, Quantised, is_eligible, quantise
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.scaling import numerics, run_for_depth
 
 pytestmark = pytest.mark.torch

@@ -11,7 +11,7 @@ from nanochat_core.config import ModelConfig, NumericsConfig
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.distributed import ALONE
+from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import numerics, run_for_depth
 
 pytestmark = pytest.mark.torch

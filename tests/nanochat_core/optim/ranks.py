@@ -13,7 +13,7 @@ from torch import Tensor
 from nanochat_core.config import ModelConfig, OptimizerConfig
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.distributed import ALONE, World, open_world
+from nanochat_core.runtime.hardware.distributed import ALONE, World, open_world
 from nanochat_core.scaling import numerics, run_for_depth
 
 CONFIG = ModelConfig(

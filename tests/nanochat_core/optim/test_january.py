@@ -16,7 +16,7 @@ from nanochat_core.optim.january import (
 )
 from nanochat_core.scaling import run_for_depth
 from nanochat_core.scaling_january import january_run
-from nanochat_core.train.conversations import scaled
+from nanochat_core.train.chat import scaled
 
 pytestmark = pytest.mark.torch
 

@@ -18,7 +18,7 @@ from nanochat_core.eras import numerics
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.distributed import ALONE
+from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling_january import january_model, january_optimizer, january_run
 
 pytestmark = pytest.mark.torch

@@ -14,7 +14,7 @@ from nanochat_core.errors import ModelError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.groups import adamw_groups, group_of
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.distributed import ALONE
+from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import numerics, run_for_depth
 
 pytestmark = pytest.mark.torch

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nanochat_core.optim.stack import Stack
-from nanochat_core.runtime.distributed import ALONE, World
+from nanochat_core.optim.sharded_params import Stack
+from nanochat_core.runtime.hardware.distributed import ALONE, World
 from tests.nanochat_core.optim.ranks import (
     CLIPPED,
     RATES,

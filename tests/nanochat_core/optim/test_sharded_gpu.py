@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from nanochat_core.config import OptimizerConfig
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.distributed import ALONE
+from nanochat_core.runtime.hardware.distributed import ALONE
 from tests.nanochat_core.optim.ranks import (
     CLIPPED,
     RATES,

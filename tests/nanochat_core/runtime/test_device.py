@@ -13,7 +13,7 @@ import torch
 from flows.identity.fingerprint import REPOSITORY
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Determinism, Job, Resources
-from nanochat_core.runtime.device import open_device
+from nanochat_core.runtime.hardware.device import open_device
 from nanochat_core.worker import set_up_cublas
 
 pytestmark = pytest.mark.torch

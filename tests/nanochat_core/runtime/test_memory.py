@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nanochat_core.runtime import memory
+from nanochat_core.runtime.hardware import memory
 
 NO_LIMIT = 9223372036854771712  # version 1's word for it
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nanochat_core.job import Job, Resources, Result
-from nanochat_core.runtime import sinks
+from nanochat_core.runtime import trackers
 from nanochat_core.runtime.progress import Progress, read_events
 
 ROOT = Path(__file__).parents[3]
@@ -40,8 +40,8 @@ def job(tmp_path: Path) -> Job:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "_SECONDS_BETWEEN_LOOKS", 0.01)
-    monkeypatch.setattr(sinks, "_SECONDS_TO_CATCH_UP", 20.0)
+    monkeypatch.setattr(trackers, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(trackers, "_SECONDS_TO_CATCH_UP", 20.0)
 
 
 class Service:
@@ -73,7 +73,7 @@ class Service:
 def train(job: Job, steps: int = 3) -> None:
     """A job that tells of its steps."""
     progress = Progress(job.events)
-    with sinks.following(job, active=True):
+    with trackers.following(job, active=True):
         progress.start(steps)
         for step in range(1, steps + 1):
             progress.step(step, loss=1.0 / step)
@@ -115,7 +115,7 @@ def test_a_sink_that_hangs_is_left_behind(
     job: Job, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
     Service(monkeypatch, slow=slow)
-    monkeypatch.setattr(sinks, "_SECONDS_TO_CATCH_UP", 0.3)
+    monkeypatch.setattr(trackers, "_SECONDS_TO_CATCH_UP", 0.3)
     began = time.monotonic()
     train(job)
     assert time.monotonic() - began < 20.0
@@ -152,6 +152,6 @@ def test_a_sink_that_is_not_installed_is_said_and_nothing_else(
 
 def test_only_the_first_rank_sends(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(monkeypatch)
-    with sinks.following(job, active=False):
+    with trackers.following(job, active=False):
         Progress(job.events).step(1, loss=1.0)
     assert service.calls == []

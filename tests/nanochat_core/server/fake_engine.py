@@ -12,7 +12,7 @@ import time
 
 from nanochat_core.engine.requests import EndEvent, LogProbs, Request, TokenEvent
 from nanochat_core.errors import DataError, ModelError
-from nanochat_core.server.channel import Facts, Spec
+from nanochat_core.server.workers.ipc import Facts, Spec
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 TOKENIZER = Tokenizer({bytes([i]): i for i in range(256)})

@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 
 from nanochat_core.server.__main__ import Server
+from nanochat_core.server.config import Rules
 from nanochat_core.server.launch import Engines, make_specs
 from nanochat_core.server.metrics import Metrics
-from nanochat_core.server.pool import Pool
-from nanochat_core.server.rules import Rules
 from nanochat_core.server.service import Service
+from nanochat_core.server.workers.pool import Pool
 from tests.nanochat_core.server.fake_engine import TOKENIZER
 
 FAKE = "tests.nanochat_core.server.fake_engine:open_fake"

@@ -17,8 +17,8 @@ from pathlib import Path
 import httpx
 
 from nanochat_core.server.__main__ import Protocol, serve
+from nanochat_core.server.config import Rules
 from nanochat_core.server.launch import Engines, trusted_hosts
-from nanochat_core.server.rules import Rules
 from tests.nanochat_core.server.fake_engine import TOKENIZER
 from tests.nanochat_core.server.live import FAKE, wait_until
 

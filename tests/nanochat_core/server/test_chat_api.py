@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from nanochat_core.server import chat_api, openai_api
+from nanochat_core.server.api import chat_api, openai_api
 from nanochat_core.server.service import Rules
 from tests.nanochat_core.server.live import body, events_of, serving, text_of, wait_until
 

@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from nanochat_core.errors import ConfigError
+from nanochat_core.server.config import Rules
 from nanochat_core.server.launch import read_keys, trusted_hosts
-from nanochat_core.server.rules import Rules
 from tests.nanochat_core.server.hostile_http import FOREIGN_HOSTS, TOO_LARGE, post_too_large
 from tests.nanochat_core.server.live import (
     NAME,

@@ -5,7 +5,7 @@ import httpx
 import openai
 import pytest
 
-from nanochat_core.server.chat_api import make_draw
+from nanochat_core.server.api.chat_api import make_draw
 from nanochat_core.server.service import Rules
 from tests.nanochat_core.server.fake_engine import TOKENIZER
 from tests.nanochat_core.server.live import NAME, Live, body, serving, wait_until

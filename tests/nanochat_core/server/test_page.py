@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from nanochat_core.server import page
-from nanochat_core.server.page import page_csp, page_html
+from nanochat_core.server.page import page
+from nanochat_core.server.page.page import page_csp, page_html
 
 ELEMENT = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 

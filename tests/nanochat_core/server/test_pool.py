@@ -12,11 +12,11 @@ import pytest
 from nanochat_core.engine.requests import Draw, EndEvent, LogProbs, TokenEvent
 from nanochat_core.errors import ModelError
 from nanochat_core.server.__main__ import Newer, follow_newer, serve
-from nanochat_core.server.channel import Ask, pack_event, unpack_event
+from nanochat_core.server.config import Rules
 from nanochat_core.server.launch import Engines
-from nanochat_core.server.pool import AnswerStream, Patience, Pool
-from nanochat_core.server.rules import Rules
 from nanochat_core.server.service import Service
+from nanochat_core.server.workers.ipc import Ask, pack_event, unpack_event
+from nanochat_core.server.workers.pool import AnswerStream, Patience, Pool
 from tests.nanochat_core.server.fake_engine import TOKENIZER
 from tests.nanochat_core.server.live import FAKE, body, fake_pool, serving, text_of, wait_until
 
@@ -182,7 +182,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_at_the_start(live, directory, 
 
 
 def test_a_server_whose_engine_ends_again_and_again_without_an_answer_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("nanochat_core.server.pool.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("nanochat_core.server.workers.pool.FIRST_PAUSE", 0.01)
     directory = tmp_path / "brief"
     (directory / "tokenizer").mkdir(parents=True)
     TOKENIZER.save(directory / "tokenizer")
@@ -194,7 +194,7 @@ def test_a_server_whose_engine_ends_again_and_again_without_an_answer_ends(tmp_p
 
 
 def test_an_engine_that_answers_between_its_ends_is_started_for_ever(monkeypatch):
-    monkeypatch.setattr("nanochat_core.server.pool.MOST_VAIN_LIVES", 2)
+    monkeypatch.setattr("nanochat_core.server.workers.pool.MOST_VAIN_LIVES", 2)
     with serving() as live:
         for _ in range(3):
             assert text_of(live.ask("echo one")) == "one"

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from nanochat_core.server.openai_schema import ChatCompletionRequest, CompletionRequest
-from nanochat_core.server.schema import ChatRequest, RequestError, check_turns, parse
+from nanochat_core.server.api.openai_schema import ChatCompletionRequest, CompletionRequest
+from nanochat_core.server.api.schema import ChatRequest, RequestError, check_turns, parse
 
 HELLO = {"role": "user", "content": "hello"}
 SURROGATE = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.server import chat_api
-from nanochat_core.server.pool import Pool
-from nanochat_core.server.rules import Rules
+from nanochat_core.server.api import chat_api
+from nanochat_core.server.config import Rules
+from nanochat_core.server.workers.pool import Pool
 from tests.nanochat_core.server.live import Live, body, fake_pool, serving, text_of, wait_until
 
 

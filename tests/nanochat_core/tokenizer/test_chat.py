@@ -8,9 +8,9 @@ from nanochat_core.errors import DataError
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_conversation, render_for_completion
 from tasks.base import prompt_of, text_of
+from tasks.kinds.sources import GeneratedTask
 from tasks.names import TASKS
 from tasks.registry import generate, is_correct, is_gradable, task_named
-from tasks.sources import GeneratedTask
 
 MANY = 100_000
 MADE = sorted(name for name in TASKS if isinstance(task_named(name), GeneratedTask))

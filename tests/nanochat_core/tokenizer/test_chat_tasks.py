@@ -11,13 +11,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from nanochat_core.data.chat_rows import ChatRows, make_piece, write_rows
+from nanochat_core.data.conversations.chat_rows import ChatRows, make_piece, write_rows
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
 from tasks.base import PART_TYPES, text_of
+from tasks.kinds.sources import GeneratedTask
 from tasks.names import TASKS
 from tasks.registry import generate, task_named
-from tasks.sources import GeneratedTask
 from tests.tasks.rows import ROWS, rows_of
 
 MADE = sorted(name for name in TASKS if isinstance(task_named(name), GeneratedTask))

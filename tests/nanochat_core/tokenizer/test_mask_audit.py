@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanochat_core.data.chat_rows import ChatRows, make_piece, write_rows
+from nanochat_core.data.conversations.chat_rows import ChatRows, make_piece, write_rows
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
 from tasks.base import Conversation, text_of
+from tasks.kinds.sources import GeneratedTask, HubTask
 from tasks.names import TASKS
 from tasks.registry import generate, task_named
-from tasks.sources import GeneratedTask, HubTask
 from tests.tasks.rows import ROWS, rows_of
 
 COUNT = 1000

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from nanochat_core.errors import ModelError, StageError
-from nanochat_core.train import checkpoint as checkpoint_module
-from nanochat_core.train.checkpoint import (
+from nanochat_core.train.loop import checkpoint as checkpoint_module
+from nanochat_core.train.loop.checkpoint import (
     Facts,
     clear,
     commit,

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from nanochat_core.train.feed import feed, widen
+from nanochat_core.train.loop.prefetch import feed, widen
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ from nanochat_core.errors import StageError
 from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.train import rl
-from nanochat_core.train.fitting import is_out_of_memory
+from nanochat_core.train.loop.oom import is_out_of_memory
 
 pytestmark = pytest.mark.torch
 MakeJob: TypeAlias = Callable[..., Job]

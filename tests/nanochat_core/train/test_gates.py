@@ -15,9 +15,10 @@ from nanochat_core.model.checkpoint import load_config
 from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.tokenizer import chat
 from nanochat_core.tokenizer.bpe import Tokenizer
-from nanochat_core.train import gates, rl
-from nanochat_core.train.facts import FILE, check_facts
-from nanochat_core.train.gates import FIRST_STEPS, warn_of_rewards
+from nanochat_core.train import rl
+from nanochat_core.train.loop import sanity_checks
+from nanochat_core.train.loop.lineage import FILE, check_facts
+from nanochat_core.train.loop.sanity_checks import FIRST_STEPS, warn_of_rewards
 
 pytestmark = pytest.mark.torch
 RunStage: TypeAlias = Callable[[Job], dict[str, Any]]
@@ -62,13 +63,13 @@ def test_a_model_taught_with_another_chat_layout_is_not_trained_on(
 ) -> None:
     changed = {**chat.WRAPPED, "python": ("<|python_start|>", "<|python_end|>", 0)}
     monkeypatch.setattr(chat, "WRAPPED", changed)
-    gates.chat_layout.cache_clear()
+    sanity_checks.chat_layout.cache_clear()
     job = make_job(stage, tmp_path, models)
     try:
         with pytest.raises(ModelError, match=r"was taught with chat layout [0-9a-f]{12}, this is"):
             run_stage(job)
     finally:
-        gates.chat_layout.cache_clear()
+        sanity_checks.chat_layout.cache_clear()
     assert not any(job.output.iterdir())
 
 
@@ -83,7 +84,7 @@ def test_facts_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 def test_the_layout_tells_a_change_of_any_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {gates.chat_layout()}
+    found = {sanity_checks.chat_layout()}
     changes: list[tuple[str, Any]] = [
         ("USER", ("<|user_end|>", "<|user_start|>")),
         ("ASSISTANT", ("<|assistant_start|>", "<|bos|>")),
@@ -93,9 +94,9 @@ def test_the_layout_tells_a_change_of_any_part_of_it(monkeypatch: pytest.MonkeyP
     for name, value in changes:
         with monkeypatch.context() as patch:
             patch.setattr(chat, name, value)
-            gates.chat_layout.cache_clear()
-            found.add(gates.chat_layout())
-    gates.chat_layout.cache_clear()
+            sanity_checks.chat_layout.cache_clear()
+            found.add(sanity_checks.chat_layout())
+    sanity_checks.chat_layout.cache_clear()
     assert len(found) == 1 + len(changes)
 
 
@@ -121,12 +122,12 @@ def test_a_model_that_knows_nothing_is_good_enough(
     """One of six steps: the gate must not be tighter than guessing."""
     first = run_stage(make_job("midtrain", tmp_path, models))["val_loss_first"]
     assert first > 0.9 * math.log(512)
-    gates.check_first_loss(math.nan, vocab_size=512)
-    gates.check_first_loss(math.log(512), vocab_size=512)
+    sanity_checks.check_first_loss(math.nan, vocab_size=512)
+    sanity_checks.check_first_loss(math.log(512), vocab_size=512)
     with pytest.raises(
         ModelError, match=r"is 7.00 nats a token, guessing among 512 tokens gives 6"
     ):
-        gates.check_first_loss(7.0, vocab_size=512)
+        sanity_checks.check_first_loss(7.0, vocab_size=512)
 
 
 @pytest.mark.parametrize("stage", ["midtrain", "sft"])
@@ -188,5 +189,5 @@ def test_a_model_says_what_it_was_taught_with(models: dict[str, Path]) -> None:
     for stage in ("pretrain", "midtrain", "sft"):
         facts = json.loads((models[stage] / FILE).read_text())
         digest = Tokenizer.load(models[stage] / "tokenizer").digest()
-        layout = None if stage == "pretrain" else gates.chat_layout()
+        layout = None if stage == "pretrain" else sanity_checks.chat_layout()
         assert facts == {"format": 1, "tokenizer": digest, "layout": layout}

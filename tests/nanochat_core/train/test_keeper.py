@@ -18,14 +18,14 @@ from nanochat_core.errors import StageError
 from nanochat_core.job import Job
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime import interrupt
-from nanochat_core.runtime.distributed import World
+from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import Progress, read_events
-from nanochat_core.train import keeper as keeper_module
-from nanochat_core.train.checkpoint import (
+from nanochat_core.train.loop import checkpointer as keeper_module
+from nanochat_core.train.loop.checkpoint import (
     find_best,
 )
-from nanochat_core.train.keeper import Keeper
-from nanochat_core.train.losses import Pace, StepLog
+from nanochat_core.train.loop.checkpointer import Keeper
+from nanochat_core.train.loop.metrics import Pace, StepLog
 
 pytestmark = pytest.mark.torch
 ALONE = World(rank=0, local_rank=0, size=1)

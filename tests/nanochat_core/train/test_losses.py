@@ -11,11 +11,11 @@ import torch
 
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job
-from nanochat_core.runtime.peak import peak_flops
+from nanochat_core.runtime.hardware.gpu_specs import peak_flops
 from nanochat_core.runtime.progress import Progress, last_by_step, read_events
-from nanochat_core.train import losses as losses_module
-from nanochat_core.train.checkpoint import find_checkpoint, newest_step
-from nanochat_core.train.losses import Pace, StepLog, is_exploding
+from nanochat_core.train.loop import metrics as losses_module
+from nanochat_core.train.loop.checkpoint import find_checkpoint, newest_step
+from nanochat_core.train.loop.metrics import Pace, StepLog, is_exploding
 
 pytestmark = pytest.mark.torch
 PACE = Pace(tokens_per_step=100, flops_per_token=10.0, peak_flops=4000.0, dollars_per_hour=3600.0)

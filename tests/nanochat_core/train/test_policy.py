@@ -11,7 +11,7 @@ from nanochat_core import scaling
 from nanochat_core.config import ModelConfig
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.distributed import ALONE
+from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.train.policy import (
     Anchors,
     Rollout,

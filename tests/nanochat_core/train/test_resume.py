@@ -17,12 +17,12 @@ from nanochat_core.evaluate.bits_per_byte import bits_per_byte
 from nanochat_core.job import Job
 from nanochat_core.model.checkpoint import load_model
 from nanochat_core.runtime import interrupt
-from nanochat_core.runtime.distributed import ALONE
+from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.runtime.progress import Progress, last_by_step, read_events
 from nanochat_core.tokenizer.bpe import Tokenizer
-from nanochat_core.train import conversations, pretrain, rl
-from nanochat_core.train.checkpoint import find_best, newest_step, open_best, write_best
-from nanochat_core.train.losses import StepLog
+from nanochat_core.train import chat, pretrain, rl
+from nanochat_core.train.loop.checkpoint import find_best, newest_step, open_best, write_best
+from nanochat_core.train.loop.metrics import StepLog
 
 pytestmark = pytest.mark.torch
 RunStage: TypeAlias = Callable[[Job], dict[str, Any]]
@@ -77,7 +77,7 @@ def test_a_stopped_stage_resumes_to_the_same_bytes_and_scores(
     # A model of this size answers nothing right: pay it for something it does half of the time.
     monkeypatch.setattr(rl, "are_correct", lambda _, graded: [len(a) % 2 == 0 for _, a in graded])
     if late:  # losses are read one step later, as on a GPU
-        for loop in (pretrain, conversations):
+        for loop in (pretrain, chat):
             monkeypatch.setattr(loop, "StepLog", partial(read_late, StepLog))
     saved = 3 if late else 2  # the step after which it is stopped, and evaluates
     resources = {"eval_every_steps": saved}

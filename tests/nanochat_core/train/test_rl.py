@@ -12,14 +12,14 @@ import torch
 
 from flows.profiles import open_profile
 from nanochat_core.config import RLConfig, RunConfig
-from nanochat_core.data.examples import open_task
+from nanochat_core.data.conversations.examples import open_task
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import ConfigError
 from nanochat_core.evaluate import generate
 from nanochat_core.evaluate.generate import pass_at
 from nanochat_core.job import Job
 from nanochat_core.model.checkpoint import load_model, load_state
-from nanochat_core.runtime.distributed import ALONE, World
+from nanochat_core.runtime.hardware.distributed import ALONE, World
 from nanochat_core.runtime.interrupt import STOP, Interrupted
 from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.tokenizer.bpe import Tokenizer

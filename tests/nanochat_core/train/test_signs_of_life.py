@@ -13,7 +13,8 @@ from infra.launch.watchdog import HangWatch, pulses_of
 from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.heartbeat import HEART, Heart
-from nanochat_core.train import keeper, rl
+from nanochat_core.train import rl
+from nanochat_core.train.loop import checkpointer
 
 pytestmark = pytest.mark.torch
 MakeJob: TypeAlias = Callable[..., Job]
@@ -89,12 +90,12 @@ def test_a_loop_that_waits_for_a_slow_disk_does_not_hang(heart: Job) -> None:
             time.sleep(0.1)
             found.append(watch.find())
 
-    keeper._Writing(write).wait()
+    checkpointer._Writing(write).wait()
     assert found == [None] * 20
 
 
 def test_a_disk_that_hangs_is_found_in_the_end(heart: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "_SECONDS_FOR_A_DISK", 0.1)
+    monkeypatch.setattr(checkpointer, "_SECONDS_FOR_A_DISK", 0.1)
     found: list[bool] = []
 
     def write() -> None:
@@ -103,5 +104,5 @@ def test_a_disk_that_hangs_is_found_in_the_end(heart: Job, monkeypatch: pytest.M
             time.sleep(0.1)
             found.append(watch.find() is not None)
 
-    keeper._Writing(write).wait()
+    checkpointer._Writing(write).wait()
     assert any(found)

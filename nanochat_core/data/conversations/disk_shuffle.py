@@ -1,0 +1,106 @@
+"""Conversations kept in a file until they are written in another order: any number of them.
+
+In memory are 16 bytes each: where a line begins, and a digest of what its conversation asks.
+"""
+
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from nanochat_core.job import move_into_place
+from nanochat_core.runtime.heartbeat import HEART
+from tasks.base import Conversation, prompt_key
+from tasks.kinds.files import line_of
+
+
+class Spool:
+    """Lines of conversations, by the number in which they came. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is overwritten."""
+        self._file = path.open("w+b")
+        self._starts = array("q", [0])
+        self._prompts = array("Q")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def add(self, conversation: Conversation) -> None:
+        """Keep one more."""
+        HEART.beat("converting examples")
+        size = self._file.write(line_of(conversation).encode("ascii"))
+        self._starts.append(self._starts[-1] + size)
+        self._prompts.append(prompt_digest(conversation))
+
+    def everything(self) -> "Split":
+        """All of it, in the order in which it came."""
+        return self.split(np.arange(len(self)))
+
+    def split(self, order: npt.NDArray[np.int64]) -> "Split":
+        """Those of these numbers, in that order."""
+        return Split(spool=self, order=order)
+
+    def prompts(self, order: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+        """What conversations ask, as digests (n,)."""
+        return np.array(self._prompts, dtype=np.uint64)[order]
+
+    def read(self, number: int) -> Conversation:
+        """One conversation."""
+        return json.loads(next(iter(self.lines([number]))))
+
+    def lines(self, order: Iterable[int]) -> Iterable[bytes]:
+        """The lines of these numbers."""
+        self._file.flush()
+        for number in order:
+            HEART.beat("writing examples")
+            start = self._starts[number]
+            yield os.pread(self._file.fileno(), self._starts[number + 1] - start, start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The examples of a split, to be written."""
+
+    spool: Spool
+    order: npt.NDArray[np.int64]  # numbers in the spool
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def first(self, count: int | None) -> "Split":
+        """The first so many; None: all."""
+        return self.spool.split(self.order[:count])
+
+    def write(self, path: Path, *, scratch: Path) -> None:
+        """Write them as JSONL, whole or not at all; `scratch` is on the same file system."""
+        temporary = scratch / f"{path.name}.part"
+        with temporary.open("wb") as file:
+            file.writelines(self.spool.lines(self.order.tolist()))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        move_into_place(temporary, path)
+
+
+def common_prompts(train: Split, test: Split) -> npt.NDArray[np.int64]:
+    """The numbers of test examples that ask what a training example asks."""
+    asked = train.spool.prompts(train.order)
+    return test.order[np.isin(test.spool.prompts(test.order), asked)]
+
+
+def prompt_digest(conversation: Conversation) -> int:
+    """64 bits of what a conversation asks."""
+    text = prompt_key(conversation).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())

@@ -1,0 +1,171 @@
+"""Stage `task_data`: every dataset that a later stage trains or is judged on, as JSONL files.
+
+    output/{name}/{train,test}.jsonl   one conversation a line, see tasks/base.py
+    output/core/                       the CORE metric's data, where wanted, see core_bundle.py
+    output/task_data.json              {"format", "datasets": {name: {...}}, "core": {...} or null}
+
+Of each dataset are told its `kind`, how many `train` and `test` examples there are, and `overlap`:
+how many of the test examples ask what a training example asks. Numbers may be below those of the
+config where a dataset has no more. Published datasets also tell their commit, files of one's own
+their sha256.
+
+A dataset that is finished stays when the stage is stopped, and is not made again.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from nanochat_core.config import DatasetConfig, TaskDataConfig
+from nanochat_core.data.conversations.custom_jsonl import read_own_file
+from nanochat_core.data.conversations.disk_shuffle import Split, Spool, common_prompts
+from nanochat_core.data.conversations.task_download import convert_split, download_dataset
+from nanochat_core.data.hub.core_bundle import fetch_bundle
+from nanochat_core.errors import DataError
+from nanochat_core.job import Job, write_json
+from nanochat_core.runtime.progress import Progress
+from nanochat_core.runtime.seeding import seed_for
+from tasks.base import SPLITS, TaskError, prompt_key
+from tasks.kinds.sources import HubTask
+from tasks.registry import generate, is_gradable, task_named
+
+FORMAT = 2
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Write every dataset of the config. Raises DataError for one that cannot be made."""
+    config = TaskDataConfig.from_tree(job.config["task_data"])
+    progress = Progress(job.events)
+    progress.start(len(config.datasets) + (config.core_bundle is not None), unit="dataset")
+    scratch = job.directory / "scratch"
+    scratch.mkdir(exist_ok=True)
+    datasets: dict[str, dict[str, Any]] = {}
+    for dataset in config.datasets:
+        made = _find_made(dataset, scratch, job)
+        datasets[dataset.name] = made or _make(dataset, scratch, job, progress)
+        progress.step(len(datasets), examples=sum(datasets[dataset.name][s] for s in SPLITS))
+    tree: dict[str, Any] = {"format": FORMAT, "datasets": datasets, "core": None}
+    if config.core_bundle is not None:
+        tree["core"] = fetch_bundle(
+            config.core_bundle,
+            job.output / "core",
+            sha256=config.core_bundle_sha256,
+            scratch=scratch,
+            progress=progress,
+        )
+        progress.step(len(datasets) + 1, files=tree["core"]["files"])
+    write_json(job.output / "task_data.json", tree)
+    shutil.rmtree(scratch)
+    return _metrics(datasets)
+
+
+def _metrics(datasets: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    counts = {f"{name}_{split}": told[split] for name, told in datasets.items() for split in SPLITS}
+    overlaps = {f"{name}_overlap": told["overlap"] for name, told in datasets.items()}
+    commits = {f"{name}_commit": t["commit"] for name, t in datasets.items() if "commit" in t}
+    some = {name: overlap for name, overlap in overlaps.items() if overlap}
+    return {**counts, "examples": sum(counts.values()), **some, **commits}
+
+
+def _find_made(dataset: DatasetConfig, scratch: Path, job: Job) -> dict[str, Any] | None:
+    """What is told of a dataset that was finished before the stage was stopped."""
+    try:
+        tree = json.loads((scratch / f"{dataset.name}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if tree["config"] != dataset.canonical() or tree["seed"] != job.config["seed"]:
+        return None
+    return tree["told"]
+
+
+def _make(dataset: DatasetConfig, scratch: Path, job: Job, progress: Progress) -> dict[str, Any]:
+    own = scratch / dataset.name
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir()
+    told = write_dataset(
+        dataset,
+        job.output / dataset.name,
+        scratch=own,
+        seed=job.config["seed"],
+        progress=progress,
+    )
+    shutil.rmtree(own)
+    tree = {"config": dataset.canonical(), "seed": job.config["seed"], "told": told}
+    write_json(scratch / f"{dataset.name}.json", tree)
+    return told
+
+
+def write_dataset(
+    dataset: DatasetConfig, directory: Path, *, scratch: Path, seed: int, progress: Progress
+) -> dict[str, Any]:
+    """Write both splits into `directory`, each whole or not at all; what is told of the dataset.
+
+    Raises DataError when the dataset cannot be had, or not as many examples as are asked for of one
+    that is made up, or when of such a one a test example asks what a training example asks.
+    """
+    with Spool(scratch / "lines-1") as one, Spool(scratch / "lines-2") as two:
+        try:
+            if dataset.path is not None:
+                train, test = read_own_file(dataset, one)
+                told = {"kind": "own", "sha256": dataset.snapshot}
+            elif isinstance(task := task_named(dataset.name), HubTask):
+                train, test, told = _published(task, dataset, (one, two), progress)
+            else:
+                train, test = _generated(dataset, (one, two), seed)
+                told = {"kind": "generated", "grade": dataset.grade}
+        except TaskError as error:
+            raise DataError(
+                str(error), hint=f"see the entry '{dataset.name}' of task_data.datasets"
+            ) from error
+        train, test = train.first(dataset.num_train), test.first(dataset.num_test)
+        overlap = common_prompts(train, test)
+        if len(overlap) and told["kind"] == "generated" and is_gradable(dataset.name):
+            raise DataError(
+                f"{len(overlap)} prompts of task '{dataset.name}' are in both train and test, "
+                f"for example {prompt_key(test.spool.read(int(overlap[0])))!r}"
+            )
+        train.write(directory / "train.jsonl", scratch=scratch)
+        test.write(directory / "test.jsonl", scratch=scratch)
+    text = f"{dataset.name}: {len(train):,} examples to train on, {len(test):,} to test with"
+    if len(overlap):
+        text += f", {len(overlap):,} of which ask what a training example asks"
+    progress.message(text)
+    return {**told, "train": len(train), "test": len(test), "overlap": len(overlap)}
+
+
+def _generated(
+    dataset: DatasetConfig, spools: tuple[Spool, Spool], seed: int
+) -> tuple[Split, Split]:
+    """Raises TaskError, as tasks do."""
+    counts = (dataset.num_train, dataset.num_test)
+    for split, count, spool in zip(SPLITS, counts, spools, strict=True):
+        if count is None:
+            raise TaskError(f"{dataset.name} is made up: say how many examples are wanted")
+        purpose = seed_for(seed, "task_data", dataset.name, split)
+        for example in generate(dataset.name, split, count, grade=dataset.grade, seed=purpose):
+            spool.add(example)
+    return spools[0].everything(), spools[1].everything()
+
+
+def _published(
+    task: HubTask, dataset: DatasetConfig, spools: tuple[Spool, Spool], progress: Progress
+) -> tuple[Split, Split, dict[str, Any]]:
+    counts = (dataset.num_train, dataset.num_test)
+    wanted = [split for split, count in zip(SPLITS, counts, strict=True) if count != 0]
+    revision = dataset.revision or task.dataset.revision
+    here = download_dataset(task, revision, wanted, progress=progress)
+    (train, train_rows), (test, test_rows) = (
+        convert_split(
+            task, here.files.get(split, ()), spool, num_examples=count, commit=here.commit
+        )
+        for split, count, spool in zip(SPLITS, counts, spools, strict=True)
+    )
+    told = {
+        "kind": "published",
+        "repository": task.dataset.repository,
+        "revision": revision,
+        "commit": here.commit,
+        "rows": {"train": train_rows, "test": test_rows},
+    }
+    return train, test, told

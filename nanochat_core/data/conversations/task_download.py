@@ -1,0 +1,133 @@
+"""Datasets on the Hub as conversations: downloaded, in nanochat's order, each row converted.
+
+The order is numpy's permutation of all rows by seed 42, so that the first N are the same N there.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nanochat_core.data.conversations.disk_shuffle import Split, Spool
+from nanochat_core.data.hub.client import download_each, list_files
+from nanochat_core.errors import DataError
+from nanochat_core.runtime.progress import Progress
+from tasks.base import TaskError
+from tasks.kinds.sources import HubTask
+
+ORDER_SEED = 42
+_BATCH_ROWS = 1024  # in memory at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downloaded:
+    """A dataset at one commit, its files on this machine."""
+
+    commit: str
+    files: Mapping[str, Sequence[tuple[str, Path]]]  # split -> (path on the Hub, path here)
+
+
+def download_dataset(
+    task: HubTask, revision: str, splits: Sequence[str], *, progress: Progress
+) -> Downloaded:
+    """The files of these splits, of which the dataset may lack some.
+
+    Raises DataError when they cannot be had.
+    """
+    dataset = task.dataset
+    patterns = {split: dataset.files[split] for split in splits if split in dataset.files}
+    commit, files = list_files(dataset.repository, revision, [*patterns.values()])
+    size = sum(file.size for file in files)
+    progress.message(
+        f"{task.name}: {dataset.repository} at commit {commit[:12]}, "
+        f"{len(files)} files, {size / 1e6:,.1f} MB"
+    )
+    places = dict(
+        download_each(
+            dataset.repository,
+            commit,
+            files,
+            use=lambda file, path: (file.path, path),
+            tell=progress.message,
+        )
+    )
+    return Downloaded(
+        commit=commit,
+        files={
+            split: [(f.path, places[f.path]) for f in files if fnmatchcase(f.path, pattern)]
+            for split, pattern in patterns.items()
+        },
+    )
+
+
+def convert_split(
+    task: HubTask,
+    files: Sequence[tuple[str, Path]],
+    spool: Spool,
+    *,
+    num_examples: int | None,
+    commit: str,
+) -> tuple[Split, int]:
+    """The first `num_examples` (None: all) in nanochat's order; of how many rows.
+
+    Files are read in the order given, a batch of rows at a time. Raises DataError naming
+    repository, file and row for one that is no conversation, and the file that cannot be read.
+    """
+    sizes = [_num_rows(task, name, path) for name, path in files]
+    order = np.random.default_rng(ORDER_SEED).permutation(sum(sizes))[:num_examples]
+    is_wanted = np.zeros(sum(sizes), dtype=np.bool_)
+    is_wanted[order] = True
+    first = 0
+    for (name, path), size in zip(files, sizes, strict=True):
+        for row, tree in _read(task, name, path, is_wanted[first : first + size]):
+            try:
+                spool.add(task.convert(tree))
+            except TaskError as error:
+                raise DataError(
+                    f"{task.dataset.repository}: {name} row {row}: {error}",
+                    hint=f"commit {commit[:12]} is not what tasks/ was written for: give a "
+                    f"revision of {task.name} in task_data.datasets",
+                ) from error
+        first += size
+    # The spool has the wanted rows in their own order: its number of a row is how many come before.
+    return spool.split((np.cumsum(is_wanted) - 1)[order]), sum(sizes)
+
+
+def _num_rows(task: HubTask, name: str, path: Path) -> int:
+    with _named(task, name):
+        return pq.read_metadata(path).num_rows
+
+
+def _read(
+    task: HubTask, name: str, path: Path, is_wanted: npt.NDArray[np.bool_]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The wanted rows of a file, with their numbers in it."""
+    first = 0
+    # With pre_buffer, which is the default, the whole file would stay in memory.
+    with _named(task, name), pq.ParquetFile(path, pre_buffer=False) as file:
+        for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
+            rows = np.flatnonzero(is_wanted[first : first + batch.num_rows])
+            if len(rows):
+                trees = batch.take(pa.array(rows)).to_pylist()
+                yield from zip((first + rows).tolist(), trees, strict=True)
+            first += batch.num_rows
+
+
+@contextlib.contextmanager
+def _named(task: HubTask, name: str) -> Iterator[None]:
+    """Errors of reading parquet as DataError."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{task.dataset.repository}: {name} cannot be read as parquet: "
+            f"{str(error).partition(chr(10))[0]}",
+            hint=f"give another revision of {task.name} in task_data.datasets",
+        ) from error

@@ -1,0 +1,310 @@
+"""Datasets on the Hugging Face Hub: their files listed at a commit, downloaded and verified.
+
+Everything goes through huggingface_hub, which reads HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and
+HF_HOME. Its cache keeps what was downloaded, so a second run, and one that wants more files,
+downloads what is new. A connection that is cut is gone on with inside the file; the file of a
+process that was killed begins again, because the client gives each process a name of its own.
+
+What a commit holds never changes, so its list is kept beside that cache and serves offline too.
+"""
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nanochat_core.data.hub.errors import catchable, explain, is_transient, seconds_to_wait
+from nanochat_core.data.hub.transfers import OnBytes, Transfers, ignore_bytes
+from nanochat_core.errors import DataError
+from nanochat_core.job import write_json
+
+FORMAT = 1  # of the lists that are kept
+WAITS = (1.0, 4.0)  # seconds before asking again; the client has tried several times before that
+SECONDS_FOR_AN_ANSWER = 30.0
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubFile:
+    """A file of a dataset at one commit."""
+
+    path: str
+    size: int  # bytes
+    sha256: str | None  # None: a small file that git itself holds
+    git_id: str | None = None  # of such a file: sha1 over "blob SIZE", a zero byte and its bytes
+
+
+def list_files(
+    repository: str, revision: str, patterns: Sequence[str]
+) -> tuple[str, list[HubFile]]:
+    """The commit that `revision` is today, and its files that match, in order of path.
+
+    In a pattern `*` stands for anything, '/' too. Raises DataError when a pattern matches nothing,
+    when there is no such dataset or revision, and when the Hub cannot be asked: a branch whose
+    commit is known from an earlier time stands for that.
+    """
+    commit = _resolve(repository, revision)
+    files = _find_list(repository, commit) or _fetch_list(repository, commit)
+    for pattern in patterns:
+        if not any(fnmatchcase(file.path, pattern) for file in files):
+            raise DataError(
+                f"{repository} has no file like {pattern} at commit {commit[:12]}",
+                hint="its layout has changed, or the revision is another dataset's",
+            )
+    wanted = [file for file in files if any(fnmatchcase(file.path, p) for p in patterns)]
+    return commit, sorted(wanted, key=lambda file: file.path)
+
+
+def download(
+    repository: str, commit: str, file: HubFile, *, on_bytes: OnBytes = ignore_bytes
+) -> Path:
+    """The verified file in the Hub client's cache, to be read only.
+
+    One that is damaged, in the cache or on the way, is removed and fetched once more. Raises
+    DataError when that does not help, or when it cannot be had at all.
+    """
+    faults: list[str] = []
+    for _ in range(2):
+        path = _download(repository, commit, file, on_bytes)
+        fault = find_fault(path, file)
+        if fault is None:
+            return path
+        _forget(path)
+        faults.append(fault)
+    same = len(set(faults)) == 1
+    raise DataError(
+        f"{file.path} of {repository} came out wrong twice: it {faults[-1]}",
+        hint="the server's copy, or a proxy's, is damaged: check HF_ENDPOINT"
+        if same
+        else "the network or a disk on the way damages data: mend that, then run again",
+    )
+
+
+def download_each(
+    repository: str,
+    commit: str,
+    files: Sequence[HubFile],
+    *,
+    use: Callable[[HubFile, Path], _Result],
+    tell: Callable[[str], None],
+) -> Generator[_Result]:
+    """What `use` makes of each file and its place in the cache, as soon as it is there.
+
+    Several at a time, in no order; `use` runs in the threads that download. `tell` is told how far
+    it is, by the caller's own thread. Close the generator when it is left before its end. Raises
+    DataError as `download` does, and whatever `use` does.
+    """
+
+    def work(file: HubFile, on_bytes: OnBytes) -> _Result:
+        return use(file, download(repository, commit, file, on_bytes=on_bytes))
+
+    size = sum(file.size for file in files)
+    return Transfers(work, files, size=size, tell=tell).results()
+
+
+def find_fault(path: Path, file: HubFile) -> str | None:
+    """What is wrong with a local copy, to be said after its name; None: it is whole."""
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(0)
+            if size != file.size:
+                return f"has {size:,} bytes, not {file.size:,}"
+            if file.sha256 is not None:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                return _compare("sha256", digest, file.sha256)
+            if file.git_id is not None:
+                head = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+                head.update(stream.read())
+                return _compare("git id", head.hexdigest(), file.git_id)
+            return None
+    except FileNotFoundError:
+        return "is gone"
+    except OSError as error:  # a bad block
+        return f"cannot be read: {(error.strerror or str(error)).lower()}"
+
+
+def _compare(what: str, found: str, expected: str) -> str | None:
+    return None if found == expected else f"has {what} {found[:12]}, not {expected[:12]}"
+
+
+def _resolve(repository: str, revision: str) -> str:
+    from huggingface_hub import HfApi
+
+    def ask() -> str:
+        _limit_patience()
+        return HfApi().resolve_revision(repository, repo_type="dataset", revision=revision).resolved
+
+    return _patiently(ask, repository=repository, what=f"revision {revision}")
+
+
+def _download(repository: str, commit: str, file: HubFile, on_bytes: OnBytes) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    def fetch() -> Path:
+        path = hf_hub_download(
+            repository,
+            file.path,
+            repo_type="dataset",
+            revision=commit,
+            tqdm_class=_bar_for(on_bytes),
+        )
+        return Path(path)
+
+    return _patiently(fetch, repository=repository, what=file.path)
+
+
+def _patiently(action: Callable[[], _Result], *, repository: str, what: str) -> _Result:
+    """Try again what may work in a moment. Raises DataError."""
+    expected = catchable()
+    for wait in WAITS:
+        try:
+            return action()
+        except expected as error:
+            if not is_transient(error):
+                raise explain(error, repository=repository, what=what) from error
+            time.sleep(seconds_to_wait(error, wait))
+    try:
+        return action()
+    except expected as error:
+        raise explain(error, repository=repository, what=what) from error
+
+
+def _limit_patience() -> None:
+    """Do not wait forever for an answer: for small requests the client asks for no limit."""
+    from huggingface_hub import get_session
+
+    client = get_session()  # another one after a failed connection
+    hooks = client.event_hooks
+    if _limit_request not in hooks["request"]:
+        client.event_hooks = {**hooks, "request": [*hooks["request"], _limit_request]}
+
+
+def _limit_request(request: Any) -> None:
+    limits = request.extensions.get("timeout", {})
+    request.extensions["timeout"] = {
+        kind: SECONDS_FOR_AN_ANSWER if limits.get(kind) is None else limits[kind]
+        for kind in ("connect", "read", "write", "pool")
+    }
+
+
+def _forget(path: Path) -> None:
+    """Remove a damaged file from the cache, with the links that lead to it."""
+    while path.is_symlink():
+        target = path.parent / path.readlink()
+        path.unlink(missing_ok=True)
+        path = target
+    path.unlink(missing_ok=True)
+
+
+def _list_path(repository: str, commit: str) -> Path:
+    from huggingface_hub import cached_assets_path, constants
+
+    folder = cached_assets_path(
+        "nanochat-flows",
+        namespace=repository.replace("/", "--"),
+        subfolder="files",
+        assets_dir=constants.HF_ASSETS_CACHE,
+    )
+    return folder / f"{commit}.json"
+
+
+def _find_list(repository: str, commit: str) -> list[HubFile]:
+    """The list kept from an earlier time; empty when there is none that can be read."""
+    try:
+        tree: Any = json.loads(_list_path(repository, commit).read_text(encoding="utf-8"))
+        if tree["format"] == FORMAT:
+            return [HubFile(**file) for file in tree["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return []
+
+
+def _fetch_list(repository: str, commit: str) -> list[HubFile]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    def ask() -> list[HubFile]:
+        _limit_patience()
+        entries = HfApi().list_repo_tree(
+            repository, repo_type="dataset", revision=commit, recursive=True
+        )
+        return [
+            HubFile(path=e.path, size=e.lfs.size, sha256=e.lfs.sha256)
+            if e.lfs
+            else HubFile(path=e.path, size=e.size, sha256=None, git_id=e.blob_id)
+            for e in entries
+            if isinstance(e, RepoFile)
+        ]
+
+    try:
+        files = _patiently(ask, repository=repository, what=f"the list of files at {commit[:12]}")
+    except DataError:
+        if files := _find_cached_tree(repository, commit):
+            return files
+        raise
+    with contextlib.suppress(OSError):  # of a cache that we may only read
+        write_json(
+            _list_path(repository, commit),
+            {"format": FORMAT, "repository": repository, "files": [asdict(file) for file in files]},
+        )
+    return files
+
+
+def _find_cached_tree(repository: str, commit: str) -> list[HubFile]:
+    """What `hf download` left behind on a machine without a network: all paths, and the sha256 of
+    large files that are there, by which the cache names them."""
+    from huggingface_hub import get_cached_repo_tree, try_to_load_from_cache
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        entries = get_cached_repo_tree(repository, repo_type="dataset", revision=commit)
+    except CachedRepoTreeNotFoundError:
+        return []
+    files: list[HubFile] = []
+    for entry in entries:
+        path = try_to_load_from_cache(repository, entry.path, repo_type="dataset", revision=commit)
+        name = (
+            Path(path).readlink().name if isinstance(path, str) and Path(path).is_symlink() else ""
+        )
+        sha256 = name if len(name) == 64 else None
+        git_id = entry.blob_id if len(name) == 40 else None
+        files.append(HubFile(path=entry.path, size=entry.size, sha256=sha256, git_id=git_id))
+    return files
+
+
+def _bar_for(on_bytes: OnBytes) -> Any:
+    """A progress bar, as the client wants one, that passes on what it is told."""
+
+    class Bar:
+        def __init__(self, **options: Any) -> None:
+            """The client's text and total are not needed."""
+
+        def __enter__(self) -> "Bar":
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            """Nothing to take away."""
+
+        def update(self, count: float | None = 1) -> None:
+            """Bytes of the file, whichever way they came."""
+            on_bytes(int(count or 0))
+
+        def update_transfer(self, count: float) -> None:
+            """Bytes on the network: `update` is told of the same ones."""
+
+        def set_postfix_str(self, *text: Any, **options: Any) -> None:
+            """Nothing is shown."""
+
+        set_transfer_postfix_str = set_postfix_str
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    return Bar

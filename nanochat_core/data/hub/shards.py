@@ -1,0 +1,117 @@
+"""Text from a dataset on the Hugging Face Hub that is already cut into shuffled shards."""
+
+import contextlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanochat_core.config import ShardsConfig
+from nanochat_core.data.hub.client import download, find_fault, list_files
+from nanochat_core.data.hub.datasets import DATASETS, HubDataset
+from nanochat_core.data.hub.transfers import OnBytes, Transfers
+from nanochat_core.data.shard_files import (
+    Origin,
+    ShardFile,
+    inspect_shard,
+    shard_name,
+    write_without_blanks,
+)
+from nanochat_core.errors import ConfigError, DataError
+from nanochat_core.job import move_into_place
+from nanochat_core.runtime.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchedShards:
+    """What was downloaded."""
+
+    shards: tuple[ShardFile, ...]  # validation last
+    blanks: int  # documents without text that were left out
+    origin: Origin
+
+
+def fetch_shards(
+    config: ShardsConfig, output: Path, *, scratch: Path, progress: Progress
+) -> FetchedShards:
+    """Download the first `config.num_shards` shards and the dataset's last one into `output`.
+
+    Whole shards that are there already stay; what the Hub client's cache has is taken from there. A
+    shard has the Hub's very bytes, unless some of its documents are blank: then it is written again
+    without them. Raises ConfigError for more shards than the dataset has, DataError when one cannot
+    be downloaded or read, and when the repository has fewer than it should.
+    """
+    dataset, revision = _open_dataset(config)
+    commit, files = list_files(dataset.repository, revision, ["shard_*.parquet"])
+    by_path = {file.path: file for file in files}
+    if len(files) < dataset.num_shards:
+        raise DataError(
+            f"{dataset.repository} has {len(files)} shards at commit {commit[:12]}, "
+            f"{dataset.num_shards} are expected",
+            hint="choose another commit with --set shards.revision=COMMIT",
+        )
+    numbers = [*range(config.num_shards), dataset.num_shards - 1]
+    names = [shard_name(number) for number in numbers]
+    if missing := [name for name in names if name not in by_path]:
+        raise DataError(
+            f"{dataset.repository} has no file {missing[0]} at commit {commit[:12]}, "
+            f"though {len(files)} shards",
+            hint="choose another commit with --set shards.revision=COMMIT",
+        )
+    wanted = [by_path[name] for name in names]
+    size = sum(file.size for file in wanted)
+    progress.message(
+        f"{dataset.repository} at commit {commit[:12]}: {len(wanted)} shards, {size / 1e6:,.0f} MB"
+    )
+
+    def fetch(number: int, on_bytes: OnBytes) -> tuple[int, ShardFile, int]:
+        file, path = wanted[number], output / shard_name(number)
+        if find_fault(path, file) is None:
+            return number, *inspect_shard(path, name=path.name)
+        downloaded = download(dataset.repository, commit, file, on_bytes=on_bytes)
+        shard, blanks = inspect_shard(downloaded, name=path.name)
+        if blanks:
+            write_without_blanks(downloaded, path, scratch=scratch)
+        else:
+            _place(downloaded.resolve(), path, scratch=scratch)
+        return number, shard, blanks
+
+    progress.start(len(wanted), unit="shard")
+    found: dict[int, tuple[ShardFile, int]] = {}
+    transfers = Transfers(fetch, range(len(wanted)), size=size, tell=progress.message)
+    with contextlib.closing(transfers.results()) as results:
+        for number, shard, blanks in results:
+            found[number] = (shard, blanks)
+            progress.step(len(found), bytes=sum(wanted[i].size for i in found))
+    return FetchedShards(
+        shards=tuple(found[number][0] for number in range(len(wanted))),
+        blanks=sum(blanks for _, blanks in found.values()),
+        origin=Origin(repository=dataset.repository, revision=revision, commit=commit),
+    )
+
+
+def _open_dataset(config: ShardsConfig) -> tuple[HubDataset, str]:
+    """The dataset and the revision of it. Raises ConfigError."""
+    dataset = DATASETS[config.source]
+    if config.num_shards >= dataset.num_shards:
+        raise ConfigError(
+            f"shards.num_shards is {config.num_shards}, "
+            f"{dataset.repository} has {dataset.num_shards - 1} for training"
+        )
+    if config.revision is None:
+        raise ConfigError(
+            f"shards.revision is missing for {dataset.repository}",
+            hint="--set shards.revision=main, or a commit to always get the same text",
+        )
+    return dataset, config.revision
+
+
+def _place(source: Path, path: Path, *, scratch: Path) -> None:
+    """Give `path` the bytes of a file that nobody writes to: the same file where that can be."""
+    temporary = scratch / path.name
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(source, temporary)
+    move_into_place(temporary, path)

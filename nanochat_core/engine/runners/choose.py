@@ -1,0 +1,303 @@
+"""Which runner a model gets here, and the memory it takes.
+
+`choose_runner` decides and counts without taking anything; `open_runner` does what was chosen. The
+memory of the pages is bounded by what is available: with less of it fewer sequences are in flight
+at a time, the others wait. What cannot hold even one of full length is refused.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from nanochat_core.config import ModelConfig
+from nanochat_core.engine.kv_cache.pages import most_pages
+from nanochat_core.engine.native.runner import NativeRunner, page_bytes, unable
+from nanochat_core.engine.native.weights import FORMS, Precision
+from nanochat_core.engine.runner import PageGroup, Runner
+from nanochat_core.engine.runners.cuda_graphs import GraphRunner
+from nanochat_core.engine.runners.torch_runner import TorchRunner
+from nanochat_core.errors import ConfigError
+from nanochat_core.model.gpt import GPT
+from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
+from nanochat_core.runtime.hardware.device import compute_dtype
+from nanochat_core.runtime.hardware.memory import memory_left
+from nanochat_core.runtime.versions import note_version
+from nanochat_core.scaling import num_lm_head_params, num_matrix_params
+
+PRECISIONS = ("model", "fp32", "bf16", "int8")
+RUNNERS = {"cpu": ("native", "torch"), "cuda": ("cuda graphs", "torch")}  # the fastest first
+PAGE_SIZE = {"cpu": 16, "cuda": 256}  # tokens; what paged attention on GPUs is made for
+SHARE = {"cpu": 0.25, "cuda": 0.5}  # of the available memory, unless a number of bytes is given
+AHEAD = 512  # tokens that are read at a time, which a short window's pages have to hold besides
+
+_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What runs a model, why that, and the memory it takes; to be shown, and kept with results."""
+
+    runner: str  # "native", "cuda graphs" or "torch"
+    precision: str  # "fp32", "bf16" or "int8"
+    reason: str
+    threads: int  # of the CPU
+    num_slots: int
+    max_len: int
+    page_size: int
+    groups: tuple[PageGroup, ...]
+    weight_bytes: int
+    pool_bytes: int
+
+    def __str__(self) -> str:
+        tokens = min((g.num_pages - 1) * self.page_size for g in self.groups)
+        return (
+            f"{self.runner} in {self.precision} ({self.reason}): "
+            f"{_size(self.weight_bytes)} of weights, {_size(self.pool_bytes)} for keys and values "
+            f"of {tokens:,} tokens and more, {self.num_slots} at a time"
+        )
+
+
+def choose_runner(
+    model: GPT,
+    *,
+    precision: str = "model",
+    num_slots: int = 32,
+    max_len: int | None = None,
+    memory: int | None = None,
+    threads: int | None = None,
+    runner: str | None = None,
+) -> Choice:
+    """What `open_runner` would open. Nothing is allocated.
+
+    precision: "model" (its own), "fp32", "bf16" or "int8". max_len: tokens of the longest sequence,
+    the model's sequence_len at most. memory: bytes for weights and pages; None: a share of what is
+    available now. threads: of the CPU; None: torch's. runner: one by name; None: the fastest.
+    Raises ConfigError for what cannot run here or does not fit.
+    """
+    device = model.lm_head.weight.device
+    if precision not in PRECISIONS:
+        raise ConfigError(
+            f"there is no precision '{precision}'", hint=f"one of: {', '.join(PRECISIONS)}"
+        )
+    if num_slots < 1:
+        raise ConfigError(f"num_slots is {num_slots}, expected at least 1")
+    if precision == "model":
+        precision = "fp32" if model.dtype == torch.float32 else "bf16"
+    name, reason = _choose(model, precision, runner)
+    config = model.config
+    longest = min(max_len or config.sequence_len, config.sequence_len)
+    size = PAGE_SIZE.get(device.type, PAGE_SIZE["cpu"])
+
+    def pool_bytes(groups: Iterable[PageGroup]) -> int:
+        if name == "native":
+            return sum(g.num_pages * page_bytes(config, _native(precision), g) for g in groups)
+        kept = 4 if precision == "fp32" or device.type == "cpu" else 2
+        layer = size * 2 * config.num_kv_heads * head_dim(config) * kept
+        return sum(g.num_pages * len(g.layers) * layer for g in groups)
+
+    weights = weight_bytes(model, precision)
+    # cos and sin in fp32, and as much again while they are made.
+    rotary = 2 * longest * head_dim(config) * _BYTES["fp32"]
+    room = (available_memory(device) if memory is None else memory) - weights - rotary
+    groups = _fit(
+        lambda sequences: _groups(config, sequences, longest, size),
+        lambda groups: pool_bytes(groups) <= room,
+        most=num_slots,
+    )
+    if groups is None:
+        need = weights + rotary + pool_bytes(_groups(config, 1, longest, size))
+        raise ConfigError(
+            f"a sequence of {longest} tokens and the weights in {precision} take {_size(need)} "
+            f"of memory, {_size(room + weights + rotary)} are to be had",
+            hint="take a shorter context, a smaller model or bf16, or give it more memory",
+        )
+    return Choice(
+        runner=name,
+        precision=precision,
+        reason=reason,
+        threads=threads or torch.get_num_threads(),
+        num_slots=num_slots,
+        max_len=longest,
+        page_size=size,
+        groups=groups,
+        weight_bytes=weights,
+        pool_bytes=pool_bytes(groups),
+    )
+
+
+def open_runner(
+    model: GPT,
+    *,
+    park_tokens: Iterable[int],
+    precision: str = "model",
+    num_slots: int = 32,
+    max_len: int | None = None,
+    memory: int | None = None,
+    threads: int | None = None,
+    runner: str | None = None,
+    on_choice: Callable[[Choice], None] | None = None,
+) -> Runner:
+    """A runner of `model` on the model's device; `choose_runner` says what the rest means.
+
+    park_tokens: see `Runner.decode`. on_choice: told once what runs the model; but for CUDA graphs,
+    which torch stands in for where they cannot be captured, before memory is taken.
+    """
+    choice = choose_runner(
+        model,
+        precision=precision,
+        num_slots=num_slots,
+        max_len=max_len,
+        memory=memory,
+        threads=threads,
+        runner=runner,
+    )
+
+    def tell(choice: Choice) -> None:
+        note_version("runner", f"{choice.runner} in {choice.precision}")
+        if on_choice is not None:
+            on_choice(choice)
+
+    if choice.runner == "native":
+        tell(choice)
+        return NativeRunner(
+            model,
+            precision=_native(choice.precision),
+            groups=choice.groups,
+            num_slots=num_slots,
+            max_len=choice.max_len,
+            park_tokens=park_tokens,
+            num_threads=choice.threads,
+        )
+    open_torch = partial(
+        TorchRunner,
+        model,
+        dtype=compute_dtype(choice.precision),
+        groups=choice.groups,
+        page_size=choice.page_size,
+        num_slots=num_slots,
+        max_len=choice.max_len,
+        park_tokens=frozenset(park_tokens),
+    )
+    if choice.runner == "cuda graphs":
+        try:
+            graphs = GraphRunner(*open_torch.args, **open_torch.keywords)
+        except RuntimeError as error:  # what torch raises for all that CUDA refuses
+            why = f"it cannot capture a step: {str(error).strip().partition(chr(10))[0]}"
+            if runner is not None:
+                raise ConfigError(
+                    f"{runner} cannot run here: {why}",
+                    hint="leave the choice of the runner open",
+                ) from error
+            choice = replace(choice, runner="torch", reason=f"not cuda graphs: {why}")
+        else:
+            tell(choice)
+            return graphs
+    tell(choice)
+    return open_torch()
+
+
+def page_groups(config: ModelConfig, *, num_pages: int) -> tuple[PageGroup, ...]:
+    """A group for each window, in the order of their first layers, all with `num_pages`."""
+    return tuple(
+        PageGroup(
+            window=window,
+            layers=tuple(i for i, w in enumerate(config.windows) if w == window),
+            num_pages=num_pages,
+        )
+        for window in dict.fromkeys(config.windows)
+    )
+
+
+def _fit(
+    make: Callable[[int], tuple[PageGroup, ...]],
+    fits: Callable[[tuple[PageGroup, ...]], bool],
+    *,
+    most: int,
+) -> tuple[PageGroup, ...] | None:
+    """The groups for the most sequences that fit, `most` at most; None where not one does."""
+    if not fits(make(1)):
+        return None
+    least = 1
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if fits(make(middle)) else (least, middle - 1)
+    return make(least)
+
+
+def weight_bytes(model: GPT, precision: str) -> int:
+    """What a runner takes for weights, the model's own aside."""
+    config = model.config
+    matrices = num_matrix_params(config, model.numerics) + num_lm_head_params(config)
+    kept = 2 if precision == "int8" else _BYTES[precision]  # of a number in a table
+    rows, kv_width = padded_vocab_size(config), config.num_kv_heads * head_dim(config)
+    tables = rows * config.width
+    if model.dtype.itemsize != kept:  # else the model's own serve
+        tables += rows * kv_width * len(value_embed_layers(config))
+    return matrices * _BYTES[precision] + tables * kept
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that a runner may take by default."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(SHARE["cuda"] * free)
+    return int(SHARE["cpu"] * memory_left())
+
+
+def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:
+    """A runner's name and the reason for it."""
+    known = RUNNERS.get(model.lm_head.weight.device.type, ("torch",))
+    if wanted not in (None, *known):
+        raise ConfigError(
+            f"there is no runner '{wanted}' for {model.lm_head.weight.device.type}",
+            hint=f"one of: {', '.join(known)}",
+        )
+    reasons: list[str] = []
+    for name in known if wanted is None else (wanted,):
+        reason = _unable(name, model, precision)
+        if reason is None:
+            return name, "; ".join(reasons) or ("asked for" if wanted else "the fastest here")
+        reasons.append(f"not {name}: {reason}")
+    raise ConfigError(
+        f"nothing here runs a model in {precision}: {'; '.join(reasons)}",
+        hint="take bf16 or fp32" if precision == "int8" else "leave the choice of the runner open",
+    )
+
+
+def _unable(name: str, model: GPT, precision: str) -> str | None:
+    """Why a runner cannot be had here; None: it can."""
+    if name == "native":
+        return unable(model)
+    return "it has no int8" if precision == "int8" else None
+
+
+def _native(precision: str) -> Precision:
+    assert precision in FORMS, precision
+    return precision
+
+
+def _groups(
+    config: ModelConfig, sequences: int, max_len: int, page_size: int
+) -> tuple[PageGroup, ...]:
+    """Pages for so many sequences of max_len tokens, and the scratch page."""
+
+    def pages(window: int) -> int:
+        ahead = max(AHEAD, page_size)
+        count = 1 + sequences * most_pages(max_len, window, page_size, ahead=ahead)
+        if window >= max_len:
+            return count
+        # Besides the scratch page, a window and what is read at once, each ending inside a page.
+        return max(count, 3 + -(-(window + min(ahead, max_len)) // page_size))
+
+    return tuple(
+        replace(group, num_pages=pages(group.window)) for group in page_groups(config, num_pages=0)
+    )
+
+
+def _size(count: int) -> str:
+    """Bytes, for people."""
+    step = min(int(math.log(max(count, 1), 1000)), 4)
+    return f"{count / 1000**step:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[step]}"

@@ -1,0 +1,89 @@
+"""The model's arithmetic over loose tokens: what prefill and decode steps have in common.
+
+Tokens stand in one list, whoever's they are; only attention knows which belong together, so it is
+given by the caller. The arithmetic is that of model/gpt.py on the weights of weights.py.
+
+Shapes: N tokens, R of them whose logits are wanted, C width, H query heads, K key/value heads, D
+head dim, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanochat_core.engine.runners.weights import LayerWeights, Weights
+
+# (layer, q (N, H, D), k and v (N, K, D)) -> (N, H, D), or (R, H, D) in the last layer. It keeps k
+# and v for later. q and k are not scaled: the softmax's scale is `Weights.softmax_scale`.
+Mix: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+def read_tokens(
+    weights: Weights,
+    tokens: Tensor,
+    befores: Tensor,
+    positions: Tensor,
+    mix: Mix,
+    wanted: Tensor | None = None,
+) -> Tensor:
+    """Logits (R, V) fp32 of the tokens whose places are `wanted` (R,), all where it is None; before
+    the softcap.
+
+    tokens, befores (each token's predecessor; -1: there is none) and positions (N,) int64.
+    """
+    eps, last = weights.numerics.norm_eps, weights.config.depth - 1
+    x = _embed(weights, tokens, befores)
+    rotary = weights.rotary[positions]
+    first = None if weights.first is None else weights.first * x  # (depth, N, C)
+    middle = x
+    for layer, block in enumerate(weights.layers):
+        if first is not None and weights.resid is not None:
+            x = torch.addcmul(first[layer], x, weights.resid[layer])
+        q, k, v = _queries(weights, block, _norm(x, eps), tokens, rotary)
+        mixed = mix(layer, q, k, v)
+        if layer == last and wanted is not None:
+            if not len(wanted):  # all that was wanted is kept by now
+                return x.new_empty((0, weights.config.vocab_size), dtype=torch.float32)
+            x, middle = x[wanted], middle[wanted]
+        x = x + block.out(mixed.flatten(1))
+        x = x + block.down(F.relu(block.up(_norm(x, eps))).square_())
+        if layer == weights.config.depth // 2:
+            middle = x
+    if weights.backout is not None:
+        x = torch.addcmul(x, middle, weights.backout)
+    return weights.head(_norm(x, eps)).float()
+
+
+def _embed(weights: Weights, tokens: Tensor, befores: Tensor) -> Tensor:
+    x = F.embedding(tokens, weights.embed).to(weights.stream_dtype)
+    if weights.smear is None:
+        return x
+    gate = F.embedding(tokens, weights.smear) * (befores >= 0).unsqueeze(-1)
+    before = F.embedding(befores.clamp(min=0), weights.embed).to(x.dtype)
+    return torch.addcmul(x, gate, before)
+
+
+def _queries(
+    weights: Weights, block: LayerWeights, h: Tensor, tokens: Tensor, rotary: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q (N, H, D), k and v (N, K, D) of the normalised h (N, C)."""
+    heads, kv_heads, dim = weights.num_heads, weights.num_kv_heads, weights.head_dim
+    joined = block.qkv(h)
+    split, end = (heads + kv_heads) * dim, (heads + 2 * kv_heads) * dim
+    v = joined[:, split:end].view(-1, kv_heads, dim)
+    if block.value_embed is not None:
+        gate = joined[:, end : end + kv_heads].sigmoid().unsqueeze(-1)  # (N, K, 1)
+        embed = F.embedding(tokens, block.value_embed).to(h.dtype).view_as(v)
+        v = torch.addcmul(v, gate, embed, value=weights.numerics.gate_scale)
+    qk = joined[:, :split].reshape(-1, heads + kv_heads, dim).float()
+    turned = torch.view_as_complex(qk.unflatten(-1, (-1, 2))) * rotary
+    # Afterwards: a turn by what was rounded to bf16 changes lengths.
+    qk = _norm(torch.view_as_real(turned).flatten(-2), weights.numerics.norm_eps).to(h.dtype)
+    return qk[:, :heads], qk[:, heads:], v
+
+
+def _norm(x: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, (x.size(-1),), eps=eps)

@@ -1,0 +1,99 @@
+"""How a model's parameters are divided into stacks, and each stack among the ranks.
+
+Muon's matrices of one shape are stacked and divided whole, AdamW's tables by rows. What has less
+than SMALL elements every rank updates by itself.
+
+The stacks are in the order in which a backward pass finishes them, from the last layer to the
+first, so that the sum over ranks of one can run while the gradients of the next are computed. A
+shape's matrices are therefore cut into several stacks where one would be larger than it need be.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from nanochat_core.config import OptimizerConfig
+from nanochat_core.optim.groups import AdamWGroup, adamw_groups, group_of, layer_of
+from nanochat_core.optim.muon import second_moment_shape
+from nanochat_core.optim.sharded_params import Stack
+from nanochat_core.runtime.hardware.distributed import World
+
+SMALL = 1024  # elements
+# Elements of a stack that one rank owns, at most: on a GPU enough to keep it busy and a collective
+# at full speed; on a CPU what its cache holds of Muon's working memory, several times the stack.
+STACK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A stack, and the rule that updates it."""
+
+    stack: Stack
+    group: AdamWGroup | None  # None: Muon
+    lr: float
+
+
+def make_units(
+    model: nn.Module, config: OptimizerConfig, dtype: torch.dtype, world: World
+) -> list[Unit]:
+    """Every parameter of the model in a stack, in the order a backward pass finishes them."""
+    groups = adamw_groups(config)
+    muon: dict[str, nn.Parameter] = {}
+    units: list[Unit] = []
+    for name, parameter in model.named_parameters():
+        group = group_of(name, groups)
+        if group is None:
+            assert parameter.dtype == torch.float32, f"{name} is another optimizer's working weight"
+            muon[name] = parameter
+        else:
+            stack = _table(name, parameter, dtype, world)
+            units.append(Unit(stack=stack, group=group, lr=group.lr))
+    for matrices in _stacks(muon, world):
+        stack = _matrices(matrices, config, dtype, world)
+        units.append(Unit(stack=stack, group=None, lr=config.muon_lr))
+    return sorted(units, key=_finished, reverse=True)
+
+
+def _stacks(muon: dict[str, nn.Parameter], world: World) -> Iterator[dict[str, nn.Parameter]]:
+    """Matrices of one shape, from the last layer to the first, in stacks of nearly equal size."""
+    for shape in sorted({tuple(p.shape) for p in muon.values()}):
+        named = [(name, p) for name, p in muon.items() if p.shape == shape]
+        named.sort(key=lambda item: layer_of(item[0]), reverse=True)
+        limit = max(1, STACK_ELEMENTS[named[0][1].device.type] // math.prod(shape)) * world.size
+        size = math.ceil(len(named) / math.ceil(len(named) / limit))
+        size = -(-size // world.size) * world.size  # so that only the last stack is filled up
+        for first in range(0, len(named), size):
+            yield dict(named[first : first + size])
+
+
+def _matrices(
+    parameters: dict[str, nn.Parameter],
+    config: OptimizerConfig,
+    dtype: torch.dtype,
+    world: World,
+) -> Stack:
+    rows, cols = next(iter(parameters.values())).shape
+    state = {"momentum": (rows, cols)}
+    if config.muon == "polar_express":
+        state["second_moment"] = second_moment_shape(rows, cols)
+    return Stack(parameters, by_row=False, state=state, dtype=dtype, world=world)
+
+
+def _table(name: str, parameter: nn.Parameter, dtype: torch.dtype, world: World) -> Stack:
+    row, small = tuple(parameter.shape[1:]), parameter.numel() < SMALL
+    return Stack(
+        {name: parameter},
+        by_row=True,
+        state={"exp_avg": row, "exp_avg_sq": row},
+        dtype=parameter.dtype if small else dtype,
+        world=world,
+        replicated=small,
+    )
+
+
+def _finished(unit: Unit) -> tuple[float, int]:
+    """When a backward pass has finished the unit's gradients, larger is sooner; small ones last."""
+    return min(layer_of(part.name) for part in unit.stack.parts), unit.stack.num_elements

@@ -1,0 +1,235 @@
+"""Parameters in one buffer, divided among the ranks: each owns an equal slice of the items.
+
+An item is a matrix (Muon: matrices of one shape are stacked) or a row of a table (AdamW). Every
+rank holds the working weights of all items, of which the model's parameters are views, and all of
+its own gradients; masters and optimizer state of an item exist on its owner only (ZeRO-2).
+
+    weights            (W * n, ...)   working weights; the same on every rank
+    gradients          (W * n, ...)   of this rank; its owned slice becomes the sum over ranks
+    masters, state     (n, ...)       of the owned items: rank r owns r * n up to (r + 1) * n
+
+W is the world size, n the items of a rank. Items that fill up the last slice are zero and stay so.
+Working weights and masters of one dtype are one storage, so that at fp32 nothing is copied.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nanochat_core.errors import ModelError
+from nanochat_core.runtime.hardware.distributed import ALONE, World
+
+Read = Callable[[str], Tensor]  # the whole tensor of a key, on the CPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A parameter's place in a stack: items `first` up to `first + count`."""
+
+    name: str
+    parameter: nn.Parameter
+    first: int
+    count: int
+
+
+class Stack:
+    """Parameters in one buffer, their gradients, and what this rank owns of them."""
+
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        *,
+        by_row: bool,
+        state: dict[str, tuple[int, ...]],
+        dtype: torch.dtype,
+        world: World,
+        replicated: bool = False,
+    ) -> None:
+        """Take the parameters, of one shape and dtype, into a buffer; they become views of it.
+
+        An item is a row of a parameter if `by_row`, else a parameter. `state` gives each kind of
+        optimizer state the shape it has for one item. `dtype` is that of working weights; a
+        parameter that is not fp32 keeps its dtype and has no other master. `replicated`: every
+        rank owns all items, and the sum over ranks reaches all of them.
+        """
+        like = next(iter(parameters.values()))
+        assert len({(p.shape, p.dtype, p.device) for p in parameters.values()}) == 1
+        self.replicated = replicated
+        self._world, self._by_row = world, by_row
+        count = like.size(0) if by_row else 1
+        self.parts = [
+            Part(name=name, parameter=p, first=i * count, count=count)
+            for i, (name, p) in enumerate(parameters.items())
+        ]
+        owner = ALONE if replicated else world
+        owned = -(-len(self.parts) * count // owner.size)
+        self._owned = slice(owner.rank * owned, (owner.rank + 1) * owned)
+        shape = (owned * owner.size, *(like.shape[1:] if by_row else like.shape))
+        initial = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        for part in self.parts:
+            self._of(part, initial).copy_(part.parameter.detach())
+        self._weights = initial.to(dtype if like.dtype == torch.float32 else like.dtype)
+        for part in self.parts:
+            part.parameter.data = self._of(part, self._weights)
+        self.masters = initial[self._owned]
+        if self._weights is not initial and owned < len(initial):
+            self.masters = self.masters.clone()  # and let go of what this rank does not own
+        self.state = {kind: self.masters.new_zeros((owned, *item)) for kind, item in state.items()}
+        self.num_elements = initial.numel()
+        self._gradients: Tensor | None = None
+        self._buffer: Tensor | None = None
+        self._taken: set[str] = set()
+        self._pending: dist.Work | None = None
+
+    def take_gradient(self, part: Part) -> None:
+        """Add the parameter's gradient to this step's, in fp32, and drop it."""
+        grad, part.parameter.grad = part.parameter.grad, None
+        assert grad is not None
+        whole = grad.numel() == self._weights.numel()
+        if self._gradients is None and whole and grad.dtype == self.masters.dtype:
+            # The parameter is the whole stack: its gradient serves, unless there comes another.
+            self._gradients = grad.contiguous().view(self._weights.shape)
+        else:
+            into = self._of(part, self._in_fp32())
+            if part.name in self._taken:
+                into.add_(grad)
+            else:
+                into.copy_(grad)
+        self._taken.add(part.name)
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """This rank's gradients of the step so far, by parameter."""
+        for part in self.parts:
+            if self._gradients is not None and part.name in self._taken:
+                yield part.name, self._of(part, self._gradients)
+
+    def start_sum(self) -> None:
+        """Begin to sum the gradients over ranks. A parameter without one here counts as zero."""
+        for part in self.parts:
+            if part.name not in self._taken:
+                self._of(part, self._in_fp32()).zero_()
+        if self._world.size == 1:
+            return
+        # A sum may have left anything in what this rank does not own, and what fills up the last
+        # slice is no parameter's, whose gradient would overwrite it.
+        self._in_fp32()[len(self.parts) * self.parts[0].count :].zero_()
+        if self.replicated:
+            self._pending = self._world.start_sum(self._in_fp32())
+        else:
+            self._pending = self._world.start_sum_to_owners(self._in_fp32())
+
+    def summed_gradients(self) -> Tensor:
+        """The sum over ranks for the owned items (n, ...), once it is there.
+
+        In the masters' dtype. May be overwritten.
+        """
+        self._wait()
+        assert self._gradients is not None
+        return self._gradients[self._owned].to(self.masters.dtype)
+
+    def drop_gradients(self) -> None:
+        """Forget this step's gradients, once their sum is there or was not begun."""
+        self._wait()
+        self._gradients = None
+        self._taken.clear()
+
+    def start_share(self) -> None:
+        """Begin to give every rank the updated weights."""
+        if self.masters.dtype != self._weights.dtype:
+            self._weights[self._owned].copy_(self.masters)
+        if not self.replicated:
+            self._pending = self._world.start_share(self._weights)
+
+    def finish_share(self) -> None:
+        """Wait until the working weights are those of every owner."""
+        self._wait()
+        torch.autograd.graph.increment_version([part.parameter for part in self.parts])
+
+    def pieces(self) -> Iterator[tuple[str, Tensor]]:
+        """What this rank owns, by key; of replicated items, what the first rank owns."""
+        if self.replicated and not self._world.is_first:
+            return
+        for kind, stacked in self._kinds():
+            for part in self.parts:
+                rows = self._owned_rows(part)
+                if rows.start >= rows.stop:
+                    continue
+                key = f"{kind}/{part.name}"
+                if len(range(*rows.indices(part.count))) < part.count:
+                    key += f"#{rows.start}"
+                yield key, self._piece(part, rows, stacked)
+
+    def load(self, read: Read) -> None:
+        """Take over masters and state. Every rank then needs `start_share`."""
+        for kind, stacked in self._kinds():
+            for part in self.parts:
+                rows = self._owned_rows(part)
+                if rows.start >= rows.stop:
+                    continue
+                key = f"{kind}/{part.name}"
+                saved, piece = read(key), self._piece(part, rows, stacked)
+                shape = (part.count, *piece.shape[1:]) if self._by_row else tuple(piece.shape)
+                if tuple(saved.shape) != shape:
+                    raise ModelError(
+                        f"the saved {key} has shape {tuple(saved.shape)}, the model needs {shape}"
+                    )
+                piece.copy_(saved[rows] if self._by_row else saved)
+
+    def gather(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors by key, on the host of the first rank; nothing elsewhere. Collective."""
+        for kind, stacked in self._kinds():
+            whole = stacked
+            if self._world.size > 1 and not self.replicated:
+                whole = stacked.new_zeros((len(stacked) * self._world.size, *stacked.shape[1:]))
+                whole[self._owned] = stacked
+                pending = self._world.start_share(whole)
+                assert pending is not None
+                pending.wait()
+            if self._world.is_first:
+                for part in self.parts:
+                    yield f"{kind}/{part.name}", self._of(part, whole).cpu().clone()
+
+    def _kinds(self) -> Iterator[tuple[str, Tensor]]:
+        yield "weight", self.masters
+        yield from self.state.items()
+
+    def _of(self, part: Part, stacked: Tensor) -> Tensor:
+        """The part's own tensor within one that has all items."""
+        if self._by_row:
+            return stacked[part.first : part.first + part.count]
+        return stacked[part.first]
+
+    def _owned_rows(self, part: Part) -> slice:
+        """Which of the part's items this rank owns; start >= stop: none."""
+        return slice(
+            max(self._owned.start - part.first, 0),
+            min(self._owned.stop - part.first, part.count),
+        )
+
+    def _piece(self, part: Part, rows: slice, stacked: Tensor) -> Tensor:
+        """Those rows of the part within a tensor of the owned items."""
+        first = part.first - self._owned.start
+        if self._by_row:
+            return stacked[first + rows.start : first + rows.stop]
+        return stacked[first]
+
+    def _in_fp32(self) -> Tensor:
+        """The step's gradients where they add up: what came in as fp32, or a buffer that is kept.
+
+        Memory taken anew in each step would cost a CPU more than the sum.
+        """
+        gradients = self._gradients
+        if gradients is None or gradients.dtype != torch.float32:
+            if self._buffer is None:
+                self._buffer = torch.zeros_like(self._weights, dtype=torch.float32)
+            self._gradients = self._buffer if gradients is None else self._buffer.copy_(gradients)
+        assert self._gradients is not None
+        return self._gradients
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None

@@ -1,0 +1,115 @@
+"""What every request passes: whose name it calls, whether it has the key, what is counted and
+logged of it, and the headers that every response has.
+"""
+
+import base64
+import binascii
+import hmac
+import logging
+import re
+import time
+from collections.abc import Mapping
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nanochat_core.server.api.http import refusal
+from nanochat_core.server.service import Answering, Service
+
+SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+_OPEN = "/health"  # needs no key
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
+_PORT = re.compile(r":[0-9]*$")
+_LOG = logging.getLogger("nanochat_core.server.access")
+
+
+class Guard:
+    """Stands before `app`, the server's routes."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        rules = service.rules
+        self._keys = [key.encode() for key in rules.keys]
+        self._hosts = {host.lower() for host in rules.hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        status = 0
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message["headers"], *SECURITY_HEADERS]}
+            await send(message)
+
+        headers = Headers(scope=scope)
+        path = scope["path"]
+        app = self._app
+        client = self._client(headers)
+        # Clients with different keys share no cached pages; without keys there is one client.
+        scope.setdefault("state", {})["cache_salt"] = client or 0
+        if not self._is_ours(headers.get("host", "")):
+            app = refusal(path, 400, "this server does not go by that host name")
+        elif path != _OPEN and self._keys and client is None:
+            # A browser that opens the page asks for a password; a program knows what it needs.
+            wants_page = "text/html" in headers.get("accept", "")
+            asks = 'Basic realm="nanochat"' if wants_page else "Bearer"
+            app = refusal(
+                path,
+                401,
+                "this server needs its API key",
+                headers={"WWW-Authenticate": asks},
+            )
+        try:
+            await app(scope, receive, send_guarded)
+        finally:
+            self._note(scope, status, time.monotonic() - began)
+
+    def _is_ours(self, host: str) -> bool:
+        return not self._hosts or _PORT.sub("", host).strip("[]").lower() in self._hosts
+
+    def _client(self, headers: Mapping[str, str]) -> int | None:
+        """Return the index of the key that a request has, None if it has none.
+
+        It comes as OpenAI's clients send it, or as a browser does that asked for a password.
+        """
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        key = given.strip().encode("latin-1", "replace")
+        if kind.lower() == "basic":
+            try:
+                key = base64.b64decode(key, validate=True).partition(b":")[2]
+            except binascii.Error:
+                return None
+        elif kind.lower() != "bearer":
+            return None
+        found = [i for i, ours in enumerate(self._keys) if hmac.compare_digest(key, ours)]
+        return found[0] if found else None
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        # The route and not the path: whoever asks chooses the path, and could fill a log with it.
+        route = getattr(scope.get("route"), "path", "other")
+        metrics = self._service.metrics
+        metrics.requests.labels(route, str(status)).inc()
+        if 400 <= status < 500 or status == 503:
+            metrics.refusals.inc()
+        if self._service.rules.log == "none":
+            return
+        answering: Answering | None = scope.get("state", {}).get("answering")
+        tokens = ""
+        if answering:
+            tokens = f" {answering.prompt_tokens}+{answering.completion_tokens} tokens"
+        client = scope["client"][0] if scope.get("client") else "-"
+        method = scope["method"] if scope["method"] in _METHODS else "other"  # may be anything
+        _LOG.info("%s %s %s %d%s %.3f s", client, method, route, status, tokens, seconds)

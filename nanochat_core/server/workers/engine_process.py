@@ -1,0 +1,176 @@
+"""One engine in a process of its own: `python -m nanochat_core.server.workers.engine_process FD`.
+
+What it is told and tells goes over the socket with descriptor FD, see `channel`. The engine's
+thread only puts events into a queue; another sends all that wait in one message, so that a step of
+many answers costs one write. When the HTTP process is gone, so is this one, whatever the engine is
+doing.
+"""
+
+import importlib
+import os
+import queue
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, Protocol
+
+from nanochat_core.engine.requests import ENGINE_FAILED, EndEvent, Event, Request
+from nanochat_core.errors import NanochatError
+from nanochat_core.server.workers.ipc import Ask, Facts, Spec, frame, pack_event, receive_message
+
+FAILED = 70  # exit status: the engine could not go on
+
+
+class Ticket(Protocol):
+    """A request that is under way."""
+
+    def cancel(self) -> None:
+        """Call it off; its samples end as cancelled within a step. From any thread."""
+        ...
+
+
+class AnswerEngine(Protocol):
+    """What this process needs of an engine."""
+
+    def submit(self, request: Request) -> Ticket:
+        """Begin to answer. Raises NanochatError on what cannot be answered."""
+        ...
+
+    def start(self) -> None:
+        """Begin to work, on a thread of its own."""
+        ...
+
+    def stop(self) -> None:
+        """End the work."""
+        ...
+
+
+def main(arguments: list[str]) -> int:
+    """Load the model that the first message names, then answer until the other side is gone."""
+    connection = socket.socket(fileno=int(arguments[0]))
+    tree = receive_message(connection)
+    if tree is None:
+        return 0
+    spec = Spec(**tree)
+    module, _, name = spec.maker.partition(":")
+    try:
+        engine, facts = getattr(importlib.import_module(module), name)(spec)
+        threading.excepthook = _die
+        engine.start()
+    except NanochatError as error:
+        connection.sendall(frame(["refused", str(error), error.hint]))
+        return 1
+    _answer(engine, facts, connection)
+    return 0
+
+
+def open_engine(spec: Spec) -> tuple[AnswerEngine, Facts]:
+    """The engine of the model directory in `spec`. Raises ModelError or ConfigError."""
+    import torch
+
+    from nanochat_core.engine.engine import Engine
+    from nanochat_core.engine.runners.choose import Choice
+    from nanochat_core.model.checkpoint import load_model
+    from nanochat_core.tokenizer.bpe import Tokenizer
+
+    torch.set_num_threads(spec.num_threads)
+    directory = Path(spec.directory)
+    model = load_model(directory, torch.device(spec.device))
+    tokenizer = Tokenizer.load(directory / "tokenizer")
+    tokenizer.check_model(model.config.vocab_size)
+    chosen = list[Choice]()
+    engine = Engine(
+        model,
+        tokenizer,
+        precision=spec.precision,
+        num_slots=spec.num_slots,
+        on_choice=chosen.append,
+    )
+    # Opens the runner; a model that ends the process at its first token does so before it is ready.
+    engine.generate_batch([tokenizer.bos], max_tokens=1)
+    facts = Facts(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        sequence_len=model.config.sequence_len,
+        num_slots=spec.num_slots,
+        precision=chosen[0].precision,
+        runner=chosen[0].runner,
+    )
+    return engine, facts
+
+
+def _die(failed: threading.ExceptHookArgs) -> None:
+    """A thread of the engine's cannot go on, so nobody would ever answer."""
+    if failed.exc_value is not None:
+        traceback.print_exception(failed.exc_value)
+    sys.stderr.flush()
+    os._exit(FAILED)
+
+
+def _answer(engine: AnswerEngine, facts: Facts, connection: socket.socket) -> None:
+    outbox: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+    connection.sendall(frame(["ready", vars(facts)]))
+    threading.Thread(target=_send, args=(outbox, connection), daemon=True).start()
+    tickets: dict[int, Ticket] = {}
+    while (message := receive_message(connection)) is not None:
+        kind, number, *rest = message
+        if kind == "ask":
+            try:
+                tickets[number] = _submit(engine, number, Ask.from_tree(rest[0]), outbox)
+            except NanochatError as error:
+                end = EndEvent(sample=-1, reason="failed", error=str(error))
+                outbox.put(pack_event(number, end))
+        elif (ticket := tickets.pop(number, None)) and kind == "cancel":  # else it has ended
+            ticket.cancel()
+    # The engine may be in the middle of a long step: nobody waits for it.
+    os._exit(0)
+
+
+def _submit(
+    engine: AnswerEngine, number: int, ask: Ask, outbox: "queue.SimpleQueue[list[Any]]"
+) -> Ticket:
+    def sink(event: Event) -> None:
+        if (
+            isinstance(event, EndEvent)
+            and event.reason == "failed"
+            and event.error != ENGINE_FAILED
+        ):
+            # An exception's own text may hold anything; it is not for whoever asked.
+            sys.stderr.write(f"the engine failed: {event.error}\n")
+            event = EndEvent(sample=event.sample, reason="failed", error=ENGINE_FAILED)
+        outbox.put(pack_event(number, event))
+
+    return engine.submit(
+        Request(
+            prompt=ask.prompt,
+            sink=sink,
+            num_samples=ask.num_samples,
+            max_tokens=ask.max_tokens,
+            draw=ask.draw,
+            seed=ask.seed,
+            cache_salt=ask.cache_salt,
+            num_log_probs=ask.num_log_probs,
+        )
+    )
+
+
+def _send(outbox: "queue.SimpleQueue[list[Any]]", connection: socket.socket) -> None:
+    try:
+        while True:
+            events = [outbox.get()]
+            while not outbox.empty():
+                events.append(outbox.get_nowait())
+            connection.sendall(frame(["events", events]))
+    except OSError:  # the HTTP process is gone
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    try:
+        status = main(sys.argv[1:])
+    except Exception:  # noqa: BLE001 - whatever it is, the HTTP process must see this one end
+        traceback.print_exc()
+        status = FAILED
+    sys.stderr.flush()
+    os._exit(status)

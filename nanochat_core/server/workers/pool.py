@@ -1,0 +1,400 @@
+"""The engine processes of one model: started, fed with the least loaded first, started again when
+one dies. Everything here belongs to one event loop.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from nanochat_core.engine.requests import EndEvent, Event, TokenEvent
+from nanochat_core.errors import ModelError
+from nanochat_core.server.workers.ipc import Ask, Facts, Spec, frame, read_message, unpack_event
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0  # seconds before a dead engine process is started again
+MOST_VAIN_LIVES = 6  # in a row, without one answer: the next would end as they did
+STEADY_SECONDS = 60.0  # one that lived so long is started again at once
+SECONDS_TO_DIE = 5.0
+ENGINE_PROCESS = "nanochat_core.server.workers.engine_process"
+_LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long an engine process may take before it is taken for hung, and killed."""
+
+    load_seconds: float = 1800.0  # from its start until it is ready
+    cancel_seconds: float = 60.0  # from a cancellation until it says that the answer is over
+
+
+class Busy(Exception):
+    """As many requests wait as may."""
+
+
+class NoEngine(Exception):
+    """Every engine process is being started again."""
+
+
+class AnswerStream:
+    """What comes of one request. Events wait here, unread ones together, until they are taken.
+
+    There are never more than `num_samples` answers' worth of them, so a slow reader costs memory
+    that its request had to ask for, and nobody's time.
+    """
+
+    def __init__(self, num_samples: int, *, worker: int, on_cancel: Callable[[], None]) -> None:
+        self.worker = worker  # the index of its engine process
+        self.was_refused = False  # the engine cannot answer such a request, now or later
+        self._events: list[Event] = []
+        self._come = asyncio.Event()
+        self._open = set(range(num_samples))
+        self._on_cancel = on_cancel
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come; what came may still be taken."""
+        return not self._open
+
+    async def take(self) -> list[Event]:
+        """All that came since the last time, at least one; none when it is over."""
+        if not self._events and self._open:
+            self._come.clear()
+            await self._come.wait()
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self) -> None:
+        """Call it off, unless it is over. Samples that still went on end as cancelled."""
+        if self._open:
+            self.close("cancelled")
+            self._on_cancel()
+
+    def put(self, event: Event) -> None:
+        """What the engine says; after `cancel` it is not listened to."""
+        if isinstance(event, EndEvent) and event.sample < 0:  # refused as a whole
+            self.was_refused = True
+            self.close(event.reason, event.error)
+        elif event.sample in self._open:
+            self._events.append(event)
+            if isinstance(event, EndEvent):
+                self._open.discard(event.sample)
+            self._come.set()
+
+    def close(self, reason: str, error: str = "") -> None:
+        """End every sample that goes on."""
+        for sample in sorted(self._open):
+            self._events.append(EndEvent(sample=sample, reason=reason, error=error))  # pyright: ignore[reportArgumentType]
+        self._open.clear()
+        self._come.set()
+
+
+@dataclasses.dataclass
+class _Asked:
+    """A request as its engine process has it."""
+
+    stream: AnswerStream
+    open: int  # samples that have not ended there
+
+
+class Worker:
+    """One engine process, and what is under way in it."""
+
+    def __init__(self, index: int, spec: Spec, patience: Patience = Patience()) -> None:
+        self.index = index
+        self.spec = spec
+        self.patience = patience
+        self.facts: Facts | None = None  # None: it is not ready
+        self.restarts = 0
+        self.busy = 0  # samples that it writes or that wait in it
+        self.failure: ModelError | None = None
+        self.changed = asyncio.Event()  # ready, or refused
+        self.has_given_up = False  # no process is started any more; `failure` says why
+        self._was_ready = False
+        self._has_answered = False  # in this life of its process
+        self._status: int | None = None  # of the last process that ended
+        self._asked: dict[int, _Asked] = {}
+        self._count = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process, while there is one."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Keep one process running from now on."""
+        self._task = asyncio.create_task(self._keep_running())
+
+    async def stop(self) -> None:
+        """End it; what is under way there fails."""
+        if self._task:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def ask(self, ask: Ask) -> AnswerStream:
+        """Begin a request; there must be a process that is ready."""
+        assert self._writer is not None, "no process is ready"
+        self._count += 1
+        number = self._count
+
+        def cancel() -> None:
+            if number in self._asked:
+                self._say(["cancel", number])
+                seconds = self.patience.cancel_seconds
+                asyncio.get_running_loop().call_later(seconds, self._check_ended, number)
+
+        stream = AnswerStream(ask.num_samples, worker=self.index, on_cancel=cancel)
+        self._asked[number] = _Asked(stream=stream, open=ask.num_samples)
+        self.busy += ask.num_samples
+        self._say(["ask", number, ask.tree()])
+        return stream
+
+    def fail_all(self, why: str) -> None:
+        """End every stream with an error."""
+        for asked in self._asked.values():
+            asked.stream.close("failed", why)
+        self._asked.clear()
+        self.busy = 0
+
+    def _say(self, message: list[object]) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(frame(message))
+
+    async def _keep_running(self) -> None:
+        pause, vain = FIRST_PAUSE, 0
+        while True:
+            began = time.monotonic()
+            self._has_answered, self._status = False, None
+            try:
+                await self._run_once()
+            except OSError as error:  # no process, no sockets: as one that ended
+                self.failure = ModelError(
+                    f"the engine process cannot be started: {error}",
+                    hint="the system gives no more processes, files or memory",
+                )
+            finally:
+                self.facts = self._writer = None
+                self.fail_all("the engine stopped unexpectedly; try again in a moment")
+            hint = "what it wrote before says why"
+            if not self._was_ready:
+                how = f"the engine ended at once: {self._how_it_ended()}"
+                self.failure = self.failure or ModelError(how, hint=hint)
+                self.changed.set()
+                return
+            # A process that the system did not give is no life: that may pass.
+            vain = 0 if self._has_answered or self._status is None else vain + 1
+            why = self.failure or self._how_it_ended()
+            if vain == MOST_VAIN_LIVES:
+                self.failure = ModelError(
+                    f"the engine process ended {vain} times without one answer: {why}", hint=hint
+                )
+                self.has_given_up = True
+                return
+            self.failure = None
+            _LOG.error("engine process %d ended: %s; it is started again", self.index, why)
+            self.restarts += 1
+            steady = time.monotonic() - began > STEADY_SECONDS
+            pause = FIRST_PAUSE if steady else min(2 * pause, LONGEST_PAUSE)
+            await asyncio.sleep(pause)
+
+    async def _run_once(self) -> None:
+        """One life of the process, from its start to its end."""
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as undone:
+            undone.callback(ours.close)
+            # Ctrl-C reaches the HTTP process, which ends this one after the answers under way.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", ENGINE_PROCESS, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+            undone.pop_all()
+        seconds = self.patience.load_seconds
+        loading = asyncio.get_running_loop().call_later(seconds, self._check_loaded)
+        try:
+            reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**26)
+            self._say(dataclasses.asdict(self.spec))  # pyright: ignore[reportArgumentType]
+            while (message := await read_message(reader)) is not None:
+                self._hear(message)
+        finally:
+            loading.cancel()
+            if self._writer is not None:
+                self._writer.close()
+            await asyncio.shield(_end(self._process))
+            self._status, self._process = self._process.returncode, None
+
+    def _how_it_ended(self) -> str:
+        if self._status is None or self._status >= 0:
+            return f"exit status {self._status}"
+        return f"killed by {signal.Signals(-self._status).name}"
+
+    def _check_loaded(self) -> None:
+        if self.facts is None:
+            self._kill(f"it was not ready within {self.patience.load_seconds:g} seconds")
+
+    def _check_ended(self, number: int) -> None:
+        if number in self._asked:  # else it has ended, or its process has
+            seconds = self.patience.cancel_seconds
+            self._kill(f"it did not end an answer within {seconds:g} seconds of being told")
+
+    def _kill(self, why: str) -> None:
+        """End a process that hangs; what follows is as with one that died."""
+        if self._process is not None:
+            self.failure = ModelError(f"the engine hangs: {why}", hint="it was killed")
+            self._process.kill()
+
+    def _hear(self, message: list[object]) -> None:
+        match message:
+            case ["ready", dict(facts)]:
+                self.facts = Facts(**facts)
+                self._was_ready = True
+                self.changed.set()
+            case ["refused", str(why), hint]:
+                self.failure = ModelError(why, hint=hint)  # pyright: ignore[reportArgumentType]
+            case ["events", list(events)]:
+                for event in events:
+                    self._put(event)
+
+    def _put(self, packed: list[object]) -> None:
+        asked = self._asked.get(packed[0])  # pyright: ignore[reportArgumentType]
+        if asked is None:
+            return
+        event = unpack_event(packed)
+        asked.stream.put(event)
+        if not isinstance(event, TokenEvent):
+            self._has_answered |= event.reason in ("stop", "length")
+            ended = asked.open if event.sample < 0 else 1
+            asked.open -= ended
+            self.busy -= ended
+            if not asked.open:
+                del self._asked[packed[0]]  # pyright: ignore[reportArgumentType]
+                self._say(["forget", packed[0]])
+
+
+class Pool:
+    """The engine processes of one model, and its tokenizer."""
+
+    def __init__(
+        self,
+        specs: Sequence[Spec],
+        tokenizer: Tokenizer,
+        *,
+        max_waiting: int,
+        patience: Patience = Patience(),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.max_waiting = max_waiting  # samples that may wait at each process
+        self.workers = [Worker(index, spec, patience) for index, spec in enumerate(specs)]
+        self.preparing = 0  # requests that will be submitted here
+        self._facts: Facts | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """Of the model; the pool must have been started."""
+        assert self._facts is not None, "the pool was not started"
+        return self._facts
+
+    @property
+    def failure(self) -> ModelError | None:
+        """Why no process is started again, once none is."""
+        return self.workers[0].failure if all(w.has_given_up for w in self.workers) else None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any process can answer."""
+        return any(worker.facts for worker in self.workers)
+
+    @property
+    def num_slots(self) -> int:
+        """Answers that can be written at the same time."""
+        return sum(worker.facts.num_slots for worker in self.workers if worker.facts)
+
+    @property
+    def running(self) -> int:
+        """Answers that are being written."""
+        ready = [worker for worker in self.workers if worker.facts]
+        return sum(min(w.busy, w.facts.num_slots) for w in ready if w.facts)
+
+    @property
+    def available(self) -> int:
+        """Processes that can begin another answer at once."""
+        return sum(1 for w in self.workers if w.facts and w.busy < w.facts.num_slots)
+
+    @property
+    def waiting(self) -> int:
+        """Answers that wait for a slot."""
+        return sum(worker.busy for worker in self.workers) - self.running
+
+    @property
+    def restarts(self) -> int:
+        """How often a process was started again."""
+        return sum(worker.restarts for worker in self.workers)
+
+    async def start(self) -> None:
+        """Start the processes and wait until all are ready. Raises ModelError."""
+        for worker in self.workers:
+            worker.start()
+        for worker in self.workers:
+            await worker.changed.wait()
+            if worker.failure:
+                await self.stop()
+                raise worker.failure
+            self._facts = self._facts or worker.facts
+
+    @property
+    def _is_needed(self) -> bool:
+        return self.preparing > 0 or any(worker.busy for worker in self.workers)
+
+    def submit(self, ask: Ask) -> AnswerStream:
+        """Begin a request where least is under way. Raises Busy or NoEngine."""
+        return self.find_place(ask.num_samples).ask(ask)
+
+    def find_place(self, num_samples: int) -> Worker:
+        """The process that has least under way. Raises Busy or NoEngine, so that a request that
+        cannot be taken need not be tokenised first."""
+        ready = [worker for worker in self.workers if worker.facts]
+        if not ready:
+            raise NoEngine
+        worker = min(ready, key=lambda worker: worker.busy)
+        assert worker.facts is not None
+        # One request may be as wide as it likes where nothing waits.
+        most = worker.facts.num_slots + self.max_waiting
+        if worker.busy and worker.busy + num_samples > most:
+            raise Busy
+        return worker
+
+    def fail_all(self, why: str) -> None:
+        """End every stream with an error."""
+        for worker in self.workers:
+            worker.fail_all(why)
+
+    async def stop(self) -> None:
+        """End the processes; what is under way fails."""
+        await asyncio.gather(*(worker.stop() for worker in self.workers))
+
+    async def drain(self, *, seconds: float) -> None:
+        """Wait until nothing is under way, at most so long; then stop."""
+        until = time.monotonic() + seconds
+        while self._is_needed and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        await self.stop()
+
+
+async def _end(process: "subprocess.Popen[bytes]") -> None:
+    """The other end of its socket is closed, so it ends by itself; else it is killed."""
+    until = time.monotonic() + SECONDS_TO_DIE
+    while process.poll() is None:
+        if time.monotonic() > until:
+            process.kill()
+        await asyncio.sleep(0.005)

@@ -1,0 +1,279 @@
+"""Training on rendered conversations: the loop that `midtrain` and `sft` share.
+
+The two stages differ in their config section and in the model they start from; everything else is
+one loop, so that they cannot drift apart. Only the assistant's tokens carry loss.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from nanochat_core.config import ChatTrainConfig, OptimizerConfig
+from nanochat_core.data.conversations.chat_rows import ChatRows, conversation_rows
+from nanochat_core.data.conversations.examples import open_task
+from nanochat_core.errors import DataError
+from nanochat_core.job import Job
+from nanochat_core.model.attention import choose
+from nanochat_core.model.checkpoint import Tensors, has_state, load_model, load_state, save_model
+from nanochat_core.model.gpt import GPT
+from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.hardware.device import open_device
+from nanochat_core.runtime.hardware.distributed import World, open_world
+from nanochat_core.runtime.hardware.gc_disabled import frozen
+from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.interrupt import STOP
+from nanochat_core.runtime.progress import Progress
+from nanochat_core.runtime.seeding import seed_for
+from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.train.loop.checkpointer import Keeper
+from nanochat_core.train.loop.lineage import FILE
+from nanochat_core.train.loop.metrics import StepLog, pace_of
+from nanochat_core.train.loop.oom import Fitting
+from nanochat_core.train.loop.prefetch import feed
+from nanochat_core.train.loop.run_environment import machine
+from nanochat_core.train.loop.sanity_checks import (
+    check_first_loss,
+    open_chat_tokenizer,
+    write_chat_facts,
+)
+from nanochat_core.train.loop.step import IGNORE, gradients_of
+from tasks.mixtures.mixture import mixture
+
+
+def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
+    """Train the input model on the mixture of config section `section`, and write the result."""
+    config = ChatTrainConfig.from_tree(job.config[section])
+    optimizer_config = OptimizerConfig.from_tree(job.config["optimizer"])
+    seed = seed_for(job.config["seed"], section)
+    world = open_world(job.resources.device)
+    device = open_device(job.resources, local_rank=world.local_rank)
+    progress = Progress(job.events, active=world.is_first)
+    if not config.mixture:
+        return pass_on(job, world, progress)
+    model = load_model(job.model_input, device).train()
+    choose(
+        job.resources.attention,
+        device,
+        model.dtype,
+        strict=job.resources.determinism == "strict",
+        world=world,
+    )
+    optimizer = Optimizer(
+        model,
+        scaled(optimizer_config, config.lr_fraction),
+        precision=model.numerics.precision,
+        world=world,
+    )
+    take_over(optimizer, job.model_input, tell=progress.message)
+    if job.resources.compile:
+        model.compile_passes()
+    tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
+    train, held_out = make_rows(
+        job, config, model.config.sequence_len, seed, world, tell=progress.message
+    )
+    log = StepLog(
+        progress,
+        pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world),
+        late=device.type == "cuda",
+    )
+    keeper = Keeper(job, optimizer, world, progress, log)
+
+    def evaluate(done: int) -> float:
+        loss = mean_loss(model, held_out, fitting.size, world)
+        progress.eval(done, val_loss=loss)
+        keeper.judge(done, loss)
+        return loss
+
+    rows_per_step = config.total_batch_size // model.config.sequence_len
+    num_steps = config.num_epochs * math.ceil(len(train.tokens) / rows_per_step)
+
+    def take_step(step: int) -> tuple[npt.NDArray[Any], ...]:
+        ids = epoch_ids(step, len(train.tokens), rows_per_step, seed)
+        return train.take(share_of(ids, world).numpy())
+
+    start, state = keeper.resume()
+    fitting = Fitting(job, optimizer, world, progress, state)
+    progress.start(num_steps, step=start)
+    started = time.monotonic()
+    if not start:
+        check_first_loss(
+            mean_loss(model, held_out, fitting.size, world, below=tokenizer.bos),
+            vocab_size=model.config.vocab_size,
+        )
+    first_loss = state["first_loss"] if start else evaluate(0)
+    if keeper.is_judged(start, num_steps):
+        evaluate(start)
+    with STOP.deferred(), frozen(), fitting.explained():
+        log.begin()
+        for step, (tokens, mask) in feed(take_step, start=start, stop=num_steps, device=device):
+            done = step + 1
+            loss = fitting.gradients(gradients_of(model, optimizer, tokens, mask, world=world))
+            log.read(done, loss)
+            optimizer.step(
+                lr_multiplier=lr_multiplier(step, num_steps, config.schedule),
+                momentum=muon_momentum(step, num_steps, config.schedule),
+                weight_decay=0.0,
+            )
+            log.tell()
+            if keeper.after_step(done, num_steps, {"first_loss": first_loss, **fitting.state()}):
+                evaluate(done)
+                log.begin()
+        last_loss = evaluate(num_steps)
+        keeper.close()
+    whole = optimizer.gather()
+    if world.is_first:
+        write_output(job, model, tokenizer, optimizer=whole, made_by=section)
+    return {
+        "val_loss_first": first_loss,
+        "val_loss": last_loss,
+        "steps": num_steps,
+        "rows": len(train.tokens),
+        "seconds": time.monotonic() - started,
+        **machine(job, device, world, device_batch_size=fitting.size),
+    }
+
+
+def pass_on(job: Job, world: World, progress: Progress) -> dict[str, Any]:
+    """The input model as the stage's own: what an empty mixture makes of it.
+
+    So a recipe does without midtraining: SFT then begins with the base model.
+    """
+    progress.message("the mixture is empty: the model is passed on as it is")
+    if world.is_first:
+        names = ("model.safetensors", "optimizer.safetensors", FILE, "config.json")
+        shutil.copytree(
+            job.model_input / "tokenizer",
+            job.output / "tokenizer",
+            copy_function=shutil.copyfile,
+            dirs_exist_ok=True,
+        )
+        for name in names:  # the config last: with it the directory is a model
+            if (job.model_input / name).exists():
+                shutil.copyfile(job.model_input / name, job.output / name)
+    return {"steps": 0}
+
+
+def take_over(optimizer: Optimizer, directory: Path, *, tell: Callable[[str], None]) -> None:
+    """Go on with the optimizer's state of the model in `directory`, if it has one. Collective."""
+    if has_state(directory):
+        optimizer.load(load_state(directory).__getitem__)
+    else:
+        tell("the model came without an optimizer's state: its moments begin at zero")
+
+
+def scaled(config: OptimizerConfig, fraction: float) -> OptimizerConfig:
+    """The optimizer of a stage after pretraining: every learning rate times `fraction`, no clip."""
+    tree = {
+        name: value * fraction if name.endswith("_lr") else value
+        for name, value in vars(config).items()
+    }
+    return OptimizerConfig(**{**tree, "grad_clip": None})
+
+
+def make_rows(
+    job: Job,
+    config: ChatTrainConfig,
+    sequence_len: int,
+    seed: int,
+    world: World,
+    *,
+    tell: Callable[[str], None],
+) -> tuple[ChatRows, ChatRows]:
+    """Packed rows of sequence_len + 1 tokens: the training mixture, and held-out conversations.
+
+    One rank of a node writes them below the job's directory, and all of them map the files.
+    """
+    directory = job.inputs["task_data"]
+    tasks = [(entry, open_task(entry.task, directory, "train")) for entry in config.mixture]
+    for entry, task in tasks:
+        if entry.num_examples is not None and len(task) < entry.num_examples:
+            raise DataError(
+                f"the mixture asks for {entry.num_examples} examples of {entry.task}, "
+                f"task_data has {len(task)}",
+                hint=f"raise num_train of {entry.task} in task_data, or lower num_examples",
+            )
+    parts = [
+        (task if entry.num_examples is None else task.first(entry.num_examples), entry.epochs)
+        for entry, task in tasks
+    ]
+    train = mixture(parts, seed)
+    tests = [open_task(entry.task, directory, "test") for entry in config.mixture]
+    held_out = mixture([(task, 1) for task in tests], seed)[: config.eval_examples]
+    pack = partial(
+        conversation_rows,
+        tokenizer=job.model_input / "tokenizer",
+        row_len=sequence_len + 1,
+        writes=world.local_rank == 0,
+        barrier=world.barrier,
+        tell=tell,
+    )
+    scratch = job.directory / "scratch"
+    return pack(train, directory=scratch / "train"), pack(held_out, directory=scratch / "held_out")
+
+
+def epoch_ids(step: int, num_rows: int, rows_per_step: int, seed: int) -> torch.Tensor:
+    """Row ids of a step. An epoch visits each row once in its own order; its last step is short."""
+    steps_per_epoch = math.ceil(num_rows / rows_per_step)
+    epoch, position = divmod(step, steps_per_epoch)
+    generator = torch.Generator().manual_seed(seed_for(seed, "epoch", epoch))
+    order = torch.randperm(num_rows, generator=generator)
+    return order[position * rows_per_step :][:rows_per_step]
+
+
+def share_of(ids: torch.Tensor, world: World) -> torch.Tensor:
+    """Every world-size-th id, starting at this rank."""
+    return ids[world.rank :: world.size]
+
+
+def take(
+    rows: ChatRows, ids: torch.Tensor, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens (B, T+1) int64 and mask (B, T+1) of the rows `ids`."""
+    tokens, mask = map(torch.from_numpy, rows.take(ids.numpy()))
+    return tokens.to(device).long(), mask.to(device)
+
+
+@torch.no_grad()
+def mean_loss(
+    model: GPT, rows: ChatRows, batch_size: int, world: World, *, below: int | None = None
+) -> float:
+    """Nats per supervised token over all rows; with `below` only of tokens of lower ids.
+
+    NaN where there is no such token.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    for ids in share_of(torch.arange(len(rows.tokens)), world).split(batch_size):
+        HEART.beat("evaluating")
+        tokens, mask = take(rows, ids, device)
+        targets = tokens[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORE)
+        if below is not None:
+            targets = targets.masked_fill(targets >= below, IGNORE)
+        sums[0] += model.token_losses(tokens[:, :-1], targets).sum()
+        sums[1] += (targets != IGNORE).sum()
+    world.sum(sums)
+    model.train()
+    return float(sums[0] / sums[1])
+
+
+def write_output(
+    job: Job, model: GPT, tokenizer: Tokenizer, *, optimizer: Tensors, made_by: str
+) -> None:
+    """Write the model, and what it was trained with."""
+    write_chat_facts(job.output, tokenizer)
+    save_model(
+        job.output,
+        model,
+        tokenizer=job.model_input / "tokenizer",
+        optimizer=optimizer,
+        made_by=made_by,
+    )

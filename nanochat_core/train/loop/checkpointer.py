@@ -1,0 +1,272 @@
+"""Keeps a training loop's state: a copy is taken between two steps, and written while it goes on.
+
+What a rank owns is copied to the host (on a GPU into pinned memory, by the stream that computes, so
+the host waits for nothing), then written, read back and committed by a thread. One save at a time:
+when the next is due while one is being written, the loop waits. The first save comes after the
+first step of an execution: the memory for copies is there from then on, and a disk or a store that
+refuses is known within the first minute.
+
+A thread, not a process: what it does (writing, hashing, comparing) runs without Python's lock, but
+for moments, and a process would need the copy in shared memory and a torch of its own. Its priority
+is the loop's: a lower one takes no less of a CPU, and when the job has to end within seconds beside
+other busy programs, the save would come too late.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat_core.job import Job
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.hardware.distributed import World
+from nanochat_core.runtime.hardware.gc_disabled import collect
+from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.interrupt import SECONDS_TO_SAVE, STOP, Interrupted
+from nanochat_core.runtime.progress import Progress
+from nanochat_core.train.loop.checkpoint import (
+    Facts,
+    clear,
+    commit,
+    find_best,
+    find_checkpoint,
+    newest_step,
+    prune,
+    set_aside_after,
+    write_best,
+    write_pieces,
+)
+from nanochat_core.train.loop.metrics import StepLog, broken
+
+_SECONDS_BETWEEN_BEATS = 0.25
+# While a save is written the loop that waits for it is well; after so long it is the disk that
+# hangs, and the launcher may find it.
+_SECONDS_FOR_A_DISK = 3600.0
+_FIRST_STEP_TIMES = _WRITING_TIMES = 4.0  # see heartbeat.busy
+
+
+class Keeper:
+    """Saves a training loop's state when it is due and when the job is asked to stop."""
+
+    def __init__(
+        self, job: Job, optimizer: Optimizer, world: World, progress: Progress, log: StepLog
+    ) -> None:
+        self._root, self._resources = job.checkpoints, job.resources
+        self._optimizer, self._world, self._progress, self._log = optimizer, world, progress, log
+        self._saved_at = time.monotonic()
+        self._saved_step: int | None = None  # by this execution
+        self._resumed_step: int | None = None
+        self._staging = Staging()
+        self._writing: _Writing | None = None
+        log.last_good = self._last_good
+        self._allowance = contextlib.ExitStack()
+
+    def resume(self) -> tuple[int, dict[str, Any]]:
+        """Load the newest checkpoint; returns the number of steps done and the loop's own state."""
+        # Kernels are compiled in the first step, where no loop can beat.
+        self._allowance.enter_context(HEART.busy("the first step", times=_FIRST_STEP_TIMES))
+        found = find_checkpoint(
+            self._root,
+            warn=self._progress.message,
+            rank=self._world.rank,
+            world_size=self._world.size,
+            any_rank=self._world.any,
+        )
+        if found is None:
+            return 0, {}
+        self._optimizer.load(found.read)
+        self._log.resume(found.state, found.seconds)
+        self._resumed_step = found.step
+        return found.step, found.state
+
+    def is_judged(self, done: int, total: int) -> bool:
+        """Whether the loop evaluates after `done` steps, other than at its two ends.
+
+        A loop asks this after `resume`: its job was saved before it evaluated, and may have ended
+        in between.
+        """
+        every = self._resources.eval_every_steps
+        return every > 0 and done % every == 0 and 0 < done < total
+
+    def after_step(self, done: int, total: int, state: dict[str, Any]) -> bool:
+        """Save if it is time, after the last step, and before the loop evaluates.
+
+        Returns whether it evaluates here, which `resume` and `is_judged` make up for where the job
+        ends first. Raises Interrupted, saved, when any rank was asked to stop, and whatever an
+        earlier save ended with.
+        """
+        self._allowance.close()
+        HEART.beat("agreeing to go on", steps=1)
+        stopping, due = self._world.any_of(STOP.requested, self._is_due(done))
+        if self._writing is not None and self._writing.ended:
+            self._wait()
+        judged = self.is_judged(done, total)
+        if stopping or due or judged or done == total:
+            self._log.settle()  # a state whose loss is broken is not saved
+            if stopping or done == total or not self._log.is_high:
+                self._save(done, total, state)
+        if stopping:
+            self._wait()
+            self._world.barrier()
+            self._progress.message(f"stopped at step {done}/{total}; the same command goes on")
+            raise Interrupted
+        return judged
+
+    def judge(self, step: int, value: float) -> None:
+        """Validation says `value` of the state after `step`; lower is better.
+
+        It counts if that state was saved.
+        """
+        if self._world.is_first and step in (self._saved_step, self._resumed_step):
+            best = find_best(self._root)
+            if best is None or value < best[1]:
+                write_best(self._root, step, value)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a save is being written."""
+        return self._writing is not None and not self._writing.ended
+
+    def close(self) -> None:
+        """Wait until the last save is committed. What follows is the end of the job.
+
+        The optimizer's state is gathered and the model written in a few long calls that cannot
+        beat, so they are allowed more time.
+        """
+        self._wait()
+        self._allowance.close()
+        self._allowance.enter_context(HEART.busy("writing the model", times=_WRITING_TIMES))
+
+    def _is_due(self, done: int) -> bool:
+        every = self._resources.save_every_steps
+        return (
+            self._saved_step is None
+            or time.monotonic() - self._saved_at >= self._resources.save_every_seconds
+            or (every > 0 and done % every == 0)
+        )
+
+    def _save(self, done: int, total: int, state: dict[str, Any]) -> None:
+        self._wait()
+        HEART.beat("saving")
+        if self._world.local_rank == 0:  # on each machine: they may have disks of their own
+            clear(self._root, done)
+        self._world.barrier()
+        facts = Facts(
+            step=done,
+            total=total,
+            world_size=self._world.size,
+            seconds=self._log.seconds,
+            state={**state, **self._log.state()},
+        )
+        tensors, arrived = self._staging.copy(self._optimizer.pieces())
+        is_doubtful = self._log.is_high  # the one before may prove to be the last good one
+        self._writing = _Writing(lambda: self._write(facts, tensors, arrived, is_doubtful))
+        self._saved_at, self._saved_step = time.monotonic(), done
+        collect()
+        self._log.begin()
+
+    def _write(
+        self,
+        facts: Facts,
+        tensors: Mapping[str, Tensor],
+        arrived: Callable[[], None],
+        is_doubtful: bool,
+    ) -> None:
+        """In the writing thread: make the copy a checkpoint."""
+        arrived()
+        for key, tensor in tensors.items():
+            if not _is_finite(tensor):
+                what = f"{key} is not finite after step {facts.step}"
+                raise broken(what, newest_step(self._root))
+        directory = self._root / f"step-{facts.step:07d}"
+        write_pieces(directory, self._world.rank, tensors)
+        if self._world.is_first:
+            commit(directory, facts)
+            if not is_doubtful:
+                prune(self._root, keep=self._resources.keep_checkpoints)
+
+    def _last_good(self, step: int) -> int | None:
+        """The newest checkpoint of at most `step`, once what is being written is there.
+
+        Newer ones are set aside, so that the job does not go on from them.
+        """
+        if self._writing is not None:
+            self._writing.join(SECONDS_TO_SAVE)
+        if self._world.is_first:
+            set_aside_after(self._root, step)
+        return newest_step(self._root, at_most=step)
+
+    def _wait(self) -> None:
+        """Until nothing is being written. Raises what went wrong."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.wait()
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether every number is. A sum says so in a twentieth of the time, unless it overflows."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+class Staging:
+    """Host memory for copies of the state, taken once and used again."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], None]]:
+        """Copies on the host, and what waits until they have arrived there.
+
+        They are overwritten by the next call. Copies from a GPU are ordered with what its current
+        stream computes: later steps do not touch what was not copied yet.
+        """
+        for key, tensor in tensors.items():
+            if key not in self._buffers:
+                self._buffers[key] = torch.empty(
+                    tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
+                )
+            self._buffers[key].copy_(tensor.detach(), non_blocking=True)
+        if not any(tensor.is_cuda for tensor in tensors.values()):
+            return dict(self._buffers), lambda: None
+        event = torch.cuda.Event()
+        event.record()
+        return dict(self._buffers), event.synchronize
+
+
+class _Writing:
+    """A save in a thread of its own, which ends with the process."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether `wait` would return at once."""
+        return not self._thread.is_alive()
+
+    def join(self, seconds: float) -> None:
+        """Until it is done, but so long at most."""
+        self._thread.join(seconds)
+
+    def wait(self) -> None:
+        """Until it is done, showing signs of life meanwhile. Raises what it raised."""
+        silent_from = time.monotonic() + _SECONDS_FOR_A_DISK
+        while not self.ended:
+            if time.monotonic() < silent_from:
+                HEART.beat("waiting for a save")
+            self._thread.join(_SECONDS_BETWEEN_BEATS)
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - the loop raises it
+            self._error = error

@@ -1,0 +1,36 @@
+"""What a training stage was computed by, told with its result; none of it changes the result."""
+
+from typing import Any
+
+import torch
+
+from nanochat_core.job import Job
+from nanochat_core.model.attention import attention_backend
+from nanochat_core.runtime.hardware.distributed import World
+from nanochat_core.train.loop.oom import peak_gigabytes
+
+
+def machine(
+    job: Job, device: torch.device, world: World, *, device_batch_size: int
+) -> dict[str, Any]:
+    """Numbers and short strings for a stage's metrics.
+
+    `device_batch_size` is what was used in the end: less than what was asked for where memory ran
+    out.
+    """
+    found: dict[str, Any] = {
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "world_size": world.size,
+        "device_batch_size": device_batch_size,
+        "attention": attention_backend(),
+        "compile": job.resources.compile,
+        "determinism": job.resources.determinism,
+    }
+    peak = peak_gigabytes()
+    return found if peak is None else {**found, "peak_memory_gb": round(peak, 2)}
+
+
+def device_name(device: torch.device) -> str:
+    """What torch calls the device: a GPU's product name, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,152 @@
+"""Word problems with a calculator, made up on the spot in the format of the GSM8K dataset.
+
+    Tom has 7 apples and buys 5 more. How many apples does Tom have?      <<7+5=12>>#### 12
+
+`<<7+5=12>>` is a call of the calculator and its result; the last line is `#### n`.
+
+Grade 1 has one sum or difference of numbers from 2 to 20, in the order in which the question names
+them, and an answer without words; grade 2 one sum, difference or product of numbers up to 99;
+grade 3 two or three steps. Train and test share every word and every number, but never the numbers
+of one question: those are divided by a hash, whatever their order, grade, story and seed.
+"""
+
+import functools
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tasks.base import Conversation, TaskError, check_split, distinct, final_number, parts_of
+from tasks.generated.stories import CLOSINGS, NAMES, OBJECTS, OPENINGS, STEPS, STORIES
+from tasks.kinds.sources import GeneratedTask, Grader
+
+NAME = "arithmetic"
+GRADES = (1, 2, 3)
+TEST_PERCENT = 20  # of the sets of numbers
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question, and its answer as text with `<<expression=result>>` calls."""
+
+    numbers: tuple[int, ...]  # that the question names
+    question: str
+    working: str
+    result: int
+
+
+def generate(split: str, num_examples: int, *, grade: int, seed: int) -> Iterator[Conversation]:
+    """Different word problems; the grader's key is "answer".
+
+    Raises TaskError for an unknown split or grade, or for more examples than there are questions.
+    """
+    check_split(split)
+    if grade not in GRADES:
+        raise TaskError(f"{NAME} has no grade {grade} (1 to {max(GRADES)})")
+    what = f"{NAME} of grade {grade}, {split},"
+    return distinct(_stream(split, grade, random.Random(seed)), num_examples, what=what)
+
+
+def is_correct(conversation: Conversation, answer: str) -> bool:
+    """Whether the last `#### n` of `answer` is the number; thousands separators do not matter."""
+    return final_number(answer) == conversation["answer"]
+
+
+@functools.cache
+def split_of(numbers: tuple[int, ...]) -> str:
+    """The split in which a question may name exactly these numbers, in any order."""
+    text = ",".join(map(str, sorted(numbers)))
+    digest = hashlib.sha256(f"{NAME}/{text}".encode()).digest()
+    return "test" if int.from_bytes(digest[:8]) % 100 < TEST_PERCENT else "train"
+
+
+def _stream(split: str, grade: int, rng: random.Random) -> Iterator[Conversation]:
+    make = {1: _one_small_step, 2: _one_step, 3: _several_steps}[grade]
+    while True:
+        problem = make(rng, split)
+        yield {
+            "messages": [
+                {"role": "user", "content": problem.question},
+                {
+                    "role": "assistant",
+                    "content": parts_of(f"{problem.working}#### {problem.result}"),
+                },
+            ],
+            "answer": str(problem.result),
+        }
+
+
+def _one_small_step(rng: random.Random, split: str) -> Problem:
+    sign = rng.choice("+-")
+    a, b = _operands(rng, split, sign, largest=20)
+    name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
+    question = rng.choice(STORIES[sign]).format(a=a, b=b, name=name, things=thing)
+    result = _apply(a, sign, b)
+    return Problem((a, b), question, f"<<{a}{sign}{b}={result}>>", result)
+
+
+def _one_step(rng: random.Random, split: str) -> Problem:
+    sign = rng.choice("+-*")
+    a, b = _operands(rng, split, sign, largest=99)
+    name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
+    question = rng.choice(STORIES[sign]).format(a=a, b=b, name=name, things=thing)
+    result = _apply(a, sign, b)
+    working = f"{a}{sign}{b} = <<{a}{sign}{b}={result}>>{result}\n"
+    return Problem((a, b), question, working, result)
+
+
+def _several_steps(rng: random.Random, split: str) -> Problem:
+    """A first amount that changes two or three times."""
+    name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
+    while True:
+        signs = [rng.choice("+-*") for _ in range(rng.choice((2, 2, 3)))]
+        numbers = _chain(rng, signs)
+        if numbers is not None and split_of(numbers) == split:
+            break
+    total = numbers[0]
+    sentences = [rng.choice(OPENINGS).format(a=total, name=name, things=thing)]
+    lines: list[str] = []
+    for sign, b in zip(signs, numbers[1:], strict=True):
+        event, remark = rng.choice(STEPS[sign])
+        sentences.append(event.format(b=b, name=name, things=thing))
+        result = _apply(total, sign, b)
+        call = f"{total}{sign}{b} = <<{total}{sign}{b}={result}>>{result}"
+        lines.append(remark.format(call=call, name=name, things=thing) + "\n")
+        total = result
+    sentences.append(rng.choice(CLOSINGS).format(name=name, things=thing))
+    return Problem(numbers, " ".join(sentences), "".join(lines), total)
+
+
+def _chain(rng: random.Random, signs: list[str]) -> tuple[int, ...] | None:
+    """A first amount and one number a step, or None when an amount would leave 1 to 999."""
+    total = rng.randint(2, 99)
+    numbers = [total]
+    for sign in signs:
+        b = rng.randint(2, 5) if sign == "*" else rng.randint(2, 60)
+        total = _apply(total, sign, b)
+        if not 1 <= total <= 999:
+            return None
+        numbers.append(b)
+    return tuple(numbers)
+
+
+def _operands(rng: random.Random, split: str, sign: str, *, largest: int) -> tuple[int, int]:
+    """Two numbers of the split, from 2 to `largest`; a difference is never below zero."""
+    while True:
+        if sign == "*":
+            a, b = rng.randint(2, 20), rng.randint(2, 9)
+        else:
+            a, b = rng.randint(2, largest), rng.randint(2, largest)
+        if sign == "-" and a < b:
+            a, b = b, a
+        if split_of((a, b)) == split:
+            return a, b
+
+
+def _apply(a: int, sign: str, b: int) -> int:
+    return {"+": a + b, "-": a - b, "*": a * b}[sign]
+
+
+TASK = GeneratedTask(
+    name=NAME, generate=generate, grader=Grader(is_correct=is_correct, baseline=0.0)
+)

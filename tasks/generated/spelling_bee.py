@@ -1,0 +1,110 @@
+"""Two drills for letters: spelling a word, and counting a letter by hand and by calculator.
+
+`simple_spelling` is the drill alone, in one wording, to be repeated by the hundred thousand:
+
+    Spell the word: apple        apple:a,p,p,l,e
+
+`spelling_bee` is what it is for. Its answer spells the word, walks through the letters keeping
+count, and lets the calculator confirm: two ways to the number, of which reinforcement may prefer
+one. A letter stands right behind its place and colon, without a space: with one it would be another
+token than in the word.
+
+Words are those of `tasks.generated.spelling`, and divided between train and test as there. Unlike
+there, questions may repeat: there are more of them than words.
+"""
+
+import random
+from collections.abc import Iterator
+
+from tasks.base import Conversation, Part, check_split, final_number
+from tasks.generated.spelling import ABSENT_PERCENT, ALPHABET, COUNT_DIRECT, QUOTES, words_of
+from tasks.kinds.sources import GeneratedTask, Grader
+
+LONGEST = 30  # letters; every word we have
+_NO_QUESTION_MARK_PERCENT = 50
+_LOWER_CASE_PERCENT = 30
+
+
+def generate_spelling(
+    split: str, num_examples: int, *, grade: int, seed: int
+) -> Iterator[Conversation]:
+    """Words to spell. There is one grade, and `grade` is not looked at."""
+    for rng in _streams(split, num_examples, seed):
+        word = rng.choice(words_of(split, longest=LONGEST))
+        yield {
+            "messages": [
+                {"role": "user", "content": f"Spell the word: {word}"},
+                {"role": "assistant", "content": f"{word}:{','.join(word)}"},
+            ],
+            "word": word,
+        }
+
+
+def is_spelled(conversation: Conversation, answer: str) -> bool:
+    """Whether the letters behind the last colon are the word's."""
+    letters = answer.rpartition(":")[2].strip().split(",")
+    return letters == list(conversation["word"])
+
+
+def generate_bee(split: str, num_examples: int, *, grade: int, seed: int) -> Iterator[Conversation]:
+    """Letters to count. There is one grade, and `grade` is not looked at."""
+    for rng in _streams(split, num_examples, seed):
+        word = rng.choice(words_of(split, longest=LONGEST))
+        letter = rng.choice(ALPHABET if rng.randrange(100) < ABSENT_PERCENT else word)
+        yield {
+            "messages": [
+                {"role": "user", "content": _question(rng, word, letter)},
+                {"role": "assistant", "content": _answer(word, letter)},
+            ],
+            "answer": str(word.count(letter)),
+        }
+
+
+def is_counted(conversation: Conversation, answer: str) -> bool:
+    """Whether the last `#### n` is the number."""
+    return final_number(answer) == conversation["answer"]
+
+
+def _streams(split: str, num_examples: int, seed: int) -> Iterator[random.Random]:
+    """A generator of random numbers for each example, so that fewer examples are a prefix."""
+    check_split(split)
+    first = random.Random(seed)
+    return (random.Random(first.getrandbits(64)) for _ in range(num_examples))
+
+
+def _question(rng: random.Random, word: str, letter: str) -> str:
+    template = rng.choice(COUNT_DIRECT)
+    if rng.randrange(100) < _LOWER_CASE_PERCENT:
+        template = template.lower()
+    if rng.randrange(100) < _NO_QUESTION_MARK_PERCENT:
+        template = template.removesuffix("?")
+    return template.format(
+        word=rng.choice(QUOTES).format(word), letter=rng.choice(QUOTES).format(letter)
+    )
+
+
+def _answer(word: str, letter: str) -> list[Part]:
+    lines = [f"{word}:{','.join(word)}", "", f"Counting {letter}:"]
+    count = 0
+    for place, found in enumerate(word, start=1):
+        count += found == letter
+        lines.append(f"{place}:{found}" + (f" that is {count}" if found == letter else ""))
+    lines += ["", f"By hand: {count}. By calculator: "]
+    return [
+        {"type": "text", "text": "\n".join(lines)},
+        {"type": "python", "text": f"'{word}'.count('{letter}')"},
+        {"type": "python_output", "text": str(count)},
+        {"type": "text", "text": f"\n\n#### {count}"},
+    ]
+
+
+SIMPLE = GeneratedTask(
+    name="simple_spelling",
+    generate=generate_spelling,
+    grader=Grader(is_correct=is_spelled, baseline=0.0),
+)
+BEE = GeneratedTask(
+    name="spelling_bee",
+    generate=generate_bee,
+    grader=Grader(is_correct=is_counted, baseline=0.0),
+)

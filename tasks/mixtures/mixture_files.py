@@ -1,0 +1,67 @@
+"""Mixtures of tasks as small TOML files: which, how many rows of each, how often.
+
+    [[dataset]]
+    task = "smoltalk"
+    rows = 10_000       # the first so many; all of them when it is left out
+    epochs = 2          # once when it is left out
+
+Those of ours are in mixtures/; a person's own is given by its path.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.base import TaskError
+
+# Each by its name, because a fingerprint sees the data files that a module names.
+FILES = (
+    "mixtures/midtrain.toml",
+    "mixtures/sft-without-midtraining.toml",
+    "mixtures/sft.toml",
+)
+_DIRECTORY = Path(__file__).parent
+_KEYS = {"task", "rows", "epochs"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What a mixture takes of one task."""
+
+    task: str
+    rows: int | None  # the first so many; None: all
+    epochs: int
+
+
+def mixture_names() -> list[str]:
+    """Return the names of the mixtures of ours, in order."""
+    return sorted(Path(file).stem for file in FILES)
+
+
+def read_mixture(name: str) -> tuple[Share, ...]:
+    """The mixture called `name`, or of the file at that path. Raises TaskError, naming the file."""
+    path = Path(name) if name.endswith(".toml") or "/" in name else _DIRECTORY / f"{name}.toml"
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(mixture_names())
+        raise TaskError(f"there is no mixture '{name}' (one of: {known}, or a .toml)") from None
+    except (OSError, ValueError) as error:  # a wrong encoding and wrong TOML are ValueErrors
+        raise TaskError(f"{path} cannot be read as a mixture: {error}") from error
+    entries = tree.get("dataset")
+    if tree.keys() != {"dataset"} or not isinstance(entries, list) or not entries:
+        raise TaskError(f"{path} is not a mixture: it needs [[dataset]] groups, and nothing else")
+    return tuple(_share(entry, where=f"{path}, dataset {n}") for n, entry in enumerate(entries, 1))
+
+
+def _share(entry: Any, *, where: str) -> Share:
+    if not isinstance(entry, dict) or not isinstance(entry.get("task"), str):
+        raise TaskError(f"{where}: it names no task")
+    if unknown := sorted(entry.keys() - _KEYS):
+        raise TaskError(f"{where}: unknown key '{unknown[0]}' (one of: epochs, rows, task)")
+    rows, epochs = entry.get("rows"), entry.get("epochs", 1)
+    for key, value in (("rows", rows), ("epochs", epochs)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise TaskError(f"{where}: {key} is {value!r}, expected a number of at least 1")
+    return Share(task=entry["task"], rows=rows, epochs=epochs)

@@ -1,0 +1,86 @@
+"""Grades answers to HumanEval: what a model wrote runs in `tasks.sandbox.run` only."""
+
+import ast
+import re
+from collections.abc import Sequence
+
+from tasks.base import Conversation
+from tasks.kinds.sources import Grader
+from tasks.sandbox.pool import run_all
+from tasks.sandbox.run import Check, protections
+
+SECONDS = 5.0  # this and the next are nanochat's: scores depend on them
+MEMORY_MB = 256
+
+_BLOCK = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)
+
+
+def is_correct(conversation: Conversation, answer: str) -> bool:
+    """Whether the program in `answer` passes the tests. Raises TaskError without a sandbox."""
+    return are_correct([(conversation, answer)])[0]
+
+
+def are_correct(graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
+    """Whether the programs in answers pass their tests, as many at a time as there are CPUs.
+
+    Raises TaskError without a sandbox.
+    """
+    runs = [
+        (program_of(conversation, answer), check_of(conversation))
+        for conversation, answer in graded
+    ]
+    return [verdict.passed for verdict in run_all(runs, seconds=SECONDS, memory_mb=MEMORY_MB)]
+
+
+def program_of(conversation: Conversation, answer: str) -> str:
+    """What is tested: the prompt's imports, then the first code block of the answer, or all."""
+    return f"{_imports(conversation['messages'][0]['content'])}\n\n{code_of(answer)}\n"
+
+
+def check_of(conversation: Conversation) -> Check:
+    """The tests. Some of them call functions that the prompt gives beside the one to write."""
+    prompt, test = conversation["messages"][0]["content"], conversation["test"]
+    entry_point = conversation["entry_point"]
+    # Running the prompt takes its imports, and `typing` as long as a whole interpreter.
+    needed = _defined(prompt) & (_used(test) | {"*"}) - {entry_point}
+    return Check(setup=prompt if needed else "", test=test, entry_point=entry_point)
+
+
+def code_of(answer: str) -> str:
+    """The first fenced block of an answer, or all of it."""
+    found = _BLOCK.search(answer)
+    return (found[1] if found else answer).strip()
+
+
+def _defined(source: str) -> set[str]:
+    """The names that a source may give to those that run after it; none if it cannot run."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    names = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    names |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return names | {
+        (n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)
+    }
+
+
+def _used(source: str) -> set[str]:
+    """The words of a source: all names it can use, and more."""
+    return set(re.findall(r"\w+", source))
+
+
+def _imports(prompt: str) -> str:
+    """The imports with which a prompt begins."""
+    imports: list[str] = []
+    for line in map(str.strip, prompt.split("\n")):
+        if line.startswith(("import ", "from ")):
+            imports.append(line)
+        elif line and not line.startswith("#"):
+            break
+    return "\n".join(imports)
+
+
+GRADER = Grader(
+    is_correct=is_correct, baseline=0.0, are_correct=are_correct, check_machine=protections
+)
