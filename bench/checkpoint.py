@@ -24,9 +24,9 @@ from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.runtime.hardware.gc_disabled import frozen
 from nanochat_core.runtime.progress import Progress
-from nanochat_core.train.loop.checkpointer import Keeper
-from nanochat_core.train.loop.metrics import StepLog, pace_of
-from nanochat_core.train.loop.step import gradients_of
+from nanochat_core.train.loop.checkpointer import Checkpointer
+from nanochat_core.train.loop.metrics import TrainMetrics, pace_of
+from nanochat_core.train.loop.step import accumulate_gradients
 
 
 def main() -> None:
@@ -60,13 +60,13 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         config.vocab_size, (options.rows, options.sequence_len + 1), device=device
     )
     pace = pace_of(job, model, tokens_per_step=tokens.numel(), device=device, world=ALONE)
-    log = StepLog(progress, pace, late=device.type == "cuda")
-    keeper = Keeper(job, optimizer, ALONE, progress, log)
+    log = TrainMetrics(progress, pace, late=device.type == "cuda")
+    keeper = Checkpointer(job, optimizer, ALONE, progress, log)
     saves: list[tuple[float, float]] = []  # seconds the loop stood, seconds until it was committed
 
     def step(done: int) -> float:
         began = time.perf_counter()
-        compute = gradients_of(model, optimizer, tokens, None, world=ALONE)
+        compute = accumulate_gradients(model, optimizer, tokens, None, world=ALONE)
         loss = compute(device_batch_size=options.rows)
         log.read(done, loss)
         optimizer.step(lr_multiplier=1e-3, momentum=0.9, weight_decay=0.0)
@@ -75,7 +75,7 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
     def save(done: int) -> float:
         began = time.perf_counter()
-        keeper.after_step(done, 10**9, {})
+        keeper.maybe_save(done, 10**9, {})
         return time.perf_counter() - began
 
     with frozen():

@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 import torch
 
 from nanochat_core import scaling
-from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runners.choose import choose_runner, open_runner
 from nanochat_core.engine.speed import (
     bytes_per_step,
@@ -222,7 +222,7 @@ def ours(model: GPT, prompt: list[int], batch: int, tokens: int, settings: dict[
             batch,
             tokens,
             seed=number,
-            draw=Draw(top_k=TOP_K),
+            draw=SamplingParams(top_k=TOP_K),
             on_first=lambda: reached.append(time.process_time()),
         )
         return Timed(

@@ -21,7 +21,7 @@ from nanochat_core.model import gpt
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.train import pretrain
-from nanochat_core.train.loop.checkpointer import Keeper
+from nanochat_core.train.loop.checkpointer import Checkpointer
 
 NUM_ROWS = 256
 NEVER = 1e9  # seconds
@@ -124,11 +124,16 @@ class RandomTokens:
 def instrument(gate: Gate) -> None:
     """Name the sections of our loop, and let it save when the driver asks."""
     pretrain.Tokenizer = RandomTokens  # pyright: ignore[reportAttributeAccessIssue]
-    report, feed, loss, is_due = Progress.step, pretrain.feed, gpt.softcap_loss, Keeper._is_due
+    report, feed, loss, is_due = (
+        Progress.step,
+        pretrain.prefetch,
+        gpt.softcap_loss,
+        Checkpointer._is_due,
+    )
 
     def step_then_wait(self: Progress, step: int, **values: float) -> None:
         report(self, step, **values)
-        gate.after_step()
+        gate.maybe_save()
 
     def timed_feed(*arguments: Any, **named: Any) -> Iterator[Any]:
         rows = feed(*arguments, **named)
@@ -141,13 +146,13 @@ def instrument(gate: Gate) -> None:
         return loss(hidden, *arguments, **named)
 
     Progress.step = step_then_wait
-    pretrain.feed = timed_feed
+    pretrain.prefetch = timed_feed
     gpt.softcap_loss = gate.wrap(marked_loss, "loss")
     gpt.GPT.summed_loss = gate.wrap(gpt.GPT.summed_loss, "forward")
     torch.Tensor.backward = gate.wrap(torch.Tensor.backward, "loss")
     Optimizer.step = gate.wrap(Optimizer.step, "optimizer")
-    Keeper.after_step = gate.wrap(Keeper.after_step, "checkpoint")
-    Keeper._is_due = lambda self, done: gate.take_save() or is_due(self, done)
+    Checkpointer.maybe_save = gate.wrap(Checkpointer.maybe_save, "checkpoint")
+    Checkpointer._is_due = lambda self, done: gate.take_save() or is_due(self, done)
 
 
 if __name__ == "__main__":

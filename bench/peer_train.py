@@ -73,7 +73,7 @@ def prepare(case: dict[str, Any]) -> None:
     def print0(text: str = "", **named: Any) -> None:
         tell(text, **named)
         if text.startswith("step "):
-            gate.after_step()
+            gate.maybe_save()
 
     common.print0 = print0
     optim.MuonAdamW.step = gate.wrap(optim.MuonAdamW.step, "optimizer")

@@ -39,7 +39,7 @@ class Gate:
         self._current = REST
         self._sections: dict[str, float] = {}
 
-    def after_step(self) -> None:
+    def maybe_save(self) -> None:
         """A step is done. The first one is the loop's warm-up and answers to nothing."""
         self._left -= 1
         if self._left > 0:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from flows.artifacts.transfer import Place, fetch_files, files_below, find_missing
+from flows.artifacts.transfer import Place, fetch_verified, files_below, find_missing
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock
@@ -204,7 +204,7 @@ def _complete(store: Store, manifest: Manifest, entry: _Entry, on_bytes: OnBytes
     for path in (*(path for _, path in missing), target / "manifest.json"):
         shutil.rmtree(path, ignore_errors=True)  # nothing happens unless it is a directory
     scratch = entry.unfinished / "parts"
-    fetch_files(store, manifest, missing, scratch=scratch, on_bytes=on_bytes)
+    fetch_verified(store, manifest, missing, scratch=scratch, on_bytes=on_bytes)
     record = scratch / "manifest.json"
     record.write_bytes(manifest.to_json())
     record.replace(target / "manifest.json")

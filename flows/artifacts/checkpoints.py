@@ -32,8 +32,8 @@ from flows.artifacts.checkpoint_records import (
 )
 from flows.identity.manifest import File
 from flows.identity.rebuilds import NONE, rebuild_of
-from flows.identity.records import OtherFormat, seal
-from infra.storage.base import BadObject, Missing, Store
+from flows.identity.records import OtherFormat, encode_record
+from infra.storage.base import BadObject, ObjectNotFound, Store
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job, check_checkpoints, check_format, sync_directory, write_json
@@ -89,7 +89,7 @@ def send(
         rebuild=rebuild_of(job.directory),
     )
     fence()
-    store.put(f"{attempt}/{COMMIT}", seal(asdict(record), format=FORMAT))
+    store.put(f"{attempt}/{COMMIT}", encode_record(asdict(record), format=FORMAT))
     return record.step
 
 
@@ -328,7 +328,7 @@ def fetch_file(store: Store, file: File, path: Path) -> None:
     for _ in range(_FETCHES):
         try:
             store.fetch(file.key, path, size=file.size)
-        except (Missing, BadObject) as error:
+        except (ObjectNotFound, BadObject) as error:
             raise ArtifactError(f"{file.key} {error.fault}") from None
         sha256 = sha256_of(path)
         if sha256 == file.sha256:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.artifacts.transfer import Place, fetch_files, files_below, find_missing
+from flows.artifacts.transfer import Place, fetch_verified, files_below, find_missing
 from flows.identity.manifest import File, Manifest
 from infra.storage.base import OnBytes, Store
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -75,7 +75,7 @@ def copy_files(
             if not exists:
                 missing = _unfinished(files, scratch / "whole")
             with watch(sum(file.size for file, _ in missing)) as on_bytes:
-                fetch_files(
+                fetch_verified(
                     store,
                     manifest,
                     missing,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from flows.identity.record_types import Digest, Name, read_record
-from flows.identity.records import find_document, seal
+from flows.identity.records import encode_record, find_document
 from flows.leases import lease
 from infra.storage.base import Store
 from nanochat_core.errors import StoreError
@@ -66,7 +66,9 @@ def pin(
     stays until its pin is as old as a run's record may get.
     """
     key = f"{PINS}{uuid.uuid4().hex}.json"
-    data = seal({"artifacts": [list(place) for place in artifacts], "why": why}, format=FORMAT)
+    data = encode_record(
+        {"artifacts": [list(place) for place in artifacts], "why": why}, format=FORMAT
+    )
     try:
         reserve(store, lambda: store.put(key, data), tell=tell, pause=pause)
         yield

@@ -27,8 +27,8 @@ from flows.artifacts.transfer import transfer_each
 from flows.identity.contents import content_of
 from flows.identity.fingerprint import Identity, short
 from flows.identity.manifest import EARLIER, FORMAT, File, Input, Manifest, Provenance, digest_of
-from flows.identity.records import find_document, find_stored, mend_hint, seal
-from infra.storage.base import OnBytes, Persist, Store, Stored, call_once, ignore_bytes
+from flows.identity.records import encode_record, find_document, find_stored, repair_hint
+from infra.storage.base import OnBytes, Persist, Store, VersionedObject, call_once, ignore_bytes
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError
 
@@ -58,7 +58,7 @@ def find_manifest(store: Store, stage: str, fingerprint: str) -> Manifest | None
     if (manifest.stage, manifest.fingerprint) != (stage, fingerprint):
         raise ArtifactError(
             f"{store.url}/{key} is the manifest of {manifest.name}",
-            hint=mend_hint("delete it and run the stage again"),
+            hint=repair_hint("delete it and run the stage again"),
         )
     return manifest
 
@@ -172,7 +172,7 @@ def supersede(store: Store, manifest: Manifest, *, fence: Callable[[], None]) ->
     if Manifest.from_tree(tree, where=f"{store.url}/{key}") == manifest:
         store.put(f"{key.rpartition('/')[0]}/superseded/{short(manifest.digest)}.json", stored.data)
         note = {_PUT_ASIDE: manifest.digest, "by": uuid.uuid4().hex}  # like no note before
-        if store.put_if_same(key, seal(note, format=FORMAT), version=stored.version):
+        if store.put_if_same(key, encode_record(note, format=FORMAT), version=stored.version):
             return
     raise ArtifactError(
         f"the manifest of {manifest.name} was replaced while it was being put aside",
@@ -188,7 +188,7 @@ def _put_manifest(
     store: Store,
     key: str,
     data: bytes,
-    found: tuple[dict[str, Any], Stored] | None,
+    found: tuple[dict[str, Any], VersionedObject] | None,
     fence: Callable[[], None],
 ) -> bool:
     """Write a manifest where none is, or the note of one that was put aside; whether it was.

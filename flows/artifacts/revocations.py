@@ -19,7 +19,7 @@ from flows.artifacts.transfer import in_parallel
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Facts, Manifest
 from flows.identity.record_types import Count, read_record
-from flows.identity.records import find_document, find_stored, seal
+from flows.identity.records import encode_record, find_document, find_stored
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
@@ -81,7 +81,7 @@ def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -
         why=one_line(why), when=when, who=who, owner=made.owner, epoch=made.epoch
     )
     key = revocation_key(manifest.stage, manifest.fingerprint)
-    data = seal(asdict(revocation), format=FORMAT)
+    data = encode_record(asdict(revocation), format=FORMAT)
     found = find_stored(store, key, format=FORMAT)
     if found is None:
         done = store.put_if_absent(key, data)

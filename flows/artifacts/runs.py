@@ -15,8 +15,8 @@ from typing import Literal, TypeAlias, TypeVar
 
 from flows.artifacts.transfer import in_parallel
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
-from flows.identity.records import Earlier, find_document, mend_hint, seal
-from infra.storage.base import MAX_SEGMENT, Entry, Missing, Store, check_key
+from flows.identity.records import Earlier, encode_record, find_document, repair_hint
+from infra.storage.base import MAX_SEGMENT, ObjectInfo, ObjectNotFound, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
 FORMAT = 5  # of a run
@@ -91,7 +91,7 @@ def check_name(name: str) -> str:
 
 def write_run(store: Store, run: Run) -> None:
     """Record a run: at its start, and again whenever it knows more."""
-    store.put(f"runs/{run.run}.json", seal(asdict(run), format=FORMAT))
+    store.put(f"runs/{run.run}.json", encode_record(asdict(run), format=FORMAT))
 
 
 def find_run(store: Store, run: str) -> Run | None:
@@ -106,7 +106,7 @@ def find_run(store: Store, run: str) -> Run | None:
     if found.run != run:
         raise ArtifactError(
             f"{store.url}/{key} is the record of run {found.run}",
-            hint=mend_hint("delete it: it was moved"),
+            hint=repair_hint("delete it: it was moved"),
         )
     return found
 
@@ -186,11 +186,14 @@ def point(store: Store, name: str, run: str) -> str | None:
     Of several who do so the last one wins, and each is told what it replaced. A damaged record is
     replaced too, as if there had been none.
     """
-    key, data = f"refs/{check_name(name)}.json", seal({"tag": name, "run": run}, format=TAG_FORMAT)
+    key, data = (
+        f"refs/{check_name(name)}.json",
+        encode_record({"tag": name, "run": run}, format=TAG_FORMAT),
+    )
     for _ in range(_SWAPS):
         try:
             version = store.get_stored(key).version
-        except Missing:
+        except ObjectNotFound:
             if store.put_if_absent(key, data):
                 return None
             continue
@@ -246,7 +249,7 @@ def _find_whole(store: Store, run: str, unread: list[str]) -> Run | None:
         return None
 
 
-def _id_of(entry: Entry) -> str:
+def _id_of(entry: ObjectInfo) -> str:
     return entry.key.removeprefix("runs/").removesuffix(".json")
 
 
@@ -256,7 +259,7 @@ def name_in(run: str) -> str | None:
     return match[1] if match else None
 
 
-def _time_of(entry: Entry) -> tuple[str, float]:
+def _time_of(entry: ObjectInfo) -> tuple[str, float]:
     """When a run started, by its id; where that does not tell, when it was last heard of."""
     match = _ID.fullmatch(_id_of(entry))
     return match[2] if match else _stamp(timestamp(entry.modified)), entry.modified

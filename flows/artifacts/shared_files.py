@@ -12,7 +12,7 @@ from typing import TypeAlias
 from flows.artifacts.pins import pin
 from flows.identity.fingerprint import Identity, short
 from flows.identity.manifest import Manifest
-from infra.storage.base import Missing, Store
+from infra.storage.base import ObjectNotFound, Store
 
 LEAST_SIZE = 1 << 20  # bytes; storing a smaller file costs no more than looking for it
 LOOKED_AT = 4  # earlier artifacts
@@ -63,7 +63,7 @@ def find_shared(store: Store, shared: Shared, *, size: int, sha256: str) -> str 
         return None
     try:
         return key if store.head(key).size == size else None
-    except Missing:
+    except ObjectNotFound:
         return None
 
 

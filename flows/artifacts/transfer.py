@@ -18,7 +18,7 @@ from typing import TypeAlias, TypeVar
 
 from flows.identity.fingerprint import short
 from flows.identity.manifest import File, Manifest
-from infra.storage.base import BadObject, Missing, OnBytes, Store, ignore_bytes
+from infra.storage.base import BadObject, ObjectNotFound, OnBytes, Store, ignore_bytes
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError
 
@@ -68,7 +68,7 @@ def find_missing(places: Iterable[Place]) -> list[Place]:
     return [place for place, fault in zip(known, faults, strict=True) if fault is not None]
 
 
-def fetch_files(
+def fetch_verified(
     store: Store,
     manifest: Manifest,
     places: Sequence[Place],
@@ -132,7 +132,7 @@ def fetch_or_fault(
     for _ in range(TRIES):
         try:
             store.fetch(file.key, path, size=file.size, on_bytes=on_bytes)
-        except (Missing, BadObject) as error:
+        except (ObjectNotFound, BadObject) as error:
             return error.fault
         if private:
             _own(path)

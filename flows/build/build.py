@@ -19,16 +19,16 @@ from flows.artifacts.publish import Published, find_manifest, publish, supersede
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import timestamp
 from flows.build.code_check import CodeChanged
-from flows.build.context import Built, Site, Watch
+from flows.build.context import BuildContext, Built, Watch
 from flows.build.executions import find_commit, read_segments
 from flows.build.job import fetch_inputs, make_check, make_job, run_stage, work_of
 from flows.identity.fingerprint import Code, Identity
 from flows.identity.manifest import Manifest, Provenance, identify_from
 from flows.identity.rebuilds import NONE, find_rebuild_mark, mark_rebuild, open_work
 from flows.leases import file_lock
-from flows.leases.acquire import Turn, hold_turn
-from flows.leases.held_lease import Lease
-from flows.leases.lease import Claim
+from flows.leases.acquire import BuildClaim, acquire
+from flows.leases.held_lease import HeldLease
+from flows.leases.lease import Claimant
 from flows.leases.outage import StoreWait
 from flows.stages import Stage
 from infra.launch.torchrun import JobFailed, StageInterrupted
@@ -38,21 +38,23 @@ from nanochat_core.job import Job, Result
 from nanochat_core.runtime.metrics import FILE as METRICS_FILE
 
 __all__ = [
+    "BuildContext",
     "Built",
-    "Site",
-    "Sought",
+    "Lookup",
     "Watch",
     "build",
     "find_usable",
+    "look_up",
+    "reporting_failure",
     "reserve_found",
     "reuse",
-    "seek",
-    "telling_its_end",
     "uri_of",
 ]
 
 
-def build(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bool) -> Built:
+def build(
+    stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
+) -> Built:
     """The artifact of `stage` made from `inputs`, built unless the store has it.
 
     With `force` an existing one is put aside and built again, unless this very run built it.
@@ -61,12 +63,12 @@ def build(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bo
     work directory stays, and the next attempt goes on there. Waits while the store does not
     answer; raises StoreError when it refuses.
     """
-    with telling_its_end(stage, site):
+    with reporting_failure(stage, site):
         return _reuse_or_build(stage, site, inputs, force=force)
 
 
 @contextmanager
-def telling_its_end(stage: Stage, site: Site) -> Generator[None]:
+def reporting_failure(stage: Stage, site: BuildContext) -> Generator[None]:
     """Tell when the block ends with an error."""
     try:
         yield
@@ -81,7 +83,7 @@ def telling_its_end(stage: Stage, site: Site) -> Generator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sought:
+class Lookup:
     """What a stage makes of its inputs, and its artifact if that need not be built."""
 
     identity: Identity
@@ -90,7 +92,9 @@ class Sought:
     manifest: Manifest | None  # kept by the run's record
 
 
-def seek(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bool) -> Sought:
+def look_up(
+    stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
+) -> Lookup:
     """Look whether the artifact of `stage` made from `inputs` is there, as `build` does first."""
     # The files are read now, not at the start of the run: they are what the job will import.
     code = Code(site.root, cache=site.work / "code.json")
@@ -98,22 +102,28 @@ def seek(stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: boo
     wait = site.wait_for_store(stage.name)
     found = wait(lambda: find_usable(site, identity))
     redo = force and (found is None or found.provenance.run != site.run_id)
-    kept = wait(lambda: _keep(site, identity)) if found is not None and not redo else None
-    return Sought(identity=identity, code=code, redo=redo, manifest=kept)
+    kept = (
+        wait(lambda: _reserve_existing(site, identity)) if found is not None and not redo else None
+    )
+    return Lookup(identity=identity, code=code, redo=redo, manifest=kept)
 
 
 def _reuse_or_build(
-    stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, force: bool
+    stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Built:
-    sought = seek(stage, site, inputs, force=force)
+    sought = look_up(stage, site, inputs, force=force)
     if sought.manifest is not None:
         return reuse(site, sought.manifest)
     identity, redo = sought.identity, sought.redo
     while True:
-        with hold_turn(_turn(stage, site, identity, redo=redo)) as turn:
+        with acquire(_turn(stage, site, identity, redo=redo)) as turn:
             wait = _wait_under(site, stage, turn)
             found, unwanted = wait(lambda: _find_unwanted(site, identity, redo=redo))
-            if found is not None and not unwanted and (kept := wait(lambda: _keep(site, identity))):
+            if (
+                found is not None
+                and not unwanted
+                and (kept := wait(lambda: _reserve_existing(site, identity)))
+            ):
                 return reuse(site, kept)  # built by the owner of the lease before
             if isinstance(turn, Manifest):  # collected while we waited for the collection's end
                 continue
@@ -123,21 +133,23 @@ def _reuse_or_build(
             return built
 
 
-def _wait_under(site: Site, stage: Stage, turn: Lease | Manifest) -> StoreWait:
+def _wait_under(site: BuildContext, stage: Stage, turn: HeldLease | Manifest) -> StoreWait:
     """Wait for the store for as long as the lease, if it is one, is not known to be lost."""
     if isinstance(turn, Manifest):
         return site.wait_for_store(stage.name)
     return site.wait_for_store(stage.name, check=turn.raise_if_lost)
 
 
-def _find_unwanted(site: Site, identity: Identity, *, redo: bool) -> tuple[Manifest | None, bool]:
+def _find_unwanted(
+    site: BuildContext, identity: Identity, *, redo: bool
+) -> tuple[Manifest | None, bool]:
     """Return the artifact, if it exists, and whether it is to be built all the same."""
     found = find_manifest(site.store, identity.stage, identity.fingerprint)
     is_revoked = found is not None and find_revoked(site.store, found) is not None
     return found, redo or is_revoked
 
 
-def find_usable(site: Site, identity: Identity) -> Manifest | None:
+def find_usable(site: BuildContext, identity: Identity) -> Manifest | None:
     """The artifact; one that was revoked counts as not there."""
     manifest = find_manifest(site.store, identity.stage, identity.fingerprint)
     if manifest is None or find_revoked(site.store, manifest) is not None:
@@ -145,13 +157,13 @@ def find_usable(site: Site, identity: Identity) -> Manifest | None:
     return manifest
 
 
-def _keep(site: Site, identity: Identity) -> Manifest | None:
+def _reserve_existing(site: BuildContext, identity: Identity) -> Manifest | None:
     """The artifact, which the run's record keeps from being collected; None when it is gone."""
     _reserve(site, identity.stage, identity.fingerprint)
     return find_usable(site, identity)
 
 
-def reserve_found(site: Site, manifests: Iterable[Manifest]) -> None:
+def reserve_found(site: BuildContext, manifests: Iterable[Manifest]) -> None:
     """Record that the run uses these artifacts, which were looked up before, revoked or not.
 
     Raises ArtifactError if one was collected before it was recorded, StageInterrupted if the run is
@@ -168,7 +180,7 @@ def reserve_found(site: Site, manifests: Iterable[Manifest]) -> None:
             )
 
 
-def _reserve(site: Site, stage: str, fingerprint: str) -> None:
+def _reserve(site: BuildContext, stage: str, fingerprint: str) -> None:
     """Record in the run that it uses an artifact, in time for every collection."""
 
     def pause(seconds: float) -> None:
@@ -183,15 +195,15 @@ def _reserve(site: Site, stage: str, fingerprint: str) -> None:
     )
 
 
-def _turn(stage: Stage, site: Site, identity: Identity, *, redo: bool) -> Turn:
+def _turn(stage: Stage, site: BuildContext, identity: Identity, *, redo: bool) -> BuildClaim:
     """What is waited for. An artifact that is to be built again does not end the waiting."""
-    return Turn(
+    return BuildClaim(
         stage=stage.name,
         fingerprint=identity.fingerprint,
         store=site.store,
         lock_path=file_lock.lock_path(site.work, stage.name, identity.fingerprint),
         device=site.device if stage.compute == "gpu" else None,
-        claim=Claim(
+        claim=Claimant(
             owner=uuid.uuid4().hex,
             run=site.run_id,
             host=socket.gethostname(),
@@ -207,7 +219,7 @@ def _turn(stage: Stage, site: Site, identity: Identity, *, redo: bool) -> Turn:
 
 
 def _put_aside(
-    site: Site,
+    site: BuildContext,
     identity: Identity,
     unwanted: Manifest | None,
     *,
@@ -236,7 +248,7 @@ def uri_of(store: Store, manifest: Manifest) -> str:
     return f"{store.url}/{manifest.stage}/{manifest.fingerprint}"
 
 
-def reuse(site: Site, manifest: Manifest) -> Built:
+def reuse(site: BuildContext, manifest: Manifest) -> Built:
     """An artifact that is there. Says so."""
     uri = uri_of(site.store, manifest)
     site.watch(manifest.stage, {"kind": "cached", "uri": uri})
@@ -245,11 +257,11 @@ def reuse(site: Site, manifest: Manifest) -> Built:
 
 def _build(
     stage: Stage,
-    site: Site,
-    sought: Sought,
+    site: BuildContext,
+    sought: Lookup,
     inputs: Mapping[str, Manifest],
     *,
-    lease: Lease,
+    lease: HeldLease,
 ) -> Built:
     started = time.time()
     identity = sought.identity
@@ -282,12 +294,12 @@ def _build(
 
 
 def _publish(
-    site: Site,
+    site: BuildContext,
     identity: Identity,
     job: Job,
     inputs: Mapping[str, Manifest],
     result: Result,
-    lease: Lease,
+    lease: HeldLease,
     wait: StoreWait,
 ) -> Published:
     logs = [job.events, job.directory / METRICS_FILE, job.directory / "worker.log"]

@@ -23,8 +23,8 @@ from flows.artifacts.checkpoints import fetch_file, place_of, step_of
 from flows.artifacts.transfer import in_parallel
 from flows.identity.manifest import File
 from flows.identity.record_types import read_record
-from flows.identity.records import find_document, seal
-from infra.launch.background import looking
+from flows.identity.records import encode_record, find_document
+from infra.launch.background import poll
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError, StageError
 from nanochat_core.job import Job, write_json
@@ -36,17 +36,19 @@ _COMMIT = "COMMIT.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class CheckpointShard:
     """One rank's file of one checkpoint, in the store."""
 
     step: int
     file: File
 
 
-def send_parts(store: Store, job: Job, ranks: Sequence[int], *, epoch: int) -> list[Part]:
+def upload_shards(
+    store: Store, job: Job, ranks: Sequence[int], *, epoch: int
+) -> list[CheckpointShard]:
     """Send what these ranks have written whole, and remove it here. Raises StoreError, OSError."""
 
-    def send(directory: Path, rank: int) -> Part:
+    def send(directory: Path, rank: int) -> CheckpointShard:
         step = step_of(directory)
         record = _record(directory, rank)
         entry = json.loads(record.read_text(encoding="utf-8"))
@@ -55,10 +57,10 @@ def send_parts(store: Store, job: Job, ranks: Sequence[int], *, epoch: int) -> l
         store.upload(file.key, directory / file.path)
         if (size := store.head(file.key).size) != file.size:
             raise ArtifactError(f"{file.key} arrived with {size} bytes instead of {file.size}")
-        store.put(_record_key(file.key), seal(asdict(file), format=FORMAT))
+        store.put(_record_key(file.key), encode_record(asdict(file), format=FORMAT))
         record.unlink()  # the bytes too: whoever goes on fetches the whole checkpoint
         (directory / file.path).unlink()
-        return Part(step=step, file=file)
+        return CheckpointShard(step=step, file=file)
 
     written = [
         (directory, rank)
@@ -69,13 +71,15 @@ def send_parts(store: Store, job: Job, ranks: Sequence[int], *, epoch: int) -> l
     return list(in_parallel(lambda item: send(*item), written, threads=_THREADS))
 
 
-def gather_parts(store: Store, job: Job, ranks: Sequence[int], *, epoch: int) -> list[Part]:
+def gather_shards(
+    store: Store, job: Job, ranks: Sequence[int], *, epoch: int
+) -> list[CheckpointShard]:
     """Bring these ranks' files of a checkpoint that is being written here, as far as they exist.
 
     Raises StoreError, ArtifactError when a file came damaged, and OSError.
     """
 
-    def gather(directory: Path, rank: int) -> Part | None:
+    def gather(directory: Path, rank: int) -> CheckpointShard | None:
         step = step_of(directory)
         key = f"{place_of(job, step)}/{_parts(epoch)}/{_file(rank)}"
         tree = find_document(store, _record_key(key), format=FORMAT)
@@ -89,7 +93,7 @@ def gather_parts(store: Store, job: Job, ranks: Sequence[int], *, epoch: int) ->
         fetch_file(store, file, fresh)
         fresh.rename(directory / file.path)
         write_json(_record(directory, rank), {"size": file.size, "sha256": file.sha256})
-        return Part(step=step, file=file)
+        return CheckpointShard(step=step, file=file)
 
     missing = [
         (directory, rank)
@@ -102,7 +106,7 @@ def gather_parts(store: Store, job: Job, ranks: Sequence[int], *, epoch: int) ->
 
 
 @contextlib.contextmanager
-def sending_parts(
+def uploading_shards(
     store: Store,
     job: Job,
     ranks: Sequence[int],
@@ -117,9 +121,9 @@ def sending_parts(
 
     def look() -> None:
         with telling_of(job.checkpoints, on_error):
-            send_parts(store, job, ranks, epoch=epoch)
+            upload_shards(store, job, ranks, epoch=epoch)
 
-    with looking(look, every=SECONDS_BETWEEN_LOOKS):
+    with poll(look, every=SECONDS_BETWEEN_LOOKS):
         yield
 
 

@@ -9,14 +9,14 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from flows.build.retry import StageLost
+from flows.build.retry import TransientStageError
 from flows.identity.fingerprint import CARRIERS, Code, Identity
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job
 from nanochat_core.runtime.code_record import read_record
 
 
-class CodeChanged(StageLost):
+class CodeChanged(TransientStageError):
     """The job ran other code than its fingerprint covers; a new attempt has a new fingerprint."""
 
 

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 from flows.artifacts.cache import Cache
 from flows.identity.fingerprint import REPOSITORY
 from flows.identity.manifest import Manifest
-from flows.leases.held_lease import Terms
+from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait
-from flows.leases.queue import Device
+from flows.leases.queue import DeviceSlot
 from infra.placement import Placement, default_cache_limit
 from infra.storage.base import Store
 from nanochat_core.config import RunConfig
@@ -31,7 +31,7 @@ Watch: TypeAlias = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class BuildContext:
     """What all stages of one run share: what is built, where, and who is told."""
 
     run: RunConfig
@@ -41,11 +41,11 @@ class Site:
     watch: Watch
     strict: bool  # whether code that the fingerprint did not see is an error
     root: Path = REPOSITORY  # where the packages lie
-    terms: Terms = Terms()  # noqa: RUF009 - frozen
+    terms: LeaseTimings = LeaseTimings()  # noqa: RUF009 - frozen
     # Says in the store that the run uses an artifact: stage and fingerprint.
     record: Callable[[str, str], None] = lambda stage, fingerprint: None
     stop: threading.Event = field(default_factory=threading.Event)
-    device: Device = field(default_factory=threading.Semaphore)  # one GPU stage a time
+    device: DeviceSlot = field(default_factory=threading.Semaphore)  # one GPU stage a time
 
     @property
     def work(self) -> Path:

@@ -13,13 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from flows.artifacts import checkpoints
-from flows.build.checkpoint_shards import SECONDS_BETWEEN_LOOKS, gather_parts, telling_of
-from flows.build.messages import MISTAKE, Answer, Call, Place, announce, find_answer
-from flows.build.retry import is_lost
+from flows.build.checkpoint_shards import SECONDS_BETWEEN_LOOKS, gather_shards, telling_of
+from flows.build.messages import (
+    MISTAKE,
+    MessagePrefix,
+    NodeStatus,
+    StartMessage,
+    find_status,
+    publish_start,
+)
+from flows.build.retry import is_retryable
 from flows.identity.manifest import File
-from flows.leases.held_lease import Lease, Terms
-from infra.launch.background import beside
-from infra.launch.rendezvous import Meeting, own_endpoint, store_host
+from flows.leases.held_lease import HeldLease, LeaseTimings
+from infra.launch.background import run_in_background
+from infra.launch.rendezvous import Rendezvous, own_endpoint, store_host
 from infra.launch.torchrun import SECONDS_TO_STOP, SHUTDOWN_TIMEOUT, JobFailed, StageInterrupted
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
@@ -37,17 +44,17 @@ class NodeLost(JobFailed):
     """A node is gone, was stopped, or never came; begun again, the job goes on where it saved."""
 
 
-class Leader:
+class Coordinator:
     """The other nodes, as node 0 sees them."""
 
     def __init__(
         self,
         job: Job,
-        place: Place,
-        call: Call,
-        lease: Lease,
+        place: MessagePrefix,
+        call: StartMessage,
+        lease: HeldLease,
         *,
-        terms: Terms,
+        terms: LeaseTimings,
         tell: Callable[[str], None],
         warn: Callable[[NanochatError], None],
     ) -> None:
@@ -65,7 +72,7 @@ class Leader:
         self._step = 0  # of the parts
 
     @property
-    def meeting(self) -> Meeting:
+    def meeting(self) -> Rendezvous:
         """Node 0's part in it."""
         return meeting_of(self._call, self._place, node=0)
 
@@ -109,7 +116,7 @@ class Leader:
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
         """While the block runs, bring the others' files here and see whether they are there."""
-        with beside(self._gather, self._watch, self._pass_on):
+        with run_in_background(self._gather, self._watch, self._pass_on):
             yield
 
     def explain(self, error: StageError) -> StageError:
@@ -117,21 +124,21 @@ class Leader:
 
         Waits for what the others say, who may need the time that a rank has to save.
         """
-        if not is_lost(self._lost or error):
+        if not is_retryable(self._lost or error):
             return self._lost or error
         deadline = time.monotonic() + _SECONDS_FOR_A_REASON
-        answers: list[tuple[Answer, float]] = []
+        answers: list[tuple[NodeStatus, float]] = []
         reason: StageError | None = None
         while time.monotonic() < deadline:
             with contextlib.suppress(*_UNREACHABLE):
                 answers = list(self._answers())
                 reason = self._reason([said for said, _ in answers if self._is_ours(said)])
                 is_said = all(self._has_said_all(said, age) for said, age in answers)
-                if (reason is not None and not is_lost(reason)) or is_said:
+                if (reason is not None and not is_retryable(reason)) or is_said:
                     break
             if self._lease.ending.wait(min(self._terms.look, _SECONDS_BETWEEN_QUESTIONS)):
                 break
-        if reason is not None and (self._lost is None or not is_lost(reason)):
+        if reason is not None and (self._lost is None or not is_retryable(reason)):
             return reason
         if self._lost is not None:
             return self._lost
@@ -143,44 +150,44 @@ class Leader:
         return NodeLost(f"{error}{silent}", hint=_AGAIN, log_tail=log_tail)
 
     def _announce(self) -> None:
-        announce(self._place, self._call, fence=self._lease.check)
+        publish_start(self._place, self._call, fence=self._lease.check)
 
     def _others(self) -> range:
         return range(1, self._call.nodes)
 
-    def _find(self, node: int) -> tuple[Answer, float] | None:
-        return find_answer(self._place, node, epoch=self._call.epoch)
+    def _find(self, node: int) -> tuple[NodeStatus, float] | None:
+        return find_status(self._place, node, epoch=self._call.epoch)
 
-    def _answers(self) -> Iterator[tuple[Answer, float]]:
+    def _answers(self) -> Iterator[tuple[NodeStatus, float]]:
         for node in self._others():
             if found := self._find(node):
                 yield found
 
-    def _heard(self) -> dict[int, Answer]:
+    def _heard(self) -> dict[int, NodeStatus]:
         """What the others said a short while ago to this call; none while the store is away."""
         with contextlib.suppress(*_UNREACHABLE):
             answers = list(self._answers())
             return {said.node: said for said, age in answers if age <= self._terms.ttl / 2}
         return {}
 
-    def _is_ours(self, said: Answer) -> bool:
+    def _is_ours(self, said: NodeStatus) -> bool:
         """Whether it is said by who was ready when the attempt began."""
         return said.who == self._who.get(said.node)
 
-    def _has_said_all(self, said: Answer, age: float) -> bool:
+    def _has_said_all(self, said: NodeStatus, age: float) -> bool:
         """Whether nothing is to be expected of a node any more."""
         is_silent = age > self._terms.ttl / 2
         return is_silent or not self._is_ours(said) or said.state in ("ended", "leaving")
 
-    def _reason(self, answers: Iterable[Answer]) -> StageError | None:
+    def _reason(self, answers: Iterable[NodeStatus]) -> StageError | None:
         """What another node says of itself that would end the attempt.
 
         An error of the code, or a person's, comes before what only followed from it.
         """
         reasons = [reason for said in answers if (reason := self._reason_of(said))]
-        return min(reasons, key=is_lost, default=None)
+        return min(reasons, key=is_retryable, default=None)
 
-    def _reason_of(self, said: Answer) -> StageError | None:
+    def _reason_of(self, said: NodeStatus) -> StageError | None:
         who = f"node {said.node}, {said.host}"
         if said.state == "leaving":
             text = f"{self._job.stage}: {who}, was told to stop"
@@ -196,7 +203,7 @@ class Leader:
         ranks = range(self._call.processes, self._call.nodes * self._call.processes)
         while not over.wait(SECONDS_BETWEEN_LOOKS):
             with telling_of(self._job.checkpoints, self._warn):
-                for part in gather_parts(
+                for part in gather_shards(
                     self._place.store, self._job, ranks, epoch=self._call.epoch
                 ):
                     if part.step != self._step:
@@ -243,10 +250,10 @@ class Leader:
             self.ending.set()
 
 
-def meeting_of(call: Call, place: Place, *, node: int) -> Meeting:
+def meeting_of(call: StartMessage, place: MessagePrefix, *, node: int) -> Rendezvous:
     """The part of a node in what was called."""
     assert call.endpoint is not None
-    return Meeting(
+    return Rendezvous(
         nodes=call.nodes,
         node=node,
         endpoint=call.endpoint,
@@ -258,14 +265,14 @@ def meeting_of(call: Call, place: Place, *, node: int) -> Meeting:
 def lead(
     store: Store,
     job: Job,
-    lease: Lease,
+    lease: HeldLease,
     *,
     nodes: int,
     processes: int,
-    terms: Terms,
+    terms: LeaseTimings,
     tell: Callable[[str], None],
     warn: Callable[[NanochatError], None],
-) -> Generator[Leader]:
+) -> Generator[Coordinator]:
     """All nodes are ready to go on from this job's newest checkpoint, which the store has too.
 
     Raises NodeLost when they do not come, LeaseLost, StoreError.
@@ -273,7 +280,7 @@ def lead(
     newest = checkpoints.settle(job)
     if newest is not None:
         _store(store, job, newest, lease)
-    call = Call(
+    call = StartMessage(
         epoch=lease.epoch,
         owner=lease.owner,
         host=socket.gethostname(),
@@ -283,14 +290,14 @@ def lead(
         commit=checkpoints.commit_of(newest) if newest else "",
         endpoint=None,
     )
-    place = Place(store=store, stage=job.stage, fingerprint=job.fingerprint)
-    leader = Leader(job, place, call, lease, terms=terms, tell=tell, warn=warn)
+    place = MessagePrefix(store=store, stage=job.stage, fingerprint=job.fingerprint)
+    leader = Coordinator(job, place, call, lease, terms=terms, tell=tell, warn=warn)
     leader.assemble()
     with leader.watching():
         yield leader
 
 
-def _store(store: Store, job: Job, directory: Path, lease: Lease) -> None:
+def _store(store: Store, job: Job, directory: Path, lease: HeldLease) -> None:
     """The others can begin only with what the store has."""
     if not checkpoints.is_stored(store, job, directory):
         checkpoints.send(

@@ -9,14 +9,23 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from flows.artifacts import checkpoints
-from flows.build.checkpoint_shards import sending_parts
+from flows.build.checkpoint_shards import uploading_shards
 from flows.build.code_check import CodeCheck
-from flows.build.context import Site
+from flows.build.context import BuildContext
 from flows.build.coordinator import meeting_of
 from flows.build.executions import append_segment
-from flows.build.messages import MISTAKE, Answer, Call, Place, State, answer, find_answer, find_call
-from flows.build.retry import StageLost, is_lost
-from infra.launch.background import beside
+from flows.build.messages import (
+    MISTAKE,
+    MessagePrefix,
+    NodeStatus,
+    StartMessage,
+    State,
+    find_start,
+    find_status,
+    publish_status,
+)
+from flows.build.retry import TransientStageError, is_retryable
+from infra.launch.background import run_in_background
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
 from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
 from nanochat_core.job import Job
@@ -27,10 +36,12 @@ _TRIES = 3
 _UNREACHABLE = (StoreError, ArtifactError)
 
 
-class Attempt:
+class FollowerAttempt:
     """This node's part in what was called."""
 
-    def __init__(self, site: Site, place: Place, call: Call, *, node: int) -> None:
+    def __init__(
+        self, site: BuildContext, place: MessagePrefix, call: StartMessage, *, node: int
+    ) -> None:
         self.ending = threading.Event()  # the call counts no more, or the run is stopped
         self._site = site
         self._place = place
@@ -66,7 +77,7 @@ class Attempt:
                 self._say("ended")
             except NanochatError as error:
                 self._say("ended", text=str(error), cause=_cause_of(error), hint=error.hint)
-                if not is_lost(error):
+                if not is_retryable(error):
                     raise
                 self._tell("message", f"this attempt is over: {error}")
             except Exception as error:  # a bug, or a full disk: it would only come again
@@ -90,9 +101,9 @@ class Attempt:
                 tell=lambda text: self._tell("message", text),
             )
         except ArtifactError as error:  # node 0 sends it again when it is started again
-            raise StageLost(str(error), hint=error.hint) from error
+            raise TransientStageError(str(error), hint=error.hint) from error
 
-    def _run(self, job: Job, endpoint: Call, check: CodeCheck) -> None:
+    def _run(self, job: Job, endpoint: StartMessage, check: CodeCheck) -> None:
         processes = endpoint.processes
         meeting = meeting_of(endpoint, self._place, node=self._node)
         first = meeting.first_rank(processes)
@@ -102,7 +113,7 @@ class Attempt:
             self._tell("warning", f"part of a checkpoint not stored: {error}")
 
         append_segment(job, processes=processes * endpoint.nodes, nodes=endpoint.nodes)
-        with sending_parts(self._place.store, job, ranks, epoch=endpoint.epoch, on_error=warn):
+        with uploading_shards(self._place.store, job, ranks, epoch=endpoint.epoch, on_error=warn):
             run_job(
                 job,
                 processes=processes,
@@ -113,11 +124,11 @@ class Attempt:
                 meeting=meeting,
             )
 
-    def _wait_for_endpoint(self) -> Call | None:
+    def _wait_for_endpoint(self) -> StartMessage | None:
         """The call again, with the place to meet at; None: it counts no more."""
         while not self.ending.is_set():
             with contextlib.suppress(*_UNREACHABLE):
-                call, _ = find_call(self._place, ttl=self._site.terms.ttl)
+                call, _ = find_start(self._place, ttl=self._site.terms.ttl)
                 if call is not None and call.epoch != self._call.epoch:
                     return None
                 if call is not None and call.endpoint is not None:
@@ -130,7 +141,7 @@ class Attempt:
 
     def _check_alone(self) -> None:
         """Raises StageError when another machine has the same number: the last to answer stays."""
-        found = find_answer(self._place, self._node, epoch=self._call.epoch)
+        found = find_status(self._place, self._node, epoch=self._call.epoch)
         if found is not None and found[0].who != self._who:
             raise StageError(
                 f"node {self._node} is on host {found[0].host} too",
@@ -141,7 +152,7 @@ class Attempt:
     def _being_there(self) -> Generator[None]:
         """While the block runs, say so, and look whether the call still counts."""
         self._say(self._state)
-        with beside(self._beat, self._watch, self._look_at_clock):
+        with run_in_background(self._beat, self._watch, self._look_at_clock):
             yield
 
     def _beat(self, over: threading.Event) -> None:
@@ -152,7 +163,7 @@ class Attempt:
         pause = min(self._site.terms.beat, _SECONDS_BETWEEN_QUESTIONS)
         while not over.wait(pause):
             try:
-                call, _ = find_call(self._place, ttl=self._site.terms.ttl)
+                call, _ = find_start(self._place, ttl=self._site.terms.ttl)
             except _UNREACHABLE:
                 continue
             self._heard = time.monotonic()
@@ -181,7 +192,7 @@ class Attempt:
             if not self._has_ended:  # a beat that waited for the lock does not take "ready" back
                 state = self._state
             self._beats += 1
-            said = Answer(
+            said = NodeStatus(
                 epoch=self._call.epoch,
                 node=self._node,
                 host=socket.gethostname(),
@@ -194,7 +205,7 @@ class Attempt:
             )
             for _ in range(_TRIES):
                 with contextlib.suppress(StoreError):
-                    answer(self._place, said)
+                    publish_status(self._place, said)
                     return
 
     def _tell_event(self, event: dict[str, Any]) -> None:
@@ -207,4 +218,4 @@ class Attempt:
 def _cause_of(error: NanochatError) -> str:
     if isinstance(error, JobFailed):
         return error.cause or ""
-    return "" if is_lost(error) else MISTAKE
+    return "" if is_retryable(error) else MISTAKE

@@ -13,13 +13,13 @@ from typing import Any
 from flows.artifacts import checkpoints
 from flows.artifacts.cache import Cache, fetch
 from flows.build.code_check import CodeCheck
-from flows.build.context import Site
-from flows.build.coordinator import Leader, lead
+from flows.build.context import BuildContext
+from flows.build.coordinator import Coordinator, lead
 from flows.build.executions import append_segment
 from flows.identity.fingerprint import Code, Identity
 from flows.identity.manifest import File, Manifest
 from flows.leases import file_lock
-from flows.leases.held_lease import Lease
+from flows.leases.held_lease import HeldLease
 from flows.stages import Stage
 from infra.launch.mirror import mirror
 from infra.launch.torchrun import StageInterrupted, run_job
@@ -28,24 +28,24 @@ from nanochat_core.job import Job, Result, digests_of
 from nanochat_core.section import Section
 
 
-def nodes_of(stage: Stage, site: Site) -> int:
+def nodes_of(stage: Stage, site: BuildContext) -> int:
     """Machines that build a stage together."""
     return site.placement.nodes if stage.compute == "gpu" else 1
 
 
-def processes_of(stage: Stage, site: Site) -> int:
+def processes_of(stage: Stage, site: BuildContext) -> int:
     """Processes of a stage on each of them."""
     return max(site.placement.gpus, 1) if stage.compute == "gpu" else 1
 
 
-def work_of(site: Site, identity: Identity) -> Path:
+def work_of(site: BuildContext, identity: Identity) -> Path:
     """Where the job of a fingerprint runs on this machine."""
     return file_lock.work_directory(site.work, identity.stage, identity.fingerprint)
 
 
 def fetch_inputs(
     stage: Stage,
-    site: Site,
+    site: BuildContext,
     inputs: Mapping[str, Manifest],
     cache: Cache,
     *,
@@ -69,7 +69,7 @@ def fetch_inputs(
     return {name: fetch_one(name) / "files" for name in names}
 
 
-def make_job(stage: Stage, site: Site, identity: Identity, inputs: dict[str, Path]) -> Job:
+def make_job(stage: Stage, site: BuildContext, identity: Identity, inputs: dict[str, Path]) -> Job:
     """The job that makes the stage's artifact on this machine."""
     sections = {name: getattr(site.run, name) for name in stage.config}
     return Job(
@@ -83,7 +83,7 @@ def make_job(stage: Stage, site: Site, identity: Identity, inputs: dict[str, Pat
     )
 
 
-def tell_building(stage: Stage, site: Site, job: Job) -> None:
+def tell_building(stage: Stage, site: BuildContext, job: Job) -> None:
     """Say that the job is about to run here."""
     event = {
         "kind": "building",
@@ -94,7 +94,7 @@ def tell_building(stage: Stage, site: Site, job: Job) -> None:
     site.watch(stage.name, event)
 
 
-def make_check(site: Site, identity: Identity, job: Job, code: Code) -> CodeCheck:
+def make_check(site: BuildContext, identity: Identity, job: Job, code: Code) -> CodeCheck:
     """Return the check that the job runs the code which its fingerprint covers."""
 
     def warn(text: str) -> None:
@@ -103,7 +103,9 @@ def make_check(site: Site, identity: Identity, job: Job, code: Code) -> CodeChec
     return CodeCheck(identity, job, code, strict=site.strict, warn=warn)
 
 
-def run_stage(stage: Stage, site: Site, job: Job, lease: Lease, check: CodeCheck) -> Result:
+def run_stage(
+    stage: Stage, site: BuildContext, job: Job, lease: HeldLease, check: CodeCheck
+) -> Result:
     """Run the job to its end, or return the result of an earlier attempt that was not published.
 
     With several nodes it begins when all of them are ready.
@@ -171,7 +173,9 @@ def find_finished(job: Job) -> Result | None:
     return result if is_whole else None
 
 
-def _cause(error: StageError, site: Site, lease: Lease, leader: Leader | None) -> StageError:
+def _cause(
+    error: StageError, site: BuildContext, lease: HeldLease, leader: Coordinator | None
+) -> StageError:
     """What ended the job. Raises LeaseLost when that was it."""
     if site.stop.is_set():
         return error
@@ -181,8 +185,8 @@ def _cause(error: StageError, site: Site, lease: Lease, leader: Leader | None) -
 
 
 def _lead(
-    stage: Stage, site: Site, job: Job, lease: Lease
-) -> contextlib.AbstractContextManager[Leader]:
+    stage: Stage, site: BuildContext, job: Job, lease: HeldLease
+) -> contextlib.AbstractContextManager[Coordinator]:
     def warn(error: NanochatError) -> None:
         _warn(site, job, f"another node's part of a checkpoint did not come yet: {error}")
 
@@ -200,7 +204,7 @@ def _lead(
 
 @contextlib.contextmanager
 def _mirror(
-    site: Site, job: Job, lease: Lease, leader: Leader | None, check: CodeCheck
+    site: BuildContext, job: Job, lease: HeldLease, leader: Coordinator | None, check: CodeCheck
 ) -> Generator[None]:
     """Send every new checkpoint to the store; parts of other nodes are there.
 
@@ -245,5 +249,5 @@ def _mirror(
             has_ended = True
 
 
-def _warn(site: Site, job: Job, text: str) -> None:
+def _warn(site: BuildContext, job: Job, text: str) -> None:
     site.watch(job.stage, {"kind": "warning", "text": text})

@@ -14,9 +14,9 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from flows.identity.fingerprint import short
 from flows.identity.record_types import Count, read_record
-from flows.identity.records import find_stored, seal
-from flows.leases.lease import Holder, LeaseLost, find_holder
-from infra.storage.base import Store, StoreAway
+from flows.identity.records import encode_record, find_stored
+from flows.leases.lease import LeaseHolder, LeaseLost, find_holder
+from infra.storage.base import Store, StoreUnavailable
 
 FORMAT = 1
 _TRIES = 4
@@ -30,7 +30,7 @@ _R = TypeVar("_R")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class MessagePrefix:
     """What is built together."""
 
     store: Store
@@ -48,7 +48,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class StartMessage:
     """What node 0 tells all others."""
 
     epoch: Count  # of its lease
@@ -62,7 +62,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class NodeStatus:
     """What another node tells node 0."""
 
     epoch: Count  # of the call
@@ -76,13 +76,13 @@ class Answer:
     hint: str | None = None  # what a person can do about `text`
 
 
-def announce(place: Place, call: Call, *, fence: Callable[[], None]) -> None:
+def publish_start(place: MessagePrefix, call: StartMessage, *, fence: Callable[[], None]) -> None:
     """Put a call in the place of an older one. Raises LeaseLost, StoreError.
 
     `fence` raises when the lease was lost; it is asked after the older call was read, so that a
     newer one cannot be overwritten.
     """
-    key, data = place.key("call"), seal(asdict(call), format=FORMAT)
+    key, data = place.key("call"), encode_record(asdict(call), format=FORMAT)
     for _ in range(_TRIES):
         found = find_stored(place.store, key, format=FORMAT)
         fence()
@@ -90,7 +90,7 @@ def announce(place: Place, call: Call, *, fence: Callable[[], None]) -> None:
             if place.store.put_if_absent(key, data):
                 return
             continue
-        older, stored = _read(place, Call, key, found[0]), found[1]
+        older, stored = _read(place, StartMessage, key, found[0]), found[1]
         if older.epoch > call.epoch:
             raise LeaseLost(
                 f"{place.name} lost its lease: another node 0, on {older.host}, has called",
@@ -98,10 +98,12 @@ def announce(place: Place, call: Call, *, fence: Callable[[], None]) -> None:
             )
         if place.store.put_if_same(key, data, version=stored.version):
             return
-    raise StoreAway(f"{place.store.url}/{key} changes whenever it is written")
+    raise StoreUnavailable(f"{place.store.url}/{key} changes whenever it is written")
 
 
-def find_call(place: Place, *, ttl: float) -> tuple[Call | None, Holder | None]:
+def find_start(
+    place: MessagePrefix, *, ttl: float
+) -> tuple[StartMessage | None, LeaseHolder | None]:
     """The call that counts, and who holds the lease; None where there is none.
 
     Raises StoreError, and ArtifactError when a record is damaged.
@@ -113,17 +115,17 @@ def find_call(place: Place, *, ttl: float) -> tuple[Call | None, Holder | None]:
     found = find_stored(place.store, key, format=FORMAT)
     if found is None:
         return None, holder
-    call = _read(place, Call, key, found[0])
+    call = _read(place, StartMessage, key, found[0])
     counts = (call.epoch, call.owner) == (holder.record.epoch, holder.record.owner)
     return (call if counts else None), holder
 
 
-def answer(place: Place, said: Answer) -> None:
+def publish_status(place: MessagePrefix, said: NodeStatus) -> None:
     """Tell node 0. Raises StoreError."""
-    place.store.put(place.key(f"{said.node:05d}"), seal(asdict(said), format=FORMAT))
+    place.store.put(place.key(f"{said.node:05d}"), encode_record(asdict(said), format=FORMAT))
 
 
-def find_answer(place: Place, node: int, *, epoch: int) -> tuple[Answer, float] | None:
+def find_status(place: MessagePrefix, node: int, *, epoch: int) -> tuple[NodeStatus, float] | None:
     """What a node says to the call of this epoch, and how many seconds ago; None: nothing yet.
 
     Raises StoreError, and ArtifactError when the record is damaged.
@@ -132,8 +134,8 @@ def find_answer(place: Place, node: int, *, epoch: int) -> tuple[Answer, float] 
     found = find_stored(place.store, key, format=FORMAT)
     if found is None or found[0].get("epoch") != epoch:
         return None
-    return _read(place, Answer, key, found[0]), found[1].age
+    return _read(place, NodeStatus, key, found[0]), found[1].age
 
 
-def _read(place: Place, kind: type[_R], key: str, tree: dict[str, Any]) -> _R:
+def _read(place: MessagePrefix, kind: type[_R], key: str, tree: dict[str, Any]) -> _R:
     return read_record(kind, tree, where=f"{place.store.url}/{key}", what="what a node says")

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from flows.artifacts.cache import Cache
-from flows.build.build import Sought, build, find_usable, reuse, seek, telling_its_end, uri_of
+from flows.build.build import Lookup, build, find_usable, look_up, reporting_failure, reuse, uri_of
 from flows.build.code_check import CodeCheck
-from flows.build.context import Built, Site
-from flows.build.follower import Attempt
+from flows.build.context import BuildContext, Built
+from flows.build.follower import FollowerAttempt
 from flows.build.job import (
     fetch_inputs,
     make_check,
@@ -27,11 +27,11 @@ from flows.build.job import (
     tell_building,
     work_of,
 )
-from flows.build.messages import Call, Place, find_call
-from flows.build.retry import StageLost
+from flows.build.messages import MessagePrefix, StartMessage, find_start
+from flows.build.retry import TransientStageError
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock
-from flows.leases.lease import Holder
+from flows.leases.lease import LeaseHolder
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreError
@@ -42,7 +42,7 @@ _UNREACHABLE = (StoreError, ArtifactError)
 
 
 def build_share(
-    stage: Stage, site: Site, inputs: Mapping[str, Manifest], *, node: int, force: bool
+    stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest], *, node: int, force: bool
 ) -> Built:
     """Build this node's share of a stage. Of a CPU stage node 0 does it all.
 
@@ -61,17 +61,17 @@ def build_share(
             f"{stage.name} is built by one machine, this is node {node}",
             hint="start it on node 0 alone",
         )
-    with telling_its_end(stage, site):
-        sought = seek(stage, site, inputs, force=force)
+    with reporting_failure(stage, site):
+        sought = look_up(stage, site, inputs, force=force)
         if sought.manifest is not None:
             return reuse(site, sought.manifest)
-        joiner = _Joiner(stage, site, inputs, sought, node=node)
+        joiner = _Follower(stage, site, inputs, sought, node=node)
         with _alone(joiner):
             return joiner.join()
 
 
 @contextlib.contextmanager
-def _alone(joiner: "_Joiner") -> Generator[None]:
+def _alone(joiner: "_Follower") -> Generator[None]:
     """Hold the fingerprint's lock in this home. Raises StageError when another process keeps it."""
     site, identity = joiner.site, joiner.identity
     path = file_lock.lock_path(site.work, identity.stage, identity.fingerprint)
@@ -90,15 +90,15 @@ def _alone(joiner: "_Joiner") -> Generator[None]:
         joiner.pause()
 
 
-class _Joiner:
+class _Follower:
     """A node other than 0."""
 
     def __init__(
         self,
         stage: Stage,
-        site: Site,
+        site: BuildContext,
         inputs: Mapping[str, Manifest],
-        sought: Sought,
+        sought: Lookup,
         *,
         node: int,
     ) -> None:
@@ -109,7 +109,7 @@ class _Joiner:
         self._inputs = inputs
         self._code = sought.code
         self._redo = sought.redo
-        self._place = Place(
+        self._place = MessagePrefix(
             store=site.store, stage=stage.name, fingerprint=self.identity.fingerprint
         )
         self._seen = 0  # epoch of the last call
@@ -125,10 +125,10 @@ class _Joiner:
                 if isinstance(found, Manifest):
                     return self._finish(found)
                 self._seen = found.epoch
-                attempt = Attempt(self.site, self._place, found, node=self.node)
+                attempt = FollowerAttempt(self.site, self._place, found, node=self.node)
                 attempt.run(partial(self._prepare, found, cache))
 
-    def _prepare(self, call: Call, cache: Cache) -> tuple[Job, CodeCheck]:
+    def _prepare(self, call: StartMessage, cache: Cache) -> tuple[Job, CodeCheck]:
         self._check(call)
         job = make_job(self._stage, self.site, self.identity, self._fetch(cache))
         check = make_check(self.site, self.identity, job, self._code)
@@ -141,7 +141,7 @@ class _Joiner:
 
     def _is_called(self) -> bool:
         with contextlib.suppress(*_UNREACHABLE):
-            return find_call(self._place, ttl=self.site.terms.ttl)[0] is not None
+            return find_start(self._place, ttl=self.site.terms.ttl)[0] is not None
         return False
 
     def pause(self) -> None:
@@ -149,7 +149,7 @@ class _Joiner:
         if self.site.stop.wait(self.site.terms.look):
             raise StageInterrupted(f"{self._stage.name}: the run is being stopped")
 
-    def _wait(self) -> Manifest | Call:
+    def _wait(self) -> Manifest | StartMessage:
         """The artifact, or a call that was not followed yet. Raises StageLost after a silence."""
         terms = self.site.terms
         heard = time.monotonic()
@@ -159,7 +159,7 @@ class _Joiner:
             try:
                 if manifest := self._find():
                     return manifest
-                call, holder = find_call(self._place, ttl=terms.ttl)
+                call, holder = find_start(self._place, ttl=terms.ttl)
                 if holder is not None:
                     heard = time.monotonic()
                 if call is not None and call.epoch > self._seen:
@@ -168,7 +168,7 @@ class _Joiner:
                 holder = None
             silence = time.monotonic() - heard
             if silence > limit:
-                raise StageLost(
+                raise TransientStageError(
                     f"{self._place.name}: node {self.node} heard nothing of node 0 for "
                     f"{silence:.0f} s",
                     hint="start node 0 with the same store, then this one again",
@@ -178,7 +178,7 @@ class _Joiner:
                 self._tell_waiting(holder)
             self.pause()
 
-    def _tell_waiting(self, holder: Holder | None) -> None:
+    def _tell_waiting(self, holder: LeaseHolder | None) -> None:
         whom = f"run {holder.record.run} on host {holder.host}" if holder else "nobody builds yet"
         text = f"waiting: node {self.node} for node 0 ({whom})"
         self.site.watch(self._stage.name, {"kind": "waiting", "text": text})
@@ -188,7 +188,7 @@ class _Joiner:
         is_old = self._redo and found is not None and found.provenance.run != self.site.run_id
         return None if is_old else found
 
-    def _check(self, call: Call) -> None:
+    def _check(self, call: StartMessage) -> None:
         """Raises ConfigError when node 0 was started for another number of nodes or processes."""
         nodes, processes = self.site.placement.nodes, processes_of(self._stage, self.site)
         if (call.nodes, call.processes) != (nodes, processes):

@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.leases.lease import LeaseLost
 from infra.launch.torchrun import JobFailed, StageInterrupted
-from infra.storage.base import StoreAway
+from infra.storage.base import StoreUnavailable
 from nanochat_core.errors import StageError
 
 # Without coming further than before. What is lost more often than this has another fault.
@@ -38,15 +38,15 @@ _OF_MACHINES = {
 _RUNTIME_ERROR_OF_MACHINES = re.compile(r"\b(gloo|nccl|cuda error|connection|socket)\b", re.I)
 
 
-class StageLost(StageError):
+class TransientStageError(StageError):
     """Whoever was to build the stage is gone; what was saved is used by the next one."""
 
 
-def is_lost(error: object) -> bool:
+def is_retryable(error: object) -> bool:
     """Whether another attempt may end otherwise though nobody mends anything."""
     if isinstance(error, JobFailed):
         return _is_of_machine(error)
-    return isinstance(error, StageLost | LeaseLost | StageInterrupted | StoreAway)
+    return isinstance(error, TransientStageError | LeaseLost | StageInterrupted | StoreUnavailable)
 
 
 def pause_before(attempt: int) -> float:
@@ -56,7 +56,7 @@ def pause_before(attempt: int) -> float:
     return min(FIRST_PAUSE * _GROWTH ** (attempt - 2), LONGEST_PAUSE)
 
 
-class Attempts:
+class RetryBudget:
     """How often a stage of a run may still be lost.
 
     A loss after a step that no attempt had reached before counts as the first: on machines that are

@@ -13,11 +13,11 @@ from functools import partial
 from flows.artifacts.names import check_stage
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run
-from flows.build.build import Built, Site, Watch
+from flows.build.build import BuildContext, Built, Watch
 from flows.build.nodes import build_share
 from flows.identity.fingerprint import Code, Identity, fingerprint_of, short
 from flows.identity.manifest import Manifest, identify_from
-from flows.leases.held_lease import Terms
+from flows.leases.held_lease import LeaseTimings
 from flows.profiles import make_placement, open_profile
 from flows.stages import Stage, stage_named
 from infra.placement import default_home
@@ -26,7 +26,7 @@ from nanochat_core.errors import ArtifactError, ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class StageRequest:
     """What is to be built, for whom and where. Every field is plain JSON."""
 
     stage: str
@@ -49,7 +49,7 @@ class Order:
         return f"{self.stage}/{short(self.fingerprint)}"
 
 
-def match_digest(order: Order, *, pool: str | None) -> str:
+def match_digest(order: StageRequest, *, pool: str | None) -> str:
     """Return 12 hex digits that are the same for two orders if either may stand for the other.
 
     They build the same artifact in the same store, on machines of the same pool, with the same
@@ -75,17 +75,17 @@ def match_digest(order: Order, *, pool: str | None) -> str:
     )
 
 
-def make_order(
+def make_request(
     stage: Stage,
-    site: Site,
+    site: BuildContext,
     run: Run,
     inputs: Mapping[str, Manifest],
     *,
     fingerprint: str,
     force: bool,
-) -> Order:
+) -> StageRequest:
     """What somebody else must know to build this stage for this run."""
-    return Order(
+    return StageRequest(
         stage=stage.name,
         fingerprint=fingerprint,
         inputs=tuple(f"{source.name}/{inputs[source.name].fingerprint}" for source in stage.inputs),
@@ -103,11 +103,11 @@ def make_order(
 
 
 def build_on_node(
-    order: Order,
+    order: StageRequest,
     *,
     node: int,
     watch: Watch,
-    terms: Terms | None = None,
+    terms: LeaseTimings | None = None,
     stop: threading.Event | None = None,
 ) -> Built:
     """This machine's share of what is ordered: all of it, when the order is for one node.
@@ -116,18 +116,20 @@ def build_on_node(
     something else, ArtifactError when an input is not in the store, and what `build` raises; of
     these JobFailed (NodeLost), LeaseLost and StageLost for what may succeed when it is tried again.
     """
-    stage, site, inputs = open_order(order, watch=watch)
+    stage, site, inputs = open_request(order, watch=watch)
     check_same(order, stage, site, inputs)
     site = replace(site, terms=terms or site.terms, stop=stop or site.stop)
     return build_share(stage, site, inputs, node=node, force=order.force)
 
 
-def stage_of(order: Order) -> Stage:
+def stage_of(order: StageRequest) -> Stage:
     """The stage that is ordered. Raises ConfigError when there is none called so."""
     return stage_named(check_stage(order.stage))
 
 
-def open_order(order: Order, *, watch: Watch) -> tuple[Stage, Site, dict[str, Manifest]]:
+def open_request(
+    order: StageRequest, *, watch: Watch
+) -> tuple[Stage, BuildContext, dict[str, Manifest]]:
     """The stage, this machine as its site, and the inputs' manifests by stage."""
     stage = stage_of(order)
     opened = open_profile(
@@ -138,7 +140,7 @@ def open_order(order: Order, *, watch: Watch) -> tuple[Stage, Site, dict[str, Ma
         opened.pace, home=home, store=order.store, gpus=order.gpus, settings=order.place
     )
     home.mkdir(parents=True, exist_ok=True)
-    site = Site(
+    site = BuildContext(
         run=opened.run,
         run_id=order.run,
         placement=replace(placement, nodes=order.nodes),
@@ -151,7 +153,9 @@ def open_order(order: Order, *, watch: Watch) -> tuple[Stage, Site, dict[str, Ma
     return stage, site, {manifest.stage: manifest for manifest in found}
 
 
-def check_same(order: Order, stage: Stage, site: Site, inputs: Mapping[str, Manifest]) -> Identity:
+def check_same(
+    order: StageRequest, stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest]
+) -> Identity:
     """What this machine would build, which is what was ordered. Raises ConfigError when not."""
     if missing := [source.name for source in stage.inputs if source.name not in inputs]:
         raise ConfigError(f"the order of {order.name} lacks its input {missing[0]}")
@@ -166,7 +170,7 @@ def check_same(order: Order, stage: Stage, site: Site, inputs: Mapping[str, Mani
     return ours
 
 
-def _input(site: Site, name: str) -> Manifest:
+def _input(site: BuildContext, name: str) -> Manifest:
     stage, _, fingerprint = name.partition("/")
     manifest = find_manifest(site.store, stage, fingerprint)
     if manifest is None:

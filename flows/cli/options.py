@@ -51,7 +51,7 @@ AsJson: TypeAlias = Annotated[
 
 @Parameter(name="*", group=_WHAT)
 @dataclass(frozen=True, kw_only=True)
-class What:
+class RunOptions:
     """Changes to a profile."""
 
     depth: Annotated[
@@ -89,7 +89,7 @@ class What:
 
 @Parameter(name="*", group=_WHERE)
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class StoreOptions:
     """The home directory and the artifact store."""
 
     home: Annotated[
@@ -157,7 +157,7 @@ class Place:
 
 @Parameter(name="*", group=_WHERE)
 @dataclass(frozen=True, kw_only=True)
-class OnDevice(Place):
+class DeviceOptions(StoreOptions):
     """A place, and whether its GPUs are used."""
 
     gpus: Annotated[
@@ -186,7 +186,7 @@ class OnDevice(Place):
 
 @Parameter(name="*", group=_WHERE)
 @dataclass(frozen=True, kw_only=True)
-class Where(OnDevice):
+class PlacementOptions(DeviceOptions):
     """A place, what computes there and how."""
 
     device_batch_size: Annotated[
@@ -240,7 +240,7 @@ class Where(OnDevice):
 
 @Parameter(name="*", group=_WHERE)
 @dataclass(frozen=True, kw_only=True)
-class Workers:
+class WorkerOptions:
     """Who builds the GPU stages of a run, and how often it is tried."""
 
     pool: Annotated[
@@ -283,7 +283,7 @@ class Workers:
             raise ConfigError(f"--retries is {self.retries}", hint="0 tries each stage once")
 
 
-def profile_of(name: str, what: What) -> Profile:
+def profile_of(name: str, what: RunOptions) -> Profile:
     """The profile a person asked for. Raises ConfigError on a wrong name or value."""
     try:
         return open_profile(name, depth=what.depth, overrides=what.overrides)
@@ -295,7 +295,7 @@ def profile_of(name: str, what: What) -> Profile:
 
 def pinned_profile(
     name: str,
-    what: What,
+    what: RunOptions,
     home: Path,
     *,
     plan: bool,

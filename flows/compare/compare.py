@@ -58,7 +58,7 @@ class Delta:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class AnswerPair:
     """A question that two answered differently, or one of them wrongly."""
 
     task: str
@@ -78,7 +78,7 @@ class Answers:
     kept: int  # right before and here
     gained: int  # wrong before, right here
     lost: int
-    changed: tuple[Answer, ...]  # every question whose answer or verdict is another
+    changed: tuple[AnswerPair, ...]  # every question whose answer or verdict is another
 
     @property
     def delta(self) -> Delta:
@@ -210,11 +210,11 @@ def _paired(first: Path, other: Path) -> Pairs:
             _PAIRS.format(same=same), [str(first), str(other)]
         ).fetchall()
     others = dict.fromkeys(task for task, *_, is_same in rows if not is_same)
-    by_task: dict[str, list[Answer]] = {}
+    by_task: dict[str, list[AnswerPair]] = {}
     for task, place, old, new, was_right, is_right, _ in rows:
         if task not in others:
             by_task.setdefault(task, []).append(
-                Answer(
+                AnswerPair(
                     task=task,
                     place=place,
                     old=old,
@@ -229,7 +229,7 @@ def _paired(first: Path, other: Path) -> Pairs:
     )
 
 
-def _sum_up(task: str, answers: Sequence[Answer]) -> Answers:
+def _sum_up(task: str, answers: Sequence[AnswerPair]) -> Answers:
     return Answers(
         task=task,
         total=len(answers),

@@ -16,7 +16,7 @@ from flows.artifacts.publish import find_manifest, indexed
 from flows.artifacts.runs import Run, find_run, read_all
 from flows.identity.manifest import Manifest
 from flows.stages import STAGES
-from infra.storage.base import BadObject, Missing, Store
+from infra.storage.base import BadObject, ObjectNotFound, Store
 from nanochat_core.errors import ArtifactError
 
 METRICS = "metrics.parquet"  # see nanochat_core.runtime.metrics
@@ -113,7 +113,7 @@ def write_file(store: Store, manifest: Manifest, name: str, path: Path) -> bool:
     where = f"{file.path} of {manifest.name}"
     try:
         data = store.get(file.key, size=file.size)
-    except Missing as error:
+    except ObjectNotFound as error:
         raise ArtifactError(f"{where} is gone from {store.url}") from error
     except BadObject as error:
         raise ArtifactError(f"{where} {error.fault}", hint=error.hint) from error

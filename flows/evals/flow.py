@@ -17,9 +17,9 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.artifacts.runs import Run, new_run_id, timestamp
-from flows.build.build import Built, Site
+from flows.build.build import BuildContext, Built
 from flows.build.retry import RETRIES
-from flows.evals.regression import Evaluation, Verdict, history_rows, judge, read_history
+from flows.evals.regression import Assessment, Evaluation, assess, history_rows, read_history
 from flows.evals.suite import (
     DROP,
     Against,
@@ -30,7 +30,7 @@ from flows.evals.suite import (
 )
 from flows.identity.manifest import Manifest
 from flows.leases.lease import check_decides
-from flows.orchestration.caller import CALLER, stoppable_by_hand
+from flows.orchestration.caller import LOCAL_RUN, cancellable
 from flows.orchestration.forms import (
     DropField,
     FormField,
@@ -47,10 +47,10 @@ from flows.orchestration.forms import (
 )
 from flows.orchestration.pipeline import (
     Outcome,
+    ignore_events,
     open_starts,
     pin_names,
     run_pipeline,
-    tell_nobody,
     wait_of_run,
     with_pool,
 )
@@ -74,7 +74,7 @@ class Evaluated:
 
     outcome: Outcome
     evaluation: Built
-    verdict: Verdict
+    verdict: Assessment
 
 
 def _name_flow_run() -> str:
@@ -90,7 +90,7 @@ def _name_flow_run() -> str:
 
 @flow(name="nanochat-eval", flow_run_name=_name_flow_run, retries=0, persist_result=False)
 @failing_in_a_line
-@stoppable_by_hand
+@cancellable
 def nanochat_eval(
     model: ModelField = "main",
     profile: SuiteField = None,
@@ -121,7 +121,7 @@ def nanochat_eval(
         retries: How often a stage that was lost is started again.
         strict: Whether code that a fingerprint does not see is an error.
     """
-    caller = CALLER.get()
+    caller = LOCAL_RUN.get()
     rule = Rule(metric=metric, drop=drop, against=against)
     home = caller.home if caller else default_home()
     opened_store = open_store(store or default_store(home))
@@ -145,12 +145,12 @@ def nanochat_eval(
     pinned, pins = wait(
         lambda: pin_names(suite.opened.run, opened_store, run_id, placement, sections, log=warn)
     )
-    site = Site(
+    site = BuildContext(
         run=pinned,
         run_id=run_id,
         placement=placement,
         store=opened_store,
-        watch=caller.watch if caller else tell_nobody,
+        watch=caller.watch if caller else ignore_events,
         strict=strict,
         stop=stop,
     )
@@ -177,7 +177,7 @@ def nanochat_eval(
 def evaluate(
     model: str,
     stages: Sequence[Stage],
-    site: Site,
+    site: BuildContext,
     run: Run,
     rule: Rule,
     *,
@@ -194,7 +194,7 @@ def evaluate(
     wait = wait_of_run(site.store, site.stop, terms=site.terms)
     history = wait(lambda: read_history(site.store, run.name, stage))
     newest = Evaluation(run=outcome.run, manifest=built.manifest)
-    verdict = wait(lambda: judge(site.store, newest, history, rule))
+    verdict = wait(lambda: assess(site.store, newest, history, rule))
     log = get_run_logger()
     (log.warning if verdict.regressed else log.info)(f"{model}: {verdict.text}")
     create_table_artifact(
@@ -206,7 +206,7 @@ def evaluate(
     return Evaluated(outcome=outcome, evaluation=built, verdict=verdict)
 
 
-def _tell(model: str, newest: Evaluation, built: Built, verdict: Verdict) -> None:
+def _tell(model: str, newest: Evaluation, built: Built, verdict: Assessment) -> None:
     """Send the events. Automations see labels only, so what they go by is among those."""
     resource = {
         "prefect.resource.id": f"nanochat.model.{key_of(model)}",

@@ -44,7 +44,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Assessment:
     """What became of a metric."""
 
     metric: str
@@ -114,7 +114,9 @@ def read_history(store: Store, name: str, stage: str) -> list[Evaluation]:
     return found
 
 
-def judge(store: Store, newest: Evaluation, history: Sequence[Evaluation], rule: Rule) -> Verdict:
+def assess(
+    store: Store, newest: Evaluation, history: Sequence[Evaluation], rule: Rule
+) -> Assessment:
     """Whether `newest` is worse than `rule` allows. Itself in the `history` does not count.
 
     Raises ConfigError when the metric was not measured.
@@ -130,7 +132,7 @@ def judge(store: Store, newest: Evaluation, history: Sequence[Evaluation], rule:
     ]
     baseline = _baseline(earlier, metric, rule.against)
     if baseline is None:
-        return Verdict(
+        return Assessment(
             metric=metric,
             score=scores[metric],
             baseline=None,
@@ -142,7 +144,7 @@ def judge(store: Store, newest: Evaluation, history: Sequence[Evaluation], rule:
     old = scores_of(baseline.manifest)[metric]
     pairs = _pairs(store, baseline.manifest, newest.manifest).get(metric)
     delta = delta_of(old, scores[metric], pairs)
-    return Verdict(
+    return Assessment(
         metric=metric,
         score=scores[metric],
         baseline=old,

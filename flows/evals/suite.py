@@ -122,7 +122,7 @@ def history_name(model: str) -> str:
     return check_name(f"eval-{name if at else model.replace('/', '-')}")
 
 
-def judged_model(run: Run) -> str | None:
+def evaluated_model(run: Run) -> str | None:
     """The model that `run` judged again, as it was named; None of a run that trains."""
     is_judging = len(run.uses) == 1 and run.name == history_name(run.uses[0])
     return run.uses[0] if is_judging else None

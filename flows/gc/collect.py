@@ -17,11 +17,11 @@ from flows.artifacts.runs import timestamp
 from flows.gc.inventory import take_inventory
 from flows.gc.reach import Records, Rules, read_referrers
 from flows.gc.survey import Survey, make_survey
-from flows.gc.sweep import Sweeper, Swept, Watch, clock, sweep
+from flows.gc.sweep import Sweeper, SweepResult, Watch, clock, sweep
 from flows.identity.record_types import read_record
-from flows.identity.records import find_document, mend_hint, seal
+from flows.identity.records import encode_record, find_document, repair_hint
 from flows.leases import lease
-from infra.storage.base import Entry, Missing, Store
+from infra.storage.base import ObjectInfo, ObjectNotFound, Store
 from nanochat_core.errors import ArtifactError
 
 MARK = "gc/mark.json"
@@ -33,7 +33,7 @@ _ENTRIES_A_BEAT = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CollectionPlan:
     """What a collection would find and do."""
 
     survey: Survey
@@ -42,7 +42,7 @@ class Plan:
     @property
     def exit_code(self) -> int:
         """0: a collection would change nothing. 2: it would mark or delete something."""
-        return 2 if self.survey.ripe or self.fresh else 0
+        return 2 if self.survey.deletable or self.fresh else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +56,15 @@ class _Mark:
 class Collected:
     """What a collection did."""
 
-    plan: Plan
-    swept: Swept
+    plan: CollectionPlan
+    swept: SweepResult
     unfinished: int  # half written objects that were dropped
     due: float | None  # when what is marked now may go; unix seconds by the store's clock
 
 
-def make_claim() -> lease.Claim:
+def make_claim() -> lease.Claimant:
     """Who collects. It holds no lock of any home, so it gives itself one of its own."""
-    return lease.Claim(
+    return lease.Claimant(
         owner=uuid.uuid4().hex,
         run="gc",
         host=socket.gethostname(),
@@ -74,7 +74,9 @@ def make_claim() -> lease.Claim:
     )
 
 
-def plan_collection(store: Store, rules: Rules, *, threads: int = THREADS, watch: Watch) -> Plan:
+def plan_collection(
+    store: Store, rules: Rules, *, threads: int = THREADS, watch: Watch
+) -> CollectionPlan:
     """Look at a whole store. Writes nothing.
 
     Raises ArtifactError when a record is damaged, StoreError.
@@ -87,7 +89,7 @@ def collect(
     store: Store,
     rules: Rules,
     *,
-    claim: Callable[[], lease.Claim] = make_claim,
+    claim: Callable[[], lease.Claimant] = make_claim,
     threads: int = THREADS,
     clock: Callable[[], float] = clock,
     watch: Watch,
@@ -108,7 +110,7 @@ def collect(
         left = {n: seen for n, seen in plan.survey.marks.items() if n not in swept.names}
         if swept.names:
             _write_marks(store, left, sweeper)
-        unfinished = store.remove_unfinished(older_than=UNFINISHED)
+        unfinished = store.abort_stale_uploads(older_than=UNFINISHED)
     finally:
         sweeper.release()
     due = max(now, min(left.values()) + rules.grace) if left else None
@@ -124,7 +126,7 @@ def _look(
     threads: int,
     beat: Callable[[], None],
     watch: Watch,
-) -> Plan:
+) -> CollectionPlan:
     records = Records(store, threads=threads, beat=beat)
     try:
         referrers = read_referrers(records)
@@ -136,14 +138,14 @@ def _look(
         raise ArtifactError(
             f"garbage cannot be told from what is in use: {error}",
             hint="nothing was deleted, because that record may name anything; "
-            + (error.hint or mend_hint("delete it if nobody needs it")),
+            + (error.hint or repair_hint("delete it if nobody needs it")),
         ) from error
-    return Plan(survey=survey, fresh=frozenset(survey.garbage.keys() - marks.keys()))
+    return CollectionPlan(survey=survey, fresh=frozenset(survey.garbage.keys() - marks.keys()))
 
 
 def _watched(
-    entries: Iterator[Entry], *, beat: Callable[[], None], watch: Watch
-) -> Iterator[Entry]:
+    entries: Iterator[ObjectInfo], *, beat: Callable[[], None], watch: Watch
+) -> Iterator[ObjectInfo]:
     for count, entry in enumerate(entries, 1):
         if count % _ENTRIES_A_BEAT == 0:
             beat()
@@ -156,13 +158,13 @@ def _store_time(store: Store, key: str) -> float:
     return store.head(key).modified + store.get_stored(key).age
 
 
-def _time_by(store: Store, entry: Entry | None) -> float:
+def _time_by(store: Store, entry: ObjectInfo | None) -> float:
     """The store's clock, or a moment before; whatever it holds is new when it cannot be asked."""
     if entry is None:
         return 0.0
     try:
         return _store_time(store, entry.key)
-    except Missing:
+    except ObjectNotFound:
         return entry.modified
 
 
@@ -175,4 +177,4 @@ def _find_marks(store: Store) -> dict[str, float]:
 
 def _write_marks(store: Store, marks: Mapping[str, float], sweeper: Sweeper) -> None:
     sweeper.check()
-    store.put(MARK, seal({"marks": dict(sorted(marks.items()))}, format=FORMAT))
+    store.put(MARK, encode_record({"marks": dict(sorted(marks.items()))}, format=FORMAT))

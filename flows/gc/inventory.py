@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from flows.artifacts.pins import PINS
-from infra.storage.base import Entry
+from infra.storage.base import ObjectInfo
 
 Place: TypeAlias = tuple[str, str]  # stage, fingerprint
 Kind: TypeAlias = Literal[
@@ -65,10 +65,10 @@ class Inventory:
     pieces: dict[str, Piece] = field(default_factory=dict[str, Piece])
     places: dict[Place, list[Piece]] = field(default_factory=dict[Place, list[Piece]])
     unknown: int = 0  # objects that are not ours
-    small: Entry | None = None  # an object that tells the store's time at little cost
+    small: ObjectInfo | None = None  # an object that tells the store's time at little cost
 
 
-def take_inventory(entries: Iterable[Entry]) -> Inventory:
+def take_inventory(entries: Iterable[ObjectInfo]) -> Inventory:
     """Sort the objects of a whole store into pieces."""
     found = Inventory()
     for entry in entries:

@@ -72,7 +72,7 @@ class Roots:
 
 
 @dataclass(kw_only=True)
-class Reached:
+class Reachable:
     """What the search came to."""
 
     places: set[Place] = field(default_factory=set[Place])
@@ -117,9 +117,9 @@ class Records:
         self._edges.update(self.read(_find_edges, fresh))
         return {place: self._edges[place] for place in wanted if place in self._edges}
 
-    def follow(self, places: Iterable[Place]) -> Reached:
+    def follow(self, places: Iterable[Place]) -> Reachable:
         """All that can be reached from these artifacts."""
-        reached = Reached()
+        reached = Reachable()
         level = set(places)
         while level:
             reached.places |= level
@@ -131,7 +131,7 @@ class Records:
             level = inputs - reached.places
         return reached
 
-    def add_older(self, pieces: Iterable[Piece], reached: Reached) -> None:
+    def add_older(self, pieces: Iterable[Piece], reached: Reachable) -> None:
         """Note what manifests that were put aside name: their files stay, their inputs need not."""
         for edges in self.read(_find_older, [piece.name for piece in pieces]):
             reached.add(edges)

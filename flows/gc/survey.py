@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from flows.gc.inventory import Inventory, Kind, Piece, Place, run_of
-from flows.gc.reach import Edges, Reached, Records, Referrers, Roots, Rules, find_roots
+from flows.gc.reach import Edges, Reachable, Records, Referrers, Roots, Rules, find_roots
 
 _OLDER: tuple[Kind, ...] = ("superseded", "divergent")
 
@@ -21,7 +21,7 @@ class Survey:
     now: float  # unix seconds by the store's clock
     inventory: Inventory
     garbage: Mapping[str, Piece]  # by name
-    ripe: Mapping[str, Piece]  # those of them that may be deleted
+    deletable: Mapping[str, Piece]  # those of them that may be deleted
     marks: Mapping[str, float]  # when each was first seen as garbage
     edges: Mapping[Place, Edges]  # of artifacts that may be deleted
 
@@ -54,13 +54,13 @@ def make_survey(
     }
     due = {n: piece for n, piece in garbage.items() if n in marks and now - first[n] >= rules.grace}
     kept = _reached_by_waiting(garbage, due, roots, records)
-    ripe = {name: piece for name, piece in due.items() if not _is_reached(piece, kept)}
-    places = [p.place for p in ripe.values() if p.kind == "artifact" and p.place]
+    deletable = {name: piece for name, piece in due.items() if not _is_reached(piece, kept)}
+    places = [p.place for p in deletable.values() if p.kind == "artifact" and p.place]
     return Survey(
         now=now,
         inventory=inventory,
         garbage=garbage,
-        ripe=ripe,
+        deletable=deletable,
         marks=first,
         edges=records.edges(places),
     )
@@ -68,7 +68,7 @@ def make_survey(
 
 def _reached_by_waiting(
     garbage: Mapping[str, Piece], due: Mapping[str, Piece], roots: Roots, records: Records
-) -> Reached:
+) -> Reachable:
     """What is needed by garbage that has to wait."""
     waiting = [piece for name, piece in garbage.items() if name not in due]
     places = {p.place for p in waiting if p.kind == "artifact" and p.place}
@@ -86,7 +86,7 @@ def _is_needed(piece: Piece, roots: Roots, rules: Rules, *, now: float) -> bool:
     return is_young or piece.place in roots.whole or piece.place in roots.unfinished
 
 
-def _is_reached(piece: Piece, reached: Reached) -> bool:
+def _is_reached(piece: Piece, reached: Reachable) -> bool:
     """Whether one of the artifacts that were reached needs a piece."""
     match piece.kind:
         case "artifact":
@@ -109,7 +109,7 @@ class _Judge:
         self,
         inventory: Inventory,
         roots: Roots,
-        reached: Reached,
+        reached: Reachable,
         rules: Rules,
         now: float,
         *,

@@ -19,7 +19,7 @@ from flows.gc.inventory import Kind, Piece, Place
 from flows.gc.reach import Edges
 from flows.gc.survey import Survey
 from flows.leases import lease
-from infra.storage.base import Entry, Missing, Store
+from infra.storage.base import ObjectInfo, ObjectNotFound, Store
 from nanochat_core.errors import StageError, StoreError
 
 _UNDER_LEASE: tuple[Kind, ...] = ("artifact", "superseded", "divergent", "revocation")
@@ -46,7 +46,7 @@ class Sweeper:
     def __init__(
         self,
         store: Store,
-        me: lease.Claim,
+        me: lease.Claimant,
         *,
         clock: Callable[[], float] = clock,
         ttl: float = lease.TTL,
@@ -58,7 +58,7 @@ class Sweeper:
         self._seconds_between = beat
         self._renewed = clock()
         held = lease.try_acquire(store, *SWEEP, me, ttl=ttl)
-        if isinstance(held, lease.Holder):
+        if isinstance(held, lease.LeaseHolder):
             raise StageError(
                 f"garbage is being collected already by {held}",
                 hint="one collection at a time is enough",
@@ -93,7 +93,7 @@ class Sweeper:
 
 
 @dataclass
-class Swept:
+class SweepResult:
     """What was deleted."""
 
     names: set[str] = field(default_factory=set[str])  # pieces that are gone
@@ -106,10 +106,10 @@ def sweep(
     survey: Survey,
     sweeper: Sweeper,
     *,
-    claim: Callable[[], lease.Claim],
+    claim: Callable[[], lease.Claimant],
     threads: int,
     watch: Watch,
-) -> Swept:
+) -> SweepResult:
     """Delete what is ripe. Raises LeaseLost and StoreError; a later sweep goes on from there."""
     return _Sweep(store, survey, sweeper, claim, threads, watch).run()
 
@@ -120,22 +120,22 @@ class _Sweep:
         store: Store,
         survey: Survey,
         sweeper: Sweeper,
-        claim: Callable[[], lease.Claim],
+        claim: Callable[[], lease.Claimant],
         threads: int,
         watch: Watch,
     ) -> None:
         self._store = store
-        self._ripe = survey.ripe.values()
+        self._deletable = survey.deletable.values()
         self._edges = survey.edges
         self._sweeper = sweeper
         self._claim = claim
         self._threads = threads
         self._watch = watch
         self._spared: set[Place] = set()
-        self._done = Swept()
+        self._done = SweepResult()
         self._lock = threading.Lock()
 
-    def run(self) -> Swept:
+    def run(self) -> SweepResult:
         self._each("run records", self._delete_unchanged, self._of("run record", "pin"))
         # Files too: whoever uploaded them and then slept through it all must find another epoch,
         # or it would publish a manifest of files that are gone.
@@ -152,7 +152,7 @@ class _Sweep:
         return self._done
 
     def _of(self, *kinds: Kind) -> list[Piece]:
-        return [piece for piece in self._ripe if piece.kind in kinds]
+        return [piece for piece in self._deletable if piece.kind in kinds]
 
     def _each(self, what: str, function: Callable[[_Item], object], items: Iterable[_Item]) -> None:
         for count, _ in enumerate(in_parallel(function, items, threads=self._threads), 1):
@@ -177,7 +177,7 @@ class _Sweep:
     def _clear(self, place: Place, pieces: list[Piece]) -> bool:
         """Delete records and checkpoints of one fingerprint; False when somebody works there."""
         held = lease.try_acquire(self._store, *place, self._claim(), ttl=lease.TTL)
-        if isinstance(held, lease.Holder):
+        if isinstance(held, lease.LeaseHolder):
             return False
         try:
             for kind in _UNDER_LEASE:
@@ -203,7 +203,7 @@ class _Sweep:
         """Remove a lease that is all there is, while nobody but us can have it."""
         assert piece.place is not None
         held = lease.try_acquire(self._store, *piece.place, self._claim(), ttl=lease.TTL)
-        if isinstance(held, lease.Holder):
+        if isinstance(held, lease.LeaseHolder):
             return
         stage, fingerprint = piece.place
         if [entry.key for entry in self._store.list(f"{stage}/{fingerprint}/")] != [piece.name]:
@@ -216,7 +216,7 @@ class _Sweep:
         """Delete a record as it was listed; False when somebody replaced or removed it since."""
         try:
             entry = self._store.head(piece.name)
-        except Missing:
+        except ObjectNotFound:
             return False
         if entry.modified > piece.newest:
             return False
@@ -224,13 +224,13 @@ class _Sweep:
         self._note(piece)
         return True
 
-    def _keys_of(self, pieces: Iterable[Piece]) -> Iterator[Entry]:
+    def _keys_of(self, pieces: Iterable[Piece]) -> Iterator[ObjectInfo]:
         for piece in pieces:
             for entry in self._store.list(piece.name):
                 if entry.modified <= piece.newest:
                     yield entry
 
-    def _delete(self, entry: Entry) -> None:
+    def _delete(self, entry: ObjectInfo) -> None:
         self._sweeper.check()
         self._store.delete(entry.key)
         with self._lock:

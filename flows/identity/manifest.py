@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self, TypeAlias, TypedDict
 
 from flows.identity.fingerprint import Code, Identity, fingerprint_of, identify, short
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
-from flows.identity.records import Earlier, mend_hint, seal, unseal
+from flows.identity.records import Earlier, decode_record, encode_record, repair_hint
 from flows.stages import Stage
 from infra.storage.base import check_key
 from nanochat_core.config import RunConfig
@@ -131,12 +131,12 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The manifest as an object of the store."""
-        return seal(asdict(self), format=FORMAT)
+        return encode_record(asdict(self), format=FORMAT)
 
     @classmethod
     def from_json(cls, data: bytes, *, where: str) -> Self:
         """Read a manifest, called `where` in errors. Raises ArtifactError unless it all holds."""
-        tree = unseal(data, format=FORMAT, earlier=EARLIER, where=where)
+        tree = decode_record(data, format=FORMAT, earlier=EARLIER, where=where)
         return cls.from_tree(tree, where=where)
 
     @classmethod
@@ -207,7 +207,7 @@ def _check(manifest: Manifest, where: str) -> None:
     if wrong is not None:
         raise ArtifactError(
             f"{where} is not to be trusted: {wrong}",
-            hint=mend_hint("delete it and run the stage again"),
+            hint=repair_hint("delete it and run the stage again"),
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.identity.record_types import read_record
-from flows.identity.records import find_document, seal
+from flows.identity.records import encode_record, find_document
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import write_json
@@ -36,7 +36,9 @@ class RebuildMark:
 def mark_rebuild(store: Store, stage: str, fingerprint: str, *, run: str) -> RebuildMark:
     """Void all state of earlier jobs of this fingerprint, on every machine. Raises StoreError."""
     mark = RebuildMark(run=run, id=uuid.uuid4().hex)
-    store.put(_key(stage, fingerprint), seal({"run": mark.run, "id": mark.id}, format=FORMAT))
+    store.put(
+        _key(stage, fingerprint), encode_record({"run": mark.run, "id": mark.id}, format=FORMAT)
+    )
     return mark
 
 

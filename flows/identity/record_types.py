@@ -26,7 +26,7 @@ from typing import (
     is_typeddict,
 )
 
-from flows.identity.records import mend_hint, shorten
+from flows.identity.records import repair_hint, shorten
 from infra.storage.base import check_key
 from nanochat_core.errors import ArtifactError, StoreError
 
@@ -80,7 +80,7 @@ def read_record(
     except _Wrong as error:
         raise ArtifactError(
             f"{where} is not {what}: {error}",
-            hint=mend_hint(mend or "delete it and run the command again"),
+            hint=repair_hint(mend or "delete it and run the command again"),
         ) from error
 
 

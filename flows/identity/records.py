@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
 from flows.identity.fingerprint import fingerprint_of
-from infra.storage.base import BadObject, Missing, Store, Stored
+from infra.storage.base import BadObject, ObjectNotFound, Store, VersionedObject
 from nanochat_core.errors import ArtifactError
 
 # Formats that are read too, each with the names of the fields that today's has not.
@@ -29,7 +29,7 @@ class OtherFormat(ArtifactError):
     """A record that another version of nanochat-flows has written."""
 
 
-def seal(tree: Mapping[str, Any], *, format: int) -> bytes:
+def encode_record(tree: Mapping[str, Any], *, format: int) -> bytes:
     """A record as an object of the store. `tree` is plain JSON values under plain names."""
     assert "check" not in tree, "the checksum's own name"
     whole = {"format": format, **tree}
@@ -38,7 +38,9 @@ def seal(tree: Mapping[str, Any], *, format: int) -> bytes:
     return (json.dumps({**whole, "check": check}, indent=1, allow_nan=False) + "\n").encode()
 
 
-def unseal(data: bytes, *, format: int, earlier: Earlier = NO_OTHER, where: str) -> dict[str, Any]:
+def decode_record(
+    data: bytes, *, format: int, earlier: Earlier = NO_OTHER, where: str
+) -> dict[str, Any]:
     """Return the record's tree without format and checksum. `where` is what errors call it.
 
     A record of an `earlier` format comes without what only that one has; what it lacks is missing.
@@ -118,17 +120,19 @@ def find_document(
     Raises StoreError when the store cannot be asked, ArtifactError when the record is damaged.
     """
     where = f"{store.url}/{key}"
-    return _read_whole(lambda: unseal(store.get(key), format=format, earlier=earlier, where=where))
+    return _read_whole(
+        lambda: decode_record(store.get(key), format=format, earlier=earlier, where=where)
+    )
 
 
 def find_stored(
     store: Store, key: str, *, format: int, earlier: Earlier = NO_OTHER
-) -> tuple[dict[str, Any], Stored] | None:
+) -> tuple[dict[str, Any], VersionedObject] | None:
     """Like `find_document`, with the object's version and age."""
 
-    def read() -> tuple[dict[str, Any], Stored]:
+    def read() -> tuple[dict[str, Any], VersionedObject]:
         stored, where = store.get_stored(key), f"{store.url}/{key}"
-        return unseal(stored.data, format=format, earlier=earlier, where=where), stored
+        return decode_record(stored.data, format=format, earlier=earlier, where=where), stored
 
     return _read_whole(read)
 
@@ -138,7 +142,7 @@ def _read_whole(read: Callable[[], _T]) -> _T | None:
     for left in reversed(range(_READS)):
         try:
             return read()
-        except Missing:
+        except ObjectNotFound:
             return None
         except BadObject as error:
             raise ArtifactError(str(error), hint=error.hint) from error
@@ -148,7 +152,7 @@ def _read_whole(read: Callable[[], _T]) -> _T | None:
     raise AssertionError("unreachable")
 
 
-def mend_hint(then: str) -> str:
+def repair_hint(then: str) -> str:
     """What to do about an answer that cannot be right; `then` when the object itself is wrong.
 
     However often one machine reads, all of it may come through one proxy that damages it.
@@ -161,5 +165,5 @@ def mend_hint(then: str) -> str:
 
 def _damaged(where: str, what: str) -> ArtifactError:
     return ArtifactError(
-        f"{where} is damaged: {what}", hint=mend_hint("delete it and run the command again")
+        f"{where} is damaged: {what}", hint=repair_hint("delete it and run the command again")
     )

@@ -37,9 +37,9 @@ from flows.artifacts.transfer import (
 )
 from flows.identity.fingerprint import short
 from flows.identity.manifest import File, Manifest
-from flows.identity.records import find_stored, seal
+from flows.identity.records import encode_record, find_stored
 from flows.stages import STAGES
-from infra.storage.base import Missing, OnBytes, Store
+from infra.storage.base import ObjectNotFound, OnBytes, Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 
@@ -144,7 +144,7 @@ def push(
     interrupted push left there is gone on with. Raises ArtifactError, naming the file, when the
     source's own bytes are damaged or gone, and StoreError.
     """
-    if missing := target.weaknesses():
+    if missing := target.missing_guarantees():
         tell(
             f"{target.url} can be a mirror that one process at a time writes to, and holds no "
             f"runs: it {' and '.join(missing)}"
@@ -278,7 +278,7 @@ def _find_size(target: Store, file: File) -> int | None:
     """Bytes of the object that is there. Keys are never used for other bytes on purpose."""
     try:
         return target.head(file.key).size
-    except Missing:
+    except ObjectNotFound:
         return None
 
 
@@ -340,7 +340,7 @@ def _put_revocation(target: Store, revoked: Revoked) -> None:
     """Write a revocation, unless the same build is revoked there or the record is of theirs."""
     stage, fingerprint, ours = revoked.stage, revoked.fingerprint, revoked.revocation
     key = revocation_key(stage, fingerprint)
-    data = seal(asdict(ours), format=REVOCATION)
+    data = encode_record(asdict(ours), format=REVOCATION)
     found = find_stored(target, key, format=REVOCATION)
     if found is None:
         target.put_if_absent(key, data)

@@ -14,12 +14,12 @@ from typing import TypeAlias
 
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock
-from flows.leases.held_lease import Lease, Terms, hold_lease
-from flows.leases.lease import Claim, Holder, find_holder
+from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
+from flows.leases.lease import Claimant, LeaseHolder, find_holder
 from flows.leases.outage import not_reached
-from flows.leases.queue import Device
+from flows.leases.queue import DeviceSlot
 from infra.launch.torchrun import StageInterrupted
-from infra.storage.base import Store, StoreAway
+from infra.storage.base import Store, StoreUnavailable
 from nanochat_core.errors import StoreError
 
 _SECONDS_BETWEEN_TRIES = 0.2  # for what this machine gives without asking the store
@@ -29,23 +29,23 @@ Tell: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class BuildClaim:
     """What is asked for, and by whom."""
 
     stage: str
     fingerprint: str
     store: Store
     lock_path: Path
-    device: Device | None  # None: the stage needs none
-    claim: Claim
-    terms: Terms
+    device: DeviceSlot | None  # None: the stage needs none
+    claim: Claimant
+    terms: LeaseTimings
     stop: threading.Event  # ends the waiting, and later the job
     find: Callable[[], Manifest | None]  # the artifact, when it need not be built any more
     tell: Tell  # is told whom one waits for, now and again
 
 
 @contextlib.contextmanager
-def hold_turn(turn: Turn) -> Generator[Lease | Manifest]:
+def acquire(turn: BuildClaim) -> Generator[HeldLease | Manifest]:
     """Hold all that is needed to build while the block runs; or give what was built meanwhile.
 
     Whoever got the lease looks for the artifact again: the owner before may have made it. Raises
@@ -56,8 +56,8 @@ def hold_turn(turn: Turn) -> Generator[Lease | Manifest]:
         yield _wait(turn, held)
 
 
-def _wait(turn: Turn, held: contextlib.ExitStack) -> Lease | Manifest:
-    words = _Words(turn)
+def _wait(turn: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest:
+    words = _WaitReporter(turn)
     pause = turn.terms.look
     next_look = time.monotonic()
     reached: float | None = None  # when the store last answered
@@ -72,7 +72,7 @@ def _wait(turn: Turn, held: contextlib.ExitStack) -> Lease | Manifest:
             try:
                 found = _ask_store(turn, mine, words, is_free_here=is_free_here)
                 reached, away_since = time.monotonic(), None
-            except StoreAway as error:
+            except StoreUnavailable as error:
                 away_since = away_since or time.monotonic()
                 words.say_away(time.monotonic() - away_since, error)
                 found = None
@@ -80,7 +80,7 @@ def _wait(turn: Turn, held: contextlib.ExitStack) -> Lease | Manifest:
                 if reached is None or time.monotonic() - reached > turn.terms.ttl:
                     raise
                 found = None
-            if isinstance(found, Lease):
+            if isinstance(found, HeldLease):
                 held.enter_context(mine.pop_all())
             if found is not None:
                 return found
@@ -90,7 +90,7 @@ def _wait(turn: Turn, held: contextlib.ExitStack) -> Lease | Manifest:
         pause = min(pause * _SLOWING, turn.terms.longest_look)
 
 
-def _take_here(turn: Turn, held: contextlib.ExitStack) -> bool:
+def _take_here(turn: BuildClaim, held: contextlib.ExitStack) -> bool:
     """Take what this machine gives. When it is taken already, wait a moment; whether we have it."""
     if turn.device is not None:
         if not turn.device.acquire(timeout=_SECONDS_BETWEEN_TRIES):
@@ -104,15 +104,15 @@ def _take_here(turn: Turn, held: contextlib.ExitStack) -> bool:
 
 
 def _ask_store(
-    turn: Turn, held: contextlib.ExitStack, words: "_Words", *, is_free_here: bool
-) -> Lease | Manifest | None:
+    turn: BuildClaim, held: contextlib.ExitStack, words: "_WaitReporter", *, is_free_here: bool
+) -> HeldLease | Manifest | None:
     """The lease if it can be had, else the artifact if it has appeared; else say who builds."""
     store, stage, fingerprint, terms = turn.store, turn.stage, turn.fingerprint, turn.terms
     if is_free_here:
         found = held.enter_context(
             hold_lease(store, stage, fingerprint, turn.claim, stop=turn.stop, terms=terms)
         )
-        if isinstance(found, Lease):
+        if isinstance(found, HeldLease):
             return found
         builder = found
     else:
@@ -126,26 +126,26 @@ def _ask_store(
     return None
 
 
-class _Words:
+class _WaitReporter:
     """Says whom one waits for: when that changes, when he falls silent, and now and again."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: BuildClaim) -> None:
         self._tell = turn.tell
         self._terms = turn.terms
         self._said: tuple[str, int, bool] | None = None
         self._when = 0.0
 
-    def say(self, builder: Holder | file_lock.Owner) -> None:
+    def say(self, builder: LeaseHolder | file_lock.Owner) -> None:
         """Say it, unless it was said just before."""
         now = time.monotonic()
-        is_silent = isinstance(builder, Holder) and builder.age > self._terms.ttl / 2
+        is_silent = isinstance(builder, LeaseHolder) and builder.age > self._terms.ttl / 2
         said = (builder.host, builder.pid, is_silent)
         if said != self._said or now - self._when >= self._terms.say:
             self._said, self._when = said, now
             after = f"; taken over after {self._terms.ttl:g} s without one" if is_silent else ""
             self._tell(f"waiting: built by {builder}{after}")
 
-    def say_away(self, seconds: float, error: StoreAway) -> None:
+    def say_away(self, seconds: float, error: StoreUnavailable) -> None:
         """Say that the store does not answer, unless it was said just before."""
         now = time.monotonic()
         if self._said is not None or now - self._when >= self._terms.say or not seconds:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from flows.leases.lease import (
     BEAT,
     TTL,
-    Claim,
-    Held,
-    Holder,
+    Claimant,
+    LeaseGrant,
+    LeaseHolder,
     LeaseLost,
     check,
     release,
@@ -32,7 +32,7 @@ _UNREACHABLE = (StoreError, ArtifactError)  # a damaged answer is as good as non
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class LeaseTimings:
     """How long things take around a lease, in seconds."""
 
     ttl: float = TTL
@@ -43,10 +43,12 @@ class Terms:
     meet: float = 600.0  # that the nodes of a stage wait for each other at first
 
 
-class Lease:
+class HeldLease:
     """A lease that is ours until `lost` is set; see `hold_lease`."""
 
-    def __init__(self, store: Store, held: Held, *, stop: threading.Event, terms: Terms) -> None:
+    def __init__(
+        self, store: Store, held: LeaseGrant, *, stop: threading.Event, terms: LeaseTimings
+    ) -> None:
         self.lost = threading.Event()
         self.ending = threading.Event()  # lost, or `stop` is set: what ends the job
         self._store = store
@@ -129,20 +131,20 @@ def hold_lease(
     store: Store,
     stage: str,
     fingerprint: str,
-    me: Claim,
+    me: Claimant,
     *,
     stop: threading.Event,
-    terms: Terms,
-) -> Generator[Lease | Holder]:
+    terms: LeaseTimings,
+) -> Generator[HeldLease | LeaseHolder]:
     """Hold the lease of a fingerprint if it can be had, while the block runs; else say who has it.
 
     Does not wait. As for `try_acquire`, the caller holds the fingerprint's kernel lock. What was
     held is given back when the block ends, however it ends.
     """
     found = try_acquire(store, stage, fingerprint, me, ttl=terms.ttl)
-    if isinstance(found, Holder):
+    if isinstance(found, LeaseHolder):
         yield found
         return
-    lease = Lease(store, found, stop=stop, terms=terms)
+    lease = HeldLease(store, found, stop=stop, terms=terms)
     with lease.keep():
         yield lease

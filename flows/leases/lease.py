@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 
 from flows.identity.fingerprint import short
 from flows.identity.record_types import Count, read_record
-from flows.identity.records import find_stored, seal
-from infra.storage.base import Store, StoreAway, Stored
+from flows.identity.records import encode_record, find_stored
+from infra.storage.base import Store, StoreUnavailable, VersionedObject
 from nanochat_core.errors import StageError, StoreError
 
 FORMAT = 1
@@ -32,7 +32,7 @@ class LeaseLost(StageError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class Claimant:
     """Who wants to build: one of it for each attempt, so that its bytes are nobody else's."""
 
     owner: str  # uuid, hex
@@ -44,7 +44,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class LeaseRecord:
     """What lease.json says."""
 
     owner: str
@@ -62,12 +62,12 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class LeaseGrant:
     """A lease that is ours, as of its last renewal."""
 
     stage: str
     fingerprint: str
-    record: Record
+    record: LeaseRecord
 
     @property
     def name(self) -> str:
@@ -86,10 +86,10 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holder:
+class LeaseHolder:
     """Somebody else who is building, as far as is known."""
 
-    record: Record
+    record: LeaseRecord
     age: float  # seconds since its last renewal
 
     @property
@@ -110,7 +110,7 @@ class Holder:
 
 def check_decides(store: Store) -> None:
     """Raise StoreError if a store cannot decide between writers, so that nothing is built in it."""
-    if missing := store.weaknesses():
+    if missing := store.missing_guarantees():
         raise StoreError(
             f"store {store.url} cannot hold a run: it {' and '.join(missing)}",
             hint="use a store with atomic If-None-Match and If-Match; `push`, `fetch`, `ls` and "
@@ -119,8 +119,8 @@ def check_decides(store: Store) -> None:
 
 
 def try_acquire(
-    store: Store, stage: str, fingerprint: str, me: Claim, *, ttl: float
-) -> Held | Holder:
+    store: Store, stage: str, fingerprint: str, me: Claimant, *, ttl: float
+) -> LeaseGrant | LeaseHolder:
     """The lease, if it can be had; else who has it.
 
     The caller holds the kernel lock of this fingerprint in its home, so another owner in the same
@@ -136,21 +136,21 @@ def try_acquire(
         if found is None:
             mine = _first(me)
             if store.put_if_absent(key, _to_json(mine)):
-                return Held(stage=stage, fingerprint=fingerprint, record=mine)
+                return LeaseGrant(stage=stage, fingerprint=fingerprint, record=mine)
             continue
         record, stored = found
-        seen = Holder(record=record, age=stored.age)
+        seen = LeaseHolder(record=record, age=stored.age)
         if not _may_take(seen, me, ttl=ttl):
             return seen
         mine = _next(record, me)
         if store.put_if_same(key, _to_json(mine), version=stored.version):
-            return Held(stage=stage, fingerprint=fingerprint, record=mine)
+            return LeaseGrant(stage=stage, fingerprint=fingerprint, record=mine)
     if seen is not None:
         return seen
-    raise StoreAway(f"{store.url}/{key} exists for writers and not for readers")
+    raise StoreUnavailable(f"{store.url}/{key} exists for writers and not for readers")
 
 
-def renew(store: Store, held: Held, *, step: int, total: int) -> Held:
+def renew(store: Store, held: LeaseGrant, *, step: int, total: int) -> LeaseGrant:
     """Tell the store that we are alive and how far the job is. Raises LeaseLost."""
     key = _key(held.stage, held.fingerprint)
     for _ in range(_TRIES):
@@ -158,15 +158,15 @@ def renew(store: Store, held: Held, *, step: int, total: int) -> Held:
         new = replace(record, beat=record.beat + 1, step=step, total=total)
         if store.put_if_same(key, _to_json(new), version=stored.version):
             return replace(held, record=new)
-    raise StoreAway(f"{store.url}/{key} changes whenever it is renewed")
+    raise StoreUnavailable(f"{store.url}/{key} changes whenever it is renewed")
 
 
-def check(store: Store, held: Held) -> None:
+def check(store: Store, held: LeaseGrant) -> None:
     """Ask the store whether the lease is still ours. Raises LeaseLost."""
     _ours(store, held)
 
 
-def release(store: Store, held: Held) -> None:
+def release(store: Store, held: LeaseGrant) -> None:
     """Give the lease back, so that the next owner need not wait. Nothing happens if it was lost."""
     key = _key(held.stage, held.fingerprint)
     for _ in range(_TRIES):
@@ -181,7 +181,7 @@ def release(store: Store, held: Held) -> None:
 
 def find_holder(
     store: Store, stage: str, fingerprint: str, *, ttl: float = TTL, dead: str | None = None
-) -> Holder | None:
+) -> LeaseHolder | None:
     """Who is building, or None when nobody is.
 
     `dead` is a home in which nobody holds the fingerprint's kernel lock: its lease counts as none.
@@ -192,43 +192,43 @@ def find_holder(
     record, stored = found
     if record.released or record.home == dead or stored.age > ttl:
         return None
-    return Holder(record=record, age=stored.age)
+    return LeaseHolder(record=record, age=stored.age)
 
 
-def _may_take(holder: Holder, me: Claim, *, ttl: float) -> bool:
+def _may_take(holder: LeaseHolder, me: Claimant, *, ttl: float) -> bool:
     record = holder.record
     return record.released or record.home == me.home or holder.age > ttl
 
 
-def _first(me: Claim) -> Record:
-    return Record(**asdict(me), epoch=1, beat=1, step=0, total=0, released=False)
+def _first(me: Claimant) -> LeaseRecord:
+    return LeaseRecord(**asdict(me), epoch=1, beat=1, step=0, total=0, released=False)
 
 
-def _next(record: Record, me: Claim) -> Record:
+def _next(record: LeaseRecord, me: Claimant) -> LeaseRecord:
     """The record of whoever comes after this one: another epoch, unless it is ours already."""
     if record.owner == me.owner and not record.released:
         return replace(record, beat=record.beat + 1)
     return replace(_first(me), epoch=record.epoch + 1)
 
 
-def _ours(store: Store, held: Held) -> tuple[Record, Stored]:
+def _ours(store: Store, held: LeaseGrant) -> tuple[LeaseRecord, VersionedObject]:
     """The record as it is now, if it still says that the lease is ours. Raises LeaseLost."""
     found = _find(store, held.stage, held.fingerprint)
     if found is None:
         raise _lost(held, ": its record was removed")
     record, stored = found
     if not _is_of(held, record):
-        raise _lost(held, f" to {Holder(record=record, age=stored.age)}")
+        raise _lost(held, f" to {LeaseHolder(record=record, age=stored.age)}")
     if record.released:
         raise _lost(held, ": it was given back")
     return record, stored
 
 
-def _is_of(held: Held, record: Record) -> bool:
+def _is_of(held: LeaseGrant, record: LeaseRecord) -> bool:
     return (record.owner, record.epoch) == (held.owner, held.epoch)
 
 
-def _lost(held: Held, how: str) -> LeaseLost:
+def _lost(held: LeaseGrant, how: str) -> LeaseLost:
     return LeaseLost(
         f"{held.name} lost its lease{how}",
         hint="run the same command again: it waits for whoever builds now and uses the result",
@@ -239,11 +239,11 @@ def _key(stage: str, fingerprint: str) -> str:
     return f"{stage}/{fingerprint}/lease.json"
 
 
-def _to_json(record: Record) -> bytes:
-    return seal(asdict(record), format=FORMAT)
+def _to_json(record: LeaseRecord) -> bytes:
+    return encode_record(asdict(record), format=FORMAT)
 
 
-def _find(store: Store, stage: str, fingerprint: str) -> tuple[Record, Stored] | None:
+def _find(store: Store, stage: str, fingerprint: str) -> tuple[LeaseRecord, VersionedObject] | None:
     key = _key(stage, fingerprint)
     found = find_stored(store, key, format=FORMAT)
     if found is None:
@@ -251,4 +251,4 @@ def _find(store: Store, stage: str, fingerprint: str) -> tuple[Record, Stored] |
     tree, stored = found
     mend = "delete it when no process builds this, then run the command again"
     where = f"{store.url}/{key}"
-    return read_record(Record, tree, where=where, what="a lease", mend=mend), stored
+    return read_record(LeaseRecord, tree, where=where, what="a lease", mend=mend), stored

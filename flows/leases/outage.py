@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from flows.leases.held_lease import Terms
+from flows.leases.held_lease import LeaseTimings
 from infra.launch.torchrun import StageInterrupted
-from infra.storage.base import Store, StoreAway
+from infra.storage.base import Store, StoreUnavailable
 
 _GROWTH = 1.5
 
@@ -29,7 +29,7 @@ class StoreWait:
         *,
         report: Callable[[str], None],
         stop: threading.Event,
-        terms: Terms,
+        terms: LeaseTimings,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
@@ -53,7 +53,7 @@ class StoreWait:
         while True:
             try:
                 return action()
-            except StoreAway as error:
+            except StoreUnavailable as error:
                 began = time.monotonic() if began is None else began
                 self._report(time.monotonic() - began, error)
                 if self._stop.wait(pause):
@@ -64,7 +64,7 @@ class StoreWait:
             self._check()
             pause = min(pause * _GROWTH, self._terms.longest_look)
 
-    def _report(self, seconds: float, error: StoreAway) -> None:
+    def _report(self, seconds: float, error: StoreUnavailable) -> None:
         now = time.monotonic()
         with self._lock:
             if now < self._next_report:
@@ -73,6 +73,6 @@ class StoreWait:
         self._send(not_reached(seconds, error))
 
 
-def not_reached(seconds: float, error: StoreAway) -> str:
+def not_reached(seconds: float, error: StoreUnavailable) -> str:
     """Return the line that says for how long a store has not answered, and what it was asked."""
     return f"waiting: store not reached for {seconds:.0f} s ({error})"

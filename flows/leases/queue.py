@@ -9,7 +9,7 @@ Rank: TypeAlias = tuple[int, ...]
 _SECONDS_TO_ASK_AGAIN = 3.0  # who has not by then does not want it any more
 
 
-class Device(Protocol):
+class DeviceSlot(Protocol):
     """What one stage has at a time. A semaphore is one: it is given to anybody who waits."""
 
     def acquire(self, *, timeout: float) -> bool:
@@ -21,7 +21,7 @@ class Device(Protocol):
         ...
 
 
-class Queue:
+class PriorityQueue:
     """One device for several who wait for it, each with a rank: the least one is the next."""
 
     def __init__(self) -> None:
@@ -55,10 +55,10 @@ class Queue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class QueueEntry:
     """A device as one of those who wait sees it."""
 
-    queue: Queue
+    queue: PriorityQueue
     rank: Rank
 
     def acquire(self, *, timeout: float) -> bool:

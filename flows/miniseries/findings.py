@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flows.artifacts.runs import Run
-from flows.miniseries.points import Missing, Point, Score, Size, notes_on, read_point, size_of
+from flows.miniseries.points import Missing, Point, PointScore, Size, notes_on, read_point, size_of
 from flows.miniseries.scaling_law import Fit, Law, Prediction, fit_law
 from flows.profiles import PROFILES, open_profile
 from flows.render.text import count, duration
@@ -29,7 +29,7 @@ class Next:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class PredictionCheck:
     """What the law of the smaller models says of the largest, beside what that one measured."""
 
     depth: int
@@ -56,11 +56,11 @@ class Findings:
     by_flops: Fit
     by_parameters: Fit  # of the scaling parameters
     next: Next | None
-    check: Check | None
+    check: PredictionCheck | None
     notes: tuple[str, ...]
 
 
-def find_out(
+def analyse(
     store: Store,
     runs: Mapping[int, Run | Missing],
     *,
@@ -104,13 +104,13 @@ def _next(fit: Fit, points: Sequence[Point], profile: str, overrides: Sequence[s
     return prediction and Next(depth=depth, size=size, prediction=prediction)
 
 
-def _check(points: Sequence[Point]) -> Check | None:
+def _check(points: Sequence[Point]) -> PredictionCheck | None:
     if len(points) < 3:
         return None
     fit = fit_law([(point.size.flops, point.val_bpb.value) for point in points[:-1]])
     last = points[-1]
     prediction = fit.predict(last.size.flops)
-    return prediction and Check(
+    return prediction and PredictionCheck(
         depth=last.depth, measured=last.val_bpb.value, prediction=prediction
     )
 
@@ -167,7 +167,7 @@ def _measured(point: Point) -> tuple[str, ...]:
     )
 
 
-def score(found: Score) -> str:
+def score(found: PointScore) -> str:
     """A number with its interval."""
     if found.low is None or found.high is None:
         return f"{found.value:.4f}"
@@ -215,7 +215,7 @@ def _between(prediction: Prediction) -> str:
     return f"{known.low:.4g} to {known.high:.4g}" if known else "how sure that is cannot be told"
 
 
-def _check_sentence(check: Check) -> str:
+def _check_sentence(check: PredictionCheck) -> str:
     inside = {True: ", inside", False: ", outside", None: ""}[check.is_inside]
     return (
         f"from the smaller models d{check.depth} would be {check.prediction.value:.4f} "

@@ -18,13 +18,13 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.artifacts.runs import Run, RunRecord, Status, new_run_id, timestamp
-from flows.build.build import Built, Site
+from flows.build.build import BuildContext, Built
 from flows.build.retry import RETRIES
 from flows.leases.lease import check_decides
 from flows.leases.outage import StoreWait
-from flows.leases.queue import Place, Queue
+from flows.leases.queue import PriorityQueue, QueueEntry
 from flows.miniseries.files import Files, write_files
-from flows.miniseries.findings import Findings, find_out
+from flows.miniseries.findings import Findings, analyse
 from flows.miniseries.page import SeriesPages
 from flows.miniseries.picture import check_drawing
 from flows.miniseries.plan import SeriesPlan, plan_series
@@ -37,7 +37,7 @@ from flows.miniseries.series import (
     pin_members,
     units_of,
 )
-from flows.orchestration.caller import CALLER, stoppable_by_hand
+from flows.orchestration.caller import LOCAL_RUN, cancellable
 from flows.orchestration.forms import (
     FormField,
     GpusField,
@@ -53,11 +53,11 @@ from flows.orchestration.forms import (
 )
 from flows.orchestration.pipeline import (
     cancel_orders_of,
-    check_budget,
-    is_last_word,
+    check_restart_limit,
+    ignore_events,
+    is_terminal,
     open_starts,
     pin_names,
-    tell_nobody,
     wait_of_run,
     with_pool,
 )
@@ -85,7 +85,7 @@ DepthsField: TypeAlias = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swept:
+class MiniseriesResult:
     """What a series that ended well made."""
 
     findings: Findings
@@ -106,7 +106,7 @@ def _name_flow_run() -> str:
 
 @flow(name="miniseries", flow_run_name=_name_flow_run, retries=0, persist_result=False)
 @failing_in_a_line
-@stoppable_by_hand
+@cancellable
 def miniseries(
     profile: ProfileField = "tiny",
     depths: DepthsField = DEPTHS,
@@ -119,7 +119,7 @@ def miniseries(
     pool: PoolField = None,
     retries: RetriesField = RETRIES,
     strict: StrictField = False,
-) -> Swept:
+) -> MiniseriesResult:
     """Train and judge a profile's base model at several depths, and fit how its loss falls.
 
     Args:
@@ -136,7 +136,7 @@ def miniseries(
         strict: Whether code that a fingerprint does not see is an error.
     """
     check_drawing()
-    caller = CALLER.get()
+    caller = LOCAL_RUN.get()
     series = open_series(profile, depths, overrides=overrides, name=run_name)
     largest_depth, largest = series.members[-1].depth, series.members[-1].profile
     home = caller.home if caller else default_home()
@@ -157,12 +157,12 @@ def miniseries(
         lambda: pin_names(largest.run, opened_store, largest_id, placement, SECTIONS, log=tell)
     )
     series = pin_members(series, pins)
-    site = Site(
+    site = BuildContext(
         run=pinned,
         run_id=run_id,
         placement=placement,
         store=opened_store,
-        watch=caller.watch if caller else tell_nobody,
+        watch=caller.watch if caller else ignore_events,
         strict=strict,
         stop=stop,
     )
@@ -170,7 +170,7 @@ def miniseries(
     for depth, run in ids.items():
         mine = [p.item for p in planned.units if depth in {m.depth for m in p.unit.members}]
         starts = starts.add_plan(run, mine)
-    check_budget(opened_store, starts, pool=pool)
+    check_restart_limit(opened_store, starts, pool=pool)
     if not planned.is_done:
         store_wait(lambda: check_decides(site.store))
     runs = {
@@ -197,12 +197,12 @@ def miniseries(
 def sweep(
     series: Series,
     units: Sequence[Unit],
-    site: Site,
+    site: BuildContext,
     runs: Mapping[int, Run],
     *,
     planned: SeriesPlan | None = None,
     retries: int = RETRIES,
-) -> Swept:
+) -> MiniseriesResult:
     """Build all units, those that do not wait for each other at the same time. In a flow only.
 
     `runs` are the records by depth; the plan is only shown. When all have ended, what was measured
@@ -214,7 +214,7 @@ def sweep(
     pages = SeriesPages(series.name, [run.run for run in runs.values()])
     if planned is not None:
         pages.show_plan(planned)
-    queue = Queue()
+    queue = PriorityQueue()
     futures: dict[str, PrefectFuture[Built]] = {}
     try:
         for record in records.values():
@@ -237,7 +237,7 @@ def sweep(
         }
     except BaseException as error:
         site.stop.set()
-        if site.placement.pool is not None and is_last_word(error):
+        if site.placement.pool is not None and is_terminal(error):
             for run in runs.values():
                 cancel_orders_of(run.run)
         wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
@@ -251,7 +251,7 @@ def sweep(
         raise
     try:
         findings = store_wait(
-            lambda: find_out(site.store, ended, name=series.name, profile=series.profile)
+            lambda: analyse(site.store, ended, name=series.name, profile=series.profile)
         )
         files = write_files(site.placement.home, findings)
         get_run_logger().info(f"miniseries: {files.page}")
@@ -261,7 +261,7 @@ def sweep(
     if failures:
         raise _failed(series, units, failures, files)
     cached = sum(future.result().cached for future in futures.values())
-    return Swept(
+    return MiniseriesResult(
         findings=findings,
         files=files,
         built=len(futures) - cached,
@@ -276,11 +276,11 @@ def _end(record: RunRecord, status: Status, store_wait: StoreWait) -> Run:
 
 def _site_of(
     unit: Unit,
-    site: Site,
+    site: BuildContext,
     runs: Mapping[int, Run],
     records: Mapping[int, RunRecord],
-    queue: Queue,
-) -> Site:
+    queue: PriorityQueue,
+) -> BuildContext:
     """Where the unit is built: its events bear its label, all its runs record what it makes, and
     the smallest model has the device first."""
 
@@ -298,7 +298,7 @@ def _site_of(
         run_id=runs[first.depth].run,
         watch=watch,
         record=record,
-        device=Place(queue=queue, rank=(first.depth,)),
+        device=QueueEntry(queue=queue, rank=(first.depth,)),
     )
 
 

@@ -32,7 +32,7 @@ class Range:
     high: float
 
 
-class Family:
+class ScalingFit:
     """Laws with or without a floor. Of points at two places or more."""
 
     def __init__(self, points: Sequence[tuple[float, float]], *, has_floor: bool) -> None:

@@ -1,6 +1,7 @@
 """What Prefect's page of a series shows: its plan, its models, what their numbers say, a picture.
 
-Everything is written in the background by a `Courier`; what cannot be shown costs nothing else.
+Everything is written in the background by a `BackgroundWriter`; what cannot be shown costs nothing
+else.
 """
 
 import base64
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 from flows.miniseries.files import Files
 from flows.miniseries.findings import HEADER, Findings, rows, sentences
 from flows.miniseries.plan import SeriesPlan, lines_of, summary
-from flows.orchestration.stage_page import Courier
+from flows.orchestration.stage_page import BackgroundWriter
 
 
 class SeriesPages:
@@ -18,7 +19,7 @@ class SeriesPages:
     def __init__(self, name: str, runs: Iterable[str]) -> None:
         """`runs` are the ids of the series' runs, by which the flow run is found."""
         self._tags = {f"run:{run}" for run in runs}
-        self._courier = Courier(f"miniseries {name}")
+        self._courier = BackgroundWriter(f"miniseries {name}")
         self._courier.send(self._tag)
 
     def show_plan(self, planned: SeriesPlan) -> None:

@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from flows.miniseries.findings import Findings, formula
-from flows.miniseries.points import Score
+from flows.miniseries.points import PointScore
 from flows.miniseries.scaling_law import Fit, Prediction
 from nanochat_core.errors import ConfigError
 
@@ -32,7 +32,7 @@ class Dot:
 
     label: str
     x: float
-    score: Score
+    score: PointScore
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class PointScore:
     """A number with its 95 % interval, where there is one."""
 
     value: float
@@ -54,8 +54,8 @@ class Point:
     text: str | None  # digest of the rows it was judged on
     size: Size
     seconds: float  # that training took, on whatever it ran
-    val_bpb: Score
-    core: Score | None  # None: not judged by it
+    val_bpb: PointScore
+    core: PointScore | None  # None: not judged by it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,9 +192,9 @@ def _point(run: Run, depth: int, trained: Manifest, judged: Manifest) -> Point:
     )
 
 
-def _score(manifest: Manifest, name: str) -> Score | None:
+def _score(manifest: Manifest, name: str) -> PointScore | None:
     metrics = manifest.provenance.metrics
     value = metrics.get(name)
     if value is None:
         return None
-    return Score(value=value, low=metrics.get(f"{name}_low"), high=metrics.get(f"{name}_high"))
+    return PointScore(value=value, low=metrics.get(f"{name}_low"), high=metrics.get(f"{name}_high"))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flows.miniseries.law_family import Family, Range
+from flows.miniseries.law_family import Range, ScalingFit
 
 FLOOR_NEEDS = 4  # points at different x before a floor is fitted
 _NARROW = 10.0  # a smaller ratio of the largest x to the smallest one is said
@@ -60,7 +60,7 @@ class Fit:
         beyond = x / max(known for known, _ in self.points)
         if self.floor_range is None:
             return Prediction(value=value, range=None, beyond=beyond)
-        family = Family(self.points, has_floor=True)
+        family = ScalingFit(self.points, has_floor=True)
         fitting = family.values_at(x)
         noise = family.student * family.scatter * value
         low = value - math.hypot(max(value - fitting.low, 0.0), noise)
@@ -78,7 +78,7 @@ def fit_law(points: Sequence[tuple[float, float]]) -> Fit:
     places = len({x for x, _ in points})
     if places < 2:
         return _no_law(points, f"no law: it takes two models of different size, here is {places}")
-    plain = Family(points, has_floor=False)
+    plain = ScalingFit(points, has_floor=False)
     if not _falls(points):
         return _no_law(points, "no law: the larger models are no better")
     if places < FLOOR_NEEDS:
@@ -88,7 +88,7 @@ def fit_law(points: Sequence[tuple[float, float]]) -> Fit:
             floor_range=None,
             doubts=(*_few(places), *_any(plain)),
         )
-    full = Family(points, has_floor=True)
+    full = ScalingFit(points, has_floor=True)
     floors = full.floors()
     is_known = floors.low > 0
     doubts = () if is_known else (_unknown(floors),)
@@ -111,7 +111,7 @@ def _falls(points: Sequence[tuple[float, float]]) -> bool:
     return math.fsum((x - x_mean) * (y - y_mean) for x, y in logs) < 0
 
 
-def _law(family: Family, *, among: Family | None) -> Law:
+def _law(family: ScalingFit, *, among: ScalingFit | None) -> Law:
     """The best of the family, with the exponents of all laws `among` which it was chosen.
 
     None: laws with a floor were not looked at, so which exponents fit is not known.
@@ -144,7 +144,7 @@ def _unknown(floors: Range) -> str:
     )
 
 
-def _any(family: Family) -> list[str]:
+def _any(family: ScalingFit) -> list[str]:
     """What is said of the points whatever their law."""
     doubts: list[str] = []
     if (ratio := math.exp(family.span)) < _NARROW:

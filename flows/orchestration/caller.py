@@ -22,7 +22,7 @@ from prefect.states import Cancelled
 from flows.build.context import Watch
 from flows.orchestration.stage_runs import is_cancelled
 from flows.plan.upstream import Pins
-from infra.launch.background import Work, beside
+from infra.launch.background import Work, run_in_background
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +32,7 @@ SECONDS_TO_TELL = 30.0  # Prefect that the run was stopped; its own client tries
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caller:
+class LocalRun:
     """The command that runs the flow in its own process."""
 
     home: Path
@@ -43,23 +43,23 @@ class Caller:
     over: threading.Event = field(default_factory=threading.Event)  # the flow has ended, and told
 
 
-CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+LOCAL_RUN: ContextVar[LocalRun | None] = ContextVar("caller", default=None)
 
 
 @contextmanager
-def calling(caller: Caller) -> Generator[None]:
+def running_locally(caller: LocalRun) -> Generator[None]:
     """Inside, a flow is called by this command; raises KeyboardInterrupt when it was cancelled."""
-    token = CALLER.set(caller)
+    token = LOCAL_RUN.set(caller)
     try:
         yield
     except CancelledRun:
         raise KeyboardInterrupt from None
     finally:
         caller.over.set()
-        CALLER.reset(token)
+        LOCAL_RUN.reset(token)
 
 
-def stoppable_by_hand(function: Callable[P, R]) -> Callable[P, R]:
+def cancellable(function: Callable[P, R]) -> Callable[P, R]:
     """The body of a flow that is stopped well in a command; one that a worker runs stays as it is.
 
     Cancel in Prefect's pages stops it as Ctrl-C does. Then the run is Cancelled, and whoever has
@@ -69,13 +69,13 @@ def stoppable_by_hand(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def body(*arguments: P.args, **parameters: P.kwargs) -> R:
-        caller = CALLER.get()
+        caller = LOCAL_RUN.get()
         if caller is None:
             return function(*arguments, **parameters)
         run = flow_run.get_id()
         cancelled = threading.Event()
         try:
-            with beside(_pressing_ctrl_c(run, caller, cancelled)):
+            with run_in_background(_pressing_ctrl_c(run, caller, cancelled)):
                 made = function(*arguments, **parameters)
             if not is_cancelled(run):
                 return made
@@ -89,7 +89,7 @@ def stoppable_by_hand(function: Callable[P, R]) -> Callable[P, R]:
     return body
 
 
-def _pressing_ctrl_c(run: str | None, caller: Caller, cancelled: threading.Event) -> Work:
+def _pressing_ctrl_c(run: str | None, caller: LocalRun, cancelled: threading.Event) -> Work:
     """Work that presses Ctrl-C once the run is cancelled, unless it is being stopped already."""
     context = copy_context()  # in which Prefect looks up its settings
 
@@ -104,6 +104,6 @@ def _pressing_ctrl_c(run: str | None, caller: Caller, cancelled: threading.Event
     return press_ctrl_c
 
 
-def _leave(caller: Caller) -> None:
+def _leave(caller: LocalRun) -> None:
     if not caller.over.wait(SECONDS_TO_TELL):
         caller.leave("Prefect's server does not answer: it was not told that the run was stopped")

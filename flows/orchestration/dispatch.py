@@ -20,13 +20,13 @@ from prefect.exceptions import ObjectNotFound
 
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run
-from flows.build.build import Built, Site, reuse, seek, uri_of
-from flows.build.retry import StageLost
-from flows.build.stage_request import Order, make_order
+from flows.build.build import BuildContext, Built, look_up, reuse, uri_of
+from flows.build.retry import TransientStageError
+from flows.build.stage_request import StageRequest, make_request
 from flows.identity.manifest import Manifest
 from flows.leases.lease import find_holder
 from flows.orchestration.client import NOT_ANSWERING, quick_client, telling_refusals
-from flows.orchestration.stage_runs import LIVE, check_pool, find_or_order, state_name
+from flows.orchestration.stage_runs import LIVE, check_pool, find_or_create, state_name
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
@@ -38,7 +38,7 @@ HINT = "\nhint: "  # between the two lines of a failed run's message
 
 
 def dispatch(
-    stage: Stage, site: Site, run: Run, inputs: Mapping[str, Manifest], *, force: bool
+    stage: Stage, site: BuildContext, run: Run, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Built:
     """The artifact of `stage` made from `inputs`, ordered of the pool unless the store has it.
 
@@ -59,25 +59,25 @@ def dispatch(
 
 
 def _dispatch(
-    stage: Stage, site: Site, run: Run, inputs: Mapping[str, Manifest], *, force: bool
+    stage: Stage, site: BuildContext, run: Run, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Built:
     began = time.time()
-    sought = seek(stage, site, inputs, force=force)
+    sought = look_up(stage, site, inputs, force=force)
     if sought.manifest is not None:
         return reuse(site, sought.manifest)
-    order = make_order(
+    order = make_request(
         stage, site, run, inputs, fingerprint=sought.identity.fingerprint, force=force
     )
     while True:
-        told = _Told(site, order)
+        told = _ProgressRelay(site, order)
         ended = _follow(site, order, _open_runs(site, order, told), told)
-        manifest = seek(stage, site, inputs, force=force).manifest
+        manifest = look_up(stage, site, inputs, force=force).manifest
         if manifest is not None:
             return _finished(site, manifest, seconds=time.time() - began)
         _check_ended(order, ended)
 
 
-def _finished(site: Site, manifest: Manifest, *, seconds: float) -> Built:
+def _finished(site: BuildContext, manifest: Manifest, *, seconds: float) -> Built:
     uri = uri_of(site.store, manifest)
     event = {
         "kind": "finished",
@@ -90,7 +90,7 @@ def _finished(site: Site, manifest: Manifest, *, seconds: float) -> Built:
 
 
 @contextlib.contextmanager
-def _alone(site: Site, stage: Stage) -> Generator[None]:
+def _alone(site: BuildContext, stage: Stage) -> Generator[None]:
     """Of a run's stages that take several nodes, one at a time: two would wait for each other."""
     if site.placement.nodes == 1:
         yield
@@ -103,7 +103,7 @@ def _alone(site: Site, stage: Stage) -> Generator[None]:
         site.device.release()
 
 
-def _check_not_stopped(site: Site, stage: str) -> None:
+def _check_not_stopped(site: BuildContext, stage: str) -> None:
     if site.stop.is_set():
         raise StageInterrupted(f"{stage} was interrupted: the run is being stopped")
 
@@ -119,13 +119,13 @@ class _Ended:
     run: FlowRun | None
 
 
-def _open_runs(site: Site, order: Order, told: "_Told") -> list[FlowRun]:
+def _open_runs(site: BuildContext, order: StageRequest, told: "_ProgressRelay") -> list[FlowRun]:
     """A run for each node: the live one, else a new one."""
-    patience = _Patience(site, order, told)
+    patience = _OutageTimer(site, order, told)
     while True:
         try:
             with quick_client() as client:
-                return [find_or_order(client, site, order, node) for node in range(order.nodes)]
+                return [find_or_create(client, site, order, node) for node in range(order.nodes)]
         except ObjectNotFound:
             check_pool(site.placement.pool or "")
             raise
@@ -133,12 +133,14 @@ def _open_runs(site: Site, order: Order, told: "_Told") -> list[FlowRun]:
             patience.spend(error)
 
 
-def _follow(site: Site, order: Order, runs: list[FlowRun], told: "_Told") -> list[_Ended]:
+def _follow(
+    site: BuildContext, order: StageRequest, runs: list[FlowRun], told: "_ProgressRelay"
+) -> list[_Ended]:
     """Wait until the first node's run is over, or another one's that did not end well.
 
     While Prefect does not answer, the artifact is looked for in the store.
     """
-    patience = _Patience(site, order, told)
+    patience = _OutageTimer(site, order, told)
     with quick_client() as client:
         while True:
             try:
@@ -178,7 +180,7 @@ def _ends_all(ended: _Ended, *, first: UUID) -> bool:
     return run is None or run.id == first or run.state_type != StateType.COMPLETED
 
 
-def _is_there(site: Site, order: Order) -> bool:
+def _is_there(site: BuildContext, order: StageRequest) -> bool:
     """Whether there is some artifact; `seek` says whether it is the wanted one."""
     with contextlib.suppress(StoreError):
         found = find_manifest(site.store, order.stage, order.fingerprint)
@@ -186,12 +188,12 @@ def _is_there(site: Site, order: Order) -> bool:
     return False
 
 
-def _check_ended(order: Order, ended: Sequence[_Ended]) -> None:
+def _check_ended(order: StageRequest, ended: Sequence[_Ended]) -> None:
     """Say why there is no artifact; nothing when the runs were another caller's."""
     for item in ended:
         run = item.run
         if run is None:
-            raise StageLost(f"{order.name} was lost: its run {item.name} was deleted")
+            raise TransientStageError(f"{order.name} was lost: its run {item.name} was deleted")
         if f"run:{order.run}" not in run.tags:
             continue
         said = (run.state.message if run.state else None) or "it says nothing of why"
@@ -205,18 +207,18 @@ def _check_ended(order: Order, ended: Sequence[_Ended]) -> None:
             )
         if run.state_type == StateType.CRASHED:
             message, _, hint = said.partition(HINT)
-            raise StageLost(f"{order.name} was lost: {message}", hint=hint or None)
+            raise TransientStageError(f"{order.name} was lost: {message}", hint=hint or None)
         if run.state_type == StateType.COMPLETED:
-            raise StageLost(
+            raise TransientStageError(
                 f"{order.name} is not in the store, though its run {run.name} completed",
                 hint="worker and caller must use the same store",
             )
 
 
-class _Patience:
+class _OutageTimer:
     """How long Prefect may be away."""
 
-    def __init__(self, site: Site, order: Order, told: "_Told") -> None:
+    def __init__(self, site: BuildContext, order: StageRequest, told: "_ProgressRelay") -> None:
         self._site = site
         self._order = order
         self._told = told
@@ -230,7 +232,7 @@ class _Patience:
         """Wait until the next try. Raises StageLost after an hour, StageInterrupted."""
         self._told.say(f"Prefect does not answer ({_first_line(error)}); it is asked again")
         if time.monotonic() - self._answered > PATIENCE:
-            raise StageLost(
+            raise TransientStageError(
                 f"{self._order.name}: Prefect did not answer for an hour",
                 hint="see that its server runs: `nanochat up`",
             ) from error
@@ -238,10 +240,10 @@ class _Patience:
         _check_not_stopped(self._site, self._order.stage)
 
 
-class _Told:
+class _ProgressRelay:
     """Tells of the runs' states and of the job's progress, now and again."""
 
-    def __init__(self, site: Site, order: Order) -> None:
+    def __init__(self, site: BuildContext, order: StageRequest) -> None:
         self._site = site
         self._order = order
         self._said = ""

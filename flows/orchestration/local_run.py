@@ -49,10 +49,12 @@ def ready(home: Path, display: Display, pins: Pins | None = None) -> Generator[N
     """
     with stoppable(display):
         connect(home, display.say)
-        from flows.orchestration.caller import Caller, calling
+        from flows.orchestration.caller import LocalRun, running_locally
 
         leave = functools.partial(_leave, display)
-        with calling(Caller(home=home, watch=display.watch, leave=leave, pins=pins or {})):
+        with running_locally(
+            LocalRun(home=home, watch=display.watch, leave=leave, pins=pins or {})
+        ):
             yield
 
 

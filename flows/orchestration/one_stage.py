@@ -11,10 +11,10 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
-from flows.build.retry import is_lost
-from flows.build.stage_request import Order, build_on_node, stage_of
+from flows.build.retry import is_retryable
+from flows.build.stage_request import StageRequest, build_on_node, stage_of
 from flows.identity.fingerprint import short
-from flows.orchestration.stage_page import Reporter, final_state
+from flows.orchestration.stage_page import StagePage, final_state
 from flows.orchestration.stage_task import failed
 from nanochat_core.errors import NanochatError
 
@@ -61,7 +61,7 @@ def one_stage(
         strict: Whether code that a fingerprint does not see is an error.
         node: Which of the machines this one is; 0 is the first.
     """
-    order = Order(
+    order = StageRequest(
         stage=stage,
         fingerprint=fingerprint,
         inputs=inputs,
@@ -79,11 +79,11 @@ def one_stage(
     try:
         return _build(order, node=node)
     except NanochatError as error:
-        return failed(error, is_crash=is_lost(error))
+        return failed(error, is_crash=is_retryable(error))
 
 
-def _build(order: Order, *, node: int) -> State[Any]:
+def _build(order: StageRequest, *, node: int) -> State[Any]:
     # In the flow's own thread, not in a task's: a signal that ends the flow ends the job here.
-    with contextlib.closing(Reporter(stage_of(order), run=order.run)) as reporter:
+    with contextlib.closing(StagePage(stage_of(order), run=order.run)) as reporter:
         built = build_on_node(order, node=node, watch=lambda _, event: reporter.report(event))
         return final_state(built)

@@ -16,13 +16,13 @@ from prefect.runtime import flow_run
 
 from flows.artifacts.cache import fetch
 from flows.artifacts.runs import Run, RunRecord, check_name, find_run, new_run_id, timestamp
-from flows.build.build import Built, Site, reserve_found
+from flows.build.build import BuildContext, Built, reserve_found
 from flows.build.retry import RETRIES
 from flows.identity.manifest import Manifest
-from flows.leases.held_lease import Terms
+from flows.leases.held_lease import LeaseTimings
 from flows.leases.lease import check_decides
 from flows.leases.outage import StoreWait
-from flows.orchestration.caller import CALLER, stoppable_by_hand
+from flows.orchestration.caller import LOCAL_RUN, cancellable
 from flows.orchestration.client import NOT_ANSWERING
 from flows.orchestration.forms import (
     DepthField,
@@ -41,9 +41,9 @@ from flows.orchestration.forms import (
     UseField,
 )
 from flows.orchestration.run_page import RunPages
-from flows.orchestration.stage_runs import cancel_orders, check_pool, is_cancelled, wait_saved
+from flows.orchestration.stage_runs import cancel_stage_runs, check_pool, is_cancelled, wait_saved
 from flows.orchestration.stage_task import failing_in_a_line, submit
-from flows.plan.pinned import open_given, sections_of, stages_with
+from flows.plan.pinned import open_pinned, sections_of, stages_with
 from flows.plan.plan import Plan, make_plan
 from flows.plan.starts import Starts, read_starts
 from flows.plan.upstream import Log, Pins, moving_names, pin
@@ -82,7 +82,7 @@ def _name_flow_run() -> str:
 
 @flow(name="nanochat", flow_run_name=_name_flow_run, retries=0, persist_result=False)
 @failing_in_a_line
-@stoppable_by_hand
+@cancellable
 def nanochat(
     profile: ProfileField = "tiny",
     depth: DepthField = None,
@@ -117,7 +117,7 @@ def nanochat(
         retries: How often a stage that was lost is started again.
         strict: Whether code that a fingerprint does not see is an error.
     """
-    caller = CALLER.get()
+    caller = LOCAL_RUN.get()
     if run_name is not None:
         check_name(run_name)
     opened = open_profile(profile, depth=depth, overrides=overrides)
@@ -136,17 +136,17 @@ def nanochat(
     placement = with_pool(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     tell = get_run_logger().warning
-    given = store_wait(lambda: open_given(opened_store, use, warn=tell))
+    given = store_wait(lambda: open_pinned(opened_store, use, warn=tell))
     sections = sections_of(given)
     pinned, pins = store_wait(
         lambda: pin_names(opened.run, opened_store, run_id, placement, sections, log=tell)
     )
-    site = Site(
+    site = BuildContext(
         run=pinned,
         run_id=run_id,
         placement=placement,
         store=opened_store,
-        watch=caller.watch if caller else tell_nobody,
+        watch=caller.watch if caller else ignore_events,
         strict=strict,
         stop=stop,
     )
@@ -162,7 +162,7 @@ def nanochat(
         )
     )
     starts = starts.add_plan(run_id, plan.stages)
-    check_budget(opened_store, starts, pool=pool)
+    check_restart_limit(opened_store, starts, pool=pool)
     if plan.exit_code:
         store_wait(lambda: check_decides(site.store))
     run = Run(
@@ -202,7 +202,7 @@ def pin_names(
     """
     if not moving_names(run, sections):
         return run, {}
-    caller, earlier = CALLER.get(), None
+    caller, earlier = LOCAL_RUN.get(), None
     try:
         earlier = find_run(store, run_id)
     except ArtifactError as error:
@@ -228,7 +228,7 @@ def with_pool(placement: Placement, *, nodes: int, pool: str | None) -> Placemen
 
 def run_pipeline(
     stages: Sequence[Stage],
-    site: Site,
+    site: BuildContext,
     run: Run,
     *,
     plan: Plan | None = None,
@@ -270,7 +270,7 @@ def run_pipeline(
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
         site.stop.set()
         orders: list[FlowRun] = []
-        if site.placement.pool is not None and is_last_word(error):
+        if site.placement.pool is not None and is_terminal(error):
             orders = cancel_orders_of(run.run)
         wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
         with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
@@ -297,7 +297,7 @@ def wait_of_run(
     store: Store,
     stop: threading.Event,
     *,
-    terms: Terms = Terms(),  # noqa: B008 - frozen
+    terms: LeaseTimings = LeaseTimings(),  # noqa: B008 - frozen
 ) -> StoreWait:
     """Return what repeats a run's own requests until the store answers, and logs that it waits."""
     log = get_run_logger()
@@ -307,18 +307,19 @@ def wait_of_run(
 def open_starts(
     store: Store, runs: Sequence[str], *, pool: str | None, will_plan: bool = True
 ) -> Starts:
-    """Return what earlier starts of this flow run reached. Raises what `check_budget` raises.
+    """Return what earlier starts of this flow run reached. Raises what `check_restart_limit`
+    raises.
 
     Called before anything that may end the process. `runs` are the ids of the records that the flow
     run writes. If a plan follows, one more start is allowed: only the plan finds the checkpoints of
     the start before.
     """
     starts = read_starts(store, runs, number=flow_run.get_run_count())
-    check_budget(store, starts, pool=pool, spare=int(will_plan))
+    check_restart_limit(store, starts, pool=pool, spare=int(will_plan))
     return starts
 
 
-def check_budget(store: Store, starts: Starts, *, pool: str | None, spare: int = 0) -> None:
+def check_restart_limit(store: Store, starts: Starts, *, pool: str | None, spare: int = 0) -> None:
     """Raise StageError if too many starts in a row got no further, so that resuming ends.
 
     The flow run ends as Failed, and only Crashed ones are resumed. Its orders are cancelled.
@@ -338,7 +339,7 @@ def check_budget(store: Store, starts: Starts, *, pool: str | None, spare: int =
     )
 
 
-def is_last_word(error: BaseException) -> bool:
+def is_terminal(error: BaseException) -> bool:
     """Whether the run is over: not when its process was only told to end, by a signal.
 
     Then whoever goes on with the run finds its stages trained further.
@@ -349,13 +350,13 @@ def is_last_word(error: BaseException) -> bool:
 def cancel_orders_of(run: str) -> list[FlowRun]:
     """Cancel what the run with this id has ordered, as far as Prefect answers; returns it."""
     try:
-        return cancel_orders(run)
+        return cancel_stage_runs(run)
     except (*NOT_ANSWERING, ConfigError) as error:
         get_run_logger().warning(f"what was ordered of the pool may go on: {error}")
         return []
 
 
-def _given(site: Site, manifest: Manifest) -> Built:
+def _given(site: BuildContext, manifest: Manifest) -> Built:
     """Return an artifact that stands for its stage. Raises what `reserve_found` raises."""
     site.wait_for_store(manifest.stage)(lambda: reserve_found(site, [manifest]))
     uri = f"{site.store.url}/{manifest.stage}/{manifest.fingerprint}/manifest.json"
@@ -363,7 +364,7 @@ def _given(site: Site, manifest: Manifest) -> Built:
     return Built(manifest=manifest, uri=uri, cached=True)
 
 
-def tell_nobody(stage: str, event: Mapping[str, Any]) -> None:
+def ignore_events(stage: str, event: Mapping[str, Any]) -> None:
     """A deployed run's events go to Prefect alone."""
 
 
@@ -382,7 +383,7 @@ def _finished(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]
 
 
 def _show_report(
-    site: Site, built: Built | None, pages: RunPages, store_wait: StoreWait
+    site: BuildContext, built: Built | None, pages: RunPages, store_wait: StoreWait
 ) -> Path | None:
     """The report card in Prefect; returns the path of its page."""
     if built is None:

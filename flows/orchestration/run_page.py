@@ -1,6 +1,7 @@
 """What Prefect's page of a whole run shows: its plan, scores, curves, artifacts and report card.
 
-Everything is written in the background by a `Courier`; what cannot be shown costs nothing else.
+Everything is written in the background by a `BackgroundWriter`; what cannot be shown costs nothing
+else.
 """
 
 import contextlib
@@ -14,11 +15,11 @@ from flows.artifacts.transfer import in_parallel
 from flows.build.build import Built
 from flows.identity.fingerprint import short
 from flows.identity.manifest import File
-from flows.orchestration.stage_page import Courier, name_of, resumed_text, table
+from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text, table
 from flows.plan.plan import STATES, Plan
 from flows.plan.render import render
 from flows.render.charts import LEARNING
-from flows.render.loss_curve import Curves, mermaid
+from flows.render.loss_curve import LossCurves, mermaid
 from flows.render.text import percent, size
 from flows.report.scores import CHAT_MODELS, Measured, measured
 from infra.storage.base import Store
@@ -32,7 +33,7 @@ class RunPages:
     def __init__(self, run: Run, store: Store) -> None:
         self._run = run
         self._store = store
-        self._courier = Courier(name_of(run.run))
+        self._courier = BackgroundWriter(name_of(run.run))
         self._courier.send(self._tag)
 
     def show_plan(self, plan: Plan) -> None:
@@ -143,15 +144,15 @@ def _share(task: Mapping[str, Any]) -> str:
     return f"{percent(task['accuracy'])} ({low:.1f}-{high:.1f})"
 
 
-def read_curves(store: Store, built: Mapping[str, Built]) -> list[Curves]:
+def read_curves(store: Store, built: Mapping[str, Built]) -> list[LossCurves]:
     """How the training stages among these went, from the logs beside their artifacts."""
     stages = [s for s in dict.fromkeys(q.stage for q in LEARNING) if s in built]
     files = [(stage, _file(built[stage].manifest.logs, "events.jsonl")) for stage in stages]
     there = [(stage, f) for stage, f in files if f is not None and f.size <= _MOST_LOG]
     texts = in_parallel(lambda item: _get(store, item[1]), there, threads=_THREADS)
-    found: list[Curves] = []
+    found: list[LossCurves] = []
     for (stage, _), text in zip(there, texts, strict=True):
-        curves = Curves(stage)
+        curves = LossCurves(stage)
         for line in text.splitlines():
             with contextlib.suppress(ValueError):  # the half line of a killed job
                 curves.add(json.loads(line))
@@ -167,7 +168,7 @@ def _file(files: Iterable[File], path: str) -> File | None:
     return next((file for file in files if file.path == path), None)
 
 
-def curves_text(curves: Iterable[Curves]) -> str:
+def curves_text(curves: Iterable[LossCurves]) -> str:
     """All curves that can be drawn, as markdown; empty when there are none."""
     return "\n\n".join(filter(None, (mermaid(of_stage.shown()) for of_stage in curves)))
 

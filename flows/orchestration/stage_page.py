@@ -1,7 +1,7 @@
 """What Prefect's pages show of a stage while it is built, and the state that it ends in.
 
 It works in a task run and in a flow run that has no tasks. Whatever is written goes through a
-`Courier`: a server that does not answer costs the picture and never the stage.
+`BackgroundWriter`: a server that does not answer costs the picture and never the stage.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from flows.build.build import Built
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
 from flows.orchestration.client import quick_client
-from flows.render.loss_curve import Curves, can_draw, mermaid, png_url
+from flows.render.loss_curve import LossCurves, can_draw, mermaid, png_url
 from flows.render.terminal import describe, duration, number
 from flows.render.text import escaped, key_of, percent
 from flows.stages import Stage
@@ -75,7 +75,7 @@ def _tag_task_run(tag: str) -> None:
         context.task_run.tags.append(tag)
 
 
-class Courier:
+class BackgroundWriter:
     """Writes the artifacts of the run that it is made in, one after the other, in a thread.
 
     An artifact's key begins with the run's name: so the pages tell the runs of one name as versions
@@ -170,7 +170,7 @@ class _Loop:
         return (total - step) * (time.monotonic() - self.began) / done if done > 0 else None
 
 
-class Reporter:
+class StagePage:
     """A stage's events as Prefect shows them.
 
     Log lines; a progress bar that says how far the stage is; at the end a table of its metrics and
@@ -181,8 +181,8 @@ class Reporter:
         """`run`: the id of the run that the stage is built for."""
         self._stage = stage.name
         self._logger = get_run_logger()
-        self._courier = Courier(f"{name_of(run)}-{stage.name}")
-        self._curves = Curves(stage.name)
+        self._courier = BackgroundWriter(f"{name_of(run)}-{stage.name}")
+        self._curves = LossCurves(stage.name)
         self._job: Path | None = None  # its directory
         self._resumed = ""
         self._loop: _Loop | None = None

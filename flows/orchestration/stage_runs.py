@@ -25,8 +25,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Cancelling
 
-from flows.build.context import Site
-from flows.build.stage_request import Order, match_digest
+from flows.build.context import BuildContext
+from flows.build.stage_request import StageRequest, match_digest
 from flows.leases.lease import find_holder
 from flows.orchestration.client import NOT_ANSWERING, quick_client, telling_refusals
 from infra.launch.torchrun import SECONDS_TO_STOP
@@ -57,7 +57,9 @@ def check_pool(pool: str) -> None:
             ) from None
 
 
-def find_or_order(client: SyncPrefectClient, site: Site, order: Order, node: int) -> FlowRun:
+def find_or_create(
+    client: SyncPrefectClient, site: BuildContext, order: StageRequest, node: int
+) -> FlowRun:
     """Return the flow run that builds the node's share: a live one, else a new one."""
     pool = site.placement.pool
     digest = match_digest(order, pool=pool)
@@ -113,7 +115,7 @@ def is_cancelled(flow_run_id: str | None) -> bool:
     return False
 
 
-def cancel_orders(run_id: str) -> list[FlowRun]:
+def cancel_stage_runs(run_id: str) -> list[FlowRun]:
     """Cancel what the run has ordered, and return it. The far side saves first: see `wait_saved`.
 
     The server would do it too for runs of a cancelled one, a while later. Raises what

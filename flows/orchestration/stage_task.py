@@ -21,10 +21,10 @@ from prefect.states import Crashed, Failed
 from prefect.utilities.annotations import quote
 
 from flows.artifacts.runs import Run
-from flows.build.build import Built, Site, build
-from flows.build.retry import MOST_LOSSES, Attempts, is_lost
+from flows.build.build import BuildContext, Built, build
+from flows.build.retry import MOST_LOSSES, RetryBudget, is_retryable
 from flows.orchestration.dispatch import HINT, dispatch
-from flows.orchestration.stage_page import Reporter, final_state
+from flows.orchestration.stage_page import StagePage, final_state
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import NanochatError
@@ -70,15 +70,15 @@ def failing_in_a_line(function: Callable[P, R]) -> Callable[P, R]:
 @task(name="stage", cache_policy=NO_CACHE, persist_result=False, retries=0)
 def stage_task(
     stage: Stage,
-    site: Site,
+    site: BuildContext,
     run: Run,
     inputs: dict[str, Built],
-    attempts: Attempts,
+    attempts: RetryBudget,
     *,
     force: bool,
 ) -> State[Any]:
     """Build `stage`, order it, or find that it exists; ends in the state that says so."""
-    reporter = Reporter(stage, run=site.run_id)
+    reporter = StagePage(stage, run=site.run_id)
     manifests = {name: built.manifest for name, built in inputs.items()}
 
     def watch(name: str, event: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ def stage_task(
     return final_state(built)
 
 
-def _pause(stage: Stage, site: Site, seconds: float) -> None:
+def _pause(stage: Stage, site: BuildContext, seconds: float) -> None:
     """Wait before a new attempt, holding nothing; a run that is stopped does not wait."""
     if seconds:
         text = f"attempt {task_run.get_run_count()} begins in {seconds:.0f} s"
@@ -110,7 +110,7 @@ def _pause(stage: Stage, site: Site, seconds: float) -> None:
 
 def submit(
     stage: Stage,
-    site: Site,
+    site: BuildContext,
     run: Run,
     inputs: Mapping[str, Any],
     *,
@@ -123,10 +123,10 @@ def submit(
     It is started again up to `retries` times when it was lost, anew whenever it came further than
     before. Its task run is called `label`, as the stage unless told.
     """
-    attempts = Attempts(retries)
+    attempts = RetryBudget(retries)
 
     def worth_another(task: Any, task_run: Any, state: State[Any]) -> bool:
-        is_worth_it = not site.stop.is_set() and is_lost(state.data)
+        is_worth_it = not site.stop.is_set() and is_retryable(state.data)
         return is_worth_it and attempts.lose(task_run.run_count)
 
     # No tags: for each one Prefect asks the server for a slot, and may wait two seconds to hear

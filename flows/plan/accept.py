@@ -21,7 +21,7 @@ from flows.plan.plan import Plan, StagePlan
 from flows.plan.prove import Proof, Tell, code_that_made, prove
 from flows.stages import Stage
 from infra.placement import Placement
-from infra.storage.base import Missing, Store
+from infra.storage.base import ObjectNotFound, Store
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, ConfigError
 from nanochat_core.job import Job
@@ -230,7 +230,7 @@ def _check_there(store: Store, manifest: Manifest) -> None:
     def fault(file: File) -> str | None:
         try:
             size = store.head(file.key).size
-        except Missing:
+        except ObjectNotFound:
             return f"{file.path} is gone"
         return None if size == file.size else f"{file.path} has {size} bytes, not {file.size}"
 

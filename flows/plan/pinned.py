@@ -13,7 +13,7 @@ from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
 
-def open_given(
+def open_pinned(
     store: Store, names: Iterable[str], *, warn: Callable[[str], None]
 ) -> dict[str, Manifest]:
     """The artifacts called `names`, by stage. Raises ConfigError for two of one stage."""

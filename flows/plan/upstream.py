@@ -38,7 +38,7 @@ Log: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Resolved:
     """A commit or sha256 and the time at which the name stood for it."""
 
     value: str
@@ -123,7 +123,7 @@ def recorded_pins(store: Store, profile: str) -> Pins:
     return {name: value for run in reversed(runs) for name, value in run.upstream.items()}
 
 
-def _resolve(name: str, last: Answer | None, log: Log, *, plan: bool) -> Answer | None:
+def _resolve(name: str, last: Resolved | None, log: Log, *, plan: bool) -> Resolved | None:
     is_url = "://" in name
     try:
         return _ask_web(name, last, log, plan=plan) if is_url else _ask_hub(name)
@@ -171,14 +171,14 @@ def _now() -> str:
     return timestamp(time.time())
 
 
-def _is_recent(answer: Answer) -> bool:
+def _is_recent(answer: Resolved) -> bool:
     return timestamp(time.time() - RECENT) < answer.when <= _now()
 
 
 # The Hub.
 
 
-def _ask_hub(name: str) -> Answer:
+def _ask_hub(name: str) -> Resolved:
     from huggingface_hub import HfApi
 
     from nanochat_core.data.hub.errors import catchable, explain, is_unreachable
@@ -193,10 +193,10 @@ def _ask_hub(name: str) -> Answer:
         raise known from error
     if found is None or not _COMMIT.fullmatch(found):
         raise Unreachable(f"the Hub names no commit of {name}")
-    return Answer(value=found, when=_now())
+    return Resolved(value=found, when=_now())
 
 
-def _find_reference(name: str) -> Answer | None:
+def _find_reference(name: str) -> Resolved | None:
     """Return the commit that an earlier download left in the cache of the Hub's client."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
@@ -207,14 +207,14 @@ def _find_reference(name: str) -> Answer | None:
     with contextlib.suppress(OSError):
         found = path.read_text(encoding="utf-8").strip()
         if _COMMIT.fullmatch(found):
-            return Answer(value=found, when=timestamp(path.stat().st_mtime))
+            return Resolved(value=found, when=timestamp(path.stat().st_mtime))
     return None
 
 
 # The CORE bundle.
 
 
-def _ask_web(url: str, last: Answer | None, log: Log, *, plan: bool) -> Answer | None:
+def _ask_web(url: str, last: Resolved | None, log: Log, *, plan: bool) -> Resolved | None:
     """Return the last sha256 if the server's validator is the same, else that of a download.
 
     A plan downloads nothing and returns None then.
@@ -239,10 +239,10 @@ def _ask_web(url: str, last: Answer | None, log: Log, *, plan: bool) -> Answer |
         if last is None:
             raise
         raise Unreachable(str(error)) from error
-    return Answer(value=digest, when=_now(), validator=validator)
+    return Resolved(value=digest, when=_now(), validator=validator)
 
 
-def _find_archive(url: str) -> Answer | None:
+def _find_archive(url: str) -> Resolved | None:
     """Return the sha256 of an earlier download, which a job would use."""
     from nanochat_core.data.hub.core_bundle import archive_path
     from nanochat_core.data.hub.web_file import downloaded_validator, find_recorded
@@ -251,22 +251,22 @@ def _find_archive(url: str) -> Answer | None:
     if (digest := find_recorded(path)) is None:
         return None
     when, validator = timestamp(path.stat().st_mtime), downloaded_validator(path)
-    return Answer(value=digest, when=when, validator=validator)
+    return Resolved(value=digest, when=when, validator=validator)
 
 
 # The answers that the home stores.
 
 
-def _read(path: Path) -> dict[str, Answer]:
+def _read(path: Path) -> dict[str, Resolved]:
     """Return every answer; none if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         tree = json.loads(path.read_bytes())
         if tree["format"] == FORMAT:
-            return {name: Answer(**answer) for name, answer in tree["answers"].items()}
+            return {name: Resolved(**answer) for name, answer in tree["answers"].items()}
     return {}
 
 
-def _write(path: Path, answers: Mapping[str, Answer]) -> None:
+def _write(path: Path, answers: Mapping[str, Resolved]) -> None:
     with contextlib.suppress(OSError):  # the next run asks again
         path.parent.mkdir(parents=True, exist_ok=True)
         tree = {name: asdict(answer) for name, answer in answers.items()}

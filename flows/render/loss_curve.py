@@ -46,7 +46,7 @@ _MERMAID_STYLE = {
 }
 
 
-class Curves:
+class LossCurves:
     """What a stage told of as it went; of a step done again after a stop, what it told last."""
 
     def __init__(self, stage: str) -> None:
@@ -63,7 +63,7 @@ class Curves:
 
     def add_earlier(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Take what an earlier execution of the job told; what is known already stays."""
-        earlier = Curves(self._stage)
+        earlier = LossCurves(self._stage)
         for event in events:
             earlier.add(event)
         for key, points in earlier._points.items():

@@ -12,9 +12,9 @@ from flows.report.command import Reproduction, reproduction_of
 from flows.report.inputs import Artifact
 from flows.report.scores import (
     CHAT_MODELS,
+    CardScore,
     CoreRow,
     Measured,
-    Score,
     ScoreRow,
     base_scores,
     chat_rows,
@@ -37,7 +37,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaidSample:
+class RewardedSample:
     """A question of one step of RL, and what the sampled answers to it were paid."""
 
     step: int
@@ -98,7 +98,7 @@ class Card:
     failures: tuple[str, ...]  # why a task could not be judged, a line each
     charts: tuple[Chart, ...]
     chat_samples: tuple[Sample, ...]
-    rl_samples: tuple[PaidSample, ...]  # in order of step
+    rl_samples: tuple[RewardedSample, ...]  # in order of step
     base_samples: tuple[Sample, ...]
     base_scores: tuple[tuple[str, Measured], ...]  # (name, value)
     core: Measured | None  # None: not asked
@@ -125,7 +125,7 @@ class Card:
         text = f"{duration(self.seconds)} of work over all stages"
         return f"{text}, ${self.dollars:.2f}" if self.dollars else text
 
-    def score(self, task: str, model: str) -> Score | None:
+    def score(self, task: str, model: str) -> CardScore | None:
         """The score of `task` after stage `model`."""
         column = list(CHAT_MODELS).index(model)
         return next((row.scores[column] for row in self.score_rows if row.task == task), None)
@@ -227,7 +227,7 @@ def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:
     )
 
 
-def _rl_samples(rl: Artifact) -> tuple[PaidSample, ...]:
+def _rl_samples(rl: Artifact) -> tuple[RewardedSample, ...]:
     """The question of the first, the middle and the last step that left samples."""
     by_step: dict[int, list[dict[str, Any]]] = {}
     for line in rl.lines("samples.jsonl"):
@@ -235,7 +235,7 @@ def _rl_samples(rl: Artifact) -> tuple[PaidSample, ...]:
     steps = sorted(by_step)
     shown = sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
     return tuple(
-        PaidSample(
+        RewardedSample(
             step=step,
             prompt=str(by_step[step][0]["prompt"]),
             answers=tuple((float(line["reward"]), str(line["text"])) for line in by_step[step]),

@@ -18,7 +18,7 @@ from flows.render.text import (
     visible,
 )
 from flows.report.card import VOCABULARIES, Card, Sample
-from flows.report.scores import CHAT_MODELS, GPT2_CORE, Measured, Score
+from flows.report.scores import CHAT_MODELS, GPT2_CORE, CardScore, Measured
 
 
 def render(card: Card) -> str:
@@ -76,7 +76,7 @@ def _chatcore(score: Measured | None) -> str:
     return score.text(3) if score else "not known"
 
 
-def _cell(score: Score | None) -> str:
+def _cell(score: CardScore | None) -> str:
     if score is None:
         return "not asked"
     return f"{percent(score.accuracy)} ({score.interval}; {score.correct} of {score.total})"

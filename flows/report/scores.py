@@ -11,7 +11,7 @@ GPT2_CORE = 0.2565  # of OpenAI's GPT-2 (1.6 B parameters), as nanochat's leader
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class CardScore:
     """Share of one task's questions answered correctly, with its 95 % interval."""
 
     accuracy: float
@@ -47,7 +47,7 @@ class ScoreRow:
     """One task: its score per chat model, in the order of CHAT_MODELS."""
 
     task: str
-    scores: tuple[Score | None, ...]
+    scores: tuple[CardScore | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class CoreRow:
     """One task of CORE."""
 
     task: str
-    share: Score  # of right answers
+    share: CardScore  # of right answers
     centred: float  # the same on a scale from guessing, 0, to all right, 1
 
 
@@ -96,8 +96,10 @@ def measured(scores: Mapping[str, Any], name: str) -> Measured | None:
     return Measured(value=value, low=low, high=high)
 
 
-def _score(tasks: Mapping[str, dict[str, Any]], task: str) -> Score | None:
+def _score(tasks: Mapping[str, dict[str, Any]], task: str) -> CardScore | None:
     if task not in tasks:
         return None
     found = tasks[task]
-    return Score(**{name: found[name] for name in ("accuracy", "low", "high", "correct", "total")})
+    return CardScore(
+        **{name: found[name] for name in ("accuracy", "low", "high", "correct", "total")}
+    )

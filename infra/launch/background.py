@@ -9,7 +9,7 @@ Work: TypeAlias = Callable[[threading.Event], None]  # returns soon after the ev
 
 
 @contextlib.contextmanager
-def beside(*works: Work) -> Generator[None]:
+def run_in_background(*works: Work) -> Generator[None]:
     """Run each of `works` in a thread of its own; at the block's end they are told and awaited."""
     over = threading.Event()
     threads = [threading.Thread(target=work, args=(over,), daemon=True) for work in works]
@@ -24,7 +24,7 @@ def beside(*works: Work) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def looking(look: Callable[[], None], *, every: float) -> Generator[None]:
+def poll(look: Callable[[], None], *, every: float) -> Generator[None]:
     """Call `look` every so many seconds while the block runs, and once more when it has ended."""
     watched = threading.Event()
 
@@ -34,7 +34,7 @@ def looking(look: Callable[[], None], *, every: float) -> Generator[None]:
         watched.set()
 
     try:
-        with beside(watch):
+        with run_in_background(watch):
             yield
     finally:
         if watched.is_set():  # else a second Ctrl-C does not wait for what is on its way

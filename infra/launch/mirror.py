@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
-from infra.launch.background import looking
+from infra.launch.background import poll
 from nanochat_core.errors import NanochatError, StageError
 
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -54,7 +54,7 @@ def mirror(
         else:
             sent.add(newest)
 
-    with looking(look, every=every):
+    with poll(look, every=every):
         yield
 
 

@@ -20,7 +20,7 @@ _ALONE = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """One machine's part in a job of several."""
 
     nodes: int

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
 from infra.launch.earlier import earlier_workers_ended
-from infra.launch.rendezvous import Meeting
-from infra.launch.watchdog import Hang, HangWatch, find_place, pulses_of
+from infra.launch.rendezvous import Rendezvous
+from infra.launch.watchdog import Hang, Watchdog, find_place, pulses_of
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.heartbeat import forget_pulses
@@ -60,7 +60,7 @@ def run_job(
     check: Callable[[], None] = lambda: None,
     root: Path | None = None,
     steps: int | None = None,
-    meeting: Meeting | None = None,
+    meeting: Rendezvous | None = None,
 ) -> Result:
     """Run `job` in `processes` workers until it ends; each progress event is passed to `on_event`.
 
@@ -95,7 +95,7 @@ def run_job(
         events = _Tail.after_last_attempt(job.events)
     # On other machines node 0 watches: a rank that hangs there makes its own stand still. Theirs
     # are silent for a reason while rank 0 waits for its disk or for their files.
-    watch = None if meeting is not None and meeting.node else HangWatch(job)
+    watch = None if meeting is not None and meeting.node else Watchdog(job)
     first_rank = meeting.first_rank(processes) if meeting else 0
 
     def look() -> None:
@@ -124,7 +124,7 @@ def replay_line(job: Job) -> str:
     return f"python -m nanochat_core.worker {shlex.quote(str(job.directory / 'job.json'))}"
 
 
-def _command(path: Path, processes: int, meeting: Meeting | None) -> list[str]:
+def _command(path: Path, processes: int, meeting: Rendezvous | None) -> list[str]:
     if processes == 1 and meeting is None:
         return [sys.executable, "-m", "nanochat_core.worker", str(path)]
     return [

@@ -32,7 +32,7 @@ class Hang:
     steps: int  # it had done in this execution
 
 
-class HangWatch:
+class Watchdog:
     """Looks at the ranks' signs of life now and again."""
 
     def __init__(self, job: Job, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -21,7 +21,7 @@ MAX_SEGMENT = 200  # bytes; some stores refuse longer ones
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
-class Missing(Exception):
+class ObjectNotFound(Exception):
     """There is no such object. Raised only when the store was reached and said so."""
 
     fault = "is gone"  # to be said after the object's name, where it must exist
@@ -49,7 +49,7 @@ def check_size(where: str, size: int, limit: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ObjectInfo:
     """An object, without its bytes."""
 
     key: str
@@ -58,7 +58,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class VersionedObject:
     """An object as it was read at one moment."""
 
     data: bytes
@@ -108,7 +108,7 @@ class Store(Protocol):
         """
         ...
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         """Return a record with its version and age. Raises Missing and BadObject."""
         ...
 
@@ -116,11 +116,11 @@ class Store(Protocol):
         """`length` bytes of an object from offset `start`; fewer at its end. Raises Missing."""
         ...
 
-    def head(self, key: str) -> Entry:
+    def head(self, key: str) -> ObjectInfo:
         """Size and time of an object. Raises Missing."""
         ...
 
-    def list(self, prefix: str) -> Iterator[Entry]:
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Objects whose key starts with `prefix`, in the order of their keys."""
         ...
 
@@ -147,11 +147,11 @@ class Store(Protocol):
         """
         ...
 
-    def remove_unfinished(self, *, older_than: float) -> int:
+    def abort_stale_uploads(self, *, older_than: float) -> int:
         """Drop what writers that died left half written, `older_than` seconds ago; how many."""
         ...
 
-    def weaknesses(self) -> Sequence[str]:
+    def missing_guarantees(self) -> Sequence[str]:
         """Return what keeps this store from deciding between writers; asks it once.
 
         Pieces of a sentence: the store "ignores If-Match". Nothing is built where there are any.
@@ -159,7 +159,7 @@ class Store(Protocol):
         ...
 
 
-class StoreAway(StoreError):
+class StoreUnavailable(StoreError):
     """No answer, or a refusal that passes: the same may succeed later though nobody mends it."""
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from infra.storage.base import (
     MAX_RECORD,
-    Entry,
-    Missing,
+    ObjectInfo,
+    ObjectNotFound,
     OnBytes,
-    StoreAway,
-    Stored,
+    StoreUnavailable,
+    VersionedObject,
     check_key,
     check_size,
     ignore_bytes,
@@ -111,12 +111,12 @@ class LocalStore:
         with self._reading(key):
             return read_plain(self._path(key), limit=MAX_RECORD if size is None else size)[0]
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         """See Store."""
         with self._reading(key):
             data, written = read_plain(self._path(key), limit=MAX_RECORD)
             age = max(0.0, self._now() - written)
-        return Stored(data=data, version=_version(data), age=age)
+        return VersionedObject(data=data, version=_version(data), age=age)
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """See Store."""
@@ -124,13 +124,13 @@ class LocalStore:
             file.seek(start)
             return file.read(length)
 
-    def head(self, key: str) -> Entry:
+    def head(self, key: str) -> ObjectInfo:
         """See Store."""
         with self._reading(key), open_plain(self._path(key)) as file:
             status = os.fstat(file.fileno())
-        return Entry(key=key, size=status.st_size, modified=status.st_mtime)
+        return ObjectInfo(key=key, size=status.st_size, modified=status.st_mtime)
 
-    def list(self, prefix: str) -> Iterator[Entry]:
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
         directory = prefix.rpartition("/")[0]
         start = self._root / check_key(directory) if directory else self._root
@@ -143,7 +143,7 @@ class LocalStore:
     def delete(self, key: str) -> None:
         """See Store."""
         path = self._path(key)
-        with contextlib.suppress(Missing), self._reading(key):
+        with contextlib.suppress(ObjectNotFound), self._reading(key):
             path.unlink()
             sync_directory(path.parent)
 
@@ -196,7 +196,7 @@ class LocalStore:
         """The object's own file, to read only; whether there is one is for the reader to find."""
         return self._path(key)
 
-    def remove_unfinished(self, *, older_than: float) -> int:
+    def abort_stale_uploads(self, *, older_than: float) -> int:
         """See Store."""
         removed = 0
         with self._writing():
@@ -210,7 +210,7 @@ class LocalStore:
                         removed += 1
         return removed
 
-    def weaknesses(self) -> Sequence[str]:
+    def missing_guarantees(self) -> Sequence[str]:
         """See Store."""
         return ()
 
@@ -219,7 +219,7 @@ class LocalStore:
             check_folder(self._root, check_key(key).rpartition("/")[0])
         return self._root / key
 
-    def _walk(self, directory: Path) -> Iterator[Entry]:
+    def _walk(self, directory: Path) -> Iterator[ObjectInfo]:
         try:
             found = list(os.scandir(directory))
         except _NOT_THERE:
@@ -233,7 +233,7 @@ class LocalStore:
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                     status = item.stat()
                     key = (directory / item.name).relative_to(self._root).as_posix()
-                    yield Entry(key=key, size=status.st_size, modified=status.st_mtime)
+                    yield ObjectInfo(key=key, size=status.st_size, modified=status.st_mtime)
 
     def _replace(self, temporary: Path, final: Path) -> None:
         _make_directory(final.parent)
@@ -267,7 +267,9 @@ class LocalStore:
             self._was_seen = True
             return
         if was_seen:
-            raise StoreAway(f"store {self.url} is gone", hint="mount the disk that it is on again")
+            raise StoreUnavailable(
+                f"store {self.url} is gone", hint="mount the disk that it is on again"
+            )
         if self._root.exists() and not self._root.is_dir():  # both: it may just have been made
             raise StoreError(f"store {self.url} is a file, not a directory")
         if not self._root.parent.is_dir():
@@ -284,7 +286,7 @@ class LocalStore:
                 yield
             except _NOT_THERE:
                 self._check_reachable()
-                raise Missing(key) from None
+                raise ObjectNotFound(key) from None
 
     @contextlib.contextmanager
     def _writing(self) -> Generator[None]:
@@ -294,7 +296,7 @@ class LocalStore:
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
             is_away = isinstance(error, _OF_THE_WAY) or error.errno in _AWAY
-            kind = StoreAway if is_away else StoreError
+            kind = StoreUnavailable if is_away else StoreError
             raise kind(
                 f"store {self.url} refuses: {(error.strerror or str(error)).lower()}{where}",
                 hint=_HINTS.get(error.errno or 0, "check the disk, then run the command again"),

@@ -16,10 +16,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from nanochat_core.engine.answer import Completion, end_tokens
-from nanochat_core.engine.requests import ENGINE_FAILED, Draw, EndEvent, Event, Request
+from nanochat_core.engine.requests import ENGINE_FAILED, EndEvent, Event, Request, SamplingParams
 from nanochat_core.engine.runners.choose import Choice, open_runner
 from nanochat_core.engine.scheduler import Scheduler
-from nanochat_core.engine.sequences import Stats, Ticket
+from nanochat_core.engine.sequences import RequestHandle, Stats
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.heartbeat import HEART
@@ -98,7 +98,7 @@ class Engine:
             self.scheduler.abandon("the engine was stopped")
             self._failure = None
 
-    def submit(self, request: Request) -> Ticket:
+    def submit(self, request: Request) -> RequestHandle:
         """Take a request, see `Scheduler.submit`. Raises RuntimeError when the engine's thread
         has failed."""
         self._check_thread()
@@ -158,7 +158,7 @@ class Engine:
             sink=events.put,
             num_samples=num_samples,
             max_tokens=max_tokens,
-            draw=Draw(temperature=temperature, top_k=top_k),
+            draw=SamplingParams(temperature=temperature, top_k=top_k),
             seed=seed,
         )
         # Forced tokens come at once: what is ahead of the others waits here.
@@ -226,7 +226,7 @@ class Engine:
             self.scheduler.forget()
         done: SimpleQueue[EndEvent] = SimpleQueue()
         found = [_Answers(num_samples, done) for _ in prompts]
-        tickets: list[Ticket] = []
+        tickets: list[RequestHandle] = []
         try:
             for prompt, answers, seed in zip(prompts, found, seeds, strict=True):
                 request = Request(
@@ -234,7 +234,7 @@ class Engine:
                     sink=answers.take,
                     num_samples=num_samples,
                     max_tokens=max_tokens,
-                    draw=Draw(temperature=temperature, top_k=top_k),
+                    draw=SamplingParams(temperature=temperature, top_k=top_k),
                     seed=seed,
                 )
                 tickets.append(self.submit(request))

@@ -20,7 +20,7 @@ class QueueFull(NanochatError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draw:
+class SamplingParams:
     """How the next token is drawn from the logits."""
 
     temperature: float = 1.0  # 0: always the likeliest token, whatever the rest says
@@ -74,7 +74,7 @@ class Request:
     sink: Callable[[Event], None]
     num_samples: int = 1
     max_tokens: int | None = None  # of one answer, the ending token not counted; None: the context
-    draw: Draw = Draw()
+    draw: SamplingParams = SamplingParams()
     seed: int = 42  # sample i of a request draws what it draws alone, whatever else is in flight
     cache_salt: int = 0  # 0 or more; cached pages are shared among requests of one salt
     priority: int = 0  # lower goes first; equals in the order they came

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from nanochat_core.engine.requests import Draw, LogProbs
+from nanochat_core.engine.requests import LogProbs, SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class DecodeOutput:
     """What `num_steps` decode steps wrote.
 
     tokens[s][i]: the token that the i-th slot given drew in step s, -1 where it was parked before
@@ -63,7 +63,7 @@ class Columns:
 class Pending(Protocol):
     """Work under way on the device."""
 
-    def read(self) -> Columns:
+    def read(self) -> DecodeOutput:
         """Wait for it."""
         ...
 
@@ -71,10 +71,10 @@ class Pending(Protocol):
 class Done:
     """Work that was over when it was handed out."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: DecodeOutput) -> None:
         self._columns = columns
 
-    def read(self) -> Columns:
+    def read(self) -> DecodeOutput:
         """The columns."""
         return self._columns
 
@@ -103,7 +103,7 @@ class Runner(Protocol):
         ...
 
     def start(
-        self, slot: int, *, draw: Draw, seed: int, sample: int, num_log_probs: int | None
+        self, slot: int, *, draw: SamplingParams, seed: int, sample: int, num_log_probs: int | None
     ) -> None:
         """The slot's next occupant draws like this, and nothing is counted as seen for its
         repetition penalty yet. The slot is parked until `draw_first`."""
@@ -120,7 +120,7 @@ class Runner(Protocol):
 
     def draw_first(
         self, slots: Sequence[int], logits: Tensor, lengths: Sequence[int], befores: Sequence[int]
-    ) -> Columns:
+    ) -> DecodeOutput:
         """Draw one token for each slot from its row of logits (n, V), set the slot's state
         (length, before, token) and unpark it unless the token parks (see `decode`). One step."""
         ...

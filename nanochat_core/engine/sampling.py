@@ -27,15 +27,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.requests import SamplingParams
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
 _UNIFORM_BITS = 23  # so that uniform * total stays below total in fp32
-_FIELDS = tuple(field.name for field in dataclasses.fields(Draw))
+_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 
-GREEDY = Draw(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 TINY = 1e-30  # stands for a temperature or a top_p of 0 where it must not divide or exclude all
 
 
@@ -90,7 +90,7 @@ def sample_each(
     logits: Tensor,
     keys: Tensor,
     positions: Tensor,
-    draws: Sequence[Draw],
+    draws: Sequence[SamplingParams],
     seen: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
@@ -99,7 +99,7 @@ def sample_each(
     softcap: that the logits have yet to go through. It changes no order, so that where few tokens
     compete only they need to.
     """
-    rows_of: dict[Draw, list[int]] = {}
+    rows_of: dict[SamplingParams, list[int]] = {}
     for row, draw in enumerate(draws):
         rows_of.setdefault(draw if draw.temperature else GREEDY, []).append(row)
     if len(rows_of) == 1:
@@ -130,7 +130,7 @@ class DrawRows:
     repetition_penalty: Tensor  # (B,) fp32
 
     @classmethod
-    def of(cls, draws: Sequence[Draw], *, vocab_size: int, device: torch.device) -> Self:
+    def of(cls, draws: Sequence[SamplingParams], *, vocab_size: int, device: torch.device) -> Self:
         """Those of `draws`."""
 
         def floats(values: list[float]) -> Tensor:
@@ -145,7 +145,7 @@ class DrawRows:
         )
 
 
-def candidates_of(draw: Draw, vocab_size: int) -> int:
+def candidates_of(draw: SamplingParams, vocab_size: int) -> int:
     """How many tokens compete after top_k."""
     limited = draw.top_k is not None and 0 < draw.top_k < vocab_size
     return draw.top_k if limited and draw.top_k is not None else vocab_size
@@ -201,7 +201,7 @@ def _sample_alike(
     logits: Tensor,
     keys: Tensor,
     positions: Tensor,
-    draw: Draw,
+    draw: SamplingParams,
     seen: Tensor | None,
     softcap: float | None,
 ) -> Tensor:
@@ -216,7 +216,7 @@ def _sample_alike(
     return sample(logits, keys, positions, **_settings(draw), seen=seen)
 
 
-def _settings(draw: Draw) -> dict[str, Any]:
+def _settings(draw: SamplingParams) -> dict[str, Any]:
     return {field: getattr(draw, field) for field in _FIELDS}
 
 

@@ -18,9 +18,9 @@ from nanochat_core.engine.answer import Answer
 from nanochat_core.engine.requests import QueueFull, Request, check_request
 from nanochat_core.engine.runner import Runner
 from nanochat_core.engine.runners.device_runner import MOST_LOG_PROBS
-from nanochat_core.engine.sequences import Phase, Sample, Stats, Ticket
+from nanochat_core.engine.sequences import Phase, RequestHandle, Stats, TokenSequence
 from nanochat_core.engine.slots import Slots
-from nanochat_core.engine.steps import Passes
+from nanochat_core.engine.steps import StepRunner
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.errors import DataError
 
@@ -55,7 +55,7 @@ class Scheduler:
             max_steps=max_steps,
             left=self._note_left,
         )
-        self._passes = Passes(
+        self._passes = StepRunner(
             self._slots,
             call_end=tools.python_end,
             max_steps=max_steps,
@@ -65,18 +65,18 @@ class Scheduler:
         self._ends = ends
         self._context = context
         self._max_queue = max_queue
-        self._waiting: list[tuple[tuple[int, int, int], Sample]] = []  # a heap
+        self._waiting: list[tuple[tuple[int, int, int], TokenSequence]] = []  # a heap
         # What other threads touch.
         self._changed = threading.Condition()
         self._stepping = threading.RLock()
-        self._arrived: deque[Ticket] = deque()
-        self._called_off: deque[Ticket] = deque()
+        self._arrived: deque[RequestHandle] = deque()
+        self._called_off: deque[RequestHandle] = deque()
         self._num_requests = 0
         self._num_queued = 0
 
     # ---- for any thread
 
-    def submit(self, request: Request) -> Ticket:
+    def submit(self, request: Request) -> RequestHandle:
         """Take a request. Its events come from whoever calls `step`.
 
         Raises DataError when the prompt is empty, too long, no tokens of this model or more than
@@ -92,7 +92,7 @@ class Scheduler:
                     f"{self._num_queued} requests are waiting, at most {self._max_queue} may",
                     hint="try again in a moment",
                 )
-            ticket = Ticket(
+            ticket = RequestHandle(
                 request=request,
                 prompt=list(request.prompt),
                 arrival=self._num_requests,
@@ -210,7 +210,7 @@ class Scheduler:
                     self._slots.end(sample, "failed", error, cause)
             self._slots.clear()
 
-    def _call_off(self, ticket: Ticket) -> None:
+    def _call_off(self, ticket: RequestHandle) -> None:
         with self._changed:
             self._called_off.append(ticket)
             self._changed.notify_all()
@@ -242,10 +242,10 @@ class Scheduler:
             self._waiting = [row for row in self._waiting if row[1].phase is not Phase.OVER]
             heapq.heapify(self._waiting)
 
-    def _open(self, ticket: Ticket) -> None:
+    def _open(self, ticket: RequestHandle) -> None:
         for index in range(ticket.request.num_samples):
             answer = Answer(self._tools, ends=self._ends, limit=ticket.limit)
-            ticket.samples.append(Sample(ticket, index, answer))
+            ticket.samples.append(TokenSequence(ticket, index, answer))
         ticket.num_to_begin = len(ticket.samples)
         self._slots.counts.in_flight += len(ticket.samples)
         if ticket.limit < 1 or not ticket.samples:
@@ -255,11 +255,11 @@ class Scheduler:
         for sample in ticket.samples:
             self._queue(sample)
 
-    def _queue(self, sample: Sample) -> None:
+    def _queue(self, sample: TokenSequence) -> None:
         if sample.phase is Phase.WAITING:
             heapq.heappush(self._waiting, (sample.order, sample))
 
-    def _unqueue(self, ticket: Ticket) -> None:
+    def _unqueue(self, ticket: RequestHandle) -> None:
         if ticket.is_queued:
             ticket.is_queued = False
             with self._changed:
@@ -286,7 +286,7 @@ class Scheduler:
                     self._slots.begin(sample)
             heapq.heappop(self._waiting)
 
-    def _share(self, sample: Sample) -> None:
+    def _share(self, sample: TokenSequence) -> None:
         """A sample has read its tokens: if they are the prompt, others of its ticket may begin."""
         ticket = sample.ticket
         if ticket.leader is sample:
@@ -294,7 +294,7 @@ class Scheduler:
                 self._slots.make_stem(sample)
             self._note_left(sample)
 
-    def _note_left(self, sample: Sample) -> None:
+    def _note_left(self, sample: TokenSequence) -> None:
         """A sample has no slot any more, or nobody has to wait for it."""
         self._queue(sample)
         ticket = sample.ticket

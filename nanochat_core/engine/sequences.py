@@ -24,7 +24,7 @@ class Phase(Enum):
     OVER = "over"
 
 
-class Sample:
+class TokenSequence:
     """One answer: its tokens, what the runner has read of them, and where it is."""
 
     __slots__ = (
@@ -40,7 +40,7 @@ class Sample:
         "tokens",
     )
 
-    def __init__(self, ticket: "Ticket", index: int, answer: Answer) -> None:
+    def __init__(self, ticket: "RequestHandle", index: int, answer: Answer) -> None:
         self.ticket = ticket
         self.index = index
         self.answer = answer
@@ -74,7 +74,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stem:
+class SharedPrefix:
     """A prompt that was read, for the samples that are yet to begin."""
 
     tables: Tables
@@ -83,22 +83,22 @@ class Stem:
 
 
 @dataclass(kw_only=True, eq=False)
-class Ticket:
+class RequestHandle:
     """A request that was taken. Any thread may call it off."""
 
     request: Request
     prompt: list[int]
     arrival: int
     limit: int  # tokens that an answer may hold
-    call_off: Callable[["Ticket"], None]
+    call_off: Callable[["RequestHandle"], None]
     is_cancelled: bool = False
     sink_failed: bool = False  # it raised: nothing is told any more
     is_queued: bool = True  # no sample has begun
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TokenSequence] = field(default_factory=list)
     num_to_begin: int = 0  # samples that neither read nor drew anything
-    leader: Sample | None = None  # reads the prompt for the others
-    followers: list[Sample] = field(default_factory=list)  # wait for the leader
-    stem: Stem | None = None
+    leader: TokenSequence | None = None  # reads the prompt for the others
+    followers: list[TokenSequence] = field(default_factory=list)  # wait for the leader
+    stem: SharedPrefix | None = None
 
     @property
     def total(self) -> int:
@@ -111,7 +111,7 @@ class Ticket:
         self.call_off(self)
 
 
-def tell(ticket: Ticket, event: Event) -> None:
+def tell(ticket: RequestHandle, event: Event) -> None:
     """Hand an event over. A sink that raises gets no more, and its request is called off."""
     if ticket.sink_failed:
         return

@@ -11,7 +11,14 @@ from nanochat_core.engine.kv_cache.pages import Pages, Tables, most_pages
 from nanochat_core.engine.kv_cache.prefix_cache import extend_keys
 from nanochat_core.engine.requests import EndEvent
 from nanochat_core.engine.runner import Runner
-from nanochat_core.engine.sequences import Counts, Phase, Sample, Stem, Ticket, tell
+from nanochat_core.engine.sequences import (
+    Counts,
+    Phase,
+    RequestHandle,
+    SharedPrefix,
+    TokenSequence,
+    tell,
+)
 
 Reason: TypeAlias = Literal["stop", "length", "cancelled", "failed"]
 
@@ -26,14 +33,14 @@ class Slots:
         context: int,
         prefill_tokens: int,
         max_steps: int,
-        left: Callable[[Sample], None],
+        left: Callable[[TokenSequence], None],
     ) -> None:
         """`left` is told of a sample that is over, or had to make room and waits again. The rest is
         as in `Scheduler`."""
         self.runner = runner
         self.counts = Counts()
-        self.running: list[Sample] = []  # that have a slot
-        self.stems: list[Ticket] = []  # that have a stem
+        self.running: list[TokenSequence] = []  # that have a slot
+        self.stems: list[RequestHandle] = []  # that have a stem
         self._vacant()
         self._left = left
         self._size = runner.page_size
@@ -55,7 +62,7 @@ class Slots:
             for group in self.groups
         )
 
-    def make_room(self, sample: Sample) -> bool:
+    def make_room(self, sample: TokenSequence) -> bool:
         """Whether there is a slot, and pages for what it reads and for all to go on a little."""
         if not self.free:
             return False
@@ -73,7 +80,7 @@ class Slots:
             self.drop_stem(ticket)
         return True
 
-    def begin(self, sample: Sample) -> None:
+    def begin(self, sample: TokenSequence) -> None:
         """Give it a slot; its tokens are to be read."""
         slot = self._start(sample)
         sample.tables = Tables(self.groups, self.runner, slot=slot)
@@ -81,7 +88,7 @@ class Slots:
         self.counts.prompt_tokens += len(sample.tokens)
         sample.ticket.num_to_begin -= sample.is_fresh
 
-    def fork(self, sample: Sample, stem: Stem) -> None:
+    def fork(self, sample: TokenSequence, stem: SharedPrefix) -> None:
         """Give it a slot and the prompt that was read already; it may draw."""
         slot = self._start(sample)
         sample.tables = stem.tables.fork(len(sample.tokens), slot=slot)
@@ -91,22 +98,22 @@ class Slots:
         self.counts.prefix_tokens += len(sample.tokens)
         sample.ticket.num_to_begin -= 1
 
-    def make_stem(self, leader: Sample) -> None:
+    def make_stem(self, leader: TokenSequence) -> None:
         """Keep the prompt that the leader has read for the others of its ticket."""
         assert leader.logits is not None
         tables = leader.held.fork(len(leader.tokens), slot=None)
         logits = leader.logits.clone()
-        leader.ticket.stem = Stem(tables=tables, logits=logits, keys=list(leader.keys))
+        leader.ticket.stem = SharedPrefix(tables=tables, logits=logits, keys=list(leader.keys))
         self.stems.append(leader.ticket)
 
-    def drop_stem(self, ticket: Ticket) -> None:
+    def drop_stem(self, ticket: RequestHandle) -> None:
         """Nobody needs it any more, or others need its pages."""
         if ticket.stem is not None:
             ticket.stem.tables.drop()
             ticket.stem = None
             self.stems.remove(ticket)
 
-    def leave(self, sample: Sample) -> None:
+    def leave(self, sample: TokenSequence) -> None:
         """Take slot and pages back, the pages to be found again by whoever begins alike."""
         slot = sample.slot
         read = len(sample.tokens) - 1 if sample.phase is Phase.DECODING else sample.read
@@ -119,7 +126,7 @@ class Slots:
         sample.read, sample.logits = 0, None
 
     def end(
-        self, sample: Sample, reason: Reason, error: str = "", cause: Exception | None = None
+        self, sample: TokenSequence, reason: Reason, error: str = "", cause: Exception | None = None
     ) -> None:
         """It is over, and whoever asked is told."""
         if sample.phase is Phase.OVER:
@@ -141,7 +148,7 @@ class Slots:
         for group in self.groups:
             group.forget()
 
-    def preempt(self, sample: Sample) -> None:
+    def preempt(self, sample: TokenSequence) -> None:
         """It makes room, and is read again later."""
         self.leave(sample)
         sample.phase = Phase.WAITING
@@ -170,7 +177,7 @@ class Slots:
             self.runner.release(slot)
             self.runner.clear_table(slot)
 
-    def _start(self, sample: Sample) -> int:
+    def _start(self, sample: TokenSequence) -> int:
         slot, request = self.free.pop(), sample.ticket.request
         self.runner.start(
             slot,
@@ -185,18 +192,18 @@ class Slots:
         self.remember(slot, sample, sample.tokens)
         return slot
 
-    def remember(self, slot: int, sample: Sample, tokens: Sequence[int]) -> None:
+    def remember(self, slot: int, sample: TokenSequence, tokens: Sequence[int]) -> None:
         """These tokens were not drawn, and count for the repetition penalty."""
         if sample.ticket.request.draw.repetition_penalty != 1.0:
             self.runner.remember(slot, tokens)
 
-    def name(self, sample: Sample, read: int) -> None:
+    def name(self, sample: TokenSequence, read: int) -> None:
         """Let the full pages of what it has read be found by others."""
         salt = sample.ticket.request.cache_salt
         extend_keys(sample.keys, sample.tokens, read // self._size, self._size, salt=salt)
         sample.held.name(sample.keys[: read // self._size])
 
-    def grow(self, sample: Sample, upto: int) -> bool:
+    def grow(self, sample: TokenSequence, upto: int) -> bool:
         """Get it pages up to there, from newer samples if need be; False: it had to go itself."""
         while not sample.held.grow(upto):
             if self.stems:

@@ -15,7 +15,7 @@ import torch
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.native.memory import Arena
-from nanochat_core.engine.requests import Draw, EndEvent, Event, Request
+from nanochat_core.engine.requests import EndEvent, Event, Request, SamplingParams
 from nanochat_core.engine.runner import Runner
 from nanochat_core.engine.runners.choose import Choice
 from nanochat_core.engine.scheduler import Scheduler
@@ -62,7 +62,7 @@ def measure_speed(
     bytes_per_step: int,
     bandwidth: float,
     rounds: int = 3,
-    draw: Draw = Draw(top_k=50),  # noqa: B008 - frozen
+    draw: SamplingParams = SamplingParams(top_k=50),  # noqa: B008 - frozen
 ) -> Iterator[Speed | None]:
     """Answer `prompt` with `batch_size` samples of `num_tokens` tokens; None after each round, and
     at the end the result. One more round warms up.
@@ -95,7 +95,7 @@ def time_answers(
     num_tokens: int,
     *,
     seed: int,
-    draw: Draw,
+    draw: SamplingParams,
     on_first: Callable[[], None] = lambda: None,
 ) -> tuple[float, float]:
     """Seconds until every answer has a first token, and from there to the last token of all.

@@ -13,8 +13,8 @@ import torch
 
 from nanochat_core.engine.kv_cache.prefix_cache import extend_keys, find_prefix
 from nanochat_core.engine.requests import ENGINE_FAILED, LogProbs, TokenEvent
-from nanochat_core.engine.runner import Chunk, Columns, Pending
-from nanochat_core.engine.sequences import Phase, Sample, tell
+from nanochat_core.engine.runner import Chunk, DecodeOutput, Pending
+from nanochat_core.engine.sequences import Phase, TokenSequence, tell
 from nanochat_core.engine.slots import Slots
 
 _LOG = logging.getLogger(__name__)
@@ -27,12 +27,12 @@ SMOOTHING = 0.1  # of seconds_per_step: the share of the latest
 class _Launched:
     """A decode call, and who was in it."""
 
-    samples: list[Sample]
+    samples: list[TokenSequence]
     pending: Pending
     num_steps: int
 
 
-class Passes:
+class StepRunner:
     """What is done with the samples in the slots, pass by pass."""
 
     def __init__(
@@ -56,10 +56,10 @@ class Passes:
         """Whether the runner has nothing to do."""
         return not self.slots.running and self._under_way is None
 
-    def _in(self, phase: Phase) -> list[Sample]:
+    def _in(self, phase: Phase) -> list[TokenSequence]:
         return [sample for sample in self.slots.running if sample.phase is phase]
 
-    def read(self) -> list[Sample]:
+    def read(self) -> list[TokenSequence]:
         """Read some tokens of those who have some to read; given are those who have none left."""
         chunks, readers = self._plan_chunks()
         if not chunks:
@@ -69,7 +69,7 @@ class Passes:
         except Exception as error:  # noqa: BLE001 - whatever it is, others can go on
             self._fail(readers, error)
             return []
-        done: list[Sample] = []
+        done: list[TokenSequence] = []
         for chunk, sample in zip(chunks, readers, strict=True):
             sample.read += len(chunk.tokens)
             self.slots.name(sample, sample.read)
@@ -79,9 +79,9 @@ class Passes:
                 done.append(sample)
         return done
 
-    def _plan_chunks(self) -> tuple[list[Chunk], list[Sample]]:
+    def _plan_chunks(self) -> tuple[list[Chunk], list[TokenSequence]]:
         chunks: list[Chunk] = []
-        readers: list[Sample] = []
+        readers: list[TokenSequence] = []
         budget = self.slots.prefill_tokens
         coming: set[bytes] = set()  # keys of pages that this pass fills
         waiting = sorted(self._in(Phase.READING), key=lambda sample: sample.order)
@@ -111,7 +111,7 @@ class Passes:
             budget -= stop - start
         return chunks, readers
 
-    def _find_prefix(self, sample: Sample, coming: set[bytes]) -> bool:
+    def _find_prefix(self, sample: TokenSequence, coming: set[bytes]) -> bool:
         """Begin with pages that are there; False: better wait for what is being read just now."""
         # One token at least is read, for its logits.
         known = (len(sample.tokens) - 1) // self._size
@@ -177,11 +177,11 @@ class Passes:
 
     def _launch(self) -> _Launched | None:
         under_way = self._under_way
-        later = set(under_way.samples) if under_way is not None else set[Sample]()
+        later = set(under_way.samples) if under_way is not None else set[TokenSequence]()
         ahead = under_way.num_steps if under_way is not None else 0
         num_steps = self._num_steps(ahead)
-        short: list[tuple[Sample, int]] = []
-        batch: list[Sample] = []
+        short: list[tuple[TokenSequence, int]] = []
+        batch: list[TokenSequence] = []
         for sample in self._in(Phase.DECODING):
             read, total = len(sample.tokens) - 1, sample.ticket.total
             if read >= sample.held.trim_at:
@@ -233,7 +233,7 @@ class Passes:
 
     # ---- what was drawn
 
-    def _take(self, samples: Sequence[Sample | None], columns: Columns) -> None:
+    def _take(self, samples: Sequence[TokenSequence | None], columns: DecodeOutput) -> None:
         """Write what was drawn into the answers of those that are still there."""
         log_probs = columns.log_probs
         for i, sample in enumerate(samples):
@@ -246,7 +246,7 @@ class Passes:
                 if not self._write(sample, column[i], log_probs[step][i] if log_probs else None):
                     break
 
-    def _write(self, sample: Sample, token: int, log_probs: LogProbs | None) -> bool:
+    def _write(self, sample: TokenSequence, token: int, log_probs: LogProbs | None) -> bool:
         """One drawn token; whether the slot goes on with it."""
         answer, ticket = sample.answer, sample.ticket
         answer.take(token)
@@ -268,7 +268,7 @@ class Passes:
         self._write_result(sample)
         return False
 
-    def _write_result(self, sample: Sample) -> None:
+    def _write_result(self, sample: TokenSequence) -> None:
         """What a tool has said, if anything, follows; it is read together with the call's end."""
         answer = sample.answer
         sample.read = len(sample.tokens) - 1
@@ -288,7 +288,7 @@ class Passes:
         if answer.is_over:
             self.slots.end(sample, "length")
 
-    def _fail(self, samples: Sequence[Sample], error: Exception) -> None:
+    def _fail(self, samples: Sequence[TokenSequence], error: Exception) -> None:
         self.failure = error
         _LOG.error("the runner failed with %d samples", len(samples), exc_info=error)
         for sample in samples:

@@ -25,7 +25,7 @@ from nanochat_core.evaluate.core_questions import Question, make_question
 from nanochat_core.evaluate.core_tasks import OPTIONS, CoreSuite, CoreTask
 from nanochat_core.evaluate.intervals import Interval, centred, mean_of, share_of
 from nanochat_core.model.gpt import GPT
-from nanochat_core.model.trees import Pack, packs_of, tokens_of_pack
+from nanochat_core.model.trees import PackedTree, packs_of, tokens_of_pack
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.tokenizer.bpe import Tokenizer
@@ -156,12 +156,14 @@ def answer(model: GPT, questions: Sequence[Question], *, greedy: bool) -> list[i
     for part in packs_of((q.tree.num_tokens for q in questions), tokens_of_pack(device)):
         HEART.beat("evaluating")
         some = questions[part.start : part.stop]
-        pack = Pack([q.tree for q in some], device)
+        pack = PackedTree([q.tree for q in some], device)
         targets = torch.tensor([t for q in some for t in q.targets], device=device)
         values = torch.zeros(0)  # of options that are all alike nothing is scored
         if len(targets):
             hidden = pack.read(model)
-            values = _hits(model, hidden, targets) if greedy else model.losses_of(hidden, targets)
+            values = (
+                _hits(model, hidden, targets) if greedy else model.token_losses_at(hidden, targets)
+            )
         if waiting is not None:  # a GPU works on this pack while the one before it is read
             answers += judge(*waiting)
         waiting = some, values
@@ -171,7 +173,7 @@ def answer(model: GPT, questions: Sequence[Question], *, greedy: bool) -> list[i
 def _hits(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
     """Whether each target is the likeliest token, (R,) bool."""
     rows = zip(hidden.split(HEAD_ROWS), targets.split(HEAD_ROWS), strict=True)
-    return torch.cat([model.scores_of(some).argmax(dim=-1) == right for some, right in rows])
+    return torch.cat([model.logits_at(some).argmax(dim=-1) == right for some, right in rows])
 
 
 def _judge_greedy(questions: Sequence[Question], hits: Tensor) -> list[int]:

@@ -27,7 +27,7 @@ from nanochat_core.model.checkpoint import save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import padded_vocab_size
 from nanochat_core.tokenizer.bpe import Tokenizer
-from nanochat_core.train.loop.lineage import write_facts
+from nanochat_core.train.loop.lineage import write_lineage
 
 _MODEL_FILE = re.compile(r"model_(\d{1,9})\.pt")
 _COMPILED = "_orig_mod."  # torch.compile puts it before the names of what it wraps
@@ -44,7 +44,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class NanochatCheckpoint:
     """A model of nanochat's, checked."""
 
     step: int
@@ -57,7 +57,7 @@ class Checkpoint:
 
 def read_checkpoint(
     directory: Path, *, step: int | None = None, era: str | None = None
-) -> Checkpoint:
+) -> NanochatCheckpoint:
     """The checkpoint of `step` in `directory`, the last one unless a step is given.
 
     `era` overrides what the tensors say, among the eras with such tensors. Raises ModelError for
@@ -72,7 +72,7 @@ def read_checkpoint(
         raise
 
 
-def _read(directory: Path, step: int | None, era: str | None) -> Checkpoint:
+def _read(directory: Path, step: int | None, era: str | None) -> NanochatCheckpoint:
     path = _find_model(directory, step)
     step = int(path.stem.removeprefix("model_"))
     meta = _read_meta(path.with_name(f"meta_{path.stem.removeprefix('model_')}.json"))
@@ -84,7 +84,7 @@ def _read(directory: Path, step: int | None, era: str | None) -> Checkpoint:
     with torch.device("meta"):
         expected = GPT(config, values).state_dict()
     _check_weights(path, weights, expected)
-    return Checkpoint(
+    return NanochatCheckpoint(
         step=step, era=found, config=config, numerics=values, weights=weights, meta=meta
     )
 
@@ -103,13 +103,13 @@ def read_checkpoint_tokenizer(path: Path, config: ModelConfig) -> Tokenizer:
     return tokenizer
 
 
-def write_model(directory: Path, checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+def write_model(directory: Path, checkpoint: NanochatCheckpoint, tokenizer: Tokenizer) -> None:
     """Write a model directory of ours (nanochat_core/model/checkpoint.py), without an optimizer."""
     with torch.device("meta"):
         model = GPT(checkpoint.config, checkpoint.numerics)
     model.to_empty(device="cpu")
     model.load_state_dict(checkpoint.weights)
-    write_facts(directory, tokenizer=tokenizer.digest(), layout=None)
+    write_lineage(directory, tokenizer=tokenizer.digest(), layout=None)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         tokenizer.save(Path(scratch))
         save_model(

@@ -74,7 +74,7 @@ class NanochatFlowsConfig(PretrainedConfig):
         super().__init__(**kwargs)
 
 
-class Attention(nn.Module):
+class NanochatAttention(nn.Module):
     """Attention inside a window; keys and values are kept in the cache if there is one."""
 
     def __init__(self, config: NanochatFlowsConfig, layer: int) -> None:
@@ -114,7 +114,7 @@ class Attention(nn.Module):
         return x if self.config.qk_scale == 1.0 else x * self.config.qk_scale
 
 
-class MLP(nn.Module):
+class NanochatMLP(nn.Module):
     """Two matrices with relu^2 between them."""
 
     def __init__(self, width: int) -> None:
@@ -127,14 +127,14 @@ class MLP(nn.Module):
         return self.c_proj(F.relu(self.c_fc(h)).square())
 
 
-class Block(nn.Module):
+class NanochatBlock(nn.Module):
     """Attention, then MLP, each added to the residual stream."""
 
     def __init__(self, config: NanochatFlowsConfig, layer: int) -> None:
         super().__init__()
         self.eps = config.rms_norm_eps
-        self.attn = Attention(config, layer)
-        self.mlp = MLP(config.hidden_size)
+        self.attn = NanochatAttention(config, layer)
+        self.mlp = NanochatMLP(config.hidden_size)
 
     def forward(
         self,
@@ -149,13 +149,13 @@ class Block(nn.Module):
         return x + self.mlp(rms_norm(x, self.eps))
 
 
-class Transformer(nn.Module):
+class NanochatTransformer(nn.Module):
     """The embedding table and the blocks."""
 
     def __init__(self, config: NanochatFlowsConfig) -> None:
         super().__init__()
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.h = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+        self.h = nn.ModuleList(NanochatBlock(config, i) for i in range(config.num_hidden_layers))
 
 
 class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
@@ -163,14 +163,14 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class = NanochatFlowsConfig
     base_model_prefix = "transformer"
-    _no_split_modules = ["Block"]  # noqa: RUF012 - as transformers has it
+    _no_split_modules = ["NanochatBlock"]  # noqa: RUF012 - as transformers has it
     _supports_sdpa = True
 
     def __init__(self, config: NanochatFlowsConfig) -> None:
         super().__init__(config)
         width, depth = config.hidden_size, config.num_hidden_layers
         kv_width = config.num_key_value_heads * (width // config.num_attention_heads)
-        self.transformer = Transformer(config)
+        self.transformer = NanochatTransformer(config)
         self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
         self.value_embeds = nn.ModuleDict(
             {str(i): nn.Embedding(config.vocab_size, kv_width) for i in config.value_embed_layers}

@@ -170,7 +170,7 @@ class GPT(nn.Module):
 
         It takes up to minutes at the first pass of a shape. Decoding stays as it is.
         """
-        self._compiled = torch.compile(self._stream, dynamic=False)
+        self._compiled = torch.compile(self._trunk, dynamic=False)
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
@@ -259,7 +259,7 @@ class GPT(nn.Module):
         return weight.to(dtype)
 
     @torch.no_grad()
-    def read_trees(
+    def forward_tree(
         self, tokens: Tensor, parents: Tensor, positions: Tensor, rows: Tensor, mix: Attend
     ) -> Tensor:
         """What lm_head reads (R, C) of `rows` (R,) among tokens that stand in trees.
@@ -277,13 +277,13 @@ class GPT(nn.Module):
         return rms_norm(x[0], self.numerics.norm_eps)
 
     @torch.no_grad()
-    def losses_of(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def token_losses_at(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy in nats (R,) fp32 of `read_trees`' rows (R, C) under targets (R,)."""
         head = self._head(hidden.dtype)
         return softcap_losses(hidden, head, targets, softcap=self.numerics.softcap)
 
     @torch.no_grad()
-    def scores_of(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
+    def logits_at(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
         """Logits of `read_trees`' rows (R, C) without their cap, in their dtype, (R, V).
 
         Of the tokens `ids` (n,) alone where they are given: (R, n). The cap keeps their order.
@@ -295,9 +295,9 @@ class GPT(nn.Module):
         """tokens (B, T) -> what lm_head reads (B, T, C), before the last norm."""
         if self.numerics.precision == "fp8" and self.training and torch.is_grad_enabled():
             refresh_fp8(self)
-        return (self._compiled or self._stream)(tokens)
+        return (self._compiled or self._trunk)(tokens)
 
-    def _stream(self, tokens: Tensor) -> Tensor:
+    def _trunk(self, tokens: Tensor) -> Tensor:
         """The work of `_hidden`, fit to be compiled."""
         windows = self.config.windows
 

@@ -52,7 +52,7 @@ class _Block:
     mask: Tensor | None  # (queries, keys) bool; None: a trunk, causal inside the window
 
 
-class Pack:
+class PackedTree:
     """Trees one after the other, on the model's device."""
 
     def __init__(self, trees: Sequence[Tree], device: torch.device) -> None:
@@ -76,7 +76,7 @@ class Pack:
     def read(self, model: GPT) -> Tensor:
         """What lm_head reads (R, C) of every tree's rows, in their order."""
         mix = self.attention(model.config.windows, whole=self._device.type != "cpu")
-        return model.read_trees(self.tokens, self.parents, self.positions, self.rows, mix)
+        return model.forward_tree(self.tokens, self.parents, self.positions, self.rows, mix)
 
     def attention(self, windows: Sequence[int], *, whole: bool) -> Attend:
         """Attention for `GPT.read_trees`: under one mask, or else tree by tree."""

@@ -18,7 +18,7 @@ from torch import nn
 from nanochat_core.config import OptimizerConfig
 from nanochat_core.optim.groups import AdamWGroup, adamw_groups, group_of, layer_of
 from nanochat_core.optim.muon import second_moment_shape
-from nanochat_core.optim.sharded_params import Stack
+from nanochat_core.optim.sharded_params import ShardedParams
 from nanochat_core.runtime.hardware.distributed import World
 
 SMALL = 1024  # elements
@@ -28,21 +28,21 @@ STACK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit:
+class ParamGroup:
     """A stack, and the rule that updates it."""
 
-    stack: Stack
+    stack: ShardedParams
     group: AdamWGroup | None  # None: Muon
     lr: float
 
 
 def make_units(
     model: nn.Module, config: OptimizerConfig, dtype: torch.dtype, world: World
-) -> list[Unit]:
+) -> list[ParamGroup]:
     """Every parameter of the model in a stack, in the order a backward pass finishes them."""
     groups = adamw_groups(config)
     muon: dict[str, nn.Parameter] = {}
-    units: list[Unit] = []
+    units: list[ParamGroup] = []
     for name, parameter in model.named_parameters():
         group = group_of(name, groups)
         if group is None:
@@ -50,10 +50,10 @@ def make_units(
             muon[name] = parameter
         else:
             stack = _table(name, parameter, dtype, world)
-            units.append(Unit(stack=stack, group=group, lr=group.lr))
+            units.append(ParamGroup(stack=stack, group=group, lr=group.lr))
     for matrices in _stacks(muon, world):
         stack = _matrices(matrices, config, dtype, world)
-        units.append(Unit(stack=stack, group=None, lr=config.muon_lr))
+        units.append(ParamGroup(stack=stack, group=None, lr=config.muon_lr))
     return sorted(units, key=_finished, reverse=True)
 
 
@@ -74,17 +74,17 @@ def _matrices(
     config: OptimizerConfig,
     dtype: torch.dtype,
     world: World,
-) -> Stack:
+) -> ShardedParams:
     rows, cols = next(iter(parameters.values())).shape
     state = {"momentum": (rows, cols)}
     if config.muon == "polar_express":
         state["second_moment"] = second_moment_shape(rows, cols)
-    return Stack(parameters, by_row=False, state=state, dtype=dtype, world=world)
+    return ShardedParams(parameters, by_row=False, state=state, dtype=dtype, world=world)
 
 
-def _table(name: str, parameter: nn.Parameter, dtype: torch.dtype, world: World) -> Stack:
+def _table(name: str, parameter: nn.Parameter, dtype: torch.dtype, world: World) -> ShardedParams:
     row, small = tuple(parameter.shape[1:]), parameter.numel() < SMALL
-    return Stack(
+    return ShardedParams(
         {name: parameter},
         by_row=True,
         state={"exp_avg": row, "exp_avg_sq": row},
@@ -94,6 +94,6 @@ def _table(name: str, parameter: nn.Parameter, dtype: torch.dtype, world: World)
     )
 
 
-def _finished(unit: Unit) -> tuple[float, int]:
+def _finished(unit: ParamGroup) -> tuple[float, int]:
     """When a backward pass has finished the unit's gradients, larger is sooner; small ones last."""
     return min(layer_of(part.name) for part in unit.stack.parts), unit.stack.num_elements

@@ -33,8 +33,8 @@ from nanochat_core.config import OptimizerConfig
 from nanochat_core.optim.adamw import adamw_
 from nanochat_core.optim.january import clip_factor, newton_schulz_muon_, squared_norm
 from nanochat_core.optim.muon import muon_
-from nanochat_core.optim.partition import Unit, make_units
-from nanochat_core.optim.sharded_params import Part
+from nanochat_core.optim.partition import ParamGroup, make_units
+from nanochat_core.optim.sharded_params import ParamSlice
 from nanochat_core.runtime.hardware.device import compute_dtype
 from nanochat_core.runtime.hardware.distributed import World
 
@@ -84,7 +84,7 @@ class Optimizer:
         finally:
             self._collecting, self._missing = False, None
 
-    def start_sums(self) -> None:
+    def start_reduce_scatter(self) -> None:
         """Begin to sum what is not being summed yet, once this rank has its last gradient.
 
         Never waits for another rank. A parameter without a gradient on this rank counts as zero.
@@ -100,7 +100,7 @@ class Optimizer:
     def drop_gradients(self) -> None:
         """Forget the gradients of a step that failed on some rank. Every rank must do so."""
         # Other ranks may have begun sums that this one has not: they must meet.
-        self.start_sums()
+        self.start_reduce_scatter()
         for unit in self._units:
             unit.stack.drop_gradients()
         self._started, self._has_gradients = 0, False
@@ -111,7 +111,7 @@ class Optimizer:
 
         `lr_multiplier` scales every learning rate; `momentum` and `weight_decay` are Muon's.
         """
-        self.start_sums()
+        self.start_reduce_scatter()
         assert self._has_gradients or self._world.size > 1, "a step needs a gradient"
         self._num_steps += 1
         clip = None if self._grad_clip is None else self._clip_factor(self._grad_clip)
@@ -163,7 +163,7 @@ class Optimizer:
             result.update(unit.stack.gather())
         return result
 
-    def collect(self, index: int, part: Part) -> None:
+    def collect(self, index: int, part: ParamSlice) -> None:
         """Take a parameter's gradient in a backward pass of ours; begin sums that are complete."""
         if not self._collecting:
             return
@@ -176,7 +176,7 @@ class Optimizer:
             self._units[self._started].stack.start_sum()
             self._started += 1
 
-    def _take(self, unit: Unit, part: Part) -> None:
+    def _take(self, unit: ParamGroup, part: ParamSlice) -> None:
         unit.stack.take_gradient(part)
         self._has_gradients = True
 
@@ -187,7 +187,12 @@ class Optimizer:
         return clip_factor(self._world.sum(square).sqrt(), grad_clip)
 
     def _update(
-        self, unit: Unit, gradients: Tensor, lr_multiplier: float, mu: float, weight_decay: float
+        self,
+        unit: ParamGroup,
+        gradients: Tensor,
+        lr_multiplier: float,
+        mu: float,
+        weight_decay: float,
     ) -> None:
         stack, lr = unit.stack, unit.lr * lr_multiplier
         if unit.group is not None:
@@ -218,7 +223,7 @@ class Optimizer:
 
 
 def _collector(
-    optimizer: "weakref.ref[Optimizer]", index: int, part: Part
+    optimizer: "weakref.ref[Optimizer]", index: int, part: ParamSlice
 ) -> Callable[[Tensor], None]:
     """The hook of a parameter, which lives as long as that, not as the optimizer."""
 

@@ -26,7 +26,7 @@ Read = Callable[[str], Tensor]  # the whole tensor of a key, on the CPU
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class ParamSlice:
     """A parameter's place in a stack: items `first` up to `first + count`."""
 
     name: str
@@ -35,7 +35,7 @@ class Part:
     count: int
 
 
-class Stack:
+class ShardedParams:
     """Parameters in one buffer, their gradients, and what this rank owns of them."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Stack:
         self._world, self._by_row = world, by_row
         count = like.size(0) if by_row else 1
         self.parts = [
-            Part(name=name, parameter=p, first=i * count, count=count)
+            ParamSlice(name=name, parameter=p, first=i * count, count=count)
             for i, (name, p) in enumerate(parameters.items())
         ]
         owner = ALONE if replicated else world
@@ -84,7 +84,7 @@ class Stack:
         self._taken: set[str] = set()
         self._pending: dist.Work | None = None
 
-    def take_gradient(self, part: Part) -> None:
+    def take_gradient(self, part: ParamSlice) -> None:
         """Add the parameter's gradient to this step's, in fp32, and drop it."""
         grad, part.parameter.grad = part.parameter.grad, None
         assert grad is not None
@@ -196,20 +196,20 @@ class Stack:
         yield "weight", self.masters
         yield from self.state.items()
 
-    def _of(self, part: Part, stacked: Tensor) -> Tensor:
+    def _of(self, part: ParamSlice, stacked: Tensor) -> Tensor:
         """The part's own tensor within one that has all items."""
         if self._by_row:
             return stacked[part.first : part.first + part.count]
         return stacked[part.first]
 
-    def _owned_rows(self, part: Part) -> slice:
+    def _owned_rows(self, part: ParamSlice) -> slice:
         """Which of the part's items this rank owns; start >= stop: none."""
         return slice(
             max(self._owned.start - part.first, 0),
             min(self._owned.stop - part.first, part.count),
         )
 
-    def _piece(self, part: Part, rows: slice, stacked: Tensor) -> Tensor:
+    def _piece(self, part: ParamSlice, rows: slice, stacked: Tensor) -> Tensor:
         """Those rows of the part within a tensor of the owned items."""
         first = part.first - self._owned.start
         if self._by_row:

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanochat_core.errors import NanochatError
 from nanochat_core.server.app import make_app
-from nanochat_core.server.config import Rules
+from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.connection_timeouts import Deadlines
 from nanochat_core.server.launch import Engines, allow_connections, make_pool, open_port
 from nanochat_core.server.metrics import Metrics
@@ -93,7 +93,7 @@ def serve(
     host: str,
     port: int,
     engines: Engines,
-    rules: Rules,
+    rules: ServerConfig,
     newer: Newer | None = None,
 ) -> None:
     """Serve the model in `directory`, shown as `name`, until the process is asked to stop.
@@ -113,7 +113,7 @@ async def _serve(
     name: str,
     listener: socket.socket,
     engines: Engines,
-    rules: Rules,
+    rules: ServerConfig,
     newer: Newer | None,
 ) -> None:
     def pool_of(directory: Path) -> Pool:

@@ -13,7 +13,7 @@ Log: TypeAlias = Literal["none", "access", "contents"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class ServerConfig:
     """How a server may be used."""
 
     max_waiting: int = 64  # answers that wait at each engine process

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanochat_core.server.api.http import refusal
-from nanochat_core.server.service import Answering, Service
+from nanochat_core.server.service import GenerationStream, Service
 
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -106,7 +106,7 @@ class Guard:
             metrics.refusals.inc()
         if self._service.rules.log == "none":
             return
-        answering: Answering | None = scope.get("state", {}).get("answering")
+        answering: GenerationStream | None = scope.get("state", {}).get("answering")
         tokens = ""
         if answering:
             tokens = f" {answering.prompt_tokens}+{answering.completion_tokens} tokens"

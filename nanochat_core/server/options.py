@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from nanochat_core.server.config import Log, Overflow, Rules
+from nanochat_core.server.config import Log, Overflow, ServerConfig
 from nanochat_core.server.launch import Device, Engines, read_keys, trusted_hosts
 
 
@@ -14,7 +14,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m nanochat_core.server", description="Serve a chat model and its page."
     )
     add = parser.add_argument
-    rules = Rules()
+    rules = ServerConfig()
     add("model", type=Path, metavar="MODEL_DIR", help="a model directory")
     add("--port", type=int, default=8000, help="0: any free port")
     add("--host", default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
@@ -56,9 +56,9 @@ def engines_of(options: argparse.Namespace) -> Engines:
     )
 
 
-def rules_of(options: argparse.Namespace) -> Rules:
+def rules_of(options: argparse.Namespace) -> ServerConfig:
     """The rules asked for. Raises ConfigError."""
-    return Rules(
+    return ServerConfig(
         max_waiting=options.max_waiting,
         max_seconds=options.max_seconds,
         overflow=options.overflow,

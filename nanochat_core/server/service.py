@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
 from nanochat_core.engine.requests import EndEvent, Event, TokenEvent
-from nanochat_core.server.config import Rules
+from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.metrics import Metrics
-from nanochat_core.server.text import AnswerText, Piece, StopStrings, TextToken
-from nanochat_core.server.workers.ipc import Ask
+from nanochat_core.server.text import AnswerText, StopStrings, TextPiece, TextToken
+from nanochat_core.server.workers.ipc import EngineRequest
 from nanochat_core.server.workers.pool import AnswerStream, Pool
 from nanochat_core.tokenizer.bpe import Tokenizer
 
@@ -24,7 +24,7 @@ Finish: TypeAlias = Literal["stop", "length", "cancelled", "failed"]
 class Service:
     """A running server: which pool answers, by which rules, counted where."""
 
-    def __init__(self, pool: Pool, *, name: str, rules: Rules, metrics: Metrics) -> None:
+    def __init__(self, pool: Pool, *, name: str, rules: ServerConfig, metrics: Metrics) -> None:
         self.pool = pool
         self.name = name
         self.rules = rules
@@ -89,11 +89,11 @@ class Service:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class StreamEvent:
     """Something to tell about one of a request's answers."""
 
     sample: int
-    piece: Piece | None = None
+    piece: TextPiece | None = None
     tokens: tuple[TextToken, ...] = ()  # whose text it is, where they are wanted
     finish: Finish | None = None
     error: str = ""
@@ -111,11 +111,11 @@ class _Choice:
     counted: bool = False
 
 
-class Answering:
+class GenerationStream:
     """One request's answers while they are written. `close` it, however that ends."""
 
     def __init__(
-        self, service: Service, pool: Pool, ask: Ask, *, stops: Sequence[str] = ()
+        self, service: Service, pool: Pool, ask: EngineRequest, *, stops: Sequence[str] = ()
     ) -> None:
         """Begins. Raises Busy or NoEngine."""
         self.stream: AnswerStream = pool.submit(ask)
@@ -159,7 +159,7 @@ class Answering:
             _LOG.info("answered: %r", "".join(self._written))
             self._written = None
 
-    async def tell(self) -> AsyncIterator[list[Told]]:
+    async def tell(self) -> AsyncIterator[list[StreamEvent]]:
         """What there is to tell, as it comes; nothing at all now and then, to show life."""
         while not all(choice.over for choice in self._choices):
             left = self._seconds - self.seconds
@@ -188,7 +188,7 @@ class Answering:
             if not choice.over
         ]
 
-    def _follow(self, event: Event) -> list[Told]:
+    def _follow(self, event: Event) -> list[StreamEvent]:
         choice = self._choices[event.sample]
         if choice.over:
             return []
@@ -208,8 +208,10 @@ class Answering:
                 self.stream.cancel()
         return told
 
-    def _pieces(self, sample: int, choice: _Choice, pieces: Iterable[Piece]) -> list[Told]:
-        told = list[Told]()
+    def _pieces(
+        self, sample: int, choice: _Choice, pieces: Iterable[TextPiece]
+    ) -> list[StreamEvent]:
+        told = list[StreamEvent]()
         for piece in pieces:
             tokens = ()
             if piece.kind == "text":
@@ -217,24 +219,24 @@ class Answering:
                 shown = choice.stops.take(piece.text)
                 if not shown:
                     continue
-                piece = Piece(kind="text", text=shown)
+                piece = TextPiece(kind="text", text=shown)
                 tokens = tuple(choice.tokens)
                 choice.tokens.clear()
-            told.append(Told(sample=sample, piece=piece, tokens=tokens))
+            told.append(StreamEvent(sample=sample, piece=piece, tokens=tokens))
             if self._written is not None:
                 self._written.append(piece.text)
         return told
 
-    def _end(self, sample: int, choice: _Choice, reason: Finish, error: str) -> list[Told]:
+    def _end(self, sample: int, choice: _Choice, reason: Finish, error: str) -> list[StreamEvent]:
         choice.over = True
         self.finish = self.finish or reason
         self._count_end(choice, reason)
-        end = Told(sample=sample, finish=reason, error=error)
+        end = StreamEvent(sample=sample, finish=reason, error=error)
         held = choice.stops.end()
         if not held:
             return [end]
-        piece = Piece(kind="text", text=held)
-        return [Told(sample=sample, piece=piece, tokens=tuple(choice.tokens)), end]
+        piece = TextPiece(kind="text", text=held)
+        return [StreamEvent(sample=sample, piece=piece, tokens=tuple(choice.tokens)), end]
 
     def _count_end(self, choice: _Choice, reason: Finish) -> None:
         if not choice.counted:

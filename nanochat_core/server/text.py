@@ -19,7 +19,7 @@ class TextToken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class TextPiece:
     """A part of an answer: text of whole characters, a call's expression, or its result."""
 
     kind: Literal["text", "tool_call", "tool_result"]
@@ -49,7 +49,7 @@ class AnswerText:
         """Whether `token`, if it comes next, is one of text and not of a call."""
         return token < self._first_special and not self._inside
 
-    def take(self, token: int) -> Iterator[Piece]:
+    def take(self, token: int) -> Iterator[TextPiece]:
         """What is whole now that `token` came."""
         if token >= self._first_special:
             yield from self.end()
@@ -59,12 +59,12 @@ class AnswerText:
         else:
             yield from _text(self._decoder.decode(self._tokenizer.decode_bytes([token])))
 
-    def end(self) -> Iterator[Piece]:
+    def end(self) -> Iterator[TextPiece]:
         """What was held back: half a character, or a call that was cut short."""
         yield from _text(self._decoder.decode(b"", final=True))
         self._decoder.reset()
         if self._inside:
-            yield Piece(kind=self._inside, text=self._tokenizer.decode(self._held))
+            yield TextPiece(kind=self._inside, text=self._tokenizer.decode(self._held))
             self._inside = None
             self._held.clear()
 
@@ -100,9 +100,9 @@ class StopStrings:
         return held
 
 
-def _text(text: str) -> Iterator[Piece]:
+def _text(text: str) -> Iterator[TextPiece]:
     if text:
-        yield Piece(kind="text", text=text)
+        yield TextPiece(kind="text", text=text)
 
 
 def _overlap(text: str, stop: str) -> int:

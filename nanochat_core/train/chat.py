@@ -33,18 +33,18 @@ from nanochat_core.runtime.interrupt import STOP
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
-from nanochat_core.train.loop.checkpointer import Keeper
+from nanochat_core.train.loop.checkpointer import Checkpointer
 from nanochat_core.train.loop.lineage import FILE
-from nanochat_core.train.loop.metrics import StepLog, pace_of
-from nanochat_core.train.loop.oom import Fitting
-from nanochat_core.train.loop.prefetch import feed
-from nanochat_core.train.loop.run_environment import machine
+from nanochat_core.train.loop.metrics import TrainMetrics, pace_of
+from nanochat_core.train.loop.oom import OomRetry
+from nanochat_core.train.loop.prefetch import prefetch
+from nanochat_core.train.loop.run_environment import run_environment
 from nanochat_core.train.loop.sanity_checks import (
     check_first_loss,
     open_chat_tokenizer,
     write_chat_facts,
 )
-from nanochat_core.train.loop.step import IGNORE, gradients_of
+from nanochat_core.train.loop.step import IGNORE, accumulate_gradients
 from tasks.mixtures.mixture import mixture
 
 
@@ -57,7 +57,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     device = open_device(job.resources, local_rank=world.local_rank)
     progress = Progress(job.events, active=world.is_first)
     if not config.mixture:
-        return pass_on(job, world, progress)
+        return copy_model(job, world, progress)
     model = load_model(job.model_input, device).train()
     choose(
         job.resources.attention,
@@ -72,19 +72,19 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         precision=model.numerics.precision,
         world=world,
     )
-    take_over(optimizer, job.model_input, tell=progress.message)
+    load_optimizer_state(optimizer, job.model_input, tell=progress.message)
     if job.resources.compile:
         model.compile_passes()
     tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
     train, held_out = make_rows(
         job, config, model.config.sequence_len, seed, world, tell=progress.message
     )
-    log = StepLog(
+    log = TrainMetrics(
         progress,
         pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world),
         late=device.type == "cuda",
     )
-    keeper = Keeper(job, optimizer, world, progress, log)
+    keeper = Checkpointer(job, optimizer, world, progress, log)
 
     def evaluate(done: int) -> float:
         loss = mean_loss(model, held_out, fitting.size, world)
@@ -100,7 +100,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         return train.take(share_of(ids, world).numpy())
 
     start, state = keeper.resume()
-    fitting = Fitting(job, optimizer, world, progress, state)
+    fitting = OomRetry(job, optimizer, world, progress, state)
     progress.start(num_steps, step=start)
     started = time.monotonic()
     if not start:
@@ -111,11 +111,13 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     first_loss = state["first_loss"] if start else evaluate(0)
     if keeper.is_judged(start, num_steps):
         evaluate(start)
-    with STOP.deferred(), frozen(), fitting.explained():
+    with STOP.deferred(), frozen(), fitting.explain_oom():
         log.begin()
-        for step, (tokens, mask) in feed(take_step, start=start, stop=num_steps, device=device):
+        for step, (tokens, mask) in prefetch(take_step, start=start, stop=num_steps, device=device):
             done = step + 1
-            loss = fitting.gradients(gradients_of(model, optimizer, tokens, mask, world=world))
+            loss = fitting.gradients(
+                accumulate_gradients(model, optimizer, tokens, mask, world=world)
+            )
             log.read(done, loss)
             optimizer.step(
                 lr_multiplier=lr_multiplier(step, num_steps, config.schedule),
@@ -123,7 +125,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
                 weight_decay=0.0,
             )
             log.tell()
-            if keeper.after_step(done, num_steps, {"first_loss": first_loss, **fitting.state()}):
+            if keeper.maybe_save(done, num_steps, {"first_loss": first_loss, **fitting.state()}):
                 evaluate(done)
                 log.begin()
         last_loss = evaluate(num_steps)
@@ -137,11 +139,11 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         "steps": num_steps,
         "rows": len(train.tokens),
         "seconds": time.monotonic() - started,
-        **machine(job, device, world, device_batch_size=fitting.size),
+        **run_environment(job, device, world, device_batch_size=fitting.size),
     }
 
 
-def pass_on(job: Job, world: World, progress: Progress) -> dict[str, Any]:
+def copy_model(job: Job, world: World, progress: Progress) -> dict[str, Any]:
     """The input model as the stage's own: what an empty mixture makes of it.
 
     So a recipe does without midtraining: SFT then begins with the base model.
@@ -161,7 +163,9 @@ def pass_on(job: Job, world: World, progress: Progress) -> dict[str, Any]:
     return {"steps": 0}
 
 
-def take_over(optimizer: Optimizer, directory: Path, *, tell: Callable[[str], None]) -> None:
+def load_optimizer_state(
+    optimizer: Optimizer, directory: Path, *, tell: Callable[[str], None]
+) -> None:
     """Go on with the optimizer's state of the model in `directory`, if it has one. Collective."""
     if has_state(directory):
         optimizer.load(load_state(directory).__getitem__)

@@ -39,7 +39,7 @@ class Rollout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Anchors:
+class ReferenceLogProbs:
     """What an update's log-probabilities are held against, of the answers in their order.
 
     Each tensor is (A,) fp32 on the host: log p of an answer's A tokens, 0 where a tool forced it.
@@ -80,7 +80,7 @@ def policy_gradients_of(
     optimizer: Optimizer,
     rollouts: Sequence[Rollout],
     *,
-    anchors: Anchors | None,
+    anchors: ReferenceLogProbs | None,
     world: World,
 ) -> Callable[..., Tensor]:
     """What gives the optimizer the gradients of the objective, called with `device_batch_size`.
@@ -102,7 +102,7 @@ def _add_policy_gradients(
     rollouts: Sequence[Rollout],
     count: Tensor,  # scalar fp32: sampled tokens on all ranks
     *,
-    anchors: Anchors | None,
+    anchors: ReferenceLogProbs | None,
     device_batch_size: int,
 ) -> Tensor:
     device = count.device
@@ -134,7 +134,7 @@ def _add_policy_gradients(
         loss = value / count
         optimizer.backward(loss, last=first + device_batch_size >= len(useful))
         total += loss.detach()
-    optimizer.start_sums()
+    optimizer.start_reduce_scatter()
     model.eval()
     return total
 
@@ -145,7 +145,7 @@ def anchored_terms(
     *,
     old: Tensor | None,
     reference: Tensor | None,
-    anchors: Anchors,
+    anchors: ReferenceLogProbs,
 ) -> Tensor:
     """The objective's term of every token (R, T) fp32; log-probabilities (R, T), advantage (R, 1).
 

@@ -22,13 +22,13 @@ from nanochat_core.runtime.interrupt import STOP
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.scaling import flops_per_token, num_params
 from nanochat_core.tokenizer.bpe import Tokenizer
-from nanochat_core.train.loop.checkpointer import Keeper
-from nanochat_core.train.loop.lineage import write_facts
-from nanochat_core.train.loop.metrics import StepLog, pace_of
-from nanochat_core.train.loop.oom import Fitting
-from nanochat_core.train.loop.prefetch import feed
-from nanochat_core.train.loop.run_environment import machine
-from nanochat_core.train.loop.step import gradients_of
+from nanochat_core.train.loop.checkpointer import Checkpointer
+from nanochat_core.train.loop.lineage import write_lineage
+from nanochat_core.train.loop.metrics import TrainMetrics, pace_of
+from nanochat_core.train.loop.oom import OomRetry
+from nanochat_core.train.loop.prefetch import prefetch
+from nanochat_core.train.loop.run_environment import run_environment
+from nanochat_core.train.loop.step import accumulate_gradients
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -56,8 +56,8 @@ def run(job: Job) -> dict[str, Any]:
     token_bytes = tokenizer.token_bytes()
     progress = Progress(job.events, active=world.is_first)
     pace = pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world)
-    log = StepLog(progress, pace, late=device.type == "cuda")
-    keeper = Keeper(job, optimizer, world, progress, log)
+    log = TrainMetrics(progress, pace, late=device.type == "cuda")
+    keeper = Checkpointer(job, optimizer, world, progress, log)
 
     def evaluate(done: int) -> float:
         bpb = bits_per_byte(
@@ -78,17 +78,19 @@ def run(job: Job) -> dict[str, Any]:
         return (train.batch(step, rows_per_step, seed=seed, rank=world.rank, world=world.size),)
 
     start, state = keeper.resume()
-    fitting = Fitting(job, optimizer, world, progress, state)
+    fitting = OomRetry(job, optimizer, world, progress, state)
     progress.start(config.num_steps, step=start)
     started = time.monotonic()
     first_bpb = state["first_bpb"] if start else evaluate(0)
     if keeper.is_judged(start, config.num_steps):
         evaluate(start)
-    with STOP.deferred(), frozen(), fitting.explained():
+    with STOP.deferred(), frozen(), fitting.explain_oom():
         log.begin()
-        for step, (tokens,) in feed(take, start=start, stop=config.num_steps, device=device):
+        for step, (tokens,) in prefetch(take, start=start, stop=config.num_steps, device=device):
             done = step + 1
-            loss = fitting.gradients(gradients_of(model, optimizer, tokens, None, world=world))
+            loss = fitting.gradients(
+                accumulate_gradients(model, optimizer, tokens, None, world=world)
+            )
             log.read(done, loss)
             optimizer.step(
                 lr_multiplier=lr_multiplier(step, config.num_steps, config.schedule),
@@ -99,7 +101,7 @@ def run(job: Job) -> dict[str, Any]:
             )
             log.tell()
             state = {"first_bpb": first_bpb, **fitting.state()}
-            if keeper.after_step(done, config.num_steps, state):
+            if keeper.maybe_save(done, config.num_steps, state):
                 evaluate(done)
                 log.begin()
         last_bpb = evaluate(config.num_steps)
@@ -117,13 +119,13 @@ def run(job: Job) -> dict[str, Any]:
         * config.total_batch_size
         * flops_per_token(model.config, model.numerics),
         "tokens_per_second": trained / (time.monotonic() - started),
-        **machine(job, device, world, device_batch_size=fitting.size),
+        **run_environment(job, device, world, device_batch_size=fitting.size),
     }
 
 
 def write_output(job: Job, model: GPT, tokenizer: Tokenizer, *, optimizer: Tensors) -> None:
     """The model, and what it was taught with."""
-    write_facts(job.output, tokenizer=tokenizer.digest(), layout=None)
+    write_lineage(job.output, tokenizer=tokenizer.digest(), layout=None)
     save_model(
         job.output,
         model,

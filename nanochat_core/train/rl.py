@@ -34,11 +34,11 @@ from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
-from nanochat_core.train.chat import scaled, take_over
-from nanochat_core.train.loop.checkpointer import Keeper
-from nanochat_core.train.loop.metrics import StepLog
-from nanochat_core.train.loop.oom import Fitting
-from nanochat_core.train.loop.run_environment import machine
+from nanochat_core.train.chat import load_optimizer_state, scaled
+from nanochat_core.train.loop.checkpointer import Checkpointer
+from nanochat_core.train.loop.metrics import TrainMetrics
+from nanochat_core.train.loop.oom import OomRetry
+from nanochat_core.train.loop.run_environment import run_environment
 from nanochat_core.train.loop.sanity_checks import (
     FIRST_STEPS,
     open_chat_tokenizer,
@@ -46,7 +46,7 @@ from nanochat_core.train.loop.sanity_checks import (
     write_chat_facts,
 )
 from nanochat_core.train.policy import (
-    Anchors,
+    ReferenceLogProbs,
     Rollout,
     advantages_of,
     drop_equal_groups,
@@ -84,7 +84,7 @@ def run(job: Job) -> dict[str, Any]:
         precision=model.numerics.precision,
         world=world,
     )
-    take_over(optimizer, job.model_input, tell=progress.message)
+    load_optimizer_state(optimizer, job.model_input, tell=progress.message)
     tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
     engine = Engine(
         model,
@@ -93,23 +93,23 @@ def run(job: Job) -> dict[str, Any]:
         on_choice=lambda choice: progress.message(f"answers: {choice}"),
     )
     reference = load_model(job.model_input, device) if config.kl_weight else None
-    log = StepLog(progress, None, late=False)
-    keeper = Keeper(job, optimizer, world, progress, log)
+    log = TrainMetrics(progress, None, late=False)
+    keeper = Checkpointer(job, optimizer, world, progress, log)
 
     def evaluate(done: int) -> dict[str, float]:
-        scores = judge(engine, test, config, seed, world)
+        scores = evaluate_model(engine, test, config, seed, world)
         progress.eval(done, **scores)
         keeper.judge(done, -scores["pass_at_1"])
         return scores
 
     start, state = keeper.resume()
-    fitting = Fitting(job, optimizer, world, progress, state)
+    fitting = OomRetry(job, optimizer, world, progress, state)
     progress.start(config.num_steps, step=start)
     if not start:
         state = {"first_score": evaluate(0)["pass_at_1"], "rewards": [], "samples": []}
     if keeper.is_judged(start, config.num_steps):
         evaluate(start)
-    with STOP.deferred(), fitting.explained():
+    with STOP.deferred(), fitting.explain_oom():
         log.begin()
         for step in range(start, config.num_steps):
             done = step + 1
@@ -137,8 +137,8 @@ def run(job: Job) -> dict[str, Any]:
             )
             engine.refresh()
             log.tell()
-            state["rewards"] = note_reward(state["rewards"], values["reward"], progress)
-            if keeper.after_step(done, config.num_steps, {**state, **fitting.state()}):
+            state["rewards"] = track_reward(state["rewards"], values["reward"], progress)
+            if keeper.maybe_save(done, config.num_steps, {**state, **fitting.state()}):
                 evaluate(done)
                 log.begin()
         scores = evaluate(config.num_steps)
@@ -150,7 +150,7 @@ def run(job: Job) -> dict[str, Any]:
         "pass_at_1_first": state["first_score"],
         **scores,
         "steps": config.num_steps,
-        **machine(job, device, world, device_batch_size=fitting.size),
+        **run_environment(job, device, world, device_batch_size=fitting.size),
     }
 
 
@@ -184,7 +184,7 @@ def write_output(
     )
 
 
-def judge(
+def evaluate_model(
     engine: Engine, test: Task, config: RLConfig, seed: int, world: World
 ) -> dict[str, float]:
     """pass@1 of the likeliest answers; or pass@k of sampled ones for every k up to eval_samples.
@@ -263,7 +263,7 @@ def update(
     rollouts: Sequence[Rollout],
     config: RLConfig,
     *,
-    fitting: Fitting,
+    fitting: OomRetry,
     world: World,
     learns: bool,
     lr_multiplier: float,
@@ -297,10 +297,10 @@ def make_anchors(
     config: RLConfig,
     *,
     device_batch_size: int,
-) -> Anchors:
+) -> ReferenceLogProbs:
     """What the updates on these answers are held against."""
     say = partial(log_probs, rollouts=rollouts, device_batch_size=device_batch_size)
-    return Anchors(
+    return ReferenceLogProbs(
         old=say(model) if config.updates_per_batch > 1 else None,
         reference=None if reference is None else say(reference),
         clip=config.clip,
@@ -324,7 +324,7 @@ def summary(rollouts: Sequence[Rollout], config: RLConfig, world: World) -> dict
     return {**values, "dropped_groups": equal_groups} if config.drop_equal_groups else values
 
 
-def note_reward(rewards: list[float], reward: float, progress: Progress) -> list[float]:
+def track_reward(rewards: list[float], reward: float, progress: Progress) -> list[float]:
     """The mean rewards of a run's first steps, with one more; warns when they teach nothing."""
     if len(rewards) == FIRST_STEPS:
         return rewards

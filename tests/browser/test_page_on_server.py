@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from nanochat_core.server.service import Rules
+from nanochat_core.server.service import ServerConfig
 from tests.browser.chat import answers, ask, send
 from tests.browser.conftest import NOT_LOADED, PATIENCE, WATCH, Complaints, watch
 from tests.nanochat_core.server.live import Live, serving, wait_until
@@ -19,7 +19,7 @@ def live() -> Iterator[Live]:
 
 @pytest.fixture
 def keyed() -> Iterator[Live]:
-    with serving(Rules(log="none", keys=("secret",))) as server:
+    with serving(ServerConfig(log="none", keys=("secret",))) as server:
         yield server
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from flows.build.build import build
 from flows.leases import lease
-from flows.leases.held_lease import Terms
+from flows.leases.held_lease import LeaseTimings
 from flows.stages import Stage
 from infra.storage.open import open_store
 from nanochat_core.errors import NanochatError
@@ -108,7 +108,7 @@ def main() -> None:
     site = replace(
         toys.site(f"run-{home.name}"),
         store=open_store(store),
-        terms=Terms(ttl=ttl, beat=beat, look=0.1, longest_look=0.5),
+        terms=LeaseTimings(ttl=ttl, beat=beat, look=0.1, longest_look=0.5),
         watch=lambda stage, event: _tell(**event),
     )
     try:

@@ -1,11 +1,11 @@
 """Those who want to build, in tests of leases."""
 
-from flows.leases.lease import Claim
+from flows.leases.lease import Claimant
 
 
-def claim(name: str, *, home: str | None = None) -> Claim:
+def claim(name: str, *, home: str | None = None) -> Claimant:
     """A claim by run `name`, on a machine of its own unless `home` says otherwise."""
-    return Claim(
+    return Claimant(
         owner=f"owner-{name}",
         run=f"run-{name}",
         host=f"host-{name}",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.build.build import Site
+from flows.build.build import BuildContext
 from flows.profiles import open_profile
 from flows.stages import Stage
 from infra.placement import Placement
@@ -75,9 +75,9 @@ class Toys:
             ),
         )
 
-    def site(self, run_id: str = "toy-1", *, strict: bool = True) -> Site:
+    def site(self, run_id: str = "toy-1", *, strict: bool = True) -> BuildContext:
         """Where the toys are built."""
-        return Site(
+        return BuildContext(
             run=open_profile("tiny").run,
             run_id=run_id,
             placement=self.placement,

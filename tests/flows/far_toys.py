@@ -18,8 +18,8 @@ from prefect.runtime import flow_run
 import flows.build.retry
 import flows.build.stage_request
 import flows.orchestration.one_stage
-from flows.build.build import Site, Watch
-from flows.build.stage_request import Order
+from flows.build.build import BuildContext, Watch
+from flows.build.stage_request import StageRequest
 from flows.identity.manifest import Manifest
 from flows.orchestration.one_stage import one_stage
 from flows.orchestration.pipeline import run_pipeline
@@ -51,7 +51,7 @@ def write_table(directory: Path, stages: list[Stage]) -> None:
     (directory / TABLE).write_bytes(pickle.dumps(stages))
 
 
-def site_of(directory: Path, run_id: str, *, home: str, gpus: int = 0) -> Site:
+def site_of(directory: Path, run_id: str, *, home: str, gpus: int = 0) -> BuildContext:
     """Where toys are built: in a home of the test's directory, from its one store."""
     site = toys_of(directory, home=home).site(run_id)
     placement = replace(
@@ -63,7 +63,9 @@ def site_of(directory: Path, run_id: str, *, home: str, gpus: int = 0) -> Site:
     return replace(site, placement=placement, store=toys_of(directory).site().store)
 
 
-def _open_order(order: Order, *, watch: Watch) -> tuple[Stage, Site, Mapping[str, Manifest]]:
+def _open_order(
+    order: StageRequest, *, watch: Watch
+) -> tuple[Stage, BuildContext, Mapping[str, Manifest]]:
     directory = Path(os.environ[DIRECTORY])
     site = site_of(directory, order.run, home="far", gpus=order.gpus or 0)
     if OTHER_CODE in os.environ:
@@ -80,7 +82,7 @@ def _changed(root: Path, copy: Path) -> Path:
     return copy
 
 
-def _stage_of(order: Order) -> Stage:
+def _stage_of(order: StageRequest) -> Stage:
     table = read_table(Path(os.environ[DIRECTORY]))
     return {stage.name: stage for stage in table}[order.stage]
 

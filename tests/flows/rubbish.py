@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from flows.gc.collect import Collected, Plan, collect, make_claim, plan_collection
+from flows.gc.collect import Collected, CollectionPlan, collect, make_claim, plan_collection
 from flows.gc.reach import Rules
 from flows.identity.manifest import Manifest
 from flows.leases import lease
@@ -23,7 +23,7 @@ def gc(store: MemoryStore, **options: Any) -> Collected:
     return collect(store, RULES, **{**facts, **options})
 
 
-def look(store: MemoryStore) -> Plan:
+def look(store: MemoryStore) -> CollectionPlan:
     """What a collection would do."""
     return plan_collection(store, RULES, threads=1, watch=ignore)
 
@@ -67,9 +67,9 @@ def place(manifest: Manifest) -> str:
     return f"{manifest.stage}/{manifest.fingerprint}"
 
 
-def acquire(store: MemoryStore, manifest: Manifest, run: str = "tiny-9") -> lease.Held:
+def acquire(store: MemoryStore, manifest: Manifest, run: str = "tiny-9") -> lease.LeaseGrant:
     """The right to build it."""
     me = dataclasses.replace(make_claim(), run=run)
     held = lease.try_acquire(store, manifest.stage, manifest.fingerprint, me, ttl=lease.TTL)
-    assert isinstance(held, lease.Held)
+    assert isinstance(held, lease.LeaseGrant)
     return held

@@ -11,7 +11,7 @@ from typing import Any
 from flows.artifacts.runs import Run, write_run
 from flows.identity.fingerprint import fingerprint_of
 from flows.identity.manifest import File, Input, Manifest, Provenance, digest_of
-from infra.storage.base import Entry, Store, Stored
+from infra.storage.base import ObjectInfo, Store, VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.section import Tree
 
@@ -133,7 +133,7 @@ class Counting(LocalStore):
         finally:
             self._end()
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         """See Store."""
         self._count(self.gets, key)
         try:
@@ -141,7 +141,7 @@ class Counting(LocalStore):
         finally:
             self._end()
 
-    def list(self, prefix: str) -> Iterator[Entry]:
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
         self.lists.append(prefix)
         return super().list(prefix)

@@ -15,7 +15,7 @@ from flows.identity.fingerprint import fingerprint_of
 from flows.identity.manifest import Manifest
 from flows.plan.accept import Acceptance, Offer, accept, find_offer
 from flows.stages import stage_named
-from infra.storage.base import Entry, Missing, Store
+from infra.storage.base import ObjectInfo, ObjectNotFound, Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError
 from tests.flows.house import RUN, House, after, without
@@ -255,9 +255,9 @@ def test_files_that_go_while_they_are_accepted_take_the_manifest_with_them(full_
             self.lost = True
             return done
 
-        def head(self, key: str) -> Entry:
+        def head(self, key: str) -> ObjectInfo:
             if self.lost:
-                raise Missing(key)
+                raise ObjectNotFound(key)
             return super().head(key)
 
     store = Losing(full_house.root.parent / "store")

@@ -14,7 +14,7 @@ import pytest
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import Published, find_manifest, newest_manifests, publish, supersede
 from flows.identity.manifest import Manifest
-from infra.storage.base import Missing, StoreAway
+from infra.storage.base import ObjectNotFound, StoreUnavailable
 from infra.storage.local import LocalStore
 from nanochat_core.data.shard_files import write_shard
 from nanochat_core.errors import ArtifactError, StageError, StoreError
@@ -209,7 +209,7 @@ def test_an_attempt_that_lost_its_right_publishes_nothing(store: LocalStore, tmp
 
     with pytest.raises(StageError):
         publish_rows(store, tmp_path, fence=fence)
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectNotFound):
         store.get(key)
     assert not list(store.list("index/"))
 
@@ -252,13 +252,13 @@ def test_a_commit_that_is_repeated_brings_back_nothing_that_was_put_aside(tmp_pa
             if key.endswith("/manifest.json") and self.is_silent:
                 self.is_silent = False
                 supersede(self, Manifest.from_json(data, where=""), fence=no_fence)
-                raise StoreAway("no answer", hint="wait")
+                raise StoreUnavailable("no answer", hint="wait")
             return is_ours
 
     def persist(action: Callable[[], T], /) -> T:
         try:
             return action()
-        except StoreAway:
+        except StoreUnavailable:
             return action()
 
     store = Silent(tmp_path / "store")

@@ -10,7 +10,7 @@ import pytest
 
 from flows.artifacts import checkpoints
 from flows.artifacts.cache import Cache, fetch
-from flows.build.build import Site, build
+from flows.build.build import BuildContext, build
 from flows.identity.fingerprint import Code, identify
 from flows.identity.rebuilds import mark_rebuild
 from flows.plan.in_progress import find_resume
@@ -51,13 +51,13 @@ def run(job):
 """
 
 
-def site_at(toys: Any, home: Path, shared: Path) -> Site:
+def site_at(toys: Any, home: Path, shared: Path) -> BuildContext:
     home.mkdir(exist_ok=True)
     placement = replace(toys.placement, home=home, store=shared.as_uri())
     return replace(toys.site(), placement=placement, store=open_store(placement.store))
 
 
-def result_of(site: Site, manifest: Any, cache: Path) -> str:
+def result_of(site: BuildContext, manifest: Any, cache: Path) -> str:
     with Cache(cache, 10**9) as local:
         return (fetch(site.store, manifest, local) / "files" / "value.txt").read_text()
 
@@ -183,7 +183,7 @@ def test_a_rebuild_resumes_nothing_that_is_older_on_any_machine(toys: Any, tmp_p
     stage = toys.stage("train", source=FAILING)
     one, two = (site_at(toys, tmp_path / name, tmp_path / "shared") for name in ("one", "two"))
 
-    def start(site: Site, *, run: str = "run", force: bool = True) -> int:
+    def start(site: BuildContext, *, run: str = "run", force: bool = True) -> int:
         with pytest.raises(JobFailed):
             build(stage, replace(site, run_id=run), {}, force=force)
         return start_of(toys, site.placement.home.name)
@@ -218,13 +218,13 @@ def test_a_checkpoint_that_an_older_job_sends_late_is_not_resumed(
     assert start_of(toys, "two") == 0
 
 
-def forced_mark(site: Site, stage: Any, run: str) -> None:
+def forced_mark(site: BuildContext, stage: Any, run: str) -> None:
     """Begin a rebuild, and nothing more: the machine vanishes."""
     fingerprint = identify(stage, site.run, {}, code=Code(site.root)).fingerprint
     checkpoints.forget(site.store, stage.name, fingerprint)
     mark_rebuild(site.store, stage.name, fingerprint, run=run)
 
 
-def resume_of(site: Site, stage: Any) -> Any:
+def resume_of(site: BuildContext, stage: Any) -> Any:
     """What `nanochat plan` says."""
     return find_resume(site.store, site.work, identify(stage, site.run, {}, code=Code(site.root)))

@@ -18,15 +18,15 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked, revoke
 from flows.build.build import build
 from flows.identity.fingerprint import Code, identify
-from flows.leases.held_lease import Terms
-from flows.leases.lease import TTL, Holder, LeaseLost, try_acquire
+from flows.leases.held_lease import LeaseTimings
+from flows.leases.lease import TTL, LeaseHolder, LeaseLost, try_acquire
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.open import open_store
 from tests.flows.builder_process import SLOW, read_until, slow, start_builder
 from tests.flows.claims import claim
 from tests.flows.waiting import wait_until
 
-QUICK = Terms(ttl=2.0, beat=0.05, look=0.05, longest_look=0.2)
+QUICK = LeaseTimings(ttl=2.0, beat=0.05, look=0.05, longest_look=0.2)
 ENDLESS = "import time\ndef run(job):\n    (job.checkpoints / 'kept').touch()\n    time.sleep(60)\n"
 
 
@@ -39,7 +39,7 @@ def take_over(site: Any, stage: Any) -> Any:
     taken = try_acquire(
         site.store, stage.name, fingerprint_of(site, stage), claim("b", home="elsewhere"), ttl=-1.0
     )
-    assert not isinstance(taken, Holder)
+    assert not isinstance(taken, LeaseHolder)
     return taken
 
 

@@ -192,7 +192,7 @@ print((directory / "files" / "train.rows").read_text(), flush=True)
 # The first to fetch takes its time, so that the other comes while it does.
 SLOW_USER = (
     "import time, flows.artifacts.transfer\n"
-    f"slow = flows.artifacts.transfer.fetch_files\n{{extra}}\n{USER}"
+    f"slow = flows.artifacts.transfer.fetch_verified\n{{extra}}\n{USER}"
 ).replace(
     'print("ready"',
     """

@@ -193,7 +193,7 @@ def test_a_commit_that_would_leave_its_directory_is_refused(
     tree = checkpoint_records.find_document(store, key, format=checkpoint_records.FORMAT)
     assert tree
     tree["files"][0]["path"] = "../../evil"
-    store.put(key, checkpoints.seal(tree, format=checkpoint_records.FORMAT))
+    store.put(key, checkpoints.encode_record(tree, format=checkpoint_records.FORMAT))
     told: list[str] = []
     restore(store, there, tell=told.append)
     assert "passed over" in told[0]
@@ -288,7 +288,9 @@ def test_a_stored_checkpoint_of_another_format_is_refused_and_stays(
     tree = checkpoint_records.find_document(store, key, format=checkpoint_records.FORMAT)
     assert tree
     tree["commit"]["format"] += part == "commit"
-    store.put(key, checkpoints.seal(tree, format=checkpoint_records.FORMAT + (part == "record")))
+    store.put(
+        key, checkpoints.encode_record(tree, format=checkpoint_records.FORMAT + (part == "record"))
+    )
     before = contents(store.path_of("pretrain"))
     with pytest.raises(StageError, match=ANOTHER_FORMAT) as told:
         restore(store, there, tell=pytest.fail)

@@ -13,7 +13,7 @@ from flows.artifacts.pins import SWEEP
 from flows.cli.app import main
 from flows.gc.collect import FORMAT, MARK, make_claim
 from flows.identity.manifest import Manifest
-from flows.identity.records import find_document, seal
+from flows.identity.records import encode_record, find_document
 from flows.leases import lease
 from infra.storage.local import LocalStore
 from tests.flows.shelf import make_manifest, put_artifact, put_run
@@ -46,7 +46,7 @@ def age_marks(store: LocalStore, *, days: float) -> None:
     tree = find_document(store, MARK, format=FORMAT)
     assert tree is not None
     marks = {name: seen - days * 86400 for name, seen in tree["marks"].items()}
-    store.put(MARK, seal({"marks": marks}, format=FORMAT))
+    store.put(MARK, encode_record({"marks": marks}, format=FORMAT))
 
 
 def gc(tmp_path: Path, *words: str) -> int:
@@ -205,7 +205,7 @@ def test_a_tag_waits_for_a_collection_and_looks_whether_the_run_is_there(
 ):
     put_run(store, "tiny-1", put_old(store, 1, days=3))
     held = lease.try_acquire(store, *SWEEP, make_claim(), ttl=lease.TTL)
-    assert isinstance(held, lease.Held)
+    assert isinstance(held, lease.LeaseGrant)
 
     def end_collection(seconds: float) -> None:
         if forgotten:

@@ -18,7 +18,7 @@ from flows.cli.app import main
 from flows.cli.train.run import is_recorded
 from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of, short
 from flows.identity.manifest import Manifest
-from flows.identity.records import seal
+from flows.identity.records import encode_record
 from flows.plan.accept import Acceptance, Offer, accept
 from flows.plan.plan import make_plan
 from flows.profiles import open_profile
@@ -160,7 +160,7 @@ def test_a_reason_from_the_store_cannot_move_the_cursor(
     made_by = made["sft"].provenance
     tree = {"why": "\x1b[2J", "when": "w", "who": "w"}
     tree |= {"owner": made_by.owner, "epoch": made_by.epoch}
-    store.put(key, seal(tree, format=2))
+    store.put(key, encode_record(tree, format=2))
     lines = terminal.run("plan", "tiny")[1]
     assert not any("\x1b" in line for line in lines)
     assert any("\\x1b[2J" in line for line in lines)

@@ -10,7 +10,7 @@ import pytest
 
 from flows.artifacts.pins import SWEEP
 from flows.artifacts.runs import Run, find_run, write_run
-from flows.build.retry import StageLost
+from flows.build.retry import TransientStageError
 from flows.cli.app import main
 from flows.gc.collect import make_claim
 from flows.leases import lease
@@ -85,7 +85,7 @@ def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
     first = find_run(store, "first")
     assert first is not None
     held = lease.try_acquire(store, *SWEEP, make_claim(), ttl=lease.TTL)
-    assert isinstance(held, lease.Held)
+    assert isinstance(held, lease.LeaseGrant)
 
     def collect() -> None:
         """Play a collection that has read the runs' records already, until the run has its own."""
@@ -140,7 +140,7 @@ def test_what_was_lost_has_an_exit_code_of_its_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def lose(*args: object, **kwargs: object) -> None:
-        raise StageLost("node 1 heard nothing of node 0", hint="start node 0")
+        raise TransientStageError("node 1 heard nothing of node 0", hint="start node 0")
 
     monkeypatch.setattr("flows.cli.train.stage.build_share", lose)
     assert main(("stage", "shards", "tiny", *words_of(tmp_path / "a"))) == 75

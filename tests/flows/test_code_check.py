@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from flows.artifacts.publish import find_manifest
-from flows.build.build import Site, build, seek
+from flows.build.build import BuildContext, build, look_up
 from flows.build.code_check import CodeChanged
 from flows.build.job import make_job
-from flows.build.retry import is_lost
+from flows.build.retry import is_retryable
 from flows.identity.fingerprint import CARRIERS, REPOSITORY
 from flows.identity.manifest import Manifest
 from flows.stages import Stage
@@ -82,7 +82,7 @@ def stage(toys: Any) -> Stage:
     return toys.stage("toy", source=SOURCE)
 
 
-def editing(toys: Any, edit: Callable[[], None], *, strict: bool = False) -> Site:
+def editing(toys: Any, edit: Callable[[], None], *, strict: bool = False) -> BuildContext:
     """A site where `edit` happens once, between the fingerprint and the worker's start."""
     site = toys.site(strict=strict)
     edits = [edit]
@@ -95,7 +95,7 @@ def editing(toys: Any, edit: Callable[[], None], *, strict: bool = False) -> Sit
     return replace(site, watch=watch)
 
 
-def text_of(site: Site, manifest: Manifest) -> str:
+def text_of(site: BuildContext, manifest: Manifest) -> str:
     """What the stage wrote."""
     (file,) = manifest.files
     return site.store.get(file.key).decode()
@@ -114,13 +114,13 @@ def test_an_edit_between_fingerprint_and_start_is_not_published(
     toys: Any, stage: Stage, name: str, old: str, new: str, strict: bool
 ):
     path = toys.root / "tasks" / name
-    before = seek(stage, toys.site(), {}, force=False).identity
+    before = look_up(stage, toys.site(), {}, force=False).identity
     site = editing(toys, lambda: path.write_text(path.read_text().replace(old, new)), strict=strict)
 
     with pytest.raises(CodeChanged, match=rf"ran other code .*{name.split('.')[0]}") as caught:
         build(stage, site, {}, force=False)
 
-    assert is_lost(caught.value)  # it is tried again
+    assert is_retryable(caught.value)  # it is tried again
     assert find_manifest(site.store, "toy", before.fingerprint) is None
     assert not (site.work / "toy" / before.fingerprint).exists()
     assert not build(stage, site, {}, force=False).cached  # under the new fingerprint
@@ -160,7 +160,7 @@ def test_a_data_file_that_the_fingerprint_does_not_see_is_an_error_though_not_st
     with pytest.raises(StageError, match=r"does not see: tasks/toy_hidden\.txt") as caught:
         build(hidden, toys.site(strict=False), {}, force=False)
 
-    assert not is_lost(caught.value)
+    assert not is_retryable(caught.value)
 
 
 def test_stale_bytecode_does_not_run(toys: Any, stage: Stage):
@@ -183,7 +183,7 @@ def test_what_other_code_saved_is_not_used(toys: Any, stage: Stage):
     source = source.replace("{}\n", '{"attempts": len(count.read_text())}\n')
     stage = toys.stage("toy", source=source)
     site = toys.site()
-    identity = seek(stage, site, {}, force=False).identity
+    identity = look_up(stage, site, {}, force=False).identity
     job = make_job(stage, site, identity, {})
     path = toys.root / "tasks" / "toy_part.py"
     path.write_text("NUMBER = 2\n")
@@ -203,7 +203,7 @@ def test_what_the_same_code_saved_is_used_though_a_comment_changed(toys: Any, st
     source = source.replace("{}\n", '{"attempts": len(count.read_text())}\n')
     stage = toys.stage("toy", source=source)
     site = toys.site()
-    identity = seek(stage, site, {}, force=False).identity
+    identity = look_up(stage, site, {}, force=False).identity
     job = make_job(stage, site, identity, {})
     path = toys.root / "tasks" / "toy_part.py"
     for words in ("", "# One.\n", "# Another.\n"):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from flows.build.build import Site, build
-from flows.build.retry import StageLost
+from flows.build.build import BuildContext, build
+from flows.build.retry import TransientStageError
 from infra.launch.torchrun import StageInterrupted
 from infra.prefect.server import Server
-from infra.storage.base import Stored
+from infra.storage.base import VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError, StageError, StoreError
 from tests.flows.conftest import ENTRY
@@ -55,7 +55,7 @@ class Caller:
         source = f'{ENTRY}\nTEST = "{test}"'  # the server outlives the test
         self.stage = toys.stage("gpu", compute="gpu", source=source)
         self.follows = threading.Event()  # an order
-        self.site: Site = replace(
+        self.site: BuildContext = replace(
             toys.site(self.run.run),
             placement=replace(toys.placement, pool=POOL),
             stop=threading.Event(),
@@ -70,9 +70,9 @@ class Caller:
     @property
     def tag(self) -> str:
         """The tag of the orders of its stage."""
-        from flows.build.build import seek
+        from flows.build.build import look_up
 
-        fingerprint = seek(self.stage, self.site, {}, force=False).identity.fingerprint
+        fingerprint = look_up(self.stage, self.site, {}, force=False).identity.fingerprint
         return f"stage:gpu/{fingerprint[:12]}"
 
     def order(self, *, force: bool = False) -> "Future[Any]":
@@ -170,7 +170,7 @@ def test_a_lost_order_is_told_and_the_next_one_is_another_run(
     caller = make_caller("one")
     result = caller.order()
     end(caller.wait_for_runs(1)[0], "CRASHED", "the node is gone")
-    with pytest.raises(StageLost, match=r"gpu/\w{12} was lost: the node is gone"):
+    with pytest.raises(TransientStageError, match=r"gpu/\w{12} was lost: the node is gone"):
         result.result()
     again = caller.order()
     second = caller.wait_for_runs(2)[1]
@@ -186,14 +186,14 @@ def test_what_the_far_side_says_reaches_the_caller(make_caller: Callable[[str], 
     with pytest.raises(StageError, match="gpu failed on rank 3") as caught:
         result.result()
     assert caught.value.hint == "replay it with: x"
-    assert not isinstance(caught.value, StageLost)
+    assert not isinstance(caught.value, TransientStageError)
 
 
 def test_the_store_is_believed_and_not_the_run(make_caller: Callable[[str], Caller]) -> None:
     caller = make_caller("one")
     result = caller.order()
     end(caller.wait_for_runs(1)[0], "COMPLETED")
-    with pytest.raises(StageLost, match="is not in the store, though its run"):
+    with pytest.raises(TransientStageError, match="is not in the store, though its run"):
         result.result()
 
     again = caller.order()
@@ -213,7 +213,7 @@ def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(
     end(run, "CANCELLED", "by hand")
     with pytest.raises(StageError, match="was cancelled: by hand") as caught:
         cancelled.result()
-    assert not isinstance(caught.value, StageLost)
+    assert not isinstance(caught.value, TransientStageError)
     own = second.wait_for_runs(2)[1]
     assert f"run:{second.run.run}" in own.tags
     second.carry_out()
@@ -222,15 +222,15 @@ def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(
 
 
 def test_stopping_a_run_cancels_its_own_orders_only(make_caller: Callable[[str], Caller]) -> None:
-    from flows.orchestration.stage_runs import cancel_orders
+    from flows.orchestration.stage_runs import cancel_stage_runs
     from tests.flows.pools import read_run
 
     caller = make_caller("one")
     result = caller.order()
     [run] = caller.wait_for_runs(1)
-    cancel_orders("another")
+    cancel_stage_runs("another")
     assert read_run(run.id).state.is_scheduled()
-    cancel_orders(caller.run.run)
+    cancel_stage_runs(caller.run.run)
     assert read_run(run.id).state.is_cancelled()
     with pytest.raises(StageError):
         result.result()
@@ -248,11 +248,11 @@ def test_a_process_that_must_end_leaves_its_orders_unless_the_run_is_cancelled(
     [run] = caller.wait_for_runs(1)  # stands for the caller's own
     monkeypatch.setattr(pipeline.flow_run, "get_id", lambda: str(run.id))
     told_to_end = TerminationSignal(15)
-    assert not pipeline.is_last_word(told_to_end)
-    assert pipeline.is_last_word(KeyboardInterrupt())
-    assert pipeline.is_last_word(StageError("broken"))
+    assert not pipeline.is_terminal(told_to_end)
+    assert pipeline.is_terminal(KeyboardInterrupt())
+    assert pipeline.is_terminal(StageError("broken"))
     end(run, "CANCELLED")
-    assert pipeline.is_last_word(told_to_end)
+    assert pipeline.is_terminal(told_to_end)
 
 
 def test_an_artifact_ends_the_waiting_while_prefect_is_away(
@@ -300,7 +300,7 @@ class RefusingStore(LocalStore):
     def get(self, key: str, *, size: int | None = None) -> bytes:
         raise StoreError(f"{self.url} refuses to be read")
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         raise StoreError(f"{self.url} refuses to be read")
 
 
@@ -347,7 +347,7 @@ def test_several_machines_take_an_order_each(make_caller: Callable[[str], Caller
     assert sorted(run.parameters["node"] for run in runs) == [0, 1]
     second = next(run for run in runs if "node:1" in run.tags)
     end(second, "CRASHED", "its node is gone")
-    with pytest.raises(StageLost, match="its node is gone"):
+    with pytest.raises(TransientStageError, match="its node is gone"):
         result.result()
     again = caller.order()  # goes on with the first, and orders the second again
     runs = caller.wait_for_runs(3)

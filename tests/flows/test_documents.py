@@ -8,7 +8,7 @@ import pytest
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import find_run
 from flows.identity.manifest import FORMAT, Manifest
-from flows.identity.records import find_document, mend_hint, seal, unseal
+from flows.identity.records import decode_record, encode_record, find_document, repair_hint
 from flows.leases import lease
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
@@ -18,27 +18,27 @@ FINGERPRINT = "a" * 64
 
 
 def damaged(store: LocalStore) -> object:
-    store.put("x.json", seal({"a": "hi"}, format=1).replace(b'"hi"', b'"ho"'))
+    store.put("x.json", encode_record({"a": "hi"}, format=1).replace(b'"hi"', b'"ho"'))
     return find_document(store, "x.json", format=1)
 
 
 def cut(store: LocalStore) -> object:
-    store.put("x.json", seal({"a": 1}, format=1)[:-5])
+    store.put("x.json", encode_record({"a": 1}, format=1)[:-5])
     return find_document(store, "x.json", format=1)
 
 
 def manifest_of_other_fields(store: LocalStore) -> object:
-    store.put(f"sft/{FINGERPRINT}/manifest.json", seal({"a": 1}, format=FORMAT))
+    store.put(f"sft/{FINGERPRINT}/manifest.json", encode_record({"a": 1}, format=FORMAT))
     return find_manifest(store, "sft", FINGERPRINT)
 
 
 def manifest_that_contradicts_itself(store: LocalStore) -> object:
-    tree = unseal(make_manifest("sft").to_json(), format=FORMAT, where="here")
+    tree = decode_record(make_manifest("sft").to_json(), format=FORMAT, where="here")
     return Manifest.from_tree({**tree, "stage": "rl"}, where=store.url)
 
 
 def lease_of_other_fields(store: LocalStore) -> object:
-    store.put(f"sft/{FINGERPRINT}/lease.json", seal({"a": 1}, format=lease.FORMAT))
+    store.put(f"sft/{FINGERPRINT}/lease.json", encode_record({"a": 1}, format=lease.FORMAT))
     return lease.find_holder(store, "sft", FINGERPRINT)
 
 
@@ -67,4 +67,4 @@ def test_what_may_be_damaged_on_the_way_is_looked_at_from_elsewhere_before_it_is
     hint = caught.value.hint or ""
     first, _, then = hint.partition("delete it")
     assert "on another machine" in first
-    assert hint == mend_hint("delete it" + then)
+    assert hint == repair_hint("delete it" + then)

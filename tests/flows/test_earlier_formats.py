@@ -16,7 +16,7 @@ from flows.artifacts.checkpoints import find_steps
 from flows.artifacts.publish import find_manifest, supersede
 from flows.build import checkpoint_shards
 from flows.identity import manifest, rebuilds
-from flows.identity.records import seal
+from flows.identity.records import encode_record
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Result, write_json
@@ -145,7 +145,7 @@ def test_a_record_of_the_next_format_is_refused_by_its_number(
         field: value for field, value in PLACES[key].items() if field not in ("check", "format")
     }
     number = {"manifest": manifest, "run": runs, "checkpoint": checkpoint_records}[name].FORMAT + 1
-    store.put(key, seal({**tree, "news": 1}, format=number))
+    store.put(key, encode_record({**tree, "news": 1}, format=number))
     read: dict[str, Callable[[], object]] = {
         "manifest": lambda: find_manifest(store, "eval", FINGERPRINT),
         "run": lambda: runs.find_run(store, "tiny-1-a"),
@@ -176,7 +176,9 @@ def test_what_the_version_before_cannot_read_has_another_number(tmp_path: Path) 
 
 
 def test_a_rebuild_that_the_version_before_began_is_begun_again(store: LocalStore) -> None:
-    store.put(f"eval/{FINGERPRINT}/checkpoints/anew/run.json", seal({"run": "a"}, format=1))
+    store.put(
+        f"eval/{FINGERPRINT}/checkpoints/anew/run.json", encode_record({"run": "a"}, format=1)
+    )
 
     assert rebuilds.find_rebuild_mark(store, "eval", FINGERPRINT) is None
 

@@ -41,8 +41,8 @@ def train(home: Path) -> Any:
     """A run called main, up to the base model and its scores."""
     from prefect import flow
 
-    from flows.build.build import Site
-    from flows.orchestration.pipeline import run_pipeline, tell_nobody
+    from flows.build.build import BuildContext
+    from flows.orchestration.pipeline import ignore_events, run_pipeline
     from flows.profiles import make_placement, open_profile
     from flows.stages import stage_named
     from tests.flows.house import make_run
@@ -50,12 +50,12 @@ def train(home: Path) -> Any:
     opened = open_profile("tiny", depth=DEPTH, overrides=SETTINGS)
     placement = make_placement(opened.pace, home=home, store=(home / "store").as_uri(), gpus=0)
     home.mkdir()
-    site = Site(
+    site = BuildContext(
         run=opened.run,
         run_id="main-1",
         placement=placement,
         store=open_store(placement.store),
-        watch=tell_nobody,
+        watch=ignore_events,
         strict=False,
     )
 

@@ -9,7 +9,7 @@ from flows.artifacts.publish import supersede
 from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point
 from flows.gc.collect import MARK
-from flows.identity.records import seal
+from flows.identity.records import encode_record
 from flows.leases import lease
 from nanochat_core.errors import ArtifactError
 from tests.flows.rubbish import (
@@ -295,7 +295,7 @@ def test_what_a_pinned_artifact_was_made_from_stays_too(store: MemoryStore):
     grown = make_grown(store, make(store, "shards", seed=5))
     store.now += 2 * DAY
     artifacts = [[m.stage, m.fingerprint] for m in (made, grown)]
-    store.put(f"{PINS}1.json", seal({"artifacts": artifacts, "why": ""}, format=1))
+    store.put(f"{PINS}1.json", encode_record({"artifacts": artifacts, "why": ""}, format=1))
     left = look(store).survey.garbage
     assert {piece.kind for piece in left.values()} == {"artifact", "logs", "index entry"}
     assert {piece.place for piece in left.values()} == {("shards", place_of_seed_5())}
@@ -348,7 +348,9 @@ def test_a_plan_writes_nothing_and_says_whether_there_is_something_to_do(store: 
     ],
     ids=["run", "tag", "manifest", "lease", "pin", "marks"],
 )
-@pytest.mark.parametrize("data", [b"rotten", seal({"run": "x"}, format=99)], ids=["rot", "format"])
+@pytest.mark.parametrize(
+    "data", [b"rotten", encode_record({"run": "x"}, format=99)], ids=["rot", "format"]
+)
 def test_while_a_record_cannot_be_read_nothing_is_deleted_and_it_is_named(
     store: MemoryStore, damage: Callable[[MemoryStore], str], data: bytes
 ):
@@ -360,8 +362,8 @@ def test_while_a_record_cannot_be_read_nothing_is_deleted_and_it_is_named(
     put_run(store, "tiny-1", manifest)
     point(store, "main", "tiny-1")
     acquire(store, manifest)
-    store.put(f"{PINS}1.json", seal({"artifacts": [], "why": ""}, format=1))
-    assert look(store).survey.ripe
+    store.put(f"{PINS}1.json", encode_record({"artifacts": [], "why": ""}, format=1))
+    assert look(store).survey.deletable
     key = damage(store)
     store.put(key, data)
     for command in (look, gc):

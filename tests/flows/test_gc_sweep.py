@@ -11,9 +11,9 @@ from flows.artifacts.publish import supersede
 from flows.artifacts.revocations import revoke
 from flows.gc.collect import make_claim
 from flows.identity.manifest import Manifest
-from flows.identity.records import seal
+from flows.identity.records import encode_record
 from flows.leases import lease
-from infra.storage.base import Entry, Missing
+from infra.storage.base import ObjectInfo, ObjectNotFound
 from nanochat_core.errors import StageError, StoreError
 from tests.flows.rubbish import acquire, gc, look, make, make_grown, place, put_whole
 from tests.flows.shelf import ACCEPTED, make_manifest, put_run
@@ -32,7 +32,7 @@ def test_what_was_written_again_since_it_was_marked_waits_anew(store: MemoryStor
     store.now += 2 * DAY
     put_whole(store, manifest)
     store.now += DAY + HOUR
-    assert look(store).survey.ripe == {}
+    assert look(store).survey.deletable == {}
     assert f"{place(manifest)}/manifest.json" in look(store).survey.garbage
 
 
@@ -44,7 +44,7 @@ def test_an_attempt_is_as_young_as_its_youngest_file(store: MemoryStore):
     gc(store)
     store.now += 2 * DAY
     store.put(f"{place(manifest)}/files/dead/a", b"half")
-    assert look(store).survey.ripe == {}
+    assert look(store).survey.deletable == {}
 
 
 def test_what_is_in_use_again_loses_its_mark(store: MemoryStore):
@@ -67,7 +67,7 @@ def test_an_artifact_that_has_to_wait_keeps_what_it_was_made_from(store: MemoryS
     gc(store)
     made = make(store, "rows", inputs={"shards": source})
     store.now += 2 * DAY
-    assert look(store).survey.ripe == {}
+    assert look(store).survey.deletable == {}
     gc(store)
     store.now += DAY
     gc(store)
@@ -164,7 +164,7 @@ def check_whole(store: MemoryStore, *manifests: Manifest) -> None:
 
 def test_there_is_one_collection_at_a_time(store: MemoryStore):
     acquired = lease.try_acquire(store, *SWEEP, make_claim(), ttl=lease.TTL)
-    assert isinstance(acquired, lease.Held)
+    assert isinstance(acquired, lease.LeaseGrant)
     with pytest.raises(StageError, match="is being collected already by run gc"):
         gc(store)
     store.now += lease.TTL + 1  # it was killed
@@ -194,7 +194,7 @@ class Interrupting(MemoryStore):
         self.before: dict[str, Callable[[], Any]] = {}
         self.after_list: Callable[[], Any] = lambda: None
 
-    def list(self, prefix: str) -> Iterator[Entry]:
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
         yield from super().list(prefix)
         if not prefix:
@@ -290,7 +290,9 @@ def test_a_pin_that_is_gone_when_it_is_read_was_of_something_in_the_list() -> No
     gc(store)
     store.now += DAY
     key = f"{PINS}1.json"
-    store.put(key, seal({"artifacts": [[old.stage, old.fingerprint]], "why": ""}, format=1))
+    store.put(
+        key, encode_record({"artifacts": [[old.stage, old.fingerprint]], "why": ""}, format=1)
+    )
 
     def publish_and_remove_pin() -> None:
         make_grown(store, old)
@@ -311,7 +313,7 @@ def test_what_is_put_aside_after_the_list_was_read_before_it(is_pinned: bool) ->
     store.now += DAY
     if is_pinned:
         record = {"artifacts": [[grown.stage, grown.fingerprint]], "why": ""}
-        store.put(f"{PINS}1.json", seal(record, format=1))
+        store.put(f"{PINS}1.json", encode_record(record, format=1))
     else:
         put_run(store, "tiny-1", grown, status="running")
     store.after_list = lambda: supersede(store, grown, fence=lambda: None)
@@ -384,7 +386,7 @@ def test_many_threads_delete_what_one_does() -> None:
             gc(store, threads=threads)
             store.now += DAY
         gone.append(set(store.deleted))
-        with pytest.raises(Missing):
+        with pytest.raises(ObjectNotFound):
             store.get(next(iter(gone[-1])))
     assert gone[0] == gone[1]
     assert len(gone[0]) == 30 * 4

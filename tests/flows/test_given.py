@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given as given_values
 from hypothesis import strategies as st
 
-from flows.plan.pinned import open_given, stages_before, stages_with
+from flows.plan.pinned import open_pinned, stages_before, stages_with
 from flows.stages import REPORT, STAGES, stage_named
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
@@ -71,11 +71,11 @@ def test_two_artifacts_of_one_stage_are_refused(store: Store) -> None:
     second = put_artifact(store, make_manifest("sft", config={"seed": 2}))
     names = [first.name, second.name]
     with pytest.raises(ConfigError, match="two artifacts are given for sft"):
-        open_given(store, names, warn=print)
-    assert open_given(store, names[:1], warn=print) == {"sft": first}
+        open_pinned(store, names, warn=print)
+    assert open_pinned(store, names[:1], warn=print) == {"sft": first}
     report = put_artifact(store, make_manifest("report"))
     with pytest.raises(ConfigError, match="nothing is made from"):
-        open_given(store, [report.name], warn=print)
+        open_pinned(store, [report.name], warn=print)
 
 
 def test_the_plan_shows_what_is_given_and_leaves_out_what_is_not_needed(full_house: House) -> None:

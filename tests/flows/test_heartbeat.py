@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from flows.leases import held_lease
-from flows.leases.held_lease import Lease, Terms, hold_lease
-from flows.leases.lease import Holder, LeaseLost, find_holder, try_acquire
+from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
+from flows.leases.lease import LeaseHolder, LeaseLost, find_holder, try_acquire
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
 from tests.flows.claims import claim
@@ -22,7 +22,7 @@ from tests.flows.waiting import wait_until
 
 FINGERPRINT = "ab" * 32
 KEY = f"sft/{FINGERPRINT}/lease.json"
-QUICK = Terms(ttl=2.0, beat=0.05)
+QUICK = LeaseTimings(ttl=2.0, beat=0.05)
 
 
 @pytest.fixture
@@ -33,19 +33,19 @@ def store(tmp_path: Path) -> LocalStore:
 
 @contextlib.contextmanager
 def held_by_us(
-    store: Any, *, terms: Terms = QUICK, stop: threading.Event | None = None
-) -> Generator[Lease]:
+    store: Any, *, terms: LeaseTimings = QUICK, stop: threading.Event | None = None
+) -> Generator[HeldLease]:
     with hold_lease(
         store, "sft", FINGERPRINT, claim("a"), stop=stop or threading.Event(), terms=terms
     ) as lease:
-        assert isinstance(lease, Lease)
+        assert isinstance(lease, HeldLease)
         yield lease
 
 
 def take_over(store: LocalStore) -> None:
     """As if our lease had run out: another run takes it."""
     taken = try_acquire(store, "sft", FINGERPRINT, claim("b"), ttl=-1.0)
-    assert not isinstance(taken, Holder)
+    assert not isinstance(taken, LeaseHolder)
 
 
 def beats(store: LocalStore) -> int:
@@ -101,7 +101,7 @@ def test_whoever_does_not_get_the_lease_learns_who_has_it(store: LocalStore) -> 
             store, "sft", FINGERPRINT, claim("b"), stop=threading.Event(), terms=QUICK
         )
         with found as holder:
-            assert isinstance(holder, Holder)
+            assert isinstance(holder, LeaseHolder)
             assert holder.record.run == "run-a"
             assert threading.active_count() == before + 2
     assert b'"released": true' in store.get(KEY)
@@ -225,7 +225,7 @@ def test_a_process_that_was_stopped_for_long_goes_on_unless_somebody_wanted_the_
     time.sleep(QUICK.ttl + 0.2)
     if wanted:
         taken = try_acquire(store, "sft", FINGERPRINT, claim("b"), ttl=QUICK.ttl)
-        assert not isinstance(taken, Holder)
+        assert not isinstance(taken, LeaseHolder)
     process.send_signal(signal.SIGCONT)
     said, _ = process.communicate("\n", timeout=30)
     assert said == ("lost\n" if wanted else "kept\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.build.build import Site, build
+from flows.build.build import BuildContext, build
 from flows.identity import fingerprint
 from flows.identity.fingerprint import PACKAGES, REPOSITORY, Code, fingerprint_of, preimage_of
 from flows.identity.manifest import Manifest
@@ -114,12 +114,12 @@ class World:
         code.save_cache()
         return found
 
-    def _site(self, *, strict: bool) -> Site:
+    def _site(self, *, strict: bool) -> BuildContext:
         home = self.directory / "home"
         home.mkdir(exist_ok=True)
         placement = make_placement(self.profile.pace, home=home, gpus=0, settings=small.PLACE)
         placement = replace(placement, store=(home / "store").as_uri())
-        return Site(
+        return BuildContext(
             run=self.profile.run,
             run_id="oracle",
             placement=placement,

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from flows.identity.records import seal
+from flows.identity.records import encode_record
 from flows.leases import lease
 from flows.leases.lease import (
     TTL,
-    Claim,
-    Held,
-    Holder,
+    Claimant,
+    LeaseGrant,
+    LeaseHolder,
     LeaseLost,
     check,
     find_holder,
@@ -50,14 +50,13 @@ def set_age(store: LocalStore, tmp_path: Path) -> Callable[[float], None]:
     return set_age
 
 
-def ask(store: Any, me: Claim) -> Held | Holder:
+def ask(store: Any, me: Claimant) -> LeaseGrant | LeaseHolder:
     return try_acquire(store, "pretrain", FINGERPRINT, me, ttl=TTL)
 
 
-def take(store: Any, me: Claim) -> Held:
-    """The lease, which is to be had."""
+def take(store: Any, me: Claimant) -> LeaseGrant:
     held = ask(store, me)
-    assert isinstance(held, Held)
+    assert isinstance(held, LeaseGrant)
     return held
 
 
@@ -114,7 +113,7 @@ def test_a_lease_is_taken_over_when_it_was_not_renewed_for_its_time_and_not_befo
 ) -> None:
     take(store, claim("a"))
     set_age(TTL - 5)
-    assert isinstance(ask(store, claim("b")), Holder)
+    assert isinstance(ask(store, claim("b")), LeaseHolder)
     set_age(TTL + 1)
 
     assert take(store, claim("b")).epoch == 2
@@ -122,7 +121,7 @@ def test_a_lease_is_taken_over_when_it_was_not_renewed_for_its_time_and_not_befo
 
 def test_the_lease_of_a_dead_process_of_our_home_is_taken_at_once(store: LocalStore) -> None:
     take(store, claim("a", home="ours"))
-    assert isinstance(ask(store, claim("b", home="another")), Holder)
+    assert isinstance(ask(store, claim("b", home="another")), LeaseHolder)
 
     assert take(store, claim("b", home="ours")).epoch == 2
 
@@ -134,7 +133,7 @@ def test_ages_are_by_the_stores_clock_and_never_by_ours(
     real = time.time
     for shift in (86400.0, -86400.0):
         monkeypatch.setattr(time, "time", lambda shift=shift: real() + shift)
-        assert isinstance(ask(store, claim("b")), Holder)
+        assert isinstance(ask(store, claim("b")), LeaseHolder)
 
 
 def test_the_epoch_never_goes_back(store: LocalStore, set_age: Callable[[float], None]) -> None:
@@ -160,7 +159,7 @@ def test_of_many_that_want_it_at_once_one_gets_it(
         held = take(store, claim("a"))
         release(store, held) if "gave" in left_by else set_age(TTL + 1)
     first = 1 if left_by == "nobody" else 2
-    results: list[Held | Holder] = []
+    results: list[LeaseGrant | LeaseHolder] = []
     barrier = threading.Barrier(8)
 
     def run(name: str) -> None:
@@ -173,9 +172,9 @@ def test_of_many_that_want_it_at_once_one_gets_it(
     for thread in threads:
         thread.join()
 
-    (winner,) = [result for result in results if isinstance(result, Held)]
+    (winner,) = [result for result in results if isinstance(result, LeaseGrant)]
     assert winner.epoch == first
-    losers = [result for result in results if isinstance(result, Holder)]
+    losers = [result for result in results if isinstance(result, LeaseHolder)]
     assert {holder.record.owner for holder in losers} == {winner.owner}
 
 
@@ -209,7 +208,9 @@ def test_no_two_records_have_the_same_bytes_so_that_no_version_comes_back(
     assert len(seen) == 10
 
 
-def taken_over(store: LocalStore, set_age: Callable[[float], None]) -> tuple[Held, Held]:
+def taken_over(
+    store: LocalStore, set_age: Callable[[float], None]
+) -> tuple[LeaseGrant, LeaseGrant]:
     """An owner that fell silent, and the one after it."""
     old = take(store, claim("a"))
     set_age(TTL + 1)
@@ -311,7 +312,7 @@ def test_a_lease_that_is_ours_without_our_knowing_is_found_to_be(
     losing.lost = 1
     with pytest.raises(StoreError):
         ask(losing, claim("b"))
-    assert isinstance(ask(store, claim("c")), Holder)
+    assert isinstance(ask(store, claim("c")), LeaseHolder)
 
     held = take(losing, claim("b"))
 
@@ -346,7 +347,7 @@ def test_an_old_renewal_that_arrives_late_changes_nothing(
     set_age(TTL + 1)
     take(store, claim("b"))
 
-    data = seal(vars(late), format=lease.FORMAT)
+    data = encode_record(vars(late), format=lease.FORMAT)
 
     assert not store.put_if_same(KEY, data, version=stored.version)
     assert record(store)["owner"] == "owner-b"
@@ -363,8 +364,8 @@ def test_a_record_that_cannot_be_read_is_an_error_and_not_free(
         {
             "cut": data[:-20],
             "flipped": data.replace(b"run-a", b"run-b"),
-            "other fields": seal({"owner": "a"}, format=lease.FORMAT),
-            "other format": seal(vars(held.record), format=lease.FORMAT + 1),
+            "other fields": encode_record({"owner": "a"}, format=lease.FORMAT),
+            "other format": encode_record(vars(held.record), format=lease.FORMAT + 1),
         }[ruin],
     )
 
@@ -382,7 +383,7 @@ def test_a_record_that_cannot_be_read_is_an_error_and_not_free(
 def test_only_a_lease_that_lives_has_a_holder(
     store: LocalStore, set_age: Callable[[float], None]
 ) -> None:
-    def find(**options: Any) -> Holder | None:
+    def find(**options: Any) -> LeaseHolder | None:
         return find_holder(store, "pretrain", FINGERPRINT, **options)
 
     assert find() is None

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows.render.loss_curve import Curves, can_draw, mermaid, png_url
+from flows.render.loss_curve import LossCurves, can_draw, mermaid, png_url
 from nanochat_core.runtime.metrics import rows_of
 
 
@@ -17,8 +17,8 @@ def evaluation(number: int, **values: float) -> dict[str, Any]:
     return {"time": 0.0, "kind": "eval", "step": number, "values": values}
 
 
-def curves_of(stage: str, events: list[dict[str, Any]]) -> Curves:
-    curves = Curves(stage)
+def curves_of(stage: str, events: list[dict[str, Any]]) -> LossCurves:
+    curves = LossCurves(stage)
     for event in events:
         curves.add(event)
     return curves

@@ -2,10 +2,17 @@
 
 import pytest
 
-from flows.build.retry import LONGEST_PAUSE, RETRIES, Attempts, StageLost, is_lost, pause_before
+from flows.build.retry import (
+    LONGEST_PAUSE,
+    RETRIES,
+    RetryBudget,
+    TransientStageError,
+    is_retryable,
+    pause_before,
+)
 from flows.leases.lease import LeaseLost
 from infra.launch.torchrun import JobFailed, StageInterrupted
-from infra.storage.base import StoreAway
+from infra.storage.base import StoreUnavailable
 from nanochat_core.errors import ArtifactError, ConfigError, DataError, StageError, StoreError
 
 
@@ -25,13 +32,13 @@ def failed(message: str, cause: str | None) -> JobFailed:
         failed("rank 1: RuntimeError: CUDA error: unspecified launch failure", "RuntimeError"),
         StageInterrupted("pretrain was interrupted"),
         LeaseLost("pretrain/1 lost its lease"),
-        StoreAway("s3://b cannot be reached"),
-        StageLost("pretrain/1 was lost"),
+        StoreUnavailable("s3://b cannot be reached"),
+        TransientStageError("pretrain/1 was lost"),
     ],
     ids=str,
 )
 def test_what_the_machine_did_is_lost(error: Exception) -> None:
-    assert is_lost(error)
+    assert is_retryable(error)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,7 @@ def test_what_the_machine_did_is_lost(error: Exception) -> None:
     ids=str,
 )
 def test_what_a_person_must_mend_is_not(error: Exception | None) -> None:
-    assert not is_lost(error)
+    assert not is_retryable(error)
 
 
 def test_pauses_grow_and_end() -> None:
@@ -62,24 +69,24 @@ def test_pauses_grow_and_end() -> None:
     assert 120 < sum(pauses) < 300  # a store may be away for some minutes
 
 
-def lose(attempts: Attempts, number: int, *, at: int) -> bool:
+def lose(attempts: RetryBudget, number: int, *, at: int) -> bool:
     attempts.note({"kind": "start", "step": 0})
     attempts.note({"kind": "step", "step": at})
     return attempts.lose(number)
 
 
 def test_a_stage_that_comes_further_each_time_is_tried_again_for_ever() -> None:
-    attempts = Attempts(2)
+    attempts = RetryBudget(2)
     assert all(lose(attempts, number, at=10 * number) for number in range(1, 100))
     assert attempts.pause == pause_before(2)  # each was like the first
 
 
 def test_a_stage_that_is_lost_at_the_same_step_is_not() -> None:
-    attempts = Attempts(2)
+    attempts = RetryBudget(2)
     assert [lose(attempts, number, at=7) for number in (1, 2, 3)] == [True, True, False]
     assert not attempts.lose(3)  # asked again about the same attempt
     assert not lose(attempts, 4, at=6)
 
 
 def test_without_retries_the_first_loss_is_the_last() -> None:
-    assert not lose(Attempts(0), 1, at=5)
+    assert not lose(RetryBudget(0), 1, at=5)

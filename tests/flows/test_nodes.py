@@ -14,12 +14,19 @@ import pytest
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import find_manifest
 from flows.build import coordinator, nodes
-from flows.build.build import Built, Site, build
+from flows.build.build import BuildContext, Built, build
 from flows.build.coordinator import NodeLost
-from flows.build.messages import Answer, Call, Place, answer, find_answer, find_call
+from flows.build.messages import (
+    MessagePrefix,
+    NodeStatus,
+    StartMessage,
+    find_start,
+    find_status,
+    publish_status,
+)
 from flows.build.nodes import build_share
-from flows.build.retry import StageLost, is_lost
-from flows.leases.held_lease import Terms
+from flows.build.retry import TransientStageError, is_retryable
+from flows.leases.held_lease import LeaseTimings
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.open import open_store
@@ -99,8 +106,8 @@ def run(job):
         raise DataError("the text is empty", hint="fill it")
     time.sleep(600)
 """
-SAID = Answer(epoch=1, node=1, host="b", state="ready", text="", cause="", who="one", beat=1)
-QUICK = Terms(ttl=20.0, beat=1.0, look=0.1, longest_look=0.2, meet=200.0)
+SAID = NodeStatus(epoch=1, node=1, host="b", state="ready", text="", cause="", who="one", beat=1)
+QUICK = LeaseTimings(ttl=20.0, beat=1.0, look=0.1, longest_look=0.2, meet=200.0)
 
 
 @pytest.fixture(autouse=True)
@@ -115,12 +122,12 @@ def stage(toys: Any) -> Stage:
 
 
 @pytest.fixture
-def sites(toys: Any, tmp_path: Path) -> list[Site]:
+def sites(toys: Any, tmp_path: Path) -> list[BuildContext]:
     """Two machines."""
     return [site_of(toys, tmp_path, name) for name in ("a", "b")]
 
 
-def site_of(toys: Any, directory: Path, name: str) -> Site:
+def site_of(toys: Any, directory: Path, name: str) -> BuildContext:
     home = directory / name
     home.mkdir()
     store = (directory / "shared").as_uri()
@@ -143,19 +150,19 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def start(
-    pool: ThreadPoolExecutor, stage: Stage, site: Site, node: int, *, force: bool = False
+    pool: ThreadPoolExecutor, stage: Stage, site: BuildContext, node: int, *, force: bool = False
 ) -> "Future[Built]":
     return pool.submit(build_share, stage, site, {}, node=node, force=force)
 
 
 @pytest.mark.torch
 def test_a_node_that_is_lost_is_waited_for_and_both_go_on(
-    stage: Stage, sites: list[Site], pool: ThreadPoolExecutor, tmp_path: Path
+    stage: Stage, sites: list[BuildContext], pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     other = start(pool, stage, sites[1], 1)
     with pytest.raises(NodeLost, match="ConnectionError: the machine is gone") as lost:
         start(pool, stage, sites[0], 0).result()
-    assert is_lost(lost.value)  # worth another attempt
+    assert is_retryable(lost.value)  # worth another attempt
     assert not other.done()
     shutil.rmtree(tmp_path / "a" / "work")  # the next node 0 is another machine
     first, second = start(pool, stage, sites[0], 0).result(), other.result()
@@ -171,13 +178,13 @@ def test_a_node_that_is_lost_is_waited_for_and_both_go_on(
 
 @pytest.mark.torch
 def test_a_mistake_that_a_person_mends_is_told_by_node_0_and_not_tried_again(
-    toys: Any, sites: list[Site], pool: ThreadPoolExecutor
+    toys: Any, sites: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
     stage = toys.stage("train", source=MISTAKEN, compute="gpu")
     other = start(pool, stage, sites[1], 1)
     with pytest.raises(StageError, match=r"the text is empty \(on node 1") as caught:
         start(pool, stage, sites[0], 0).result(120)
-    assert not is_lost(caught.value)
+    assert not is_retryable(caught.value)
     assert caught.value.hint == "fill it"
     with pytest.raises(StageError, match="the text is empty"):
         other.result(60)
@@ -185,7 +192,7 @@ def test_a_mistake_that_a_person_mends_is_told_by_node_0_and_not_tried_again(
 
 @pytest.mark.torch
 def test_one_run_makes_it_anew_on_both_nodes_once(
-    toys: Any, sites: list[Site], pool: ThreadPoolExecutor, tmp_path: Path
+    toys: Any, sites: list[BuildContext], pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     stage = toys.stage("train", source=EASY, compute="gpu")
     manifests = []
@@ -200,7 +207,7 @@ def test_one_run_makes_it_anew_on_both_nodes_once(
 
 
 def test_a_node_that_cannot_take_part_says_so_before_node_0_has_waited_long(
-    toys: Any, stage: Stage, sites: list[Site], pool: ThreadPoolExecutor, monkeypatch: Any
+    toys: Any, stage: Stage, sites: list[BuildContext], pool: ThreadPoolExecutor, monkeypatch: Any
 ) -> None:
     def is_full(*args: Any, **kwargs: Any) -> None:
         raise OSError("the disk is full")
@@ -209,18 +216,18 @@ def test_a_node_that_cannot_take_part_says_so_before_node_0_has_waited_long(
     other = start(pool, stage, sites[1], 1)
     with pytest.raises(NodeLost, match=r"OSError: the disk is full \(on node 1") as caught:
         start(pool, stage, sites[0], 0).result(60)
-    assert not is_lost(caught.value)
+    assert not is_retryable(caught.value)
     with pytest.raises(OSError, match="the disk is full"):
         other.result(60)
 
 
 def test_a_node_that_fetches_is_waited_for_until_it_is_silent(
-    stage: Stage, sites: list[Site], pool: ThreadPoolExecutor
+    stage: Stage, sites: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
     first = start(pool, stage, replace(sites[0], terms=replace(QUICK, ttl=16.0, meet=3.0)), 0)
     place, call = heard_call(sites[1], first)
     said = replace(SAID, epoch=call.epoch, state="coming")
-    answer(place, said)
+    publish_status(place, said)
     began = time.monotonic()
     with pytest.raises(NodeLost, match="node 1 did not come"):
         first.result(60)
@@ -229,41 +236,41 @@ def test_a_node_that_fetches_is_waited_for_until_it_is_silent(
 
 @pytest.mark.torch
 def test_a_node_that_was_started_again_within_an_attempt_is_lost(
-    stage: Stage, sites: list[Site], pool: ThreadPoolExecutor
+    stage: Stage, sites: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
     first = start(pool, stage, sites[0], 0)
     place, call = heard_call(sites[1], first)
     for who in ("one", "another"):
-        answer(place, replace(SAID, epoch=call.epoch, who=who))
-        while who == "one" and (heard := find_call(place, ttl=60.0)[0]) and not heard.endpoint:
+        publish_status(place, replace(SAID, epoch=call.epoch, who=who))
+        while who == "one" and (heard := find_start(place, ttl=60.0)[0]) and not heard.endpoint:
             assert not first.done(), first.result()
     with pytest.raises(NodeLost, match="node 1, b, was started again"):
         first.result(60)
 
 
-def heard_call(site: Site, first: "Future[Built]") -> tuple[Place, Call]:
+def heard_call(site: BuildContext, first: "Future[Built]") -> tuple[MessagePrefix, StartMessage]:
     """Node 0's first call, as another node hears it."""
     while True:
-        place = Place(store=site.store, stage="train", fingerprint=_fingerprint(site))
-        if (call := find_call(place, ttl=60.0)[0]) is not None:
+        place = MessagePrefix(store=site.store, stage="train", fingerprint=_fingerprint(site))
+        if (call := find_start(place, ttl=60.0)[0]) is not None:
             return place, call
         assert not first.done(), first.result()
 
 
-def test_nodes_that_do_not_come_are_named(stage: Stage, sites: list[Site]) -> None:
+def test_nodes_that_do_not_come_are_named(stage: Stage, sites: list[BuildContext]) -> None:
     site = replace(sites[0], terms=replace(QUICK, meet=0.3))
     with pytest.raises(NodeLost, match=r"needs 2 nodes: node 1 did not come within 0.3 s"):
         build_share(stage, site, {}, node=0, force=False)
 
 
-def test_a_node_0_that_is_not_heard_of_is_named(stage: Stage, sites: list[Site]) -> None:
+def test_a_node_0_that_is_not_heard_of_is_named(stage: Stage, sites: list[BuildContext]) -> None:
     site = replace(sites[1], terms=replace(QUICK, ttl=0.2, meet=0.3))
-    with pytest.raises(StageLost, match="node 1 heard nothing of node 0"):
+    with pytest.raises(TransientStageError, match="node 1 heard nothing of node 0"):
         build_share(stage, site, {}, node=1, force=False)
 
 
 def test_nodes_that_wait_are_stopped(
-    stage: Stage, sites: list[Site], pool: ThreadPoolExecutor
+    stage: Stage, sites: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
     waiting = [start(pool, stage, site, node) for node, site in ((1, sites[1]), (0, sites[0]))]
     for site in sites:
@@ -274,7 +281,7 @@ def test_nodes_that_wait_are_stopped(
 
 
 def test_nodes_that_were_started_for_different_numbers_refuse(
-    stage: Stage, sites: list[Site], pool: ThreadPoolExecutor
+    stage: Stage, sites: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
     first = start(pool, stage, replace(sites[0], terms=replace(QUICK, meet=3.0)), 0)
     placement = replace(sites[1].placement, nodes=3)
@@ -282,17 +289,20 @@ def test_nodes_that_were_started_for_different_numbers_refuse(
         build_share(stage, replace(sites[1], placement=placement), {}, node=1, force=False)
     with pytest.raises(StageError, match=r"calls 2 nodes .* \(on node 1") as heard:
         first.result()
-    assert not is_lost(heard.value)
+    assert not is_retryable(heard.value)
     assert heard.value.hint == "give all nodes the same --nodes and --gpus"
 
 
 def test_two_nodes_in_one_home_are_told_apart(
-    stage: Stage, sites: list[Site], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    stage: Stage,
+    sites: list[BuildContext],
+    pool: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nodes, "_SECONDS_FOR_THE_LOCK", 0.5)
     first = start(pool, stage, sites[0], 0)
-    place = Place(store=sites[0].store, stage="train", fingerprint=_fingerprint(sites[0]))
-    while find_call(place, ttl=60.0)[0] is None:
+    place = MessagePrefix(store=sites[0].store, stage="train", fingerprint=_fingerprint(sites[0]))
+    while find_start(place, ttl=60.0)[0] is None:
         place = replace(place, fingerprint=_fingerprint(sites[0]))
     with pytest.raises(StageError, match=r"node 1 works in .*, as process") as caught:
         build_share(stage, sites[0], {}, node=1, force=False)
@@ -303,23 +313,23 @@ def test_two_nodes_in_one_home_are_told_apart(
 
 
 def test_of_two_machines_with_one_number_one_ends(
-    stage: Stage, sites: list[Site], toys: Any, pool: ThreadPoolExecutor, tmp_path: Path
+    stage: Stage, sites: list[BuildContext], toys: Any, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     sites = [replace(site, placement=replace(site.placement, nodes=3)) for site in sites]
     third = site_of(toys, tmp_path, "c")
     third = replace(third, placement=replace(third.placement, nodes=3))
-    place = Place(store=third.store, stage="train", fingerprint=_fingerprint(third))
+    place = MessagePrefix(store=third.store, stage="train", fingerprint=_fingerprint(third))
     first = start(pool, stage, sites[0], 0)
     second = start(pool, stage, sites[1], 1)
-    while (call := find_call(place, ttl=60.0)[0]) is None:
+    while (call := find_start(place, ttl=60.0)[0]) is None:
         place = replace(place, fingerprint=_fingerprint(third))
-    while (said := find_answer(place, 1, epoch=call.epoch)) is None or said[0].state != "ready":
+    while (said := find_status(place, 1, epoch=call.epoch)) is None or said[0].state != "ready":
         assert not second.done(), second.result()
-    other = Answer(
+    other = NodeStatus(
         epoch=call.epoch, node=1, host="c", state="ready", text="", cause="", who="x", beat=9
     )
     for node in (1, 2):
-        answer(place, replace(other, node=node))
+        publish_status(place, replace(other, node=node))
     with pytest.raises(StageError, match="node 1 is on host c too"):
         second.result(60)
     sites[0].stop.set()
@@ -327,13 +337,13 @@ def test_of_two_machines_with_one_number_one_ends(
         first.result(60)
 
 
-def _fingerprint(site: Site) -> str:
+def _fingerprint(site: BuildContext) -> str:
     """Of the one thing that is being built; nonsense until there is one."""
     keys = [entry.key for entry in site.store.list("train/")]
     return keys[0].split("/")[1] if keys else "none"
 
 
-def test_a_stage_of_the_cpu_is_built_by_one_node(toys: Any, sites: list[Site]) -> None:
+def test_a_stage_of_the_cpu_is_built_by_one_node(toys: Any, sites: list[BuildContext]) -> None:
     stage = toys.stage("data")
     built = build_share(stage, sites[0], {}, node=0, force=False)
     assert find_manifest(sites[0].store, "data", built.manifest.fingerprint)

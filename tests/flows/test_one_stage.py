@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows.build.build import seek
-from flows.build.stage_request import Order, make_order
+from flows.build.build import look_up
+from flows.build.stage_request import StageRequest, make_request
 from infra.prefect.server import Server
 
 pytestmark = pytest.mark.prefect
@@ -28,38 +28,42 @@ def run(job):
 
 
 @pytest.fixture
-def order(toys: Any, server: Server) -> Order:
+def order(toys: Any, server: Server) -> StageRequest:
     """An order of a toy stage."""
     from tests.flows.house import make_run
 
     stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
-    fingerprint = seek(stage, toys.site(), {}, force=False).identity.fingerprint
+    fingerprint = look_up(stage, toys.site(), {}, force=False).identity.fingerprint
     run = make_run("toy-1")
-    return make_order(stage, toys.site(), run, {}, fingerprint=fingerprint, force=False)
+    return make_request(stage, toys.site(), run, {}, fingerprint=fingerprint, force=False)
 
 
 @pytest.fixture
-def carry_out(toys: Any, order: Order, monkeypatch: pytest.MonkeyPatch) -> Callable[[Order], Any]:
+def carry_out(
+    toys: Any, order: StageRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[StageRequest], Any]:
     """Runs the flow with an order of this stage; gives the state that it ends in."""
     import flows.build.stage_request
     import flows.orchestration.one_stage
 
     stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
 
-    def open_order(order: Order, *, watch: Any) -> Any:
+    def open_order(order: StageRequest, *, watch: Any) -> Any:
         return stage, replace(toys.site(order.run), watch=watch), {}
 
-    monkeypatch.setattr(flows.build.stage_request, "open_order", open_order)
+    monkeypatch.setattr(flows.build.stage_request, "open_request", open_order)
     monkeypatch.setattr(flows.orchestration.one_stage, "stage_of", lambda order: stage)
 
-    def run(order: Order) -> Any:
+    def run(order: StageRequest) -> Any:
         parameters = json.loads(json.dumps(asdict(order)))  # as they come from the server
         return flows.orchestration.one_stage.one_stage(**parameters, return_state=True)
 
     return run
 
 
-def test_an_order_is_carried_out_once(order: Order, carry_out: Callable[[Order], Any]) -> None:
+def test_an_order_is_carried_out_once(
+    order: StageRequest, carry_out: Callable[[StageRequest], Any]
+) -> None:
     first, second = carry_out(order), carry_out(order)
     assert (first.name, second.name) == ("Completed", "Cached")
     assert first.message == second.message
@@ -67,7 +71,7 @@ def test_an_order_is_carried_out_once(order: Order, carry_out: Callable[[Order],
 
 
 def test_what_the_machine_did_is_a_crash_and_can_be_ordered_again(
-    toys: Any, order: Order, carry_out: Callable[[Order], Any]
+    toys: Any, order: StageRequest, carry_out: Callable[[StageRequest], Any]
 ) -> None:
     (toys.home / "fatal").touch()
     state = carry_out(order)
@@ -80,7 +84,7 @@ def test_what_the_machine_did_is_a_crash_and_can_be_ordered_again(
 
 
 def test_another_fingerprint_is_refused_in_a_line(
-    order: Order, carry_out: Callable[[Order], Any], caplog: pytest.LogCaptureFixture
+    order: StageRequest, carry_out: Callable[[StageRequest], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     state = carry_out(replace(order, fingerprint="ab" * 32))
     assert state.is_failed()

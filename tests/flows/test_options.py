@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.options import Where, Workers
+from flows.cli.options import PlacementOptions, WorkerOptions
 from flows.profiles import open_profile
 from nanochat_core.errors import ConfigError
 
 
 def test_options_of_the_machine_change_the_placement(tmp_path: Path) -> None:
-    where = Where(
+    where = PlacementOptions(
         home=tmp_path,
         gpus=0,
         device_batch_size=3,
@@ -26,11 +26,16 @@ def test_options_of_the_machine_change_the_placement(tmp_path: Path) -> None:
     again = dict(zip(words[::2], words[1::2], strict=True))
     assert again["--gpus"] == "0"
     settings = tuple(v for k, v in zip(words[::2], words[1::2], strict=True) if k == "--place")
-    assert Where(home=tmp_path, gpus=0, place=settings).placement(open_profile("tiny")) == placement
+    assert (
+        PlacementOptions(home=tmp_path, gpus=0, place=settings).placement(open_profile("tiny"))
+        == placement
+    )
 
 
 def test_an_option_and_the_same_setting_of_the_placement_do_not_contradict(tmp_path: Path) -> None:
-    where = Where(home=tmp_path, gpus=0, device_batch_size=4, place=("device_batch_size=8",))
+    where = PlacementOptions(
+        home=tmp_path, gpus=0, device_batch_size=4, place=("device_batch_size=8",)
+    )
     with pytest.raises(ConfigError, match="device_batch_size is set twice: to 4 and to 8") as error:
         where.placement(open_profile("tiny"))
     assert "--place" in str(error.value.hint)
@@ -38,25 +43,24 @@ def test_an_option_and_the_same_setting_of_the_placement_do_not_contradict(tmp_p
 
 def test_by_default_kernels_are_compiled_on_a_gpu_only(tmp_path: Path) -> None:
     profile = open_profile("d12")
-    assert Where(home=tmp_path, gpus=8).placement(profile).resources.compile
-    assert not Where(home=tmp_path, gpus=0).placement(profile).resources.compile
-    where = Where(home=tmp_path, gpus=8, compile=False)
+    assert PlacementOptions(home=tmp_path, gpus=8).placement(profile).resources.compile
+    assert not PlacementOptions(home=tmp_path, gpus=0).placement(profile).resources.compile
+    where = PlacementOptions(home=tmp_path, gpus=8, compile=False)
     assert not where.placement(profile).resources.compile
 
 
 def test_sinks_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOCHAT_SINKS", "wandb,trackio")
-    assert Where(home=tmp_path, gpus=0).placement(open_profile("tiny")).resources.sinks == (
-        "wandb", "trackio",
-    )  # fmt: skip
+    options = PlacementOptions(home=tmp_path, gpus=0)
+    assert options.placement(open_profile("tiny")).resources.sinks == ("wandb", "trackio")
     monkeypatch.setenv("NANOCHAT_SINKS", "wandbe")
     with pytest.raises(ConfigError, match="there is no sink 'wandbe'"):
-        Where(home=tmp_path, gpus=0).placement(open_profile("tiny"))
+        PlacementOptions(home=tmp_path, gpus=0).placement(open_profile("tiny"))
 
 
 def test_workers_are_named_again_in_the_command_that_goes_on() -> None:
-    assert Workers().words == []
-    workers = Workers(pool="gpu", nodes=2, retries=0)
+    assert WorkerOptions().words == []
+    workers = WorkerOptions(pool="gpu", nodes=2, retries=0)
     workers.check()
     assert workers.words == ["--pool", "gpu", "--nodes", "2", "--retries", "0"]
 
@@ -64,21 +68,21 @@ def test_workers_are_named_again_in_the_command_that_goes_on() -> None:
 @pytest.mark.parametrize(
     ("workers", "message"),
     [
-        (Workers(nodes=0, pool="gpu"), "--nodes is 0"),
-        (Workers(nodes=2), "--nodes is 2, but this command is on one machine"),
-        (Workers(retries=-1), "--retries is -1"),
-        (Workers(pool="cpu"), "GPU stages cannot run in the work pool 'cpu'"),
+        (WorkerOptions(nodes=0, pool="gpu"), "--nodes is 0"),
+        (WorkerOptions(nodes=2), "--nodes is 2, but this command is on one machine"),
+        (WorkerOptions(retries=-1), "--retries is -1"),
+        (WorkerOptions(pool="cpu"), "GPU stages cannot run in the work pool 'cpu'"),
     ],
     ids=str,
 )
-def test_workers_that_cannot_be_are_refused(workers: Workers, message: str) -> None:
+def test_workers_that_cannot_be_are_refused(workers: WorkerOptions, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         workers.check()
     assert error.value.hint
 
 
 def test_gpus_of_another_machine_are_not_counted_here(tmp_path: Path) -> None:
-    where = Where(home=tmp_path, gpus=1000)
+    where = PlacementOptions(home=tmp_path, gpus=1000)
     where.check_gpus(elsewhere=True)
     with pytest.raises(ConfigError, match="--gpus is 1000"):
         where.check_gpus()

@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from flows.artifacts.runs import Run
-from flows.build.build import build, seek
-from flows.build.stage_request import Order, check_same, make_order, match_digest, open_order
+from flows.build.build import build, look_up
+from flows.build.stage_request import (
+    StageRequest,
+    check_same,
+    make_request,
+    match_digest,
+    open_request,
+)
 from flows.profiles import tiny
 from flows.stages import SHARDS, TOKENIZER
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -33,14 +39,14 @@ def watch(stage: str, event: Any) -> None:
     """Nobody looks."""
 
 
-def order_of(toys: Any) -> tuple[Order, Any, Any]:
+def order_of(toys: Any) -> tuple[StageRequest, Any, Any]:
     """An order of a toy stage with one input, the stage, and the input's manifest."""
     first = toys.stage("first")
     second = toys.stage("second", first)
     made = build(first, toys.site(), {}, force=False).manifest
     inputs = {"first": made}
-    fingerprint = seek(second, toys.site(), inputs, force=False).identity.fingerprint
-    order = make_order(second, toys.site(), RUN, inputs, fingerprint=fingerprint, force=False)
+    fingerprint = look_up(second, toys.site(), inputs, force=False).identity.fingerprint
+    order = make_request(second, toys.site(), RUN, inputs, fingerprint=fingerprint, force=False)
     return order, second, inputs
 
 
@@ -98,11 +104,11 @@ def test_an_input_that_this_machine_does_not_see_is_told(
         overrides=(),
     )
     with pytest.raises(ArtifactError, match="shards/000000000000 is not in") as caught:
-        open_order(order, watch=watch)
+        open_request(order, watch=watch)
     assert "same store" in (caught.value.hint or "")
 
 
-ORDER = Order(
+ORDER = StageRequest(
     stage="sft",
     fingerprint="ab" * 32,
     inputs=(),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.build.retry import StageLost
+from flows.build.retry import TransientStageError
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError
 from tests.flows.pools import read_run
@@ -49,12 +49,12 @@ def test_a_caller_whose_clock_was_ahead_does_not_get_an_old_run_for_ever(
         )
         result = caller.order()
         end(caller.wait_for_runs(1)[0], "CRASHED")
-        with pytest.raises(StageLost):
+        with pytest.raises(TransientStageError):
             result.result()
     for count in (2, 3):
         result = caller.order()
         end(caller.wait_for_runs(count)[-1], "CRASHED")
-        with pytest.raises(StageLost):
+        with pytest.raises(TransientStageError):
             result.result()
 
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from flows.artifacts.publish import find_manifest
-from flows.build.build import Site, build
+from flows.build.build import BuildContext, build
 from flows.identity.fingerprint import Code, identify
-from flows.leases.held_lease import Terms
+from flows.leases.held_lease import LeaseTimings
 from flows.leases.lease import LeaseLost, try_acquire
 from infra.launch.torchrun import StageInterrupted
-from infra.storage.base import StoreAway
+from infra.storage.base import StoreUnavailable
 from infra.storage.open import open_store
 from tests.flows.claims import claim
 from tests.flows.waiting import wait_until
 
-TERMS = Terms(ttl=0.3, beat=0.05, look=0.05, longest_look=0.1, say=0.2)
+TERMS = LeaseTimings(ttl=0.3, beat=0.05, look=0.05, longest_look=0.1, say=0.2)
 OUTAGE = 5 * TERMS.ttl  # seconds
 _VERBS = {
     *("put", "put_if_absent", "put_if_same", "get", "get_stored"),
@@ -83,13 +83,13 @@ class Outage:
             if self.until is None and is_first and (not self._data or self._data in words[0]):
                 self.until = time.monotonic() + self._seconds
             if self.until is not None and time.monotonic() < self.until:
-                raise StoreAway("no answer in time")
+                raise StoreUnavailable("no answer in time")
             return found(key, *words, **options)
 
         return ask
 
 
-def site_of(toys: Any, home: str = "home", **store: Any) -> Site:
+def site_of(toys: Any, home: str = "home", **store: Any) -> BuildContext:
     """A machine whose checkpoints go to a store that it shares."""
     directory = toys.home.parent / home
     directory.mkdir(exist_ok=True)

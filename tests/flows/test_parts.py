@@ -17,7 +17,12 @@ from flows.artifacts.checkpoints import (
     send,
     settle,
 )
-from flows.build.checkpoint_shards import Part, gather_parts, send_parts, sending_parts
+from flows.build.checkpoint_shards import (
+    CheckpointShard,
+    gather_shards,
+    upload_shards,
+    uploading_shards,
+)
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Job
@@ -68,13 +73,13 @@ def test_the_files_of_another_node_come_home_and_are_sent_once(
     a, b = jobs
     write(a, 5, 0)
     write(b, 5, 1)
-    assert gather_parts(store, a, [1], epoch=1) == []
-    assert [part.step for part in send_parts(store, b, [1], epoch=1)] == [5]
+    assert gather_shards(store, a, [1], epoch=1) == []
+    assert [part.step for part in upload_shards(store, b, [1], epoch=1)] == [5]
     assert not list(b.checkpoints.glob("step-*/*"))  # of no use there any more
-    parts = gather_parts(store, a, [1], epoch=1)
+    parts = gather_shards(store, a, [1], epoch=1)
     assert [(part.step, part.file.path) for part in parts] == [(5, "tensors-00001.safetensors")]
     directory = commit(a, 5, 2)
-    assert gather_parts(store, a, [1], epoch=1) == []
+    assert gather_shards(store, a, [1], epoch=1) == []
     before = {entry.key for entry in store.list("") if entry.key.endswith(".safetensors")}
     send_whole(store, a, directory, there=[part.file for part in parts])
     after = {entry.key for entry in store.list("") if entry.key.endswith(".safetensors")}
@@ -87,9 +92,9 @@ def test_the_files_of_another_node_come_home_and_are_sent_once(
 def test_a_part_with_other_bytes_is_sent_again(store: LocalStore, jobs: tuple[Job, Job]) -> None:
     a, b = jobs
     write(b, 5, 1, text="other state")
-    send_parts(store, b, [1], epoch=1)
+    upload_shards(store, b, [1], epoch=1)
     write(a, 5, 0)
-    (part,) = gather_parts(store, a, [1], epoch=1)
+    (part,) = gather_shards(store, a, [1], epoch=1)
     write(a, 5, 1)
     directory = commit(a, 5, 2)
     send_whole(store, a, directory, there=[part.file])
@@ -103,19 +108,19 @@ def test_parts_of_an_earlier_attempt_are_not_looked_at(
 ) -> None:
     a, b = jobs
     write(b, 5, 1)
-    send_parts(store, b, [1], epoch=1)
+    upload_shards(store, b, [1], epoch=1)
     write(a, 5, 0)
-    assert gather_parts(store, a, [1], epoch=2) == []
+    assert gather_shards(store, a, [1], epoch=2) == []
 
 
 def test_a_part_that_is_damaged_is_not_taken(store: LocalStore, jobs: tuple[Job, Job]) -> None:
     a, b = jobs
     write(b, 5, 1)
-    (part,) = send_parts(store, b, [1], epoch=1)
+    (part,) = upload_shards(store, b, [1], epoch=1)
     store.put(part.file.key, b"x" * part.file.size)
     write(a, 5, 0)
     with pytest.raises(ArtifactError, match="sha256"):
-        gather_parts(store, a, [1], epoch=1)
+        gather_shards(store, a, [1], epoch=1)
     directory = a.checkpoints / "step-0000005"
     assert sorted(path.name for path in directory.iterdir()) == [
         "tensors-00000.json",
@@ -128,11 +133,11 @@ def test_what_is_written_last_is_sent_before_the_block_ends(
 ) -> None:
     a, b = jobs
     told: list[NanochatError] = []
-    with sending_parts(store, b, [1], epoch=7, on_error=told.append):
+    with uploading_shards(store, b, [1], epoch=7, on_error=told.append):
         write(b, 9, 1)
     write(a, 9, 0)
-    (part,) = gather_parts(store, a, [1], epoch=7)
-    assert isinstance(part, Part)
+    (part,) = gather_shards(store, a, [1], epoch=7)
+    assert isinstance(part, CheckpointShard)
     assert told == []
 
 
@@ -142,7 +147,7 @@ def test_parts_of_steps_that_were_never_committed_go(
     a, b = jobs
     for step in (3, 9):
         write(b, step, 1)
-    send_parts(store, b, [1], epoch=1)
+    upload_shards(store, b, [1], epoch=1)
     for step in (4, 5, 6):
         sent = send_whole(store, a, save_alone(a, step))
         prune(store, a, sent=sent)

@@ -14,7 +14,7 @@ from flows.artifacts import checkpoints
 from flows.artifacts.publish import find_manifest, supersede
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock
-from flows.leases.lease import Claim, Held, release, renew, try_acquire
+from flows.leases.lease import Claimant, LeaseGrant, release, renew, try_acquire
 from flows.plan.in_progress import Resume
 from flows.plan.render import render, to_json
 from flows.stages import STAGES
@@ -134,8 +134,8 @@ def test_what_is_being_built_says_by_whom(house: House):
     assert house.plan().of("pretrain").state == ">"
 
 
-def claim(run: str, host: str, home: str) -> Claim:
-    return Claim(
+def claim(run: str, host: str, home: str) -> Claimant:
+    return Claimant(
         owner="o" + run, run=run, host=host, pid=7, home=home, since="2026-11-21T07:00:00Z"
     )
 
@@ -146,7 +146,7 @@ def test_what_another_machine_builds_says_how_far_it_is(house: House):
     assert fingerprint
     theirs = claim("d12-7", "far", "another home")
     held = try_acquire(house.store, "pretrain", fingerprint, theirs, ttl=120)
-    assert isinstance(held, Held)
+    assert isinstance(held, LeaseGrant)
     held = renew(house.store, held, step=310, total=900)
     item = house.plan().of("pretrain")
     assert item.state == "!"

@@ -11,7 +11,7 @@ import pytest
 
 from flows.plan.plan import make_plan
 from flows.stages import STAGES
-from infra.storage.base import Entry, Stored
+from infra.storage.base import ObjectInfo, VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
 from tests.flows.house import RUN, House
@@ -30,7 +30,7 @@ class Counting(LocalStore):
         self.reads.append(key)
         return super().get(key, size=size)
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         self.reads.append(key)
         return super().get_stored(key)
 
@@ -42,11 +42,11 @@ class Far(LocalStore):
         time.sleep(DELAY)
         return super().get(key, size=size)
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         time.sleep(DELAY)
         return super().get_stored(key)
 
-    def list(self, prefix: str) -> Iterator[Entry]:
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
         time.sleep(DELAY)
         return super().list(prefix)
 
@@ -83,7 +83,7 @@ def test_a_plan_lists_once_and_reads_nothing_twice(built: House, seed: int):
     listed: list[str] = []
 
     class Listing(Counting):
-        def list(self, prefix: str) -> Iterator[Entry]:
+        def list(self, prefix: str) -> Iterator[ObjectInfo]:
             listed.append(prefix)
             return super().list(prefix)
 

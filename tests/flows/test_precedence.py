@@ -6,17 +6,17 @@ import time
 import pytest
 
 from flows.leases import queue as module
-from flows.leases.queue import Place, Queue
+from flows.leases.queue import PriorityQueue, QueueEntry
 
 
-def seconds_of(place: Place, *, timeout: float) -> tuple[bool, float]:
+def seconds_of(place: QueueEntry, *, timeout: float) -> tuple[bool, float]:
     began = time.monotonic()
     return place.acquire(timeout=timeout), time.monotonic() - began
 
 
 def test_it_is_had_by_one_at_a_time() -> None:
-    queue = Queue()
-    one, other = Place(queue=queue, rank=(1,)), Place(queue=queue, rank=(2,))
+    queue = PriorityQueue()
+    one, other = QueueEntry(queue=queue, rank=(1,)), QueueEntry(queue=queue, rank=(2,))
 
     assert one.acquire(timeout=0)
     assert not other.acquire(timeout=0.05)
@@ -25,12 +25,12 @@ def test_it_is_had_by_one_at_a_time() -> None:
 
 
 def test_of_those_who_wait_the_least_rank_is_next() -> None:
-    queue, had, ready = Queue(), list[int](), threading.Barrier(4)
-    first = Place(queue=queue, rank=(0,))
+    queue, had, ready = PriorityQueue(), list[int](), threading.Barrier(4)
+    first = QueueEntry(queue=queue, rank=(0,))
     assert first.acquire(timeout=0)
 
     def wait_for_it(rank: int) -> None:
-        place = Place(queue=queue, rank=(rank,))
+        place = QueueEntry(queue=queue, rank=(rank,))
         place.acquire(timeout=0)  # it has asked once
         ready.wait()
         while not place.acquire(timeout=0.05):  # as a stage does, again and again
@@ -50,15 +50,15 @@ def test_of_those_who_wait_the_least_rank_is_next() -> None:
 
 def test_nobody_waits_for_one_who_asks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_ASK_AGAIN", 0.2)
-    queue = Queue()
-    holder = Place(queue=queue, rank=(0,))
+    queue = PriorityQueue()
+    holder = QueueEntry(queue=queue, rank=(0,))
     assert holder.acquire(timeout=0)
-    assert not Place(queue=queue, rank=(1,)).acquire(timeout=0)  # it asked once, and went
+    assert not QueueEntry(queue=queue, rank=(1,)).acquire(timeout=0)  # it asked once, and went
     holder.release()
 
-    taken, seconds = seconds_of(Place(queue=queue, rank=(2,)), timeout=0)
+    taken, seconds = seconds_of(QueueEntry(queue=queue, rank=(2,)), timeout=0)
     assert not taken
     time.sleep(0.25)
-    taken, seconds = seconds_of(Place(queue=queue, rank=(2,)), timeout=0)
+    taken, seconds = seconds_of(QueueEntry(queue=queue, rank=(2,)), timeout=0)
     assert taken
     assert seconds < 5

@@ -13,7 +13,7 @@ from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import find_run, find_tag, point
 from flows.identity.manifest import Manifest, digest_of
 from flows.interop.push import choose, find_lacking
-from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
+from infra.storage.base import ObjectNotFound, OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, StageError
 from tests.flows.rows import GIGABYTE, publish_files
@@ -142,7 +142,7 @@ def test_damage_at_the_source_is_found_before_it_is_sent(
     assert "--force sft" in (caught.value.hint or "")
     assert f"`nanochat push {artifacts[1].name} --verify" in (caught.value.hint or "")
     assert find_manifest(target, "sft", artifacts[1].fingerprint) is None
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectNotFound):
         target.head(file.key)
 
 

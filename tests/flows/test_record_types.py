@@ -13,7 +13,7 @@ from flows.artifacts.runs import FORMAT as RUNS
 from flows.artifacts.runs import find_run
 from flows.cli.app import main
 from flows.identity.manifest import FORMAT
-from flows.identity.records import seal, unseal
+from flows.identity.records import decode_record, encode_record
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
@@ -42,7 +42,7 @@ def local(tmp_path: Path) -> LocalStore:
 )
 def test_what_no_version_writes_is_refused_in_one_line(data: bytes, says: str):
     with pytest.raises(ArtifactError, match=says) as caught:
-        unseal(data, format=1, where="here")
+        decode_record(data, format=1, where="here")
     assert len(str(caught.value)) < 300
 
 
@@ -74,12 +74,12 @@ def test_each_field_of_a_manifest_has_its_type(
 ):
     manifest = make_manifest("sft")
     key = f"sft/{manifest.fingerprint}/manifest.json"
-    tree = unseal(manifest.to_json(), format=FORMAT, where="here")
+    tree = decode_record(manifest.to_json(), format=FORMAT, where="here")
     holder: Any = tree
     for name in path[:-1]:
         holder = holder[name]
     holder[path[-1]] = value
-    local.put(key, seal(tree, format=FORMAT))
+    local.put(key, encode_record(tree, format=FORMAT))
     with pytest.raises(ArtifactError, match=says) as caught:
         find_manifest(local, "sft", manifest.fingerprint)
     assert key in str(caught.value)
@@ -100,15 +100,15 @@ def test_each_field_of_a_manifest_has_its_type(
 )
 def test_each_field_of_a_run_has_its_type(local: LocalStore, changes: dict[str, Any]):
     put_run(local, "tiny-1")
-    tree = unseal(local.get("runs/tiny-1.json"), format=RUNS, where="here")
-    local.put("runs/tiny-1.json", seal({**tree, **changes}, format=RUNS))
+    tree = decode_record(local.get("runs/tiny-1.json"), format=RUNS, where="here")
+    local.put("runs/tiny-1.json", encode_record({**tree, **changes}, format=RUNS))
     with pytest.raises(ArtifactError, match=r"runs/tiny-1\.json is not the record of a run"):
         find_run(local, "tiny-1")
 
 
 def test_a_revocation_of_other_types_is_named(local: LocalStore):
     tree = {"why": [], "when": "", "who": "", "owner": "", "epoch": 1}
-    local.put(f"sft/{'a' * 64}/revoked.json", seal(tree, format=2))
+    local.put(f"sft/{'a' * 64}/revoked.json", encode_record(tree, format=2))
     with pytest.raises(ArtifactError, match="why is \\[\\], expected str"):
         find_revocation(local, "sft", "a" * 64)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from flows.evals.regression import Evaluation, history_rows, judge, read_history, same_suite
+from flows.evals.regression import Evaluation, assess, history_rows, read_history, same_suite
 from flows.evals.suite import Rule
 from flows.identity.manifest import Manifest
 from infra.storage.base import Store
@@ -47,7 +47,7 @@ def shelf(store: Store) -> Shelf:
 
 
 def test_the_first_evaluation_has_nothing_to_be_worse_than(store: Store, shelf: Shelf) -> None:
-    verdict = judge(store, shelf.night(chatcore=0.5), shelf.history, Rule())
+    verdict = assess(store, shelf.night(chatcore=0.5), shelf.history, Rule())
     assert not verdict.regressed
     assert verdict.text == "chatcore 0.5; there is no earlier evaluation to compare it with"
 
@@ -66,7 +66,7 @@ def test_a_loss_beyond_the_allowed_one_is_a_regression(
     store: Store, shelf: Shelf, metric: str, before: float, after: float, regressed: bool
 ) -> None:
     shelf.night(**{metric: before})
-    verdict = judge(store, shelf.night(**{metric: after}), shelf.history, Rule(drop=0.02))
+    verdict = assess(store, shelf.night(**{metric: after}), shelf.history, Rule(drop=0.02))
     assert verdict.regressed is regressed
     assert verdict.delta is not None
     assert verdict.delta.value == pytest.approx(after - before)
@@ -78,8 +78,8 @@ def test_the_previous_is_the_last_one_and_the_best_is_remembered(
     shelf.night(chatcore=0.9)
     shelf.night(chatcore=0.5)
     newest = shelf.night(chatcore=0.49)
-    assert not judge(store, newest, shelf.history, Rule(against="previous")).regressed
-    verdict = judge(store, newest, shelf.history, Rule(against="best"))
+    assert not assess(store, newest, shelf.history, Rule(against="previous")).regressed
+    verdict = assess(store, newest, shelf.history, Rule(against="best"))
     assert verdict.regressed
     assert verdict.baseline is not None
     assert verdict.baseline.value == 0.9
@@ -87,8 +87,8 @@ def test_the_previous_is_the_last_one_and_the_best_is_remembered(
 
 def test_a_loss_is_told_once_while_the_model_does_not_change(store: Store, shelf: Shelf) -> None:
     shelf.night(chatcore=0.9)
-    first = judge(store, shelf.night(chatcore=0.5), shelf.history, Rule())
-    second = judge(store, shelf.night(chatcore=0.5), shelf.history, Rule())
+    first = assess(store, shelf.night(chatcore=0.5), shelf.history, Rule())
+    second = assess(store, shelf.night(chatcore=0.5), shelf.history, Rule())
     assert (first.regressed, second.regressed) == (True, False)
     assert second.text == f"chatcore 0.5, as in run {second.baseline_run}"
 
@@ -97,7 +97,7 @@ def test_only_the_same_suite_and_finished_runs_compare(store: Store, shelf: Shel
     shelf.night(chatcore=0.9, suite="another")
     shelf.night(chatcore=0.8, status="failed")
     newest = shelf.night(chatcore=0.5)
-    verdict = judge(store, newest, shelf.history, Rule())
+    verdict = assess(store, newest, shelf.history, Rule())
     assert verdict.baseline is None
     assert not same_suite(shelf.history[-1].manifest, newest.manifest)
 
@@ -105,14 +105,14 @@ def test_only_the_same_suite_and_finished_runs_compare(store: Store, shelf: Shel
 def test_a_loss_inside_its_interval_is_said_to_be_inside(store: Store, shelf: Shelf) -> None:
     shelf.night(chatcore=0.5, chatcore_low=0.3, chatcore_high=0.7)
     unsure = shelf.night(chatcore=0.4, chatcore_low=0.2, chatcore_high=0.6)
-    verdict = judge(store, unsure, shelf.history, Rule())
+    verdict = assess(store, unsure, shelf.history, Rule())
     assert verdict.regressed
     assert verdict.is_inside
     assert verdict.text.endswith(
         "worse by more than 0.02; inside the 95 % interval of the difference"
     )
     sure = shelf.night(chatcore=0.01, chatcore_low=0.0, chatcore_high=0.02)
-    verdict = judge(store, sure, shelf.history, Rule())
+    verdict = assess(store, sure, shelf.history, Rule())
     assert (verdict.regressed, verdict.is_inside) == (True, False)
     assert verdict.facts["delta_interval"][1] < 0
 
@@ -122,7 +122,7 @@ def test_a_metric_that_failed_says_why(store: Store, shelf: Shelf) -> None:
     with pytest.raises(
         ConfigError, match=r"has not measured chatcore or core.*no sandbox"
     ) as caught:
-        judge(store, newest, shelf.history, Rule())
+        assess(store, newest, shelf.history, Rule())
     assert caught.value.hint == "it has measured: gsm8k"
 
 
@@ -130,7 +130,7 @@ def test_a_retried_run_is_not_compared_with_itself(store: Store, shelf: Shelf) -
     shelf.night(chatcore=0.9)
     worse = shelf.night(chatcore=0.5)
     for _ in range(2):
-        assert judge(store, worse, shelf.history, Rule()).regressed
+        assert assess(store, worse, shelf.history, Rule()).regressed
 
 
 def test_the_history_is_a_table_latest_first(shelf: Shelf) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from flows.artifacts.pins import PINS, SWEEP, Pin, find_pin, pin, reserve, wait_for_sweep
 from flows.gc.collect import make_claim
-from flows.identity.records import seal
+from flows.identity.records import encode_record
 from flows.leases import lease
 from nanochat_core.errors import ArtifactError, StageError
 from tests.reliability.memory_store import MemoryStore
@@ -50,9 +50,9 @@ class Waiter:
         return self.did
 
 
-def collect(store: MemoryStore) -> lease.Held:
+def collect(store: MemoryStore) -> lease.LeaseGrant:
     held = lease.try_acquire(store, *SWEEP, make_claim(), ttl=lease.TTL)
-    assert isinstance(held, lease.Held)
+    assert isinstance(held, lease.LeaseGrant)
     return held
 
 
@@ -106,6 +106,6 @@ def test_a_pin_is_there_while_its_block_runs_whatever_happens_in_it(store: Memor
 
 
 def test_a_pin_that_is_none_is_named(store: MemoryStore):
-    store.put(f"{PINS}1.json", seal({"artifacts": 3, "why": ""}, format=1))
+    store.put(f"{PINS}1.json", encode_record({"artifacts": 3, "why": ""}, format=1))
     with pytest.raises(ArtifactError, match=f"{PINS}1.json is not a pin"):
         find_pin(store, f"{PINS}1.json")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flows.artifacts.runs import Run, find_run, write_run
-from flows.build.retry import StageLost
+from flows.build.retry import TransientStageError
 from flows.plan.starts import read_starts
 from infra.launch.torchrun import JobFailed
 from infra.prefect.server import Server
@@ -144,14 +144,14 @@ def test_a_run_that_begins_while_the_store_is_silent_waits(
     from flows.orchestration import pipeline
 
     def stop(stages: Any, site: Any, run: Run, **options: Any) -> Any:
-        raise StageLost("this is where stages are built")
+        raise TransientStageError("this is where stages are built")
 
     outage: Any = Outage(LocalStore(tmp_path / "store"), "get", part, seconds=0.2)
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
     monkeypatch.setattr(pipeline, "open_store", lambda url: outage)
     monkeypatch.setattr(pipeline, "run_pipeline", stop)
     monkeypatch.setattr(pipeline.flow_run, "get_name", lambda: "one")
-    with pytest.raises(StageLost, match="this is where stages are built"):
+    with pytest.raises(TransientStageError, match="this is where stages are built"):
         pipeline.nanochat(store=outage.url)
     assert outage.until is not None
 
@@ -166,10 +166,10 @@ def test_what_was_started_too_often_leaves_a_record_and_no_orders(
     cancelled: list[str] = []
     monkeypatch.setattr(pipeline, "cancel_orders_of", cancelled.append)
     starts = read_starts(store, ["one", "two"], number=pipeline.MOST_STARTS)
-    pipeline.check_budget(store, starts, pool="gpu")
+    pipeline.check_restart_limit(store, starts, pool="gpu")
     starts = read_starts(store, ["one", "two"], number=pipeline.MOST_STARTS + 1)
     with pytest.raises(StageError, match="one was started 11 times"):
-        pipeline.check_budget(store, starts, pool="gpu")
+        pipeline.check_restart_limit(store, starts, pool="gpu")
     assert cancelled == ["one", "two"]
     found = find_run(store, "one")
     assert found is not None
@@ -187,7 +187,7 @@ def test_starts_that_get_further_are_not_counted(
 
     def die(stages: Any, site: Any, run: Run, **options: Any) -> Any:
         write_run(store, replace(run, stages=built))
-        raise StageLost("the process died")
+        raise TransientStageError("the process died")
 
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
     monkeypatch.setattr(pipeline, "run_pipeline", die)
@@ -197,7 +197,7 @@ def test_starts_that_get_further_are_not_counted(
         monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda number=number: number)
         if number <= 4:
             built[f"stage{number}"] = "0" * 64
-        with pytest.raises(StageLost, match="the process died"):
+        with pytest.raises(TransientStageError, match="the process died"):
             pipeline.nanochat(store=store.url)
     monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: 7)
     with pytest.raises(StageError, match="one was started 7 times; the last 2 got no further"):

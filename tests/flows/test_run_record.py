@@ -62,7 +62,7 @@ class Collection:
         self.deletes = deletes
         self.seconds = seconds
         self.said: list[tuple[str, str]] = []
-        self.held: lease.Held | lease.Holder | None = None
+        self.held: lease.LeaseGrant | lease.LeaseHolder | None = None
 
     def record(self, stage: str, fingerprint: str) -> None:
         self.said.append((stage, fingerprint))
@@ -74,7 +74,7 @@ class Collection:
                 threading.Timer(self.seconds, self.end).start()
 
     def end(self) -> None:
-        assert isinstance(self.held, lease.Held)
+        assert isinstance(self.held, lease.LeaseGrant)
         lease.release(self.store, self.held)
 
 

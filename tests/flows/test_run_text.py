@@ -17,7 +17,7 @@ from flows.orchestration.run_page import (
     score_rows,
 )
 from flows.plan.plan import STATES
-from flows.render.loss_curve import Curves
+from flows.render.loss_curve import LossCurves
 from flows.stages import STAGES
 from tests.flows.house import House, make_run
 
@@ -134,7 +134,7 @@ def test_curves_come_from_the_logs_beside_artifacts_half_lines_left_out(
     text = curves_text(curves)
     assert text.startswith("**SFT loss**")
     assert "8 at step 1, 6 at step 3" in text
-    assert curves_text([Curves("rl")]) == ""
+    assert curves_text([LossCurves("rl")]) == ""
 
 
 def test_a_runs_page_names_every_artifact_its_address_and_what_brings_it_here(

@@ -24,7 +24,7 @@ from flows.artifacts.runs import (
     timestamp,
     write_run,
 )
-from flows.identity.records import seal
+from flows.identity.records import encode_record
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 from tests.flows.shelf import Counting, put_run
@@ -204,9 +204,12 @@ def test_a_tag_says_what_it_pointed_at_before(store: LocalStore):
 @pytest.mark.parametrize(
     "data",
     [
-        *(b"", b"{", b'{"format": 3, "run": "tiny-1-a"}', seal({}, format=TAG_FORMAT)),
-        *(seal({"run": 3}, format=TAG_FORMAT), seal({"run": "tiny-1-a"}, format=99)),
-        seal({"tag": "other", "run": "tiny-1-a"}, format=TAG_FORMAT),  # it was moved here
+        *(b"", b"{", b'{"format": 3, "run": "tiny-1-a"}', encode_record({}, format=TAG_FORMAT)),
+        *(
+            encode_record({"run": 3}, format=TAG_FORMAT),
+            encode_record({"run": "tiny-1-a"}, format=99),
+        ),
+        encode_record({"tag": "other", "run": "tiny-1-a"}, format=TAG_FORMAT),  # it was moved here
     ],
 )
 def test_a_damaged_tag_is_named_and_can_be_set_again(store: LocalStore, data: bytes):
@@ -228,7 +231,9 @@ def test_a_tag_whose_run_is_gone_is_an_error_and_no_other_run(store: LocalStore)
 
 
 def test_a_tag_cannot_lead_out_of_the_runs(store: LocalStore):
-    store.put("refs/main.json", seal({"tag": "main", "run": "../../secret"}, format=TAG_FORMAT))
+    store.put(
+        "refs/main.json", encode_record({"tag": "main", "run": "../../secret"}, format=TAG_FORMAT)
+    )
     with pytest.raises(ArtifactError, match="is not a tag: run is"):
         list(runs_called(store, "main"))
 

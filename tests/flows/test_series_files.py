@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.miniseries.files import write_files
-from flows.miniseries.findings import Findings, find_out
+from flows.miniseries.findings import Findings, analyse
 from flows.miniseries.picture import pictures
 from flows.miniseries.points import Missing, runs_of
 from infra.storage.base import Store
@@ -23,7 +23,7 @@ def findings(store: Store) -> Findings:
     """Four depths of tiny, each with its interval."""
     for depth, bpb in BPB.items():
         put_judged(store, depth, bpb, metrics={"val_bpb_low": bpb - 0.1, "val_bpb_high": bpb + 0.1})
-    return find_out(store, runs_of(store, "tiny", list(BPB)), name="tiny", profile="tiny")
+    return analyse(store, runs_of(store, "tiny", list(BPB)), name="tiny", profile="tiny")
 
 
 def test_all_three_are_written_and_nothing_else(findings: Findings, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_nothing_measured_is_a_page_without_a_picture(store: Store, tmp_path: Pa
     (tmp_path / "miniseries" / "tiny").mkdir(parents=True)
     (tmp_path / "miniseries" / "tiny" / "series.png").write_text("of earlier")
 
-    files = write_files(tmp_path, find_out(store, missing, name="tiny", profile="tiny"))
+    files = write_files(tmp_path, analyse(store, missing, name="tiny", profile="tiny"))
 
     assert files.picture is None
     assert not (tmp_path / "miniseries" / "tiny" / "series.png").exists()
@@ -87,7 +87,7 @@ def test_nothing_measured_is_a_page_without_a_picture(store: Store, tmp_path: Pa
 def test_foreign_text_is_not_taken_for_markup(store: Store, tmp_path: Path) -> None:
     missing = {1: Missing(depth=1, why="<script>alert(1)</script>\x1b[2J")}
 
-    files = write_files(tmp_path, find_out(store, missing, name="tiny", profile="tiny"))
+    files = write_files(tmp_path, analyse(store, missing, name="tiny", profile="tiny"))
 
     page = files.page.read_text()
     assert "<script>" not in page

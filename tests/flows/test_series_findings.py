@@ -5,7 +5,7 @@ import json
 import pytest
 
 from flows.artifacts.runs import Run
-from flows.miniseries.findings import HEADER, Findings, find_out, rows, sentences, to_tree
+from flows.miniseries.findings import HEADER, Findings, analyse, rows, sentences, to_tree
 from flows.miniseries.points import Missing, depths_in, read_point, runs_of
 from flows.miniseries.scaling_law import fit_law
 from flows.profiles import open_profile
@@ -19,7 +19,7 @@ BPB = {1: 3.0, 2: 2.6, 3: 2.4, 4: 2.3}
 
 def find(store: Store, *depths: int, **options: object) -> Findings:
     found = runs_of(store, "tiny", depths or depths_in(store, "tiny"), **options)  # type: ignore[arg-type]
-    return find_out(store, found, name="tiny", profile="tiny")
+    return analyse(store, found, name="tiny", profile="tiny")
 
 
 @pytest.fixture

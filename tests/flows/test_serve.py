@@ -13,11 +13,11 @@ import pytest
 
 from flows.artifacts.names import open_model
 from flows.cli.app import main
-from flows.cli.options import OnDevice
+from flows.cli.options import DeviceOptions
 from flows.cli.use.serve import Limits, newer_model
 from flows.identity.manifest import File, Manifest, digest_of
 from infra.storage.base import Store
-from nanochat_core.server.config import Rules
+from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.options import make_parser
 from tests.flows.chat_model import write_chat_model
 from tests.flows.shelf import make_manifest, put_artifact, put_run
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> OnDevice:
+def where(tmp_path: Path) -> DeviceOptions:
     (tmp_path / "home").mkdir()
-    return OnDevice(home=tmp_path / "home", store=f"file://{tmp_path}/store", gpus=0)
+    return DeviceOptions(home=tmp_path / "home", store=f"file://{tmp_path}/store", gpus=0)
 
 
 def put_model(store: Store, directory: Path, *, seed: int) -> Manifest:
@@ -50,7 +50,7 @@ def put_model(store: Store, directory: Path, *, seed: int) -> Manifest:
     )
 
 
-def test_a_model_is_pulled_from_the_store_and_answers(where: OnDevice, tmp_path: Path) -> None:
+def test_a_model_is_pulled_from_the_store_and_answers(where: DeviceOptions, tmp_path: Path) -> None:
     (directory := tmp_path / "model").mkdir()
     write_chat_model(directory)
     put_run(where.open_store(), "tiny-1", put_model(where.open_store(), directory, seed=1))
@@ -76,7 +76,7 @@ def test_a_model_is_pulled_from_the_store_and_answers(where: OnDevice, tmp_path:
             server.kill()
 
 
-def test_a_newer_model_is_found(where: OnDevice, tmp_path: Path) -> None:
+def test_a_newer_model_is_found(where: DeviceOptions, tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
     (files / "data").write_text("one")
@@ -98,7 +98,7 @@ def test_a_newer_model_is_found(where: OnDevice, tmp_path: Path) -> None:
     assert find() == newer
 
 
-def test_another_stage_of_the_name_is_not_what_was_asked_for(where: OnDevice, tmp_path: Path):
+def test_another_stage_of_the_name_is_not_what_was_asked_for(where: DeviceOptions, tmp_path: Path):
     files = tmp_path / "files"
     files.mkdir()
     (files / "data").write_text("one")
@@ -119,6 +119,6 @@ def test_a_directory_has_no_newer_one(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_both_commands_have_the_defaults_of_the_rules() -> None:
     options = make_parser().parse_args(["model"])
     for name in ("max_waiting", "max_seconds", "overflow", "log"):
-        default = getattr(Rules(), name)
+        default = getattr(ServerConfig(), name)
         assert getattr(Limits(), name) == default
         assert getattr(options, name) == default

@@ -140,7 +140,7 @@ def test_while_garbage_is_collected_nothing_is_shared_and_nobody_waits(
 ):
     publish_shards(store, tmp_path, 1)
     held = lease.try_acquire(store, *SWEEP, make_claim(), ttl=lease.TTL)
-    assert isinstance(held, lease.Held)
+    assert isinstance(held, lease.LeaseGrant)
     publish_shards(store, tmp_path, 2)
     assert stored(store, 2) == {"shard_0", "shard_1", "shards.json"}
     assert store.names(PINS) == set()

@@ -190,7 +190,7 @@ def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(
     from prefect import flow
 
     from flows.build.build import build
-    from flows.orchestration.stage_page import Reporter, final_state
+    from flows.orchestration.stage_page import StagePage, final_state
 
     training = toys.stage("training", source=TRAINING)
 
@@ -198,7 +198,7 @@ def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(
 
     @flow(name="one-toy", flow_run_name=run_id)
     def one_toy() -> Any:
-        reporter = Reporter(training, run=run_id)
+        reporter = StagePage(training, run=run_id)
         site = toys.site(run_id)
         object.__setattr__(site, "watch", lambda stage, event: reporter.report(event))
         built = build(training, site, {}, force=False)
@@ -220,7 +220,7 @@ def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alo
 ) -> None:
     from prefect import flow
 
-    from flows.orchestration.stage_page import Courier
+    from flows.orchestration.stage_page import BackgroundWriter
 
     done: list[str] = []
 
@@ -232,7 +232,7 @@ def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alo
 
     @flow(name="couriers")
     def couriers() -> None:
-        one, other = Courier("one"), Courier("other")
+        one, other = BackgroundWriter("one"), BackgroundWriter("other")
         one.send(broken)
         one.send(lambda: done.append("after a mistake"))
         other.send(refused)

@@ -11,7 +11,7 @@ from flows.plan.in_progress import Resume
 from flows.plan.plan import StagePlan
 from flows.plan.starts import Starts, read_starts
 from flows.stages import PRETRAIN, ROWS
-from infra.storage.base import StoreAway
+from infra.storage.base import StoreUnavailable
 from tests.flows.house import make_run
 from tests.flows.test_outage import Outage
 from tests.reliability.memory_store import MemoryStore
@@ -93,5 +93,5 @@ def test_a_record_that_cannot_be_read_counts_as_none(store: MemoryStore) -> None
 def test_a_store_that_does_not_answer_is_no_missing_record(store: MemoryStore) -> None:
     start(store, 1, rows="a")
     away: Any = Outage(store, "get", "runs/one", seconds=3600)
-    with pytest.raises(StoreAway):
+    with pytest.raises(StoreUnavailable):
         read_starts(away, ["one"], number=2)

@@ -11,7 +11,7 @@ from flows.cli.app import main
 from flows.identity.fingerprint import REPOSITORY, Code, identify, short
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock
-from flows.leases.lease import Held, renew, try_acquire
+from flows.leases.lease import LeaseGrant, renew, try_acquire
 from flows.profiles import open_profile
 from flows.stages import SHARDS
 from infra.storage.base import Store
@@ -50,12 +50,12 @@ def store_of(home: Path) -> Store:
     return open_store((home.parent / "store").as_uri())
 
 
-def held_by(home: Path, owner_home: str) -> Held:
+def held_by(home: Path, owner_home: str) -> LeaseGrant:
     """The lease of `shards`, held by somebody in that home."""
     held = try_acquire(
         store_of(home), "shards", FINGERPRINT, claim("b", home=owner_home), ttl=120.0
     )
-    assert isinstance(held, Held)
+    assert isinstance(held, LeaseGrant)
     return held
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.evals.suite import Rule, check_metric, history_name, judged_model, open_suite
+from flows.evals.suite import Rule, check_metric, evaluated_model, history_name, open_suite
 from flows.interop.import_model import IMPORTED
 from flows.profiles import open_profile
 from flows.render.text import key_of
@@ -98,4 +98,4 @@ def test_the_status_of_a_judging_run_names_the_command_that_judges_again(
     assert [line.split()[1] for line in lines[4:]] == ["chat_eval_sft"]
     trained = put_run(store, "other-1", name="other", uses=("sft@main",), profile="tiny")
     assert made
-    assert judged_model(trained) is None
+    assert evaluated_model(trained) is None

@@ -13,8 +13,8 @@ import pytest
 
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock
-from flows.leases.acquire import Turn, hold_turn
-from flows.leases.held_lease import Lease, Terms, hold_lease
+from flows.leases.acquire import BuildClaim, acquire
+from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
@@ -22,7 +22,7 @@ from tests.flows.claims import claim
 from tests.flows.waiting import wait_until
 
 FINGERPRINT = "ab" * 32
-TERMS = Terms(ttl=2.0, beat=0.05, look=0.05, longest_look=0.1, say=30.0)
+TERMS = LeaseTimings(ttl=2.0, beat=0.05, look=0.05, longest_look=0.1, say=30.0)
 ARTIFACT = cast(Manifest, object())  # nobody looks into it
 
 
@@ -35,7 +35,7 @@ class Waiter:
         self.artifact: Manifest | None = None
         self.result: Any = None
         self.may_end = threading.Event()
-        turn = Turn(
+        turn = BuildClaim(
             stage="sft",
             fingerprint=FINGERPRINT,
             store=LocalStore(directory / "disk" / "store"),
@@ -53,7 +53,7 @@ class Waiter:
 
     def _run(self) -> None:
         try:
-            with hold_turn(self.turn) as self.result:
+            with acquire(self.turn) as self.result:
                 self.may_end.wait(30)
         except (StageInterrupted, StoreError) as error:
             self.result = error
@@ -89,19 +89,19 @@ def wait(tmp_path: Path) -> Generator[Callable[..., Waiter]]:
 
 
 @contextlib.contextmanager
-def built_elsewhere(directory: Path) -> Generator[Lease]:
+def built_elsewhere(directory: Path) -> Generator[HeldLease]:
     """Another machine holds the lease."""
     store = LocalStore(directory / "disk" / "store")
     with hold_lease(
         store, "sft", FINGERPRINT, claim("other"), stop=threading.Event(), terms=TERMS
     ) as lease:
-        assert isinstance(lease, Lease)
+        assert isinstance(lease, HeldLease)
         yield lease
 
 
 def test_a_free_turn_is_had_at_once_and_in_silence(wait: Callable[..., Waiter]) -> None:
     waiter = wait()
-    assert isinstance(waiter.wait_for_result(), Lease)
+    assert isinstance(waiter.wait_for_result(), HeldLease)
     assert waiter.told == []
     assert file_lock.find_owner(waiter.turn.lock_path) is not None
     waiter.end()
@@ -118,7 +118,7 @@ def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_gives_back(
         wait_until(waiter.is_waiting)
         time.sleep(5 * TERMS.longest_look)
         assert waiter.result is None
-    assert isinstance(waiter.wait_for_result(), Lease)
+    assert isinstance(waiter.wait_for_result(), HeldLease)
     (text,) = waiter.told
     assert re.fullmatch(
         r"waiting: built by run run-other on host host-other, step 310/900, heartbeat \d s ago",
@@ -166,7 +166,7 @@ def test_a_builder_that_falls_silent_is_told_and_taken_over(
     with silent:
         waiter = wait()
         lease = waiter.wait_for_result()
-        assert isinstance(lease, Lease)
+        assert isinstance(lease, HeldLease)
         assert lease.epoch == 2
     assert len(waiter.told) == 2
     assert waiter.told[1].endswith("s ago; taken over after 2 s without one")
@@ -202,7 +202,7 @@ def test_a_process_of_this_machine_is_waited_for_and_its_end_is_seen_at_once(
         wait_until(waiter.is_waiting)
         assert waiter.told[0].startswith("waiting: built by process ")
     began = time.monotonic()
-    assert isinstance(waiter.wait_for_result(), Lease)
+    assert isinstance(waiter.wait_for_result(), HeldLease)
     assert time.monotonic() - began < 5
 
 
@@ -244,7 +244,7 @@ def test_whoever_waits_for_the_device_leaves_the_lease_to_others(
     device = threading.Semaphore(0)
     waiter = wait(device=device)
     other = wait("b")
-    assert isinstance(other.wait_for_result(), Lease)
+    assert isinstance(other.wait_for_result(), HeldLease)
     wait_until(waiter.is_waiting)
     assert "run-b" in waiter.told[0]
     other.end()
@@ -264,7 +264,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_but_not_at_the_start(
         late = wait("b")
         assert isinstance(late.wait_for_result(), StoreError)
         (tmp_path / "away").rename(tmp_path / "disk")
-    assert isinstance(waiter.wait_for_result(), Lease)
+    assert isinstance(waiter.wait_for_result(), HeldLease)
 
 
 def test_a_store_that_stays_away_for_longer_than_a_lease_lives_is_waited_for(
@@ -279,4 +279,4 @@ def test_a_store_that_stays_away_for_longer_than_a_lease_lives_is_waited_for(
         time.sleep(2 * terms.ttl)
         assert waiter.result is None
         (tmp_path / "away").rename(tmp_path / "disk")
-    assert isinstance(waiter.wait_for_result(), Lease)
+    assert isinstance(waiter.wait_for_result(), HeldLease)

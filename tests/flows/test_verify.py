@@ -15,7 +15,7 @@ from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.transfer import (
     TRIES,
     fetch_file,
-    fetch_files,
+    fetch_verified,
     find_fault,
     find_missing,
     transfer_each,
@@ -188,7 +188,7 @@ def test_what_lies_whole_elsewhere_on_this_machine_is_copied_and_the_rest_fetche
     (cached / "rows.json").write_bytes(b"[]")
     places = [(file, tmp_path / "mine" / file.path) for file in manifest.files]
     told: list[int] = []
-    fetch_files(
+    fetch_verified(
         store,
         manifest,
         places,
@@ -210,8 +210,10 @@ def test_a_whole_file_that_was_not_put_in_its_place_is_not_fetched_again(
     file = manifest.files[2]
     (tmp_path / "train.rows").mkdir()  # no file can take this place
     with pytest.raises(IsADirectoryError):
-        fetch_files(store, manifest, [(file, tmp_path / "train.rows")], scratch=tmp_path / "parts")
-    fetch_files(store, manifest, [(file, tmp_path / "elsewhere")], scratch=tmp_path / "parts")
+        fetch_verified(
+            store, manifest, [(file, tmp_path / "train.rows")], scratch=tmp_path / "parts"
+        )
+    fetch_verified(store, manifest, [(file, tmp_path / "elsewhere")], scratch=tmp_path / "parts")
     assert store.fetched == [file.key]
     assert (tmp_path / "elsewhere").read_bytes() == b"123456"
 

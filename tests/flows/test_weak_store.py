@@ -14,7 +14,7 @@ from tests.infra.storage.fake_s3 import FakeS3
 from tests.infra.storage.misbehaviour import Quirk
 from tests.infra.storage.s3_server import client_environment
 
-ME = lease.Claim(owner="me", run="r", host="h", pid=1, home="here", since="")
+ME = lease.Claimant(owner="me", run="r", host="h", pid=1, home="here", since="")
 WEAK = (Quirk.IGNORES_IF_NONE_MATCH, Quirk.REFUSES_IF_MATCH)
 
 

@@ -31,8 +31,8 @@ from typing import Any, Literal, Self, TypeAlias
 from flows.artifacts import publish
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import File, Manifest, Provenance, digest_of
-from flows.leases.lease import Claim, Held, check, release, try_acquire
-from infra.storage.base import Missing, OnBytes, Store, ignore_bytes
+from flows.leases.lease import Claimant, LeaseGrant, check, release, try_acquire
+from infra.storage.base import ObjectNotFound, OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
 from infra.storage.s3.conditional import ATOMIC
@@ -126,7 +126,7 @@ def commit(store: Store, toy: Toy) -> Manifest:
     found = publish.find_manifest(store, stage, fingerprint)
     if found is not None:
         return found
-    claim = Claim(
+    claim = Claimant(
         owner=f"{os.getpid():032x}",
         run="toy-1",
         host="here",
@@ -135,7 +135,7 @@ def commit(store: Store, toy: Toy) -> Manifest:
         since=_CREATED,
     )
     held = try_acquire(store, stage, fingerprint, claim, ttl=120.0)
-    assert isinstance(held, Held), "one writer at a time, all of one home"
+    assert isinstance(held, LeaseGrant), "one writer at a time, all of one home"
     provenance = Provenance(
         run=claim.run,
         owner=held.owner,
@@ -173,7 +173,7 @@ def open_warm(url: str) -> Store:
 
         assert isinstance(store, S3Store)
         store._semantics = ATOMIC
-    with contextlib.suppress(Missing):
+    with contextlib.suppress(ObjectNotFound):
         store.head(f"{STAGE}/warm")
     return store
 
@@ -193,7 +193,7 @@ class InPlaceStore(LocalStore):
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See Store."""
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(ObjectNotFound):
             return self.get(key) == data
         self.put(key, data)
         return True

@@ -24,15 +24,15 @@ from unittest import mock
 import flows.build.build
 import flows.build.job
 from flows.identity.manifest import Manifest
-from flows.leases.held_lease import Terms
+from flows.leases.held_lease import LeaseTimings
 from flows.stages import Stage
 from infra.storage import parts
 from infra.storage.base import Store
 from infra.storage.s3 import bucket as s3
 from infra.storage.s3 import multipart
 from infra.storage.s3 import store as s3_store
-from infra.storage.s3.conditional import ATOMIC, Semantics
-from infra.storage.s3.errors import Patience
+from infra.storage.s3.conditional import ATOMIC, ConditionalWrites
+from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.settings import read_settings
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import NanochatError
@@ -50,10 +50,10 @@ _SIZES = {"value.json": 400, "weights/a.bin": 7_000}  # bytes
 _LARGE = {"weights/b.bin": 5 * _PART // 2}  # of the first stage
 _READ_SECONDS = 0.8  # the client's patience with an answer; the proxy drips for less
 # So that a job of a few hundredths of a second renews its lease.
-_TERMS = Terms(beat=0.03, look=0.3, longest_look=0.6)
+_TERMS = LeaseTimings(beat=0.03, look=0.3, longest_look=0.6)
 _PATIENCE_OF_A_PERSON = 2.0  # seconds: then the run that waits for its store is stopped
 _JOB_SECONDS = 0.05
-PATIENCE = Patience(first_wait=0.01, longest_wait=0.05, deadline=20.0)
+PATIENCE = RetryPolicy(first_wait=0.01, longest_wait=0.05, deadline=20.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class _Client(s3.Bucket):
 class TriedStore(S3Store):
     """A store whose conditions were tried before."""
 
-    def semantics(self) -> Semantics:
+    def semantics(self) -> ConditionalWrites:
         return ATOMIC
 
 
@@ -112,7 +112,7 @@ class Pipeline:
         watched: bool = False,
         tries_conditions: bool = False,
         kind: type[S3Store] | None = None,
-        patience: Patience = PATIENCE,
+        patience: RetryPolicy = PATIENCE,
     ) -> Outcome:
         """Build everything with faults; look at the server; build again without.
 
@@ -123,7 +123,7 @@ class Pipeline:
         home.mkdir()
         kind = kind or (S3Store if tries_conditions else TriedStore)
         store = self._open(prefix, "proxy", kind, patience)
-        direct = self._open(prefix, "server", TriedStore, Patience())
+        direct = self._open(prefix, "server", TriedStore, RetryPolicy())
         began = time.monotonic()
         self.proxy.arm(*faults, storm=storm, seed=seed)
         with _reader(direct, every=0.02 if watched else None) as partial:
@@ -146,7 +146,7 @@ class Pipeline:
             seconds=time.monotonic() - began,
         )
 
-    def _open(self, prefix: str, to: str, kind: type[S3Store], patience: Patience) -> S3Store:
+    def _open(self, prefix: str, to: str, kind: type[S3Store], patience: RetryPolicy) -> S3Store:
         store = kind(f"s3://{BUCKET}/{prefix}", settings=read_settings({}), patience=patience)
         bucket = _Client(BUCKET, prefix=prefix, settings=store.settings)
         bucket.client = self.clients[to]

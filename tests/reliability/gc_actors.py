@@ -17,16 +17,16 @@ from flows.artifacts.pins import pin, reserve
 from flows.artifacts.publish import commit, find_manifest, publish
 from flows.artifacts.revocations import find_revoked, revoke
 from flows.artifacts.runs import Run, RunRecord, find_run, new_run_id, point, timestamp
-from flows.build.build import Built, Site, Sought, build
+from flows.build.build import BuildContext, Built, Lookup, build
 from flows.gc.collect import collect, make_claim
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Input, Manifest, Provenance
-from flows.identity.records import seal
+from flows.identity.records import encode_record
 from flows.leases import lease as leases
-from flows.leases.held_lease import Lease
+from flows.leases.held_lease import HeldLease
 from flows.stages import Stage
 from infra.placement import Placement
-from infra.storage.base import Entry, Missing
+from infra.storage.base import ObjectInfo, ObjectNotFound
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.section import Tree
 from tests.flows import shelf
@@ -52,11 +52,11 @@ ACCEPTED = 10  # variants from here on are made by accepting another
 class DatedStore(SimStore):
     """Entries say when objects were really written."""
 
-    def _entry(self, key: str, size: int) -> Entry:
+    def _entry(self, key: str, size: int) -> ObjectInfo:
         stored = self.objects.stored.get(key)
         if stored is None:  # deleted since it was listed
-            return Entry(key=key, size=0, modified=self.objects.world.now)
-        return Entry(key=key, size=len(stored.data), modified=stored.written)
+            return ObjectInfo(key=key, size=0, modified=self.objects.world.now)
+        return ObjectInfo(key=key, size=len(stored.data), modified=stored.written)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class Actor:
         for _ in range(_TRIES):
             try:
                 return self.attempt()
-            except (NanochatError, Missing) as error:
+            except (NanochatError, ObjectNotFound) as error:
                 self.world.note(self.process, f"failed: {error}")
                 self.pause(30.0 * self.world.rng.random())
 
@@ -176,9 +176,9 @@ class Runner(Actor):
             raise
         record.end("finished", {name: m.fingerprint for name, m in built.items()})
 
-    def site(self, record: RunRecord) -> Site:
+    def site(self, record: RunRecord) -> BuildContext:
         """As flows.orchestration.pipeline makes it."""
-        return Site(
+        return BuildContext(
             run=self.variants,  # type: ignore[arg-type]
             run_id=self.run,
             placement=self.scene.placement(self.process.home),
@@ -197,7 +197,7 @@ class Runner(Actor):
         self.world.note(self.process, f"{stage}: {event}")
 
     def build_under(
-        self, stage: Stage, identity: Identity, inputs: Mapping[str, Manifest], *, lease: Lease
+        self, stage: Stage, identity: Identity, inputs: Mapping[str, Manifest], *, lease: HeldLease
     ) -> Built:
         """What flows.build.build does when it is its turn: a job, then publishing."""
         rng = self.world.rng
@@ -324,7 +324,7 @@ class Stray(Actor):
             manifest = self.some_artifact()
             artifacts = [[manifest.stage, manifest.fingerprint]]
             self.store.put(
-                "gc/pins/stray.json", seal({"artifacts": artifacts, "why": ""}, format=1)
+                "gc/pins/stray.json", encode_record({"artifacts": artifacts, "why": ""}, format=1)
             )
         else:
             self.store.put(f"{place}/files/stray/data", b"x")
@@ -355,7 +355,7 @@ def identity_of(stage: str, variants: Variants, digests: Mapping[str, str]) -> I
 
 
 def _build_simulated(
-    stage: Stage, site: Site, sought: Sought, *arguments: Any, **options: Any
+    stage: Stage, site: BuildContext, sought: Lookup, *arguments: Any, **options: Any
 ) -> Built:
     """In place of flows.build.build._build, in the process that calls it."""
     assert isinstance(site.store, SimStore)

@@ -5,7 +5,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from infra.storage.base import Entry, Missing, OnBytes, Stored, check_key, ignore_bytes
+from infra.storage.base import (
+    ObjectInfo,
+    ObjectNotFound,
+    OnBytes,
+    VersionedObject,
+    check_key,
+    ignore_bytes,
+)
 
 DAY, HOUR = 86400.0, 3600.0
 
@@ -50,26 +57,26 @@ class MemoryStore:
         """See Store."""
         return self.get_stored(key).data
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         """See Store."""
         with self._lock:
             if key not in self._objects:
-                raise Missing(key)
+                raise ObjectNotFound(key)
             data, written = self._objects[key]
-            return Stored(data=data, version=_version(data), age=self.now - written)
+            return VersionedObject(data=data, version=_version(data), age=self.now - written)
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """See Store."""
         return self.get(key)[start : start + length]
 
-    def head(self, key: str) -> Entry:
+    def head(self, key: str) -> ObjectInfo:
         """See Store."""
         with self._lock:
             if key not in self._objects:
-                raise Missing(key)
+                raise ObjectNotFound(key)
             return self._entry(key)
 
-    def list(self, prefix: str) -> Iterator[Entry]:
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
         with self._lock:
             keys = sorted(key for key in self._objects if key.startswith(prefix))
@@ -96,19 +103,19 @@ class MemoryStore:
         path.write_bytes(self.get(key, size=size))
         on_bytes(path.stat().st_size)
 
-    def remove_unfinished(self, *, older_than: float) -> int:
+    def abort_stale_uploads(self, *, older_than: float) -> int:
         """See Store."""
         old = [begun for begun in self.unfinished if self.now - begun > older_than]
         self.unfinished = [begun for begun in self.unfinished if begun not in old]
         return len(old)
 
-    def weaknesses(self) -> Sequence[str]:
+    def missing_guarantees(self) -> Sequence[str]:
         """See Store."""
         return ()
 
-    def _entry(self, key: str) -> Entry:
+    def _entry(self, key: str) -> ObjectInfo:
         data, written = self._objects[key]
-        return Entry(key=key, size=len(data), modified=written)
+        return ObjectInfo(key=key, size=len(data), modified=written)
 
     def names(self, prefix: str = "") -> "set[str]":
         """Keys of what there is."""

@@ -23,7 +23,7 @@ from flows.build.build import build
 from flows.identity.fingerprint import Code, identify
 from flows.identity.manifest import Manifest
 from flows.leases import lease
-from flows.leases.held_lease import Terms
+from flows.leases.held_lease import LeaseTimings
 from flows.stages import Stage
 from infra.storage.base import Store
 from infra.storage.open import open_store
@@ -31,7 +31,7 @@ from nanochat_core.errors import NanochatError
 from tests.flows.conftest import Toys
 
 REPOSITORY = Path(__file__).parents[2]
-TERMS = Terms(ttl=20.0, beat=2.0, look=0.02, longest_look=0.1)
+TERMS = LeaseTimings(ttl=20.0, beat=2.0, look=0.02, longest_look=0.1)
 STAGE = Stage(
     name="contested",
     makes="a toy",

@@ -23,14 +23,14 @@ import flows.leases.outage
 import infra.storage.s3.errors
 from flows.artifacts.publish import find_manifest, publish
 from flows.artifacts.revocations import revoke
-from flows.build.build import Built, Site, build
+from flows.build.build import BuildContext, Built, build
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import File, Manifest, Provenance
-from flows.leases.held_lease import Lease, Terms
+from flows.leases.held_lease import HeldLease, LeaseTimings
 from flows.profiles import open_profile
 from flows.stages import Stage
 from infra.placement import Placement
-from infra.storage.base import Missing, Persist, call_once
+from infra.storage.base import ObjectNotFound, Persist, call_once
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Resources
@@ -40,7 +40,7 @@ from tests.reliability.sim_store import Objects, SimStore
 from tests.reliability.sim_threading import SimThreading, SimTime
 from tests.reliability.sim_world import Process, World
 
-TERMS = Terms(ttl=120.0, beat=25.0, look=8.0, longest_look=60.0)  # virtual seconds
+TERMS = LeaseTimings(ttl=120.0, beat=25.0, look=8.0, longest_look=60.0)  # virtual seconds
 _PREIMAGE: dict[str, Any] = {"stage": "rows", "format": 1, "config": {}, "inputs": {}, "code": {}}
 IDENTITY = Identity(stage="rows", fingerprint=fingerprint_of(_PREIMAGE), preimage=_PREIMAGE)
 PLACE = f"{IDENTITY.stage}/{IDENTITY.fingerprint}"
@@ -149,7 +149,7 @@ class Builder(Actor):
 
     def build(self) -> None:
         """One attempt of a run."""
-        site = Site(
+        site = BuildContext(
             run=_run(),
             run_id=self.run,
             placement=self.scene.placement_of(self.process),
@@ -163,7 +163,7 @@ class Builder(Actor):
         built = build(_STAGE, site, {}, force=self.force)
         self.judge.on_used(built.manifest, revoked)
 
-    def build_under(self, site: Site, lease: Lease) -> Built:
+    def build_under(self, site: BuildContext, lease: HeldLease) -> Built:
         """Run a job and publish, as flows.build.build does under its lease."""
         if lease.ending.wait(self.seconds_of_job()):
             lease.raise_if_lost()
@@ -233,7 +233,7 @@ class Reader(Actor):
         for file in manifest.files:
             try:
                 data = self.store.get(file.key)
-            except Missing:
+            except ObjectNotFound:
                 self.judge.on_gone(file.key)
                 raise
             if not self.is_whole(data, file):
@@ -267,7 +267,12 @@ class Reviser(Actor):
 
 
 def _build_simulated(
-    stage: Stage, site: Site, identity: Identity, inputs: Mapping[str, Manifest], *, lease: Lease
+    stage: Stage,
+    site: BuildContext,
+    identity: Identity,
+    inputs: Mapping[str, Manifest],
+    *,
+    lease: HeldLease,
 ) -> Built:
     """In place of flows.build.build._build, in the process that calls it."""
     builder = cast("AnyStore", site.store).process.program

@@ -11,8 +11,8 @@ import flows.leases.held_lease
 import flows.leases.lease
 from flows.artifacts.publish import Published, find_manifest
 from flows.identity.manifest import Manifest
-from flows.leases.lease import Held
-from infra.storage.base import OnBytes, Store, Stored, ignore_bytes
+from flows.leases.lease import LeaseGrant
+from infra.storage.base import OnBytes, Store, VersionedObject, ignore_bytes
 from infra.storage.s3 import conditional
 from tests.reliability.sim_actors import AnyStore, Reader
 from tests.reliability.sim_s3 import SimS3Store
@@ -78,10 +78,10 @@ class _ManifestFirst(SimStore):
 class _LocalClock(SimStore):
     """How old a record is, is told by the clock of whoever asks."""
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         stored = super().get_stored(key)
         age = max(0.0, stored.age + self.process.skew)
-        return Stored(data=stored.data, version=stored.version, age=age)
+        return VersionedObject(data=stored.data, version=stored.version, age=age)
 
 
 class _LostAnswerIsALoss(SimStore):
@@ -104,7 +104,7 @@ def _adopt_anything(store: Store, ours: Manifest, attempt: str) -> Published:
     return Published(manifest=winner or ours, adopted=True, divergence=None)
 
 
-def _do_not_check(store: Store, held: Held) -> None:
+def _do_not_check(store: Store, held: LeaseGrant) -> None:
     pass
 
 

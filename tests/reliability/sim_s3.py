@@ -8,9 +8,9 @@ the store's semantics (it is atomic) and nothing goes in parts.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from infra.storage.base import Entry, Missing, Stored
+from infra.storage.base import ObjectInfo, ObjectNotFound, VersionedObject
 from infra.storage.s3.conditional import ATOMIC
-from infra.storage.s3.errors import Lost, Page, Refused, Where
+from infra.storage.s3.errors import ErrorResponse, NoResponse, Page, Where
 from infra.storage.s3.settings import Settings
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
@@ -60,30 +60,32 @@ class _SimBucket:
     def get(self, key: str) -> bytes:
         return self.get_stored(key).data
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         return self._ask("get", key, self._objects.get)
 
     def list_page(self, prefix: str, *, after: str | None, token: str | None) -> Page:
         names = self._ask("list", prefix, self._objects.list)
         now = self._objects.world.now
-        entries = [Entry(key=n, size=0, modified=now) for n in names if after is None or n > after]
+        entries = [
+            ObjectInfo(key=n, size=0, modified=now) for n in names if after is None or n > after
+        ]
         return Page(entries=entries, has_more=False, token=None)
 
     def delete(self, key: str) -> None:
         self._ask("delete", key, self._objects.delete)
 
-    def _create(self, request: Request) -> Refused | None:
+    def _create(self, request: Request) -> ErrorResponse | None:
         if request.key in self._objects.stored:
-            return Refused("PreconditionFailed", status=412)
+            return ErrorResponse("PreconditionFailed", status=412)
         self._objects.put(request)
         return None
 
-    def _swap(self, request: Request) -> Missing | Refused | None:
+    def _swap(self, request: Request) -> ObjectNotFound | ErrorResponse | None:
         old = self._objects.stored.get(request.key)
         if old is None:
-            return Missing(request.key)
+            return ObjectNotFound(request.key)
         if old.version != request.version:
-            return Refused("PreconditionFailed", status=412)
+            return ErrorResponse("PreconditionFailed", status=412)
         self._objects.put(request)
         return None
 
@@ -100,7 +102,7 @@ class _SimBucket:
         try:
             return self._objects.world.ask(request, lambda r: self._serve(r, take_effect))
         except StoreError as error:
-            raise Lost(str(error)) from error
+            raise NoResponse(str(error)) from error
 
     def _serve(self, request: Request, take_effect: Callable[[Request], Any]) -> Any:
         """An overloaded server refuses before or, worse, after it did what was asked."""
@@ -108,8 +110,8 @@ class _SimBucket:
             return take_effect(request)
         when = self._objects.world.rng.random()
         if when < 0.3:
-            return Refused("SlowDown", status=503)
+            return ErrorResponse("SlowDown", status=503)
         if when < 0.6 and request.verb in ("create", "swap"):
-            return Refused("ConditionalRequestConflict", status=409)
+            return ErrorResponse("ConditionalRequestConflict", status=409)
         take_effect(request)
-        return Refused("InternalError", status=500)
+        return ErrorResponse("InternalError", status=500)

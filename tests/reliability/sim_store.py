@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from infra.storage.base import Entry, Missing, OnBytes, Stored, ignore_bytes
+from infra.storage.base import ObjectInfo, ObjectNotFound, OnBytes, VersionedObject, ignore_bytes
 from tests.reliability.sim_world import Process, Request, World
 
 
@@ -72,16 +72,16 @@ class Objects:
             return True
         return old.data == request.data
 
-    def get(self, request: Request) -> Stored | Missing:
+    def get(self, request: Request) -> VersionedObject | ObjectNotFound:
         """The object, damaged on its way perhaps."""
         old = self.stored.get(request.key)
         if old is None:
-            return Missing(request.key)
+            return ObjectNotFound(request.key)
         self.on_effect(request, old, old)
         data = old.data
         if request.fault == "damaged":
             data = damage(data, self.world.rng)
-        return Stored(data=data, version=old.version, age=self.world.now - old.written)
+        return VersionedObject(data=data, version=old.version, age=self.world.now - old.written)
 
     def delete(self, request: Request) -> None:
         """Nothing happens when there is none."""
@@ -140,7 +140,7 @@ class SimStore:
         """See Store."""
         return self.get_stored(key).data
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         """See Store."""
         return self.ask("get", key, self.objects.get)
 
@@ -148,11 +148,11 @@ class SimStore:
         """See Store."""
         return self.get(key)[start : start + length]
 
-    def head(self, key: str) -> Entry:
+    def head(self, key: str) -> ObjectInfo:
         """See Store."""
         return self._entry(key, len(self.get(key)))
 
-    def list(self, prefix: str) -> Iterator[Entry]:
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
         for key in self.ask("list", prefix, self.objects.list):
             yield self._entry(key, 0)
@@ -173,16 +173,16 @@ class SimStore:
         """See Store."""
         raise AssertionError("the simulation reads without local files")
 
-    def remove_unfinished(self, *, older_than: float) -> int:
+    def abort_stale_uploads(self, *, older_than: float) -> int:
         """See Store."""
         return 0
 
-    def weaknesses(self) -> Sequence[str]:
+    def missing_guarantees(self) -> Sequence[str]:
         """See Store."""
         return ()
 
-    def _entry(self, key: str, size: int) -> Entry:
-        return Entry(key=key, size=size, modified=self.objects.world.now)
+    def _entry(self, key: str, size: int) -> ObjectInfo:
+        return ObjectInfo(key=key, size=size, modified=self.objects.world.now)
 
     def ask(
         self,

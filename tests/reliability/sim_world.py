@@ -17,7 +17,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from infra.storage.base import StoreAway
+from infra.storage.base import StoreUnavailable
 
 TIMEOUT = 20.0  # virtual seconds after which a caller gives up an answer
 _REPEATED = ("duplicate", "late", "retried")
@@ -345,5 +345,5 @@ def _table(faults: Faults) -> list[tuple[float, str]]:
     return table
 
 
-def _no_answer() -> StoreAway:
-    return StoreAway("the store did not answer")
+def _no_answer() -> StoreUnavailable:
+    return StoreUnavailable("the store did not answer")

@@ -31,7 +31,7 @@ from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.names import open_artifact
 from flows.identity import manifest, records
 from flows.identity.manifest import Manifest
-from infra.storage.base import Missing, OnBytes, Stored, ignore_bytes
+from infra.storage.base import ObjectNotFound, OnBytes, VersionedObject, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import NanochatError
 from tests.reliability.damage_world import EARLY, RUN, Contents, make_world, manifest_key
@@ -87,10 +87,10 @@ class Noisy(LocalStore):
     def get(self, key: str, *, size: int | None = None) -> bytes:
         return self._pass_on(key, super().get(key, size=size))
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         stored = super().get_stored(key)
         data = self._pass_on(key, stored.data)
-        return Stored(data=data, version=stored.version, age=stored.age)
+        return VersionedObject(data=data, version=stored.version, age=stored.age)
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         super().fetch(key, path, size=size, on_bytes=on_bytes)
@@ -103,7 +103,7 @@ class Noisy(LocalStore):
             return data
         self._left -= 1
         if self._wrong is None:
-            raise Missing(key)
+            raise ObjectNotFound(key)
         return self._wrong
 
 

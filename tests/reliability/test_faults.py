@@ -32,7 +32,7 @@ import pytest
 
 from flows.identity.manifest import File
 from infra.storage.base import OnBytes, ignore_bytes
-from infra.storage.s3.errors import Patience
+from infra.storage.s3.errors import RetryPolicy
 from tests.infra.storage.s3_server import S3Server, start_s3
 from tests.reliability.fault_kinds import KINDS
 from tests.reliability.fault_pipeline import (
@@ -135,7 +135,7 @@ def _find_absence(file: File, path: Path) -> str | None:
 def test_without_a_limit_to_retries_the_store_is_stormed(pipeline: Pipeline) -> None:
     fault = Fault(kind="status", nth=30, count=10**6)
     many = int(1.1 * MOST_REQUESTS * sum(pipeline.calm[False].values()))
-    outcome = pipeline.run(fault, patience=Patience(tries=many, first_wait=0.0, deadline=600.0))
+    outcome = pipeline.run(fault, patience=RetryPolicy(tries=many, first_wait=0.0, deadline=600.0))
     assert (outcome.ended, outcome.is_good) == ("error", False)
     assert outcome.ratio > MOST_REQUESTS
 

@@ -27,8 +27,8 @@ import pytest
 from flows.artifacts.publish import find_manifest, publish
 from flows.identity.fingerprint import Code, Identity, identify
 from flows.identity.manifest import Provenance
-from flows.leases.lease import Held, check, try_acquire
-from infra.storage.base import Missing, Store
+from flows.leases.lease import LeaseGrant, check, try_acquire
+from infra.storage.base import ObjectNotFound, Store
 from tests.flows.builder_process import SLOW, read_until, slow, start_builder
 from tests.flows.claims import claim
 from tests.flows.conftest import Toys
@@ -126,21 +126,21 @@ def _make_toys(place: Path) -> Toys:
     return toys
 
 
-def _take_over(store: Store, identity: Identity) -> Held:
+def _take_over(store: Store, identity: Identity) -> LeaseGrant:
     """The lease, as soon as it can be had."""
     me = claim("new")
-    taken: list[Held] = []
+    taken: list[LeaseGrant] = []
 
     def ask() -> bool:
         found = try_acquire(store, identity.stage, identity.fingerprint, me, ttl=TTL)
-        taken.extend([found] if isinstance(found, Held) else [])
+        taken.extend([found] if isinstance(found, LeaseGrant) else [])
         return bool(taken)
 
     wait_until(ask)
     return taken[0]
 
 
-def _publish(store: Store, identity: Identity, held: Held, place: Path) -> None:
+def _publish(store: Store, identity: Identity, held: LeaseGrant, place: Path) -> None:
     """What the new owner makes."""
     output = place / "output"
     output.mkdir()
@@ -171,7 +171,7 @@ def _what_counts(store: Store, identity: Identity) -> dict[str, bytes | None]:
     for name in ("lease.json", "manifest.json"):
         try:
             found[name] = store.get(f"{identity.stage}/{identity.fingerprint}/{name}")
-        except Missing:
+        except ObjectNotFound:
             found[name] = None
     return found
 

@@ -17,7 +17,7 @@ import flows.gc.collect
 import flows.gc.reach
 import flows.gc.survey
 from flows.artifacts.runs import RunRecord
-from flows.gc.reach import Edges, Reached, Rules
+from flows.gc.reach import Edges, Reachable, Rules
 from flows.gc.survey import Survey
 from flows.identity.manifest import Manifest
 from tests.reliability import gc_actors
@@ -74,7 +74,7 @@ make_survey = flows.gc.survey.make_survey
 def all_is_ripe(*arguments: Any, **options: Any) -> Survey:
     """As if there were neither a grace nor two passes."""
     survey = make_survey(*arguments, **options)
-    return dataclasses.replace(survey, ripe=survey.garbage)
+    return dataclasses.replace(survey, deletable=survey.garbage)
 
 
 @contextlib.contextmanager
@@ -99,7 +99,7 @@ CONTROLS: dict[str, tuple[Any, str, Any, Rules]] = {
     "what waits keeps nothing": (
         flows.gc.survey,
         "_reached_by_waiting",
-        lambda *arguments: Reached(),
+        lambda *arguments: Reachable(),
         RULES,
     ),
     "nothing is pinned": (gc_actors, "pin", no_pin, RULES),

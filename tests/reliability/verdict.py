@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flows.identity.manifest import Manifest
-from infra.storage.base import Missing, Store
+from infra.storage.base import ObjectNotFound, Store
 from nanochat_core.errors import ArtifactError
 
 
@@ -27,7 +27,7 @@ def judge(store: Store, stage: str, fingerprint: str) -> Verdict:
     key = f"{stage}/{fingerprint}/manifest.json"
     try:
         data = store.get(key)
-    except Missing:
+    except ObjectNotFound:
         return Verdict(state="none")
     try:
         manifest = Manifest.from_json(data, where=key)
@@ -36,7 +36,7 @@ def judge(store: Store, stage: str, fingerprint: str) -> Verdict:
     for file in (*manifest.files, *manifest.logs):
         try:
             content = store.get(file.key)
-        except Missing:
+        except ObjectNotFound:
             return Verdict(state="torn", why=f"{file.key} is gone")
         if (len(content), hashlib.sha256(content).hexdigest()) != (file.size, file.sha256):
             return Verdict(state="torn", why=f"{file.key} has other bytes")
@@ -47,6 +47,6 @@ def judge_object(store: Store, key: str, data: bytes) -> Verdict:
     """Whether an object is there, and has these bytes."""
     try:
         found = store.get(key)
-    except Missing:
+    except ObjectNotFound:
         return Verdict(state="none")
     return Verdict(state="whole" if found == data else "torn", why=f"{found[:40]!r}")

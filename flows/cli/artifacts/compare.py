@@ -11,7 +11,7 @@ from flows.artifacts.listing import columns
 from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import read_all
-from flows.cli.options import AsJson, Place
+from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines, screen
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
@@ -40,7 +40,7 @@ def compare(
         Path | None,
         Parameter(help="Write a page with the scores and all curves of training to this file."),
     ] = None,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Compare what runs or artifacts measured with the first of them, with intervals.

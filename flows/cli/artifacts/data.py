@@ -11,7 +11,7 @@ from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.listing import columns
 from flows.artifacts.names import is_artifact, open_usable
 from flows.cli.artifacts.data_show import show
-from flows.cli.options import AsJson, Place
+from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines, print_warning
 from flows.cli.progress import count_of, show_bytes
 from flows.render.text import count, percent, size
@@ -37,7 +37,7 @@ def stats(
     ],
     /,
     *,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Count documents, characters and bytes; show how long documents are and in which scripts.

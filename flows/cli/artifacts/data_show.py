@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.names import open_run, open_usable, suggest
-from flows.cli.options import AsJson, Place, What
+from flows.cli.options import AsJson, RunOptions, StoreOptions
 from flows.cli.output import print_json, print_warning, screen
 from flows.render.text import escaped
 from flows.stages import TASK_DATA, TOKENIZER
@@ -26,7 +26,7 @@ def show(
     index: Annotated[int, Parameter(help="Which example, from 0.")] = 0,
     split: Annotated[Literal["train", "test"], Parameter(help="Of which split.")] = "train",
     run: Annotated[str, Parameter(help="A profile, run or tag whose datasets are shown.")] = "tiny",
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Print a conversation as its tokens, what the model learns to write in colour.
@@ -43,7 +43,7 @@ def show(
             conversation = _open_example(data, task, split, index)
         except DataError as error:
             made = open_run(store, f"{TASK_DATA.name}@{run}")
-            again = What(depth=made.depth, overrides=made.overrides)
+            again = RunOptions(depth=made.depth, overrides=made.overrides)
             words = ["--force", TASK_DATA.name, *place.words]
             error.hint = f"make them again: {again.command(made.profile, place=words)}"
             raise

@@ -11,7 +11,7 @@ from flows.artifacts.listing import columns
 from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, read_all
-from flows.cli.options import AsJson, Place, What
+from flows.cli.options import AsJson, RunOptions, StoreOptions
 from flows.cli.output import print_json, print_lines
 from flows.identity.diff import Difference, FileChange, InputChange, Metric, compare, differ
 from flows.identity.fingerprint import short
@@ -45,7 +45,7 @@ def diff(
     second: Annotated[str, Parameter(name="B", help="Another one, of the same kind.")],
     /,
     *,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Say how two artifacts of a stage differ, or which stages of two runs do, and why.
@@ -218,7 +218,7 @@ def _reasons(store: Store, stage: str, old: str, new: str) -> list[str]:
 
 
 def _told(run: Run) -> tuple[str, ...]:
-    what = What(depth=run.depth, overrides=run.overrides, uses=run.uses)
+    what = RunOptions(depth=run.depth, overrides=run.overrides, uses=run.uses)
     command = what.command(run.profile) if run.profile in PROFILES else run.profile
     return run.run, run.status, run.started, command
 

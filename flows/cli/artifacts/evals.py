@@ -10,7 +10,7 @@ from cyclopts import App, Group, Parameter
 
 from flows.artifacts.listing import columns
 from flows.cli.artifacts.evals_history import history
-from flows.cli.options import AsJson, Place, Where
+from flows.cli.options import AsJson, PlacementOptions, StoreOptions
 from flows.cli.output import print_json, print_lines, print_warning, screen
 from flows.cli.train.run import saying_how_to_go_on
 from flows.evals.suite import DROP, NIGHTLY, Against, Rule, Suite, check_metric, open_suite
@@ -34,7 +34,7 @@ Model: TypeAlias = Annotated[
 
 @Parameter(name="*", group=_JUDGED)
 @dataclass(frozen=True, kw_only=True)
-class Judging:
+class EvalOptions:
     """The suite, and what counts as worse."""
 
     profile: Annotated[
@@ -81,7 +81,7 @@ class Judging:
         words += [] if self.drop == DROP else ["--drop", f"{self.drop:g}"]
         return words + ([] if self.against == "previous" else ["--against", self.against])
 
-    def check(self, where: Where, model: str) -> Suite:
+    def check(self, where: PlacementOptions, model: str) -> Suite:
         """What will be judged. Raises ConfigError and the like before anything is started."""
         Rule(metric=self.metric, drop=self.drop, against=self.against)
         suite = open_suite(
@@ -116,8 +116,8 @@ def schedule(
         str | None,
         Parameter(help="Work pool whose workers judge; default the pool cpu's own processes."),
     ] = None,
-    judging: Judging = Judging(),
-    where: Where = Where(),  # noqa: B008 - frozen
+    judging: EvalOptions = EvalOptions(),
+    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Judge a model whenever the clock says so, by default every night at three.
 
@@ -161,8 +161,8 @@ def run(
     model: Model = "main",
     /,
     *,
-    judging: Judging = Judging(),
-    where: Where = Where(),  # noqa: B008 - frozen
+    judging: EvalOptions = EvalOptions(),
+    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Judge a model now. Exit 2 when it got worse.
 
@@ -194,7 +194,7 @@ def run(
     return 2 if evaluated.verdict.regressed else 0
 
 
-def scheduled(*, place: Place = Place(), as_json: AsJson = False) -> int:  # noqa: B008 - frozen
+def scheduled(*, place: StoreOptions = StoreOptions(), as_json: AsJson = False) -> int:  # noqa: B008 - frozen
     """Show which models are judged on a schedule. Without a command."""
     from infra.prefect.access import configured_api_url
     from infra.prefect.server import find_server
@@ -241,7 +241,7 @@ def make_evals_app(*, group: Group, sort_key: int) -> App:
     return app
 
 
-def _remove(model: str, place: Place) -> int:
+def _remove(model: str, place: StoreOptions) -> int:
     place.open_home()
     _connect(place)
     from deployments.evals import remove
@@ -251,14 +251,14 @@ def _remove(model: str, place: Place) -> int:
     return 0
 
 
-def _connect(place: Place) -> str:
+def _connect(place: StoreOptions) -> str:
     """Point Prefect at its server, started if need be; gives the address of its API."""
     from flows.orchestration.local_run import connect
 
     return connect(place.home_path, screen().print)
 
 
-def _environment(where: Where) -> dict[str, str]:
+def _environment(where: PlacementOptions) -> dict[str, str]:
     """Of the process that judges: a worker of this machine works in this home."""
     from infra.prefect.access import configured_api_url
 
@@ -278,7 +278,9 @@ def _row(recurring: "Recurring") -> tuple[str, ...]:
     )
 
 
-def _scheduled(recurring: "Recurring", suite: Suite, api_url: str, where: Where) -> Iterator[str]:
+def _scheduled(
+    recurring: "Recurring", suite: Suite, api_url: str, where: PlacementOptions
+) -> Iterator[str]:
     """What a person wants to know of a schedule just made."""
     state = "paused" if recurring.paused else f"{recurring.cron} ({recurring.timezone})"
     yield f"{recurring.model} is judged by {suite.stage.name}: {state}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flows.artifacts.listing import columns
-from flows.cli.options import AsJson, Place
+from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines
 from flows.identity.fingerprint import short
 from nanochat_core.errors import ConfigError
@@ -30,7 +30,7 @@ def history(
         ),
     ] = None,
     limit: Annotated[int, Parameter(help="Evaluations that are shown at most.")] = 20,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Show how a score went, the latest first, with 95 % intervals.

@@ -9,9 +9,9 @@ from cyclopts import Parameter
 
 from flows.artifacts.listing import columns
 from flows.artifacts.runs import timestamp
-from flows.cli.options import AsJson, Place
+from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines, screen
-from flows.gc.collect import Collected, Plan, collect, plan_collection
+from flows.gc.collect import Collected, CollectionPlan, collect, plan_collection
 from flows.gc.inventory import Kind, Piece
 from flows.gc.reach import Rules
 from flows.gc.survey import Survey
@@ -66,7 +66,7 @@ def gc(
     grace_hours: Annotated[
         int, Parameter(help="How old garbage gets, and how long it is marked, before it goes.")
     ] = 24,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Find what nothing in the store refers to, and with --apply delete it.
@@ -95,13 +95,13 @@ def gc(
     return 0 if apply else planned.exit_code
 
 
-def _describe(plan: Plan, keep_days: int) -> Iterator[str]:
+def _describe(plan: CollectionPlan, keep_days: int) -> Iterator[str]:
     survey = plan.survey
-    waiting = [piece for name, piece in survey.garbage.items() if name not in survey.ripe]
-    if survey.ripe:
+    waiting = [piece for name, piece in survey.garbage.items() if name not in survey.deletable]
+    if survey.deletable:
         yield "garbage that --apply deletes:"
-        yield from _table(survey.ripe.values(), survey.now)
-        yield from _named(survey.ripe.values(), survey)
+        yield from _table(survey.deletable.values(), survey.now)
+        yield from _named(survey.deletable.values(), survey)
         yield ""
     if waiting:
         marked = len(waiting) - len(plan.fresh)
@@ -139,7 +139,7 @@ def _describe_collected(done: Collected) -> Iterator[str]:
     yield _summary(done.plan)
 
 
-def _summary(plan: Plan) -> str:
+def _summary(plan: CollectionPlan) -> str:
     used = _used(plan)
     stages = sum(piece.kind == "artifact" for piece in used)
     text = (
@@ -151,7 +151,7 @@ def _summary(plan: Plan) -> str:
     return text if plan.survey.garbage else f"no garbage; {text}"
 
 
-def _used(plan: Plan) -> list[Piece]:
+def _used(plan: CollectionPlan) -> list[Piece]:
     pieces = plan.survey.inventory.pieces
     return [piece for name, piece in pieces.items() if name not in plan.survey.garbage]
 
@@ -222,16 +222,16 @@ def _age(seconds: float) -> str:
     return f"{seconds / _DAY:.0f} days" if seconds >= 2 * _DAY else duration(max(0.0, seconds))
 
 
-def _to_tree(url: str, plan: Plan, done: Collected | None) -> dict[str, Any]:
+def _to_tree(url: str, plan: CollectionPlan, done: Collected | None) -> dict[str, Any]:
     survey = plan.survey
     used = _used(plan)
     gone = done.swept.names if done else set[str]()
-    waiting = [p for name, p in survey.garbage.items() if name not in survey.ripe]
+    waiting = [p for name, p in survey.garbage.items() if name not in survey.deletable]
     tree: dict[str, Any] = {
         "store": url,
-        "deletes": _to_rows(survey.ripe.values(), survey.now),
+        "deletes": _to_rows(survey.deletable.values(), survey.now),
         "waits": _to_rows(waiting, survey.now),
-        "deletes_artifacts": _to_names(survey.ripe.values(), survey),
+        "deletes_artifacts": _to_names(survey.deletable.values(), survey),
         "waiting_artifacts": _to_names(waiting, survey),
         "unmarked": len(plan.fresh),
         "in_use": {"objects": sum(p.objects for p in used), "bytes": sum(p.size for p in used)},

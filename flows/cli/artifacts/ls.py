@@ -18,7 +18,7 @@ from flows.artifacts.listing import (
 from flows.artifacts.names import check_stage, is_artifact, open_artifact, open_run
 from flows.artifacts.revocations import accepted_from
 from flows.artifacts.runs import Run
-from flows.cli.options import AsJson, Place
+from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines, print_unread
 from flows.identity.fingerprint import short
 from flows.identity.manifest import File, Manifest
@@ -42,7 +42,7 @@ def ls(
     *,
     stage: Annotated[str | None, Parameter(help="Only artifacts of this stage.")] = None,
     limit: Annotated[int, Parameter(help="How many of each stage, without REF.")] = 3,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """List artifacts: the newest of the store, those of a run, or the files of one."""

@@ -9,7 +9,7 @@ from flows.artifacts.names import open_artifact
 from flows.artifacts.revocations import revoke as revoke_artifact
 from flows.artifacts.revocations import this_person, undo_revocation
 from flows.artifacts.runs import timestamp
-from flows.cli.options import Place
+from flows.cli.options import StoreOptions
 from flows.cli.output import print_lines
 from nanochat_core.errors import ConfigError
 
@@ -28,7 +28,7 @@ def revoke(
         None
     ),
     undo: Annotated[bool, Parameter(negative="", help="Make it valid again.")] = False,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Take an artifact back: it counts as not there, and the next run builds it again.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 from cyclopts import Parameter
 
 from flows.artifacts.listing import columns
-from flows.cli.options import AsJson, Place
+from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines, print_warning
 from nanochat_core.errors import ConfigError
 
@@ -24,7 +24,7 @@ def sql(
     /,
     *,
     limit: Annotated[int, Parameter(help="Rows that are printed at most; 0 for all.")] = 1000,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Ask all runs of the store with SQL: runs, stages, steps, evals, examples, artifacts.

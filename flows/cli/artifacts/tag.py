@@ -10,7 +10,7 @@ from flows.artifacts.listing import Tagged, columns, list_tags
 from flows.artifacts.names import open_run, suggest
 from flows.artifacts.pins import reserve
 from flows.artifacts.runs import Run, check_name, find_run, find_tag, newest_runs, point, remove_tag
-from flows.cli.options import AsJson, Place
+from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines, print_note
 from flows.profiles import PROFILES
 from flows.stages import STAGES
@@ -37,7 +37,7 @@ def tag(
     delete: Annotated[
         bool, Parameter(negative="", help="Remove the tag; the run stays as it is.")
     ] = False,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Point a tag at a run, so that sft@main is what it made; or list the tags."""

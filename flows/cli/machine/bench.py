@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Group, Parameter
 
 from flows.artifacts.names import open_model
-from flows.cli.options import OnDevice
+from flows.cli.options import DeviceOptions
 from flows.cli.output import print_warning, screen
 from nanochat_core.errors import ConfigError
 
@@ -52,7 +52,7 @@ def infer(
         str | None, Parameter(help="native, or torch; default the fastest there is.")
     ] = None,
     threads: Annotated[int | None, Parameter(help="Of the CPU; default torch's choice.")] = None,
-    where: OnDevice = OnDevice(),  # noqa: B008 - frozen
+    where: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Measure how fast a model answers here, for each batch size.
 

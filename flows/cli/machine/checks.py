@@ -68,7 +68,7 @@ State = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class HealthCheck:
     """One fact about the machine."""
 
     name: str
@@ -77,7 +77,7 @@ class Check:
     remedy: str | None = None
 
 
-def examine(*, home: Path, store: str) -> Iterator[Check]:
+def examine(*, home: Path, store: str) -> Iterator[HealthCheck]:
     """All checks, in the order in which their failures matter."""
     yield check_python(sys.version_info[:3])
     for name in PINS:
@@ -94,30 +94,30 @@ def examine(*, home: Path, store: str) -> Iterator[Check]:
     yield check_sandbox(ask_sandbox())
 
 
-def check_python(version: tuple[int, ...]) -> Check:
+def check_python(version: tuple[int, ...]) -> HealthCheck:
     """The interpreter is new enough."""
     found = ".".join(map(str, version))
     if version < PYTHON:
         wanted = ".".join(map(str, PYTHON))
-        return Check(
+        return HealthCheck(
             name="python", state="fail", found=found, remedy=f"install Python {wanted} or newer"
         )
-    return Check(name="python", state="ok", found=found)
+    return HealthCheck(name="python", state="ok", found=found)
 
 
 def check_pin(
     package: str, *, version_of: Callable[[str], str] = importlib.metadata.version
-) -> Check:
+) -> HealthCheck:
     """A package is installed in a version that is known to work."""
     low, high, reason = PINS[package]
     remedy = "run `make setup`: it installs the locked versions"
     try:
         version = version_of(package)
     except importlib.metadata.PackageNotFoundError:
-        return Check(name=package, state="fail", found="not installed", remedy=remedy)
+        return HealthCheck(name=package, state="fail", found="not installed", remedy=remedy)
     if not low <= version_tuple(version) < high:
-        return Check(name=package, state="fail", found=f"{version}: {reason}", remedy=remedy)
-    return Check(name=package, state="ok", found=version)
+        return HealthCheck(name=package, state="fail", found=f"{version}: {reason}", remedy=remedy)
+    return HealthCheck(name=package, state="ok", found=version)
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
@@ -140,19 +140,19 @@ def ask_torch(python: str) -> dict[str, Any] | str:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def check_torch(torch: dict[str, Any] | str) -> Iterator[Check]:
+def check_torch(torch: dict[str, Any] | str) -> Iterator[HealthCheck]:
     """torch imports, and bf16 pays on this CPU."""
     if isinstance(torch, str):
-        yield Check(name="torch", state="fail", found=torch, remedy="run `make setup`")
+        yield HealthCheck(name="torch", state="fail", found=torch, remedy="run `make setup`")
         return
     cuda = f"CUDA {torch['cuda']}" if torch["cuda"] else "CPU only"
-    yield Check(name="torch", state="ok", found=f"{torch['version']} ({cuda})")
+    yield HealthCheck(name="torch", state="ok", found=f"{torch['version']} ({cuda})")
     speedup = torch["bf16_speedup"]
     found = f"matrix products run {speedup:.1f}x as fast as fp32 on this CPU"
     if torch["gpu_bf16"] or speedup > 1:
-        yield Check(name="bf16", state="ok", found=found)
+        yield HealthCheck(name="bf16", state="ok", found=found)
     else:
-        yield Check(
+        yield HealthCheck(
             name="bf16",
             state="warn",
             found=found,
@@ -161,40 +161,42 @@ def check_torch(torch: dict[str, Any] | str) -> Iterator[Check]:
         )
 
 
-def check_gpu(torch: dict[str, Any] | str, *, devices: int) -> Check:
+def check_gpu(torch: dict[str, Any] | str, *, devices: int) -> HealthCheck:
     """The GPUs that are plugged in are the ones that torch can use."""
     names: list[str] = [] if isinstance(torch, str) else torch["gpus"]
     if len(names) < devices:
-        return Check(
+        return HealthCheck(
             name="gpu",
             state="fail",
             found=f"{devices} in this machine, torch can use {len(names)}",
             remedy="install a torch with CUDA and a driver that fits it, or run with --gpus 0",
         )
     if not names:
-        return Check(name="gpu", state="ok", found="none: models train on the CPU (fine for tiny)")
+        return HealthCheck(
+            name="gpu", state="ok", found="none: models train on the CPU (fine for tiny)"
+        )
     kinds = ", ".join(f"{names.count(name)}x {name}" for name in sorted(set(names)))
-    return Check(name="gpu", state="ok", found=kinds)
+    return HealthCheck(name="gpu", state="ok", found=kinds)
 
 
-def check_threads(threads: int) -> Check:
+def check_threads(threads: int) -> HealthCheck:
     """There are CPUs to train on."""
     if threads < 2:
-        return Check(
+        return HealthCheck(
             name="cpu",
             state="warn",
             found="1 thread",
             remedy="tiny is sized for 2 cores: expect it to take twice as long",
         )
-    return Check(name="cpu", state="ok", found=f"{threads} threads")
+    return HealthCheck(name="cpu", state="ok", found=f"{threads} threads")
 
 
-def check_memory(available: int) -> Check:
+def check_memory(available: int) -> HealthCheck:
     """Enough memory is free."""
     found = f"{available / GIB:.1f} GiB available"
     if available >= MEMORY_WANTED:
-        return Check(name="memory", state="ok", found=found)
-    return Check(
+        return HealthCheck(name="memory", state="ok", found=found)
+    return HealthCheck(
         name="memory",
         state="fail" if available < MEMORY_NEEDED else "warn",
         found=found,
@@ -202,7 +204,7 @@ def check_memory(available: int) -> Check:
     )
 
 
-def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> Check:
+def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> HealthCheck:
     """The home directory exists or can be made, can be written, and has room."""
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -210,7 +212,7 @@ def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> C
         probe.write_bytes(b"x")
         probe.unlink()
     except OSError as error:
-        return Check(
+        return HealthCheck(
             name="disk",
             state="fail",
             found=f"{home}: {(error.strerror or str(error)).lower()}",
@@ -219,8 +221,8 @@ def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> C
     free = free_of(home) if free_of else shutil.disk_usage(home).free
     found = f"{free / GIB:.1f} GiB free in {home}"
     if free >= DISK_WANTED:
-        return Check(name="disk", state="ok", found=found)
-    return Check(
+        return HealthCheck(name="disk", state="ok", found=found)
+    return HealthCheck(
         name="disk",
         state="fail" if free < DISK_NEEDED else "warn",
         found=found,
@@ -229,7 +231,7 @@ def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> C
     )
 
 
-def check_store(url: str) -> Check:
+def check_store(url: str) -> HealthCheck:
     """The artifact store takes an object, gives it back whole and deletes it."""
     key = f"doctor/{uuid.uuid4().hex}"
     data = uuid.uuid4().bytes
@@ -239,29 +241,29 @@ def check_store(url: str) -> Check:
         same = store.get(key) == data
         store.delete(key)
     except NanochatError as error:
-        return Check(name="store", state="fail", found=str(error), remedy=error.hint)
+        return HealthCheck(name="store", state="fail", found=str(error), remedy=error.hint)
     if not same:
-        return Check(
+        return HealthCheck(
             name="store",
             state="fail",
             found=f"{url} returned other bytes than were put",
             remedy="use another store: --store or NANOCHAT_STORE",
         )
-    return Check(name="store", state="ok", found=f"{url}: put, get and delete work")
+    return HealthCheck(name="store", state="ok", found=f"{url}: put, get and delete work")
 
 
-def try_store(url: str) -> Iterator[Check]:
+def try_store(url: str) -> Iterator[HealthCheck]:
     """Everything that is needed of the artifact store, tried out in it."""
     try:
         for finding in probe(open_store(url)):
-            yield Check(
+            yield HealthCheck(
                 name=finding.name,
                 state=finding.state,
                 found=finding.found,
                 remedy=finding.remedy,
             )
     except NanochatError as error:
-        yield Check(name="store", state="fail", found=str(error), remedy=error.hint)
+        yield HealthCheck(name="store", state="fail", found=str(error), remedy=error.hint)
 
 
 def ask_sandbox() -> Protections | str:
@@ -272,36 +274,38 @@ def ask_sandbox() -> Protections | str:
         return str(error)
 
 
-def check_sandbox(found: Protections | str) -> Check:
+def check_sandbox(found: Protections | str) -> HealthCheck:
     """Programs that a model wrote (the task humaneval) can run, and what holds them in."""
     remedy = "install bubblewrap and allow user namespaces; only the task humaneval needs it"
     if isinstance(found, str):
-        return Check(name="sandbox", state="warn", found=found, remedy=remedy)
+        return HealthCheck(name="sandbox", state="warn", found=found, remedy=remedy)
     if found.kind != "bubblewrap":
         holds = f"{found.kind} ({'; '.join(found.why)})"
-        return Check(name="sandbox", state="warn", found=holds, remedy=remedy)
-    return Check(name="sandbox", state="ok", found=found.kind)
+        return HealthCheck(name="sandbox", state="warn", found=holds, remedy=remedy)
+    return HealthCheck(name="sandbox", state="ok", found=found.kind)
 
 
-def check_server(home: Path, *, shared: str | None) -> Check:
+def check_server(home: Path, *, shared: str | None) -> HealthCheck:
     """The Prefect server a person asked for answers; a local one starts when it is needed."""
     if shared is None:
         server = find_server(home)
         found = f"runs at {server.ui_url}" if server else "not running; `nanochat run` starts one"
-        return Check(name="server", state="ok", found=found)
+        return HealthCheck(name="server", state="ok", found=found)
     try:
         check_answers(shared)
     except ServerError as error:
-        return Check(name="server", state="fail", found=str(error), remedy=error.hint)
-    return Check(name="server", state="ok", found=f"{shared} answers")
+        return HealthCheck(name="server", state="fail", found=str(error), remedy=error.hint)
+    return HealthCheck(name="server", state="ok", found=f"{shared} answers")
 
 
-def check_workers(home: Path) -> Check:
+def check_workers(home: Path) -> HealthCheck:
     """Whether runs that are started in Prefect's pages are picked up on this machine."""
     stack = find_stack(home)
     if stack is None:
-        return Check(name="workers", state="ok", found="not running; `nanochat up` starts them")
+        return HealthCheck(
+            name="workers", state="ok", found="not running; `nanochat up` starts them"
+        )
     if stack.problem is not None:
-        return Check(name="workers", state="warn", found=stack.problem, remedy=stack.hint)
+        return HealthCheck(name="workers", state="warn", found=stack.problem, remedy=stack.hint)
     found = f"pools {', '.join(stack.workers)}: {stack.state}"
-    return Check(name="workers", state="ok", found=found)
+    return HealthCheck(name="workers", state="ok", found=found)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.cli.options import Place
+from flows.cli.options import StoreOptions
 from flows.cli.output import print_lines, screen
 
 
@@ -18,7 +18,7 @@ def deploy(
             help="Another work pool that builds GPU stages; may be repeated. It stays known.",
         ),
     ] = (),
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Register deployments, work pools and automations with a Prefect server.
 

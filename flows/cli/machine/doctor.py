@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows.cli.options import AsJson, Place
+from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, screen
 
 if TYPE_CHECKING:
-    from flows.cli.machine.checks import Check
+    from flows.cli.machine.checks import HealthCheck
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -23,7 +23,7 @@ def doctor(
             help="Only try out the store, and all that is needed of one; takes seconds to minutes.",
         ),
     ] = False,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Check Python, packages, torch, GPU, disk, store and the Prefect server.
@@ -40,14 +40,14 @@ def doctor(
         found = list(checks)
         print_json([asdict(check) for check in found])
     else:
-        found: list[Check] = []
+        found: list[HealthCheck] = []
         for check in checks:
             _show(check)
             found.append(check)
     return 1 if any(check.state == "fail" for check in found) else 0
 
 
-def _show(check: "Check") -> None:
+def _show(check: "HealthCheck") -> None:
     console = screen()
     console.print(f"{check.state:<5}", style=_STYLES[check.state], end="")
     console.print(f"{check.name:<11}{check.found}")

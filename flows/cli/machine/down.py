@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from flows.cli.options import Place
+from flows.cli.options import StoreOptions
 from flows.cli.output import screen
 
 if TYPE_CHECKING:
-    from infra.prefect.supervisor.control import Stopped
+    from infra.prefect.supervisor.control import StackStopped
 
 
-def down(*, place: Place = Place()) -> int:  # noqa: B008 - frozen
+def down(*, place: StoreOptions = StoreOptions()) -> int:  # noqa: B008 - frozen
     """Stop the workers and the local Prefect server. Artifacts, checkpoints and history stay.
 
     Runs in progress save first; those of deployments go on with the next `nanochat up`.
@@ -20,7 +20,7 @@ def down(*, place: Place = Place()) -> int:  # noqa: B008 - frozen
     return 0
 
 
-def _said(stopped: "Stopped") -> str:
+def _said(stopped: "StackStopped") -> str:
     """What was stopped, in words."""
     what = [f"the worker of {pool}" for pool in stopped.workers]
     what += ["the Prefect server"] if stopped.server else []

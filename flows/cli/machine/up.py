@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows.cli.options import Place
+from flows.cli.options import StoreOptions
 from flows.cli.output import print_lines, print_warning, screen
 from nanochat_core.errors import ConfigError
 
@@ -57,7 +57,7 @@ def up(
         bool,
         Parameter(negative="", help="Stay, and end with Ctrl-C or SIGTERM: for systemd and such."),
     ] = False,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Start the Prefect server, a worker for each pool, and register all deployments.
 
@@ -126,7 +126,7 @@ def _take_database(given: str | None) -> None:
         os.execv(sys.executable, [*NANOCHAT, *words])
 
 
-def _check(place: Place) -> None:
+def _check(place: StoreOptions) -> None:
     """Raises ServerError for what a person can mend before anything is started."""
     from infra.prefect.access import (
         auth,
@@ -145,7 +145,7 @@ def _check(place: Place) -> None:
         check_database(url)
 
 
-def _command(place: Place, port: int | None, pools: tuple[str, ...]) -> list[str]:
+def _command(place: StoreOptions, port: int | None, pools: tuple[str, ...]) -> list[str]:
     """The keeper's command."""
     words = [*NANOCHAT, "up", "--foreground", "--home", str(place.home_path)]
     words += [] if place.store is None else ["--store", place.store]
@@ -153,17 +153,17 @@ def _command(place: Place, port: int | None, pools: tuple[str, ...]) -> list[str
     return [*words, *(word for pool in pools for word in ("--pool", pool))]
 
 
-def _keep(place: Place, port: int | None, pools: tuple[str, ...], *, guarded: bool) -> int:
+def _keep(place: StoreOptions, port: int | None, pools: tuple[str, ...], *, guarded: bool) -> int:
     """Be the keeper until a signal comes."""
     from infra.prefect.server import FIRST_PORT
     from infra.prefect.supervisor.control import check_adoptable
-    from infra.prefect.supervisor.supervisor import Keeper, Wanted
+    from infra.prefect.supervisor.supervisor import Supervisor, SupervisorSpec
     from infra.prefect.supervisor.workers import pool_called
 
     check_adoptable(place.home_path)
     if missing := _what_is_missing(pools):
         _say(f"warning: {missing}")
-    wanted = Wanted(
+    wanted = SupervisorSpec(
         home=place.home_path,
         store=place.store,
         port=FIRST_PORT if port is None else port,
@@ -171,7 +171,7 @@ def _keep(place: Place, port: int | None, pools: tuple[str, ...], *, guarded: bo
         register=_registration(pools),
         guarded=guarded,
     )
-    Keeper(wanted, say=_say).run()
+    Supervisor(wanted, say=_say).run()
     return 0
 
 
@@ -194,7 +194,7 @@ def _say(text: str) -> None:
         sys.stdout.flush()
 
 
-def _lines(stack: "Stack", place: Place) -> Iterator[str]:
+def _lines(stack: "Stack", place: StoreOptions) -> Iterator[str]:
     """What a person wants to know of a stack that is up."""
     from infra.prefect.access import AUTH
     from infra.prefect.login import login_address

@@ -10,12 +10,12 @@ from flows.artifacts.names import check_stage, open_artifact
 from flows.artifacts.pins import pin
 from flows.artifacts.revocations import ancestors_revoked, one_line, this_person
 from flows.artifacts.runs import timestamp
-from flows.cli.options import ProfileName, What, Where, pinned_profile
+from flows.cli.options import PlacementOptions, ProfileName, RunOptions, pinned_profile
 from flows.cli.output import print_lines, print_warning
 from flows.identity.fingerprint import REPOSITORY, short
 from flows.plan.accept import Acceptance, Offer, find_offer, prove_offer
 from flows.plan.accept import accept as accept_offer
-from flows.plan.pinned import open_given
+from flows.plan.pinned import open_pinned
 from flows.plan.plan import make_plan
 from flows.plan.prove import STEPS, Proof
 from flows.profiles import Profile
@@ -45,8 +45,8 @@ def accept(
     steps: Annotated[
         int, Parameter(help="With --prove: steps of training that are compared.")
     ] = STEPS,
-    what: What = What(),  # noqa: B008 - frozen
-    where: Where = Where(),  # noqa: B008 - frozen
+    what: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Take an artifact over after a refactor: the same files under today's fingerprint.
 
@@ -59,7 +59,7 @@ def accept(
         raise ConfigError(f"--steps is {steps}", hint="at least 1")
     where.check_gpus()
     store = where.open_store()
-    given = open_given(store, what.uses, warn=print_warning)
+    given = open_pinned(store, what.uses, warn=print_warning)
     chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, given=given)
     planned = make_plan(chosen.run, store, where.work, given=given)
     named = open_artifact(store, origin) if origin is not None else None
@@ -85,7 +85,9 @@ def accept(
     return 0
 
 
-def _prove(store: Store, offer: Offer, chosen: Profile, where: Where, *, steps: int) -> Proof:
+def _prove(
+    store: Store, offer: Offer, chosen: Profile, where: PlacementOptions, *, steps: int
+) -> Proof:
     with where.cache as cache:
         return prove_offer(
             offer,

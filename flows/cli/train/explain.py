@@ -10,11 +10,11 @@ from cyclopts import Parameter
 from flows.artifacts.listing import columns
 from flows.artifacts.names import check_stage
 from flows.artifacts.revocations import accepted_from
-from flows.cli.options import AsJson, ProfileName, What, Where, pinned_profile
+from flows.cli.options import AsJson, PlacementOptions, ProfileName, RunOptions, pinned_profile
 from flows.cli.output import print_json, print_lines, print_warning
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Facts, Manifest
-from flows.plan.pinned import open_given
+from flows.plan.pinned import open_pinned
 from flows.plan.plan import STATES, StagePlan, make_plan
 from flows.plan.render import to_json
 from flows.render.text import duration
@@ -26,14 +26,14 @@ def explain(
     stage: Annotated[str, Parameter(help="Name of a stage, as `nanochat plan` lists them.")],
     /,
     *,
-    what: What = What(),  # noqa: B008 - frozen
-    where: Where = Where(),  # noqa: B008 - frozen
+    what: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Say why a stage would run or not, what it is made from and what it made."""
     check_stage(stage)
     store = where.open_store()
-    given = open_given(store, what.uses, warn=print_warning)
+    given = open_pinned(store, what.uses, warn=print_warning)
     chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, given=given)
     placement = where.placement(chosen)
     planned = make_plan(chosen.run, store, where.work, given=given, placement=placement)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.cli.options import AsJson, ProfileName, Where, Workers
+from flows.cli.options import AsJson, PlacementOptions, ProfileName, WorkerOptions
 from flows.cli.output import print_json, print_lines, print_warning, screen
 from flows.cli.train.run import check_room, saying_how_to_go_on
 from flows.plan.upstream import pin
@@ -53,8 +53,8 @@ def miniseries(
         bool,
         Parameter(negative="", help="Run nothing: table and picture of what the store has."),
     ] = False,
-    where: Where = Where(),  # noqa: B008 - frozen
-    workers: Workers = Workers(),  # noqa: B008 - frozen
+    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
+    workers: WorkerOptions = WorkerOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Train a base model at several depths and draw how its loss falls with compute.
@@ -106,8 +106,8 @@ def miniseries(
 def _run(
     series: "Series",
     overrides: Sequence[str],
-    where: Where,
-    workers: Workers,
+    where: PlacementOptions,
+    workers: WorkerOptions,
     labels: Sequence[str],
     planned: Sequence[str],
     *,
@@ -156,13 +156,13 @@ def _plot(
     depths: Sequence[int] | None,
     overrides: Sequence[str],
     name: str | None,
-    where: Where,
+    where: PlacementOptions,
     *,
     as_json: bool,
 ) -> int:
     """Table and picture of what the store has; 1 when it has nothing of it."""
     from flows.miniseries.files import write_files
-    from flows.miniseries.findings import find_out, to_tree
+    from flows.miniseries.findings import analyse, to_tree
     from flows.miniseries.points import depths_in, runs_of
     from flows.profiles import open_profile
 
@@ -175,7 +175,7 @@ def _plot(
             hint=f"train them: nanochat miniseries {profile} {_EXAMPLE}",
         )
     runs = runs_of(store, called, wanted, overrides=overrides or None)
-    findings = find_out(store, runs, name=called, profile=profile)
+    findings = analyse(store, runs, name=called, profile=profile)
     files = write_files(where.home_path, findings)
     if as_json:
         print_json(to_tree(findings))

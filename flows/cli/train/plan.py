@@ -2,9 +2,9 @@
 
 import sys
 
-from flows.cli.options import AsJson, ProfileName, What, Where, pinned_profile
+from flows.cli.options import AsJson, PlacementOptions, ProfileName, RunOptions, pinned_profile
 from flows.cli.output import print_plan, print_unread, print_warning
-from flows.plan.pinned import open_given
+from flows.plan.pinned import open_pinned
 from flows.plan.plan import make_plan
 from flows.plan.render import render, to_json
 
@@ -13,8 +13,8 @@ def plan(
     profile: ProfileName,
     /,
     *,
-    what: What = What(),  # noqa: B008 - frozen
-    where: Where = Where(),  # noqa: B008 - frozen
+    what: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Show what a run would do, stage by stage, and why. Computes nothing.
@@ -22,7 +22,7 @@ def plan(
     Exits with 0 when there is nothing to run, with 2 when there is, with 1 on an error.
     """
     store = where.open_store()
-    given = open_given(store, what.uses, warn=print_warning)
+    given = open_pinned(store, what.uses, warn=print_warning)
     chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, given=given)
     placement = where.placement(chosen)
     planned = make_plan(chosen.run, store, where.work, given=given, placement=placement)

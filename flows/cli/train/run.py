@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows.artifacts.runs import newest_runs
-from flows.cli.options import Place, ProfileName, What, Where, Workers, pinned_profile
+from flows.cli.options import (
+    PlacementOptions,
+    ProfileName,
+    RunOptions,
+    StoreOptions,
+    WorkerOptions,
+    pinned_profile,
+)
 from flows.cli.output import print_error, print_lines, print_warning, screen
-from flows.plan.pinned import open_given
+from flows.plan.pinned import open_pinned
 from flows.plan.plan import Plan, make_plan
 from flows.plan.render import render
 from flows.stages import REPORT
@@ -41,9 +48,9 @@ def run(
     from_stage: Annotated[
         str | None, Parameter(help="Redo this stage and everything after it.")
     ] = None,
-    what: What = What(),  # noqa: B008 - frozen
-    where: Where = Where(),  # noqa: B008 - frozen
-    workers: Workers = Workers(),  # noqa: B008 - frozen
+    what: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
+    workers: WorkerOptions = WorkerOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Run every stage that is not up to date, and keep what each one makes.
 
@@ -54,7 +61,7 @@ def run(
     where.check_gpus(elsewhere=workers.pool is not None)
     # Here too, before anything is started: it refuses wrong stages and stores that are not there.
     store = where.open_store()
-    given = open_given(store, what.uses, warn=print_warning)
+    given = open_pinned(store, what.uses, warn=print_warning)
     chosen, pins = pinned_profile(profile, what, where.home_path, plan=False, given=given)
     placement = where.placement(chosen)
     planned = make_plan(
@@ -66,7 +73,7 @@ def run(
         given=given,
         placement=placement,
     )
-    place = Place(home=where.home, store=where.store).words
+    place = StoreOptions(home=where.home, store=where.store).words
     if planned.exit_code:
         check_room(where.home_path)
     elif is_recorded(store, profile, planned):

@@ -11,15 +11,15 @@ from cyclopts import Group, Parameter
 
 from flows.artifacts.names import check_stage
 from flows.artifacts.runs import Run, RunRecord, check_name, find_run, new_run_id, timestamp
-from flows.build.build import Built, Site, reserve_found
+from flows.build.build import BuildContext, Built, reserve_found
 from flows.build.nodes import build_share
-from flows.build.retry import is_lost
-from flows.cli.options import ProfileName, What, Where, pinned_profile, profile_of
+from flows.build.retry import is_retryable
+from flows.cli.options import PlacementOptions, ProfileName, RunOptions, pinned_profile, profile_of
 from flows.cli.output import print_mistake, print_warning, screen
 from flows.cli.train.run import saying_how_to_go_on
 from flows.identity.manifest import Manifest
-from flows.leases.held_lease import Terms
-from flows.plan.pinned import open_given, sections_of, stages_before
+from flows.leases.held_lease import LeaseTimings
+from flows.plan.pinned import open_pinned, sections_of, stages_before
 from flows.plan.plan import Plan, make_plan
 from flows.plan.upstream import Pins, moving_names, recorded_pins
 from flows.stages import Stage, stage_named
@@ -29,7 +29,7 @@ from nanochat_core.errors import ConfigError, NanochatError, StoreError
 
 LOST = 75  # EX_TEMPFAIL: what ended it was the machine, another node or the store
 _NODES = Group("Several machines", sort_key=3)
-_TERMS = Terms()
+_TERMS = LeaseTimings()
 
 
 def stage(
@@ -69,8 +69,8 @@ def stage(
         bool,
         Parameter(negative="", help="Whether code that a fingerprint does not see is an error."),
     ] = False,
-    what: What = What(),  # noqa: B008 - frozen
-    where: Where = Where(),  # noqa: B008 - frozen
+    what: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Build one stage here, without Prefect: what Slurm scripts and pods of a cluster run.
 
@@ -88,7 +88,7 @@ def stage(
     check_name(run_name or profile)
     check_name(run_id or profile)
     store = where.open_store()
-    given = open_given(store, what.uses, warn=print_warning)
+    given = open_pinned(store, what.uses, warn=print_warning)
     earlier = find_run(store, run_id) if run_id else None
     known = _known_pins(store, built_stage, profile, what, given)
     if earlier is not None:
@@ -129,7 +129,7 @@ def stage(
         Display(screen(soft_wrap=False), stages=[stage]) as display,
         stoppable(display),
     ):
-        site = Site(
+        site = BuildContext(
             run=chosen.run,
             run_id=run.run,
             placement=placement,
@@ -158,14 +158,14 @@ def _exit_code_of_lost() -> Generator[_Ended]:
     try:
         yield ended
     except NanochatError as error:
-        if not is_lost(error):
+        if not is_retryable(error):
             raise
         print_mistake(error)
         ended.code = LOST
 
 
 def _known_pins(
-    store: Store, stage: Stage, profile: str, what: What, given: Mapping[str, Manifest]
+    store: Store, stage: Stage, profile: str, what: RunOptions, given: Mapping[str, Manifest]
 ) -> Pins:
     """Return what names upstream stood for in earlier runs, less those that the stage downloads.
 
@@ -197,7 +197,9 @@ def _go_on(store: Store, run: Run) -> Run:
 
 
 @contextlib.contextmanager
-def _recorded(run: Run, site: Site, inputs: Mapping[str, Manifest]) -> Generator[Site]:
+def _recorded(
+    run: Run, site: BuildContext, inputs: Mapping[str, Manifest]
+) -> Generator[BuildContext]:
     """Yield the site of a run whose record the store has until the block ends.
 
     The record names what is up to date of all stages, so that the last of several commands names

@@ -12,13 +12,13 @@ from flows.artifacts.names import CHAT_MODELS, open_artifact, open_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, latest_runs
-from flows.cli.options import AsJson, Place, What, Where
+from flows.cli.options import AsJson, PlacementOptions, RunOptions, StoreOptions
 from flows.cli.output import print_json, print_lines, print_unread, print_warning
-from flows.evals.suite import judged_model
+from flows.evals.suite import evaluated_model
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock
-from flows.plan.pinned import open_given
+from flows.plan.pinned import open_pinned
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
 from flows.plan.upstream import pinned
 from flows.profiles import PROFILES, open_profile
@@ -38,7 +38,7 @@ def status(
     ] = None,
     /,
     *,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """List the latest runs, or show how far one of them is."""
@@ -65,12 +65,12 @@ def _list(runs: list[Run]) -> Iterator[str]:
         yield f"{run.run:<{width}}  {run.status:<11}  {stages:<12}  started {run.started}"
 
 
-def _describe(run: Run, store: Store, place: Place) -> Iterator[str]:
+def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
     """The run, each stage it knows, and what is left by today's plan."""
-    where = Where(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
-    what = What(depth=run.depth, overrides=run.overrides, uses=tuple(_names(store, run)))
+    where = PlacementOptions(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
+    what = RunOptions(depth=run.depth, overrides=run.overrides, uses=tuple(_names(store, run)))
     is_known = run.profile in PROFILES  # else it was imported, or the profile is no more
-    model = judged_model(run)  # of a run that trains nothing
+    model = evaluated_model(run)  # of a run that trains nothing
     command = what.command(run.profile, place=where.words)
     if model is not None:
         command = shlex.join(["nanochat", "evals", "run", model, *where.words])
@@ -147,7 +147,7 @@ def _given(store: Store, run: Run) -> dict[str, Manifest]:
     """The artifacts that the run was given, by stage. Raises ArtifactError for one that is gone."""
     known = {name: (stage, fingerprint) for name, stage, fingerprint in _uses(run)}
     left = [name for name in run.uses if name not in known]  # it ended before it recorded them
-    given = open_given(store, left, warn=print_warning)
+    given = open_pinned(store, left, warn=print_warning)
     for stage, fingerprint in known.values():
         manifest = find_manifest(store, stage, fingerprint)
         if manifest is None:

@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 from cyclopts import Parameter
 
 from flows.artifacts.names import open_model
-from flows.cli.options import ModelName, OnDevice
+from flows.cli.options import DeviceOptions, ModelName
 from flows.cli.output import print_mistake, print_warning, screen
 from flows.cli.use.chat_session import ChatSession, Sampling
 from nanochat_core.errors import ConfigError, NanochatError
@@ -50,7 +50,7 @@ def chat(
     top_k: Annotated[int, Parameter(help="Draw from this many likeliest tokens; 0: all.")] = 50,
     max_tokens: Annotated[int, Parameter(help="Length limit of one answer.")] = 256,
     seed: Annotated[int, Parameter(help="The same seed gives the same answers.")] = 42,
-    where: OnDevice = OnDevice(),  # noqa: B008 - frozen
+    where: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Talk to a model: its newest chat model, `sft@tiny`, or a model directory."""
     sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)

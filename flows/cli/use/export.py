@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.artifacts.names import find_directory, open_model, open_usable
-from flows.cli.options import ModelName, Place
+from flows.cli.options import ModelName, StoreOptions
 from flows.cli.output import print_warning, screen
 from flows.interop.export_model import Form, export_model, model_card
 from flows.interop.hub import check_repository, push_folder
@@ -33,7 +33,7 @@ def export(
     private: Annotated[
         bool, Parameter(negative="", help="With --push: a repository that is made is private.")
     ] = False,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Write a model as files that other programs load: whole, or not at all."""
     if push is not None:

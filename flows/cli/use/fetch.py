@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from flows.artifacts.download import choose_files, copy_files
 from flows.artifacts.names import open_usable
-from flows.cli.options import Place
+from flows.cli.options import StoreOptions
 from flows.cli.output import print_note, print_warning, screen
 from flows.cli.progress import count_of, describe_transfer, show_bytes
 from flows.identity.fingerprint import short
@@ -32,7 +32,7 @@ def fetch(
         Path | None,
         Parameter(help="Directory the files go to. Default STAGE-FINGERPRINT, here."),
     ] = None,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Copy an artifact's files, or some of them, to a directory, every byte verified.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.artifacts.runs import check_name
-from flows.cli.options import Place
+from flows.cli.options import StoreOptions
 from flows.cli.output import print_lines, print_note
 from flows.cli.progress import show_bytes
 from flows.interop.import_model import import_checkpoint, kind_of
@@ -37,7 +37,7 @@ def import_model(
     tokenizer: Annotated[
         Path | None, Parameter(help="Its tokenizer.pkl. Default where nanochat keeps it.")
     ] = None,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Take over a model that nanochat trained: to chat, serve, evaluate or train further.
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.cli.options import Place
+from flows.cli.options import StoreOptions
 from flows.cli.output import print_lines, print_note, print_warning
 from flows.cli.progress import count_of, describe_transfer, show_bytes
 from flows.interop.push import Chosen, Pushed, choose
@@ -38,7 +38,7 @@ def push(
             negative="", help="Read what the other store has, and replace what is damaged there."
         ),
     ] = False,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Copy artifacts to another store, verified, with their run's record, so that names work there.
 
@@ -89,7 +89,7 @@ def _tell(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _scratch(place: Place, source: Store, target: Store) -> Generator[Path]:
+def _scratch(place: StoreOptions, source: Store, target: Store) -> Generator[Path]:
     """A directory for files on their way between these two stores, for one push at a time.
 
     Of two at once the second waits, and finds that all is there.

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from flows.artifacts.cache import fetch
 from flows.artifacts.names import open_usable
-from flows.cli.options import Place
+from flows.cli.options import StoreOptions
 from flows.cli.output import print_text, print_warning, screen
 from flows.stages import REPORT
 
@@ -20,7 +20,7 @@ def report(
         bool, Parameter(name="--open", negative="", help="Open it in the browser.")
     ] = False,
     markdown: Annotated[bool, Parameter(negative="", help="Print it as markdown instead.")] = False,
-    place: Place = Place(),  # noqa: B008 - frozen
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Say where the report card is: what was trained, how well it does, what it costs."""
     store = place.open_store()

@@ -9,12 +9,12 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from flows.artifacts.names import find_directory, open_model
-from flows.cli.options import ModelName, OnDevice
+from flows.cli.options import DeviceOptions, ModelName
 from flows.cli.output import print_warning
 from flows.cli.progress import show_bytes
 from infra.placement import count_gpus
 from nanochat_core.errors import ConfigError
-from nanochat_core.server.config import Log, Overflow, Rules
+from nanochat_core.server.config import Log, Overflow, ServerConfig
 
 _RULES = Group("Who may ask for how much", sort_key=1)
 
@@ -43,19 +43,19 @@ class Limits:
         ),
     ] = ()
     max_waiting: Annotated[int, Parameter(help="Answers that may wait for each worker.")] = (
-        Rules.max_waiting
+        ServerConfig.max_waiting
     )
     max_seconds: Annotated[float, Parameter(help="For one answer, its wait included.")] = (
-        Rules.max_seconds
+        ServerConfig.max_seconds
     )
     overflow: Annotated[
         Overflow,
         Parameter(help="A conversation longer than the context loses its oldest turns, or is 400."),
-    ] = Rules.overflow
+    ] = ServerConfig.overflow
     log: Annotated[
         Log,
         Parameter(help="What is written to stderr of each request."),
-    ] = Rules.log
+    ] = ServerConfig.log
 
 
 def serve(
@@ -80,7 +80,7 @@ def serve(
         Parameter(help="A tag or a run: serve the model it stands for as soon as that changes."),
     ] = None,
     limits: Limits = Limits(),
-    where: OnDevice = OnDevice(),  # noqa: B008 - frozen
+    where: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Serve a model: a chat page, nanochat's API and OpenAI's. Ctrl-C stops it."""
     is_path = find_directory(model) is not None
@@ -107,7 +107,7 @@ def serve(
             precision=precision,
             num_slots=slots,
         ),
-        rules=Rules(
+        rules=ServerConfig(
             max_waiting=limits.max_waiting,
             max_seconds=limits.max_seconds,
             overflow=limits.overflow,
@@ -121,12 +121,12 @@ def serve(
     return 0
 
 
-def _open(where: OnDevice, name: str) -> Path:
+def _open(where: DeviceOptions, name: str) -> Path:
     watch = partial(show_bytes, what=name)
     return open_model(where.open_store(), name, cache=where.cache, warn=print_warning, watch=watch)
 
 
-def newer_model(where: OnDevice, model: str, name: str) -> Callable[[], Path]:
+def newer_model(where: DeviceOptions, model: str, name: str) -> Callable[[], Path]:
     """Looks for what `name` stands for by now: of the stage of `model`, if that has one."""
     stage, at, _ = model.partition("@")
     wanted = f"{stage}@{name}" if at and "@" not in name else name

@@ -28,7 +28,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stopped:
+class StackStopped:
     """What `stop_stack` ended."""
 
     keeper: bool
@@ -145,7 +145,7 @@ def wait_for_kept_server(home: Path) -> None:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def stop_stack(home: Path) -> Stopped:
+def stop_stack(home: Path) -> StackStopped:
     """End keeper, workers and server, whatever of them there is; gives what it was.
 
     Raises ServerError, and ends nothing, if another version uses the home.
@@ -159,7 +159,9 @@ def stop_stack(home: Path) -> Stopped:
         _end(keeper)
     leftovers = end_leftovers(home)
     stop_server(home)
-    return Stopped(keeper=keeper is not None, workers=workers, server=server, leftovers=leftovers)
+    return StackStopped(
+        keeper=keeper is not None, workers=workers, server=server, leftovers=leftovers
+    )
 
 
 def keeper_log(home: Path) -> Path:

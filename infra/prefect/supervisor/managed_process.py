@@ -14,7 +14,7 @@ LONGEST_PAUSE = 30.0
 SECONDS_OF_HEALTH = 60.0  # whoever lived so long did not fail at once
 
 
-class Pause:
+class Backoff:
     """How long to wait before something is tried again."""
 
     def __init__(self) -> None:
@@ -41,12 +41,12 @@ class Pause:
         return wait
 
 
-class Child:
+class ManagedProcess:
     """One command, run again and again. Its output goes to a log."""
 
     def __init__(self, name: str, command: list[str], *, log: Path) -> None:
         self.name = name
-        self.pause = Pause()
+        self.pause = Backoff()
         self.since = 0.0  # unix seconds of the last start
         self._command = command
         self.log = log

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from infra.prefect.supervisor.managed_process import Child
+from infra.prefect.supervisor.managed_process import ManagedProcess
 from infra.prefect.supervisor.processes import SECONDS_TO_SAVE, Attempt, attempts_of
 from infra.prefect.supervisor.runs import is_polling
 from infra.prefect.supervisor.workers import Pool, worker_command, worker_environment
@@ -13,14 +13,14 @@ from infra.prefect.supervisor.workers import Pool, worker_command, worker_enviro
 _SECONDS_TO_DIE = 8.0  # from the end of its runs to that of a worker that was asked to end
 
 
-class Worker:
+class PrefectWorker:
     """One pool's worker and the processes of its runs."""
 
     def __init__(
         self, pool: Pool, home: Path, store: str | None, *, say: Callable[[str], None]
     ) -> None:
         self.pool = pool
-        self.child = Child(
+        self.child = ManagedProcess(
             pool.name, worker_command(pool), log=home / "prefect" / f"worker-{pool.name}.log"
         )
         self._home = home

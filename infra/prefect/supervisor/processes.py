@@ -53,7 +53,7 @@ class Attempt:
                 os.killpg(self.process.pid, number)
 
 
-class Adopted:
+class Orphans:
     """Children of this process that it did not start."""
 
     def __init__(self) -> None:

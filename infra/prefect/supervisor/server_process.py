@@ -9,7 +9,7 @@ import psutil
 
 from infra.prefect.access import ServerError, admission, answers, check_admitted
 from infra.prefect.server import Server, did_not_start, find_process, is_healthy, start_server
-from infra.prefect.supervisor.managed_process import Pause
+from infra.prefect.supervisor.managed_process import Backoff
 from nanochat_core.runtime.process_start import find_process as find_live
 
 # A server that lives but answers nobody is killed. A busy machine may keep it for a while, and one
@@ -54,7 +54,7 @@ class OwnServer:
         self._port = port
         self._guarded = guarded  # whether one that is started asks for a password
         self._say = say
-        self._pause = Pause()
+        self._pause = Backoff()
         self._silence = Silence()
         self._is_up = False
         self._was_up = False

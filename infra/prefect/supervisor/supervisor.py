@@ -22,11 +22,11 @@ from filelock import FileLock, Timeout
 from infra.prefect.access import AUTH, ServerError, auth, configured_api_url
 from infra.prefect.logs import cut_short
 from infra.prefect.server import client_environment, own_environment, stop_server
-from infra.prefect.supervisor.managed_process import Child
-from infra.prefect.supervisor.prefect_worker import Worker
+from infra.prefect.supervisor.managed_process import ManagedProcess
+from infra.prefect.supervisor.prefect_worker import PrefectWorker
 from infra.prefect.supervisor.processes import (
     SECONDS_TO_SAVE,
-    Adopted,
+    Orphans,
     become_subreaper,
     end_leftovers,
 )
@@ -45,7 +45,7 @@ SECONDS_BETWEEN_CUTS = 60.0  # of logs that grow
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class SupervisorSpec:
     """What a keeper is to keep."""
 
     home: Path
@@ -56,10 +56,10 @@ class Wanted:
     guarded: bool = True  # whether a server that is started asks for a password
 
 
-class Keeper:
+class Supervisor:
     """See the module. What it keeps is started, mended and ended from one thread, the main one."""
 
-    def __init__(self, wanted: Wanted, *, say: Callable[[str], None]) -> None:
+    def __init__(self, wanted: SupervisorSpec, *, say: Callable[[str], None]) -> None:
         self._home = wanted.home
         self._say = say
         self._stop = threading.Event()
@@ -76,10 +76,12 @@ class Keeper:
             else SharedServer(shared, say=say)
         )
         log = wanted.home / "prefect" / "register.log"
-        self._registration = Child("registration", list(wanted.register), log=log)
+        self._registration = ManagedProcess("registration", list(wanted.register), log=log)
         self._registrations_left = REGISTRATIONS if wanted.register else 0
-        self._workers = [Worker(pool, wanted.home, wanted.store, say=say) for pool in wanted.pools]
-        self._adopted = Adopted()
+        self._workers = [
+            PrefectWorker(pool, wanted.home, wanted.store, say=say) for pool in wanted.pools
+        ]
+        self._adopted = Orphans()
         self._resuming = Resuming(say=say)
         # Flow runs whose end Prefect does not know yet, and until when they may have been ours.
         self._lost: dict[str, float] = {}

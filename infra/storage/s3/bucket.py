@@ -10,18 +10,25 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-from infra.storage.base import MAX_RECORD, Entry, Missing, Stored, check_key, check_size
+from infra.storage.base import (
+    MAX_RECORD,
+    ObjectInfo,
+    ObjectNotFound,
+    VersionedObject,
+    check_key,
+    check_size,
+)
 from infra.storage.parts import Part
 from infra.storage.s3.checksums import Checksum, algorithm_of, checksum_of
 from infra.storage.s3.client import NO_CLIENT, make_client, translating
 from infra.storage.s3.errors import (
     NOT_S3,
     REDIRECT,
-    Head,
-    Lost,
+    ErrorResponse,
     NoRanges,
+    NoResponse,
+    ObjectHead,
     Page,
-    Refused,
     Where,
     check_version,
     field_of,
@@ -98,15 +105,15 @@ class Bucket:
         with self._reading(key) as answer:
             return self._read(key, answer, limit)
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         """All bytes of an object, its version, and its age by the store's clock."""
         with self._reading(key) as answer:
             data = self._read(key, answer, MAX_RECORD)
             now = find_date(answer["ResponseMetadata"]["HTTPHeaders"])
             if now is None:
-                raise Refused("NoDate", message="its answers have no Date header")
+                raise ErrorResponse("NoDate", message="its answers have no Date header")
             age = max(0.0, now - field_of(answer, "LastModified").timestamp())
-            return Stored(data=data, version=version_of(answer), age=age)
+            return VersionedObject(data=data, version=version_of(answer), age=age)
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         """Bytes from `start`; fewer at the object's end."""
@@ -115,16 +122,16 @@ class Bucket:
                 if is_whole(answer):
                     return answer["Body"].read(start + length)[start:]
                 data: bytes = answer["Body"].read()
-        except Refused as error:
+        except ErrorResponse as error:
             if error.status == 416:
                 return b""
             raise
         first, last, size = parse_range(answer.get("ContentRange", ""))
         if first != start or last != min(start + length, size) - 1 or len(data) != last - start + 1:
-            raise Lost(f"the store sent bytes {first}-{last} as {len(data)} bytes")
+            raise NoResponse(f"the store sent bytes {first}-{last} as {len(data)} bytes")
         return data
 
-    def read(self, key: str, found: Head, write: Callable[[int, bytes], None]) -> None:
+    def read(self, key: str, found: ObjectHead, write: Callable[[int, bytes], None]) -> None:
         """Pass the whole object on, in pieces with their offsets. Raises Changed."""
         with self._reading(key) as answer:
             check_version(answer, found)
@@ -132,7 +139,7 @@ class Bucket:
             pass_on(answer["Body"].iter_chunks(_CHUNK), 0, found.size, write)
 
     def read_part(
-        self, key: str, found: Head, part: Part, write: Callable[[int, bytes], None]
+        self, key: str, found: ObjectHead, part: Part, write: Callable[[int, bytes], None]
     ) -> None:
         """Pass a part of the object on. Raises NoRanges and Changed."""
         with self._reading(key, part) as answer:
@@ -144,19 +151,19 @@ class Bucket:
                 part.start + part.length - 1,
                 found.size,
             ):
-                raise Lost(f"the store sent {answer.get('ContentRange')} for {part}")
+                raise NoResponse(f"the store sent {answer.get('ContentRange')} for {part}")
             pass_on(answer["Body"].iter_chunks(_CHUNK), part.start, part.length, write)
 
-    def head(self, key: str) -> Head:
+    def head(self, key: str) -> ObjectHead:
         """Size, version and time of an object."""
         try:
             answer = self._ask("head_object", key)
-        except Refused as error:
+        except ErrorResponse as error:
             if error.is_passing or not error.code.isdigit():
                 raise
             with self._reading(key) as answer:  # its refusal has words, and a HEAD's has not
                 pass
-        return Head(
+        return ObjectHead(
             size=field_of(answer, "ContentLength"),
             version=version_of(answer),
             modified=field_of(answer, "LastModified").timestamp(),
@@ -172,7 +179,7 @@ class Bucket:
         answer = self._ask("list_objects_v2", None, arguments)
         check_listing(self.name, answer.get("Name"))
         entries = [
-            Entry(
+            ObjectInfo(
                 key=field_of(item, "Key").removeprefix(self.prefix),
                 size=field_of(item, "Size"),
                 modified=field_of(item, "LastModified").timestamp(),
@@ -185,15 +192,15 @@ class Bucket:
 
     def delete(self, key: str) -> None:
         """Remove an object."""
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(ObjectNotFound):
             self._ask("delete_object", key)
 
     def copy(self, source: str, key: str) -> None:
         """Write the bytes of one object as another."""
         try:
             self._ask("copy_object", key, {"CopySource": self._source(source)}, slow=True)
-        except Missing:
-            raise Missing(source) from None
+        except ObjectNotFound:
+            raise ObjectNotFound(source) from None
 
     def begin_upload(self, key: str, checksum: Checksum) -> str:
         """Begin to write an object in parts; its id."""
@@ -237,7 +244,7 @@ class Bucket:
 
     def abort_upload(self, key: str, upload: str) -> None:
         """Drop the parts."""
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(ObjectNotFound):
             self._ask("abort_multipart_upload", key, {"UploadId": upload})
 
     def list_uploads(self) -> Sequence[tuple[str, str, float]]:
@@ -276,7 +283,7 @@ class Bucket:
         """A GET whose body is read in the block. What is not read closes the connection."""
         try:
             answer = self._ask("get_object", key, {"Range": part.span} if part else {})
-        except Refused as error:
+        except ErrorResponse as error:
             if part is None or error.code != "SignatureDoesNotMatch":
                 raise
             # A proxy that caches removes the header, which is signed. A wrong secret fails again.
@@ -298,16 +305,16 @@ class Bucket:
         try:
             with translating():
                 answer = call(Bucket=self.name, **arguments)
-        except Refused as error:
+        except ErrorResponse as error:
             self.has_answered |= error.status > 0
             self.has_accepted |= error.code == "NoSuchKey"
             if key is not None and self._is_missing(verb, error):
-                raise Missing(key) from None
+                raise ObjectNotFound(key) from None
             raise
         self.has_answered = self.has_accepted = True
         return answer
 
-    def _is_missing(self, verb: str, error: Refused) -> bool:
+    def _is_missing(self, verb: str, error: ErrorResponse) -> bool:
         """Return whether the store says that the bucket exists and has no such object."""
         if error.code == "NoSuchKey":
             return True
@@ -316,11 +323,11 @@ class Bucket:
             return False
         try:  # some stores do not say what is missing
             self._ask("head_bucket")
-        except Refused as refused:
+        except ErrorResponse as refused:
             if refused.status == 404 and self.has_accepted:  # perhaps a proxy's
-                raise Refused(NOT_S3, status=404, message="a bare 404") from None
+                raise ErrorResponse(NOT_S3, status=404, message="a bare 404") from None
             if refused.status == 404:
-                raise Refused("NoSuchBucket", status=404) from None
+                raise ErrorResponse("NoSuchBucket", status=404) from None
             if refused.is_passing or refused.code in (NOT_S3, REDIRECT):
                 raise
         return True

@@ -20,7 +20,7 @@ from botocore.loaders import Loader  # pyright: ignore[reportMissingTypeStubs]
 from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
 
 from infra.storage.parts import THREADS
-from infra.storage.s3.errors import NOT_S3, Lost, Refused, describe_loss
+from infra.storage.s3.errors import NOT_S3, ErrorResponse, NoResponse, describe_loss
 from infra.storage.s3.gateways import check_response
 from infra.storage.s3.settings import Settings
 
@@ -91,7 +91,7 @@ def _pieces(raw: Any) -> Iterator[bytes]:
         if size > MAX_ANSWER:
             raw.close()
             said = f"more than {MAX_ANSWER >> 20} MiB where no object was asked for"
-            raise Refused(NOT_S3, status=raw.status, message=said)
+            raise ErrorResponse(NOT_S3, status=raw.status, message=said)
         yield piece
 
 
@@ -118,7 +118,7 @@ def translating() -> Generator[None]:
         answer: Any = error.response
         meta = answer.get("ResponseMetadata", {})
         told = answer.get("Error", {})
-        raise Refused(
+        raise ErrorResponse(
             told.get("Code") or str(meta.get("HTTPStatusCode")),
             status=meta.get("HTTPStatusCode", 0),
             message=told.get("Message", ""),
@@ -126,8 +126,8 @@ def translating() -> Generator[None]:
         ) from error
     except _LOST as error:
         cause: Any = getattr(error, "kwargs", {}).get("error", error)
-        raise Lost(describe_loss(type(error).__name__, str(cause))) from error
+        raise NoResponse(describe_loss(type(error).__name__, str(cause))) from error
     except _NO_CREDENTIALS as error:
-        raise Refused("NoCredentials", message=str(error)) from error
+        raise ErrorResponse("NoCredentials", message=str(error)) from error
     except boto.BotoCoreError as error:
-        raise Refused(type(error).__name__, message=str(error)) from error
+        raise ErrorResponse(type(error).__name__, message=str(error)) from error

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from infra.storage.base import Missing, Stored
-from infra.storage.s3.errors import NOT_S3, Lost, Refused
+from infra.storage.base import ObjectNotFound, VersionedObject
+from infra.storage.s3.errors import NOT_S3, ErrorResponse, NoResponse
 from nanochat_core.errors import StoreError
 
 TRIALS = "_trials"  # the prefix where stores are tried out
@@ -33,7 +33,7 @@ class Requests(Protocol):
         """Write an object on a condition: IfNoneMatch or IfMatch."""
         ...
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         """Read an object."""
         ...
 
@@ -50,7 +50,7 @@ ABSENT = {"IfNoneMatch": "*"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Semantics:
+class ConditionalWrites:
     """What a store makes of conditions."""
 
     creates: Support  # If-None-Match: *
@@ -77,7 +77,7 @@ _TEXTS: dict[Support, str] = {
 }
 
 
-ATOMIC = Semantics(creates="atomic", swaps="atomic")
+ATOMIC = ConditionalWrites(creates="atomic", swaps="atomic")
 
 
 def put_if_absent(requests: Requests, key: str, data: bytes, *, is_atomic: bool) -> bool:
@@ -86,7 +86,7 @@ def put_if_absent(requests: Requests, key: str, data: bytes, *, is_atomic: bool)
         return found.data == data
     try:
         requests.put(key, data, condition=ABSENT if is_atomic else {})
-    except Refused as error:
+    except ErrorResponse as error:
         if error.status != 412:
             raise
         return _is_ours(requests, key, data)
@@ -103,9 +103,9 @@ def put_if_same(
             return found is not None and found.data == data
     try:
         requests.put(key, data, condition=requests.matching(version) if is_atomic else {})
-    except Missing:
+    except ObjectNotFound:
         return False
-    except Refused as error:
+    except ErrorResponse as error:
         if error.status != 412:
             raise
         found = _find(requests, key)
@@ -127,11 +127,11 @@ class Trial:
         self._persist = persist
         self._keys: list[str] = []
 
-    def run(self, rounds: int) -> Semantics:
+    def run(self, rounds: int) -> ConditionalWrites:
         """Return what was found in so many races of each kind. No object is left."""
         with ThreadPoolExecutor(RACERS) as pool:
             try:
-                return Semantics(
+                return ConditionalWrites(
                     creates=self._creates(rounds, pool), swaps=self._swaps(rounds, pool)
                 )
             finally:
@@ -179,9 +179,9 @@ class Trial:
             try:
                 self._requests.put(key, data, condition=condition)
                 outcome.append("written")
-            except Missing:
+            except ObjectNotFound:
                 outcome.append("kept")
-            except Refused as error:
+            except ErrorResponse as error:
                 if error.status == 412:
                     # Perhaps by an earlier attempt whose answer was lost.
                     outcome.append("written" if _is_ours(self._requests, key, data) else "kept")
@@ -202,17 +202,17 @@ class Trial:
             try:
                 # Other bytes each time: the same ones would leave the version as it was.
                 self._requests.put(key, f"{number} {uuid.uuid4()}".encode(), condition=condition)
-            except (Lost, Refused, Missing):
+            except (NoResponse, ErrorResponse, ObjectNotFound):
                 return False
             return True
 
         return sum(pool.map(run, range(RACERS)))
 
 
-def _find(requests: Requests, key: str) -> Stored | None:
+def _find(requests: Requests, key: str) -> VersionedObject | None:
     try:
         return requests.get_stored(key)
-    except Missing:
+    except ObjectNotFound:
         return None
 
 
@@ -220,5 +220,5 @@ def _is_ours(requests: Requests, key: str, data: bytes) -> bool:
     """Whose bytes are there. Lost when nobody's are: then writing is tried again."""
     found = _find(requests, key)
     if found is None:
-        raise Lost("the object that was in the way is gone")
+        raise NoResponse("the object that was in the way is gone")
     return found.data == data

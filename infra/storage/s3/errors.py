@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
-from infra.storage.base import Entry, StoreAway
+from infra.storage.base import ObjectInfo, StoreUnavailable
 from nanochat_core.errors import StoreError
 
 _T = TypeVar("_T")
@@ -40,7 +40,7 @@ _NEVER = {"NotImplemented", "NoSuchBucket"}  # whatever their status
 NOT_S3, REDIRECT = "NotS3", "Redirect"  # our codes for what does not come from a store
 
 
-class Lost(Exception):
+class NoResponse(Exception):
     """No answer, or only a piece of one: whether the request was carried out is not known."""
 
 
@@ -62,7 +62,7 @@ _LOSSES = {
 }
 
 
-class Refused(Exception):
+class ErrorResponse(Exception):
     """The store said no."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class RetryPolicy:
     """How often and how long an operation is tried."""
 
     tries: int = 8
@@ -93,7 +93,7 @@ class Patience:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class ObjectHead:
     """What a store says of an object."""
 
     size: int
@@ -105,7 +105,7 @@ class Head:
 class Page:
     """A piece of a listing."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[ObjectInfo]
     has_more: bool  # says the store
     token: str | None  # asks for the next one; not every store gives one
 
@@ -122,20 +122,20 @@ def parse_range(told: str) -> tuple[int, int, int]:
     """First and last byte of a piece and its object's size, of a Content-Range. Raises Lost."""
     found = _RANGE.fullmatch(told)
     if not found:
-        raise Lost(f"the store sent a piece of an object as '{told}'")
+        raise NoResponse(f"the store sent a piece of an object as '{told}'")
     first, last, size = map(int, found.groups())
     return first, last, size
 
 
-class Stopped(Exception):
+class OperationStopped(Exception):
     """Another part of the same transfer failed."""
 
 
-def persist(
+def with_retries(
     operation: Callable[[], _T],
     *,
-    patience: Callable[[], Patience],
-    is_passing: Callable[[Refused], bool],
+    patience: Callable[[], RetryPolicy],
+    is_passing: Callable[[ErrorResponse], bool],
     stop: threading.Event | None = None,
 ) -> _T:
     """What `operation` gives, tried again while it is Lost or refused for a passing reason.
@@ -148,18 +148,18 @@ def persist(
         tries += 1
         try:
             return operation()
-        except (Lost, Refused) as error:
+        except (NoResponse, ErrorResponse) as error:
             limits = patience()
             passed = time.monotonic() - started
             wait = min(limits.first_wait * 2 ** min(tries - 1, 60), limits.longest_wait)
             wait *= random.uniform(0.5, 1.0)
-            passing = isinstance(error, Lost) or is_passing(error)
+            passing = isinstance(error, NoResponse) or is_passing(error)
             if not passing or tries >= limits.tries or passed + wait > limits.deadline:
                 if tries > 1:
                     error.add_note(f"{tries} tries in {passed:.0f} s")
                 raise
             if stop.wait(wait):
-                raise Stopped from error
+                raise OperationStopped from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,15 +174,15 @@ class Where:
 
 
 def explain(
-    error: Lost | Refused, *, where: Where, what: str, was_accepted: bool = False
+    error: NoResponse | ErrorResponse, *, where: Where, what: str, was_accepted: bool = False
 ) -> StoreError:
     """The one line and the hint for an operation that failed; `what` is like "put runs/a.json".
 
     A gateway that answers where the store has accepted a request before is like an outage.
     """
     tries = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    if isinstance(error, Lost):
-        return StoreAway(
+    if isinstance(error, NoResponse):
+        return StoreUnavailable(
             f"store {where.url} cannot be reached at {where.endpoint}: {error}{tries}",
             hint=f"check {where.setting} and the network, then run the command again"
             if not where.is_aws
@@ -192,10 +192,10 @@ def explain(
     if known:
         found, hint = known(error, where)
         is_away = was_accepted and error.code in (NOT_S3, REDIRECT)
-        kind = StoreAway if is_away else StoreError
+        kind = StoreUnavailable if is_away else StoreError
         return kind(f"store {where.url}: {found}{tries}", hint=hint)
     said = f"{error.code}: {error.message}" if error.message else error.code
-    kind = StoreAway if error.is_passing else StoreError
+    kind = StoreUnavailable if error.is_passing else StoreError
     return kind(
         f"store {where.url} refuses to {what}: {said}{tries}",
         hint="it is overloaded or out of order; run the command again later"
@@ -207,7 +207,7 @@ def explain(
 _Words = tuple[str, str]
 
 
-def _no_bucket(error: Refused, where: Where) -> _Words:
+def _no_bucket(error: ErrorResponse, where: Where) -> _Words:
     at = "" if where.is_aws else f" --endpoint-url {where.endpoint}"
     return (
         f"there is no bucket '{where.bucket}' at {where.endpoint}",
@@ -215,32 +215,32 @@ def _no_bucket(error: Refused, where: Where) -> _Words:
     )
 
 
-def _no_credentials(error: Refused, where: Where) -> _Words:
+def _no_credentials(error: ErrorResponse, where: Where) -> _Words:
     return (
         "no credentials are configured",
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     )
 
 
-def _unknown_key(error: Refused, where: Where) -> _Words:
+def _unknown_key(error: ErrorResponse, where: Where) -> _Words:
     return (
         f"{where.endpoint} does not know the access key",
         "check AWS_ACCESS_KEY_ID or AWS_PROFILE, and that they are for this endpoint",
     )
 
 
-def _wrong_secret(error: Refused, where: Where) -> _Words:
+def _wrong_secret(error: ErrorResponse, where: Where) -> _Words:
     return (
         f"{where.endpoint} does not accept the signature: the secret does not fit the access key",
         "check AWS_SECRET_ACCESS_KEY, and AWS_REGION if the store has a region of its own",
     )
 
 
-def _expired(error: Refused, where: Where) -> _Words:
+def _expired(error: ErrorResponse, where: Where) -> _Words:
     return ("the credentials have expired", "log in again, or set new AWS_... variables")
 
 
-def _denied(error: Refused, where: Where) -> _Words:
+def _denied(error: ErrorResponse, where: Where) -> _Words:
     said = f": {error.message}" if error.message else ""
     return (
         f"access denied{said}",
@@ -250,7 +250,7 @@ def _denied(error: Refused, where: Where) -> _Words:
     )
 
 
-def _skewed(error: Refused, where: Where) -> _Words:
+def _skewed(error: ErrorResponse, where: Where) -> _Words:
     ours, theirs = time.time(), find_date(error.headers)
     if theirs is None:
         return ("this machine's clock is wrong", "set this machine's clock, for example with NTP")
@@ -261,7 +261,7 @@ def _skewed(error: Refused, where: Where) -> _Words:
     )
 
 
-def _elsewhere(error: Refused, where: Where) -> _Words:
+def _elsewhere(error: ErrorResponse, where: Where) -> _Words:
     named = error.headers.get("x-amz-bucket-region") or _region_in(error.message)
     region = f"in region {named}" if named else "in another region"
     return (
@@ -270,7 +270,7 @@ def _elsewhere(error: Refused, where: Where) -> _Words:
     )
 
 
-def _redirected(error: Refused, where: Where) -> _Words:
+def _redirected(error: ErrorResponse, where: Where) -> _Words:
     target = error.headers.get("location")
     return (
         f"{where.endpoint} answers with a redirect ({error.status})"
@@ -280,7 +280,7 @@ def _redirected(error: Refused, where: Where) -> _Words:
     )
 
 
-def _not_s3(error: Refused, where: Where) -> _Words:
+def _not_s3(error: ErrorResponse, where: Where) -> _Words:
     return (
         f"{where.endpoint} answers with {error.message} (status {error.status})",
         f"a login page, a proxy or another web server answers in the store's place: check "
@@ -293,7 +293,7 @@ def _region_in(message: str) -> str | None:
     return found.group(1) if found else None
 
 
-_KNOWN: dict[str, Callable[[Refused, Where], _Words]] = {
+_KNOWN: dict[str, Callable[[ErrorResponse, Where], _Words]] = {
     "NoSuchBucket": _no_bucket,
     "NoCredentials": _no_credentials,
     "InvalidAccessKeyId": _unknown_key,
@@ -317,7 +317,7 @@ _KNOWN: dict[str, Callable[[Refused, Where], _Words]] = {
 def field_of(answer: Mapping[str, Any], name: str) -> Any:
     """What every answer of this kind says. Raises Lost: one that does not is not the store's."""
     if name not in answer:
-        raise Lost(f"the store's answer has no {name}")
+        raise NoResponse(f"the store's answer has no {name}")
     return answer[name]
 
 
@@ -336,11 +336,11 @@ def pass_on(
     done = 0
     for chunk in chunks:
         if done + len(chunk) > length:
-            raise Lost(f"the store sent more than {length} bytes")
+            raise NoResponse(f"the store sent more than {length} bytes")
         write(start + done, chunk)
         done += len(chunk)
     if done != length:
-        raise Lost(f"the store sent {done} bytes instead of {length}")
+        raise NoResponse(f"the store sent {done} bytes instead of {length}")
 
 
 def version_of(answer: Any) -> str:
@@ -353,7 +353,7 @@ def is_whole(answer: Any) -> bool:
     return answer["ResponseMetadata"]["HTTPStatusCode"] == 200
 
 
-def check_version(answer: Any, found: Head) -> None:
+def check_version(answer: Any, found: ObjectHead) -> None:
     """Raises Changed when the answer is of another version."""
     if version_of(answer) != found.version:
         raise Changed

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from infra.storage.s3.errors import NOT_S3, REDIRECT, Refused
+from infra.storage.s3.errors import NOT_S3, REDIRECT, ErrorResponse
 
 _ROOT = re.compile(rb"\s*(?:<\?xml[^>]*>)?\s*(?:<!--.*?-->\s*)*<(?:[\w.-]+:)?(\w+)", re.DOTALL)
 _ROOTS = {
@@ -33,7 +33,7 @@ def check_response(operation_model: Any, response_dict: Any, **_: object) -> Non
             {name.lower(): value for name, value in response_dict["headers"].items()},
             body if isinstance(body, bytes) else b"",  # an object comes as a stream
         )
-    except Refused:
+    except ErrorResponse:
         if not isinstance(body, bytes):
             body.close()  # no caller gets the stream, and it holds a connection
         raise
@@ -52,7 +52,7 @@ def check_answer(operation: str, status: int, headers: Mapping[str, str], body: 
     if 300 <= status < 400:
         if "x-amz-bucket-region" in headers:  # botocore follows it to that region, or names it
             return status
-        raise Refused(REDIRECT, status=status, headers=headers)
+        raise ErrorResponse(REDIRECT, status=status, headers=headers)
     is_page = root.lower() == "html" or body.lstrip()[:9].lower() == b"<!doctype"
     # An empty answer with the id of a request may be of a store that does not explain itself.
     lacks_error = status in _EXPLAINED and not operation.startswith("Head")
@@ -62,7 +62,7 @@ def check_answer(operation: str, status: int, headers: Mapping[str, str], body: 
     # A 5xx of a proxy is passing without this.
     if lacks_root or lacks_tag or lacks_error or (is_page and status < 500):
         said = "a web page" if is_page else "something that is not S3"
-        raise Refused(NOT_S3, status=status, message=said, headers=headers)
+        raise ErrorResponse(NOT_S3, status=status, message=said, headers=headers)
     return status
 
 
@@ -70,4 +70,4 @@ def check_listing(bucket: str, named: str | None) -> None:
     """Raise Refused if a listing is not of this bucket."""
     if named != bucket:
         of = f"bucket '{named}'" if named else "no bucket"
-        raise Refused(NOT_S3, status=200, message=f"a listing of {of}")
+        raise ErrorResponse(NOT_S3, status=200, message=f"a listing of {of}")

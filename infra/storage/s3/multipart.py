@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from infra.storage.base import Missing
+from infra.storage.base import ObjectNotFound
 from infra.storage.parts import PART, THREADS, Part, part_length, plan_parts, run_all
 from infra.storage.s3.bucket import Bucket
 from infra.storage.s3.checksums import Checksum
-from infra.storage.s3.errors import Head, Lost, Refused
+from infra.storage.s3.errors import ErrorResponse, NoResponse, ObjectHead
 from nanochat_core.errors import StoreError
 
 ROUNDS = 3  # for an upload that the store forgets
@@ -23,7 +23,7 @@ _PART = Part(index=0, start=0, length=len(_BODY))
 Send: TypeAlias = Callable[[str, Part, Checksum], Mapping[str, Any]]
 
 
-class Persist(Protocol):
+class PersistPart(Protocol):
     """Does an operation until it has an answer. Raises StoreError."""
 
     def __call__(
@@ -40,7 +40,7 @@ class _Forgotten(Exception):
 class Uploads:
     """Writes objects in parts."""
 
-    def __init__(self, bucket: Bucket, pool: Executor, *, persist: Persist) -> None:
+    def __init__(self, bucket: Bucket, pool: Executor, *, persist: PersistPart) -> None:
         self._bucket = bucket
         self._pool = pool
         self._persist = persist
@@ -79,10 +79,10 @@ class Uploads:
             told = [tags[part.index] for part in parts]
             self._persist(f"put {key}", lambda: self._complete(key, upload, told, size, before))
         except BaseException as error:
-            with contextlib.suppress(Lost, Refused):
+            with contextlib.suppress(NoResponse, ErrorResponse):
                 self._bucket.abort_upload(key, upload)
             cause = error.__cause__
-            if isinstance(cause, Refused) and cause.code in _FORGOTTEN:
+            if isinstance(cause, ErrorResponse) and cause.code in _FORGOTTEN:
                 raise _Forgotten(str(cause)) from cause
             raise
 
@@ -92,29 +92,29 @@ class Uploads:
         upload: str,
         told: Sequence[Mapping[str, Any]],
         size: int,
-        before: Head | None,
+        before: ObjectHead | None,
     ) -> None:
         """Put the parts together; they may be already, when only the answer was lost."""
         try:
             self._bucket.complete_upload(key, upload, told)
-        except (Lost, Refused):
+        except (NoResponse, ErrorResponse):
             try:
                 found = self._find(key)
-            except (Lost, Refused):
+            except (NoResponse, ErrorResponse):
                 found = None
             if found is None or found == before or found.size != size:
                 raise
         else:
             found = self._find(key)
             if found is None:
-                raise Lost("it does not show what it has just put together")
+                raise NoResponse("it does not show what it has just put together")
             if found.size != size:
-                raise Refused("InvalidPart", message=f"{found.size} bytes instead of {size}")
+                raise ErrorResponse("InvalidPart", message=f"{found.size} bytes instead of {size}")
 
-    def _find(self, key: str) -> Head | None:
+    def _find(self, key: str) -> ObjectHead | None:
         try:
             return self._bucket.head(key)
-        except Missing:
+        except ObjectNotFound:
             return None
 
 
@@ -137,9 +137,9 @@ def checks_parts(
         def once() -> _T | None:
             try:
                 return request()
-            except Missing:
+            except ObjectNotFound:
                 return None
-            except Refused as error:
+            except ErrorResponse as error:
                 if error.is_passing and error.code not in no:
                     raise
                 return None

@@ -17,11 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from infra.storage.base import Missing, Store
+from infra.storage.base import ObjectNotFound, Store
 from infra.storage.parts import PART
 from infra.storage.s3.checksums import CHECKSUMS
-from infra.storage.s3.conditional import TRIALS, Semantics, Support, describe
-from infra.storage.s3.errors import Lost, Patience, Refused
+from infra.storage.s3.conditional import TRIALS, ConditionalWrites, Support, describe
+from infra.storage.s3.errors import ErrorResponse, NoResponse, RetryPolicy
 from nanochat_core.errors import StoreError
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class _Trial:
                 if "--probe-store" in remedy:  # that is what is going on
                     remedy = "nanochat needs this of a store: use another one"
                 return _fail(attempt.__name__, str(error), remedy)
-            except Missing as error:
+            except ObjectNotFound as error:
                 return _fail(attempt.__name__, f"{error} that was just put", "use another store")
 
         return run
@@ -271,7 +271,7 @@ class _BucketTrial:
         self._key = key
 
     @functools.cached_property
-    def _semantics(self) -> Semantics:
+    def _semantics(self) -> ConditionalWrites:
         return self._store.try_conditions(rounds=ROUNDS)
 
     def create(self) -> Finding:
@@ -329,7 +329,7 @@ def find_setting(url: str) -> str | None:
         "NANOCHAT_S3_CHECKSUM=sha256": replace(settings, checksum="sha256"),
     }
     for words, other in others.items():
-        store = S3Store(url, settings=other, patience=Patience(tries=1))
+        store = S3Store(url, settings=other, patience=RetryPolicy(tries=1))
         key = f"{TRIALS}/{uuid.uuid4().hex}/setting"
         with contextlib.suppress(StoreError):
             store.put(key, b"setting")
@@ -341,7 +341,7 @@ def find_setting(url: str) -> str | None:
 def _refuses_damage(store: "S3Store", key: str) -> bool:
     try:
         store.bucket.put(key, b"damaged", claim=b"whole")
-    except (Refused, Lost):
+    except (ErrorResponse, NoResponse):
         return True
     return False
 

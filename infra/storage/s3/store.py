@@ -1,7 +1,7 @@
 """A store in a bucket (s3://bucket/prefix): AWS, or any server that speaks S3.
 
 Every verb is an operation that is repeated as a whole until it has an answer, for so long and so
-often as `Patience` says. Large objects go in parts, several at once.
+often as `RetryPolicy` says. Large objects go in parts, several at once.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from infra.storage.base import (
-    Entry,
-    Missing,
+    ObjectInfo,
+    ObjectNotFound,
     OnBytes,
-    StoreAway,
-    Stored,
+    StoreUnavailable,
+    VersionedObject,
     check_key,
     check_size,
     ignore_bytes,
@@ -38,18 +38,18 @@ from infra.storage.parts import (
 from infra.storage.s3 import conditional
 from infra.storage.s3.bucket import Bucket
 from infra.storage.s3.checksums import Checksum
-from infra.storage.s3.conditional import ATOMIC, TRIALS, Semantics
+from infra.storage.s3.conditional import ATOMIC, TRIALS, ConditionalWrites
 from infra.storage.s3.errors import (
     NOT_S3,
     REDIRECT,
     Changed,
-    Head,
-    Lost,
+    ErrorResponse,
     NoRanges,
-    Patience,
-    Refused,
+    NoResponse,
+    ObjectHead,
+    RetryPolicy,
     explain,
-    persist,
+    with_retries,
 )
 from infra.storage.s3.multipart import Uploads, checks_parts
 from infra.storage.s3.settings import Settings, read_settings
@@ -72,7 +72,7 @@ class S3Store:
         url: str,
         *,
         settings: Settings | None = None,  # None: the environment's
-        patience: Patience = Patience(),  # noqa: B008 - frozen
+        patience: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     ) -> None:
         name, prefix = parse_url(url)
         self.settings = settings or read_settings()
@@ -80,7 +80,7 @@ class S3Store:
         self._patience = patience
         self._trying_conditions = threading.Lock()
         self._trying_checksums = threading.Lock()
-        self._semantics: Semantics | None = None
+        self._semantics: ConditionalWrites | None = None
         self._checksum_of_parts: Checksum | None = None
         self._has_ranges = True
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")  # for all transfers
@@ -114,7 +114,7 @@ class S3Store:
             return self._persist(f"get {key}", lambda: self.bucket.get(key))
         return self._persist_until_shown(key, lambda: self.bucket.get(key, limit=size))
 
-    def get_stored(self, key: str) -> Stored:
+    def get_stored(self, key: str) -> VersionedObject:
         """See Store."""
         return self._persist(f"get {key}", lambda: self.bucket.get_stored(key))
 
@@ -128,12 +128,12 @@ class S3Store:
             f"get {key}", lambda: self.bucket.get_range(key, start=start, length=length)
         )
 
-    def head(self, key: str) -> Entry:
+    def head(self, key: str) -> ObjectInfo:
         """See Store."""
         found = self._head(key)
-        return Entry(key=key, size=found.size, modified=found.modified)
+        return ObjectInfo(key=key, size=found.size, modified=found.modified)
 
-    def list(self, prefix: str) -> Iterator[Entry]:
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store.
 
         The end is what the store calls so, but for pages of a round number of keys: some servers
@@ -219,17 +219,17 @@ class S3Store:
                 self._fetch_into(file, key, found, on_bytes)
                 file.publish(path)
                 return
-        raise StoreAway(
+        raise StoreUnavailable(
             f"{source} was replaced {_ROUNDS} times while it was fetched",
             hint="run the command again when nobody writes it",
         )
 
-    def remove_unfinished(self, *, older_than: float) -> int:
+    def abort_stale_uploads(self, *, older_than: float) -> int:
         """See Store."""
         try:
             uploads = self.list_unfinished()
         except StoreError as error:
-            if not (isinstance(error.__cause__, Refused) and error.__cause__.status == 501):
+            if not (isinstance(error.__cause__, ErrorResponse) and error.__cause__.status == 501):
                 raise
             uploads = ()  # it cannot say
         old = [(key, upload) for key, upload, age in uploads if age > older_than]
@@ -245,11 +245,11 @@ class S3Store:
         """Key, id and age of uploads in parts that nobody finished."""
         return self._persist("list unfinished uploads", self.bucket.list_uploads)
 
-    def weaknesses(self) -> Sequence[str]:
+    def missing_guarantees(self) -> Sequence[str]:
         """See Store."""
         return tuple(self.semantics().words())
 
-    def semantics(self) -> Semantics:
+    def semantics(self) -> ConditionalWrites:
         """What the store makes of conditions; tried once, unless it is AWS itself."""
         if self._semantics is None:
             with self._trying_conditions:
@@ -257,7 +257,7 @@ class S3Store:
                     self._semantics = ATOMIC if self.bucket.is_aws else self.try_conditions()
         return self._semantics
 
-    def try_conditions(self, *, rounds: int = conditional.ROUNDS) -> Semantics:
+    def try_conditions(self, *, rounds: int = conditional.ROUNDS) -> ConditionalWrites:
         """Find out what the store makes of conditions, with so many races of each kind."""
         trial = conditional.Trial(
             self.bucket,
@@ -292,10 +292,10 @@ class S3Store:
     def _try_checksum(self, request: Callable[[], _T]) -> _T:
         return self._persist("try the store's checksums", request)
 
-    def _head(self, key: str) -> Head:
+    def _head(self, key: str) -> ObjectHead:
         return self._persist(f"look at {key}", lambda: self.bucket.head(key))
 
-    def _fetch_into(self, file: PartFile, key: str, found: Head, on_bytes: OnBytes) -> None:
+    def _fetch_into(self, file: PartFile, key: str, found: ObjectHead, on_bytes: OnBytes) -> None:
         on_bytes(found.size - sum(part.length for part in file.missing))
         if len(file.parts) > 1 and self._has_ranges:
 
@@ -318,7 +318,7 @@ class S3Store:
     def _remove_old(self, key: str, older_than: float) -> bool:
         try:
             is_old = self.get_stored(key).age > older_than
-        except Missing:
+        except ObjectNotFound:
             return False
         if is_old:
             self.delete(key)
@@ -329,8 +329,10 @@ class S3Store:
     ) -> _T:
         """Do an operation until it has an answer. Raises StoreError."""
         try:
-            return persist(operation, patience=self._limits, is_passing=self._is_passing, stop=stop)
-        except (Lost, Refused) as error:
+            return with_retries(
+                operation, patience=self._limits, is_passing=self._is_passing, stop=stop
+            )
+        except (NoResponse, ErrorResponse) as error:
             raise explain(
                 error,
                 where=self.bucket.where,
@@ -349,24 +351,26 @@ class S3Store:
         def get() -> _T:
             try:
                 return self._persist(f"get {key}", operation, stop=stop)
-            except Missing as missing:
-                raise Lost(str(missing)) from missing
+            except ObjectNotFound as missing:
+                raise NoResponse(str(missing)) from missing
 
         try:
-            return persist(get, patience=self._until_shown, is_passing=self._is_passing, stop=stop)
-        except Lost:
-            raise Missing(key) from None
+            return with_retries(
+                get, patience=self._until_shown, is_passing=self._is_passing, stop=stop
+            )
+        except NoResponse:
+            raise ObjectNotFound(key) from None
 
-    def _limits(self) -> Patience:
+    def _limits(self) -> RetryPolicy:
         if self.bucket.has_answered:
             return self._patience
         return replace(self._patience, tries=min(self._patience.tries, _FIRST_CONTACT))
 
-    def _until_shown(self) -> Patience:
+    def _until_shown(self) -> RetryPolicy:
         tries = min(self._patience.tries, _UNTIL_SHOWN)
         return replace(self._patience, tries=tries, first_wait=2 * self._patience.first_wait)
 
-    def _is_passing(self, refused: Refused) -> bool:
+    def _is_passing(self, refused: ErrorResponse) -> bool:
         troubled = self.bucket.has_accepted and refused.code in _TROUBLED
         return refused.is_passing or troubled
 

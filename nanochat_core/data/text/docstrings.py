@@ -39,7 +39,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class DocSection:
     """What a module or one class says."""
 
     title: str
@@ -51,7 +51,7 @@ class Section:
         return sum(len(entry.text) for entry in self.entries)
 
 
-def read_sections(source: str, module: str) -> list[Section]:
+def read_sections(source: str, module: str) -> list[DocSection]:
     """The module's section, then those of its larger classes; none if it does not parse."""
     if sum(map(len, _QUOTED.findall(source))) < MIN_SHARE * len(source):
         return []
@@ -63,9 +63,9 @@ def read_sections(source: str, module: str) -> list[Section]:
         return []
     lines = source.splitlines()
     entries = list(_entries(tree, lines))
-    classes: list[Section] = []
+    classes: list[DocSection] = []
     for node in _classes(tree):
-        section = Section(
+        section = DocSection(
             title=f"{module}: {_signature(node, lines)}", entries=tuple(_entries(node, lines))
         )
         if section.characters >= MIN_CLASS_CHARS:
@@ -74,11 +74,11 @@ def read_sections(source: str, module: str) -> list[Section]:
             first, *rest = section.entries
             heading = first.heading or _signature(node, lines)
             entries += [Entry(heading=heading, text=first.text), *rest]
-    sections = [Section(title=module, entries=tuple(entries)), *classes]
+    sections = [DocSection(title=module, entries=tuple(entries)), *classes]
     return [section for section in sections if section.entries]
 
 
-def make_documents(sections: Sequence[Section], *, seen: set[str]) -> list[str]:
+def make_documents(sections: Sequence[DocSection], *, seen: set[str]) -> list[str]:
     """Each section as text, the long ones in parts; a docstring that is in `seen` is left out.
 
     Documentation is copied about: from a class to its wrapper, from one package to another. `seen`

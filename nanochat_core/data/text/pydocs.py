@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data.text.docstrings import (
-    Section,
+    DocSection,
     clean,
     make_documents,
     read_sections,
@@ -152,9 +152,9 @@ def _module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def _read_files(sources: Sequence[tuple[str, str]]) -> list[list[Section]]:
+def _read_files(sources: Sequence[tuple[str, str]]) -> list[list[DocSection]]:
     """The sections of each file; a file that is not UTF-8 says nothing."""
-    results: list[list[Section]] = []
+    results: list[list[DocSection]] = []
     gc.disable()  # a syntax tree has no cycles, and looking for them takes a fifth of the time
     try:
         for path, module in sources:

@@ -74,16 +74,16 @@ class PagePool:
         self.keys[at].flatten(0, 1).index_copy_(0, places, k.to(self.keys.dtype))
         self.values[at].flatten(0, 1).index_copy_(0, places, v.to(self.values.dtype))
 
-    def find(self, slot: int, first: int, last: int) -> "Stretch":
+    def find(self, slot: int, first: int, last: int) -> "PageRange":
         """Positions first.. below last of a slot, for `read`."""
         size = self.page_size
         low, high = first // size, (last - 1) // size
         if self._run[slot, high] <= low:
-            return Stretch(int(self.table[slot, low]) * size + first % size, last - first, None)
+            return PageRange(int(self.table[slot, low]) * size + first % size, last - first, None)
         pages = torch.from_numpy(self.table[slot, low : high + 1].copy())
-        return Stretch(first % size, last - first, pages.to(self.keys.device))
+        return PageRange(first % size, last - first, pages.to(self.keys.device))
 
-    def read(self, layer: int, stretch: "Stretch") -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, stretch: "PageRange") -> tuple[Tensor, Tensor]:
         """Keys and values of a layer there, (1, K, T, D) each."""
         at = self.place[layer]
         found: list[Tensor] = []
@@ -94,7 +94,7 @@ class PagePool:
         return found[0], found[1]
 
 
-class Stretch:
+class PageRange:
     """Neighbouring positions of a slot: tokens from `offset` on, of all pages or of some copied."""
 
     def __init__(self, offset: int, length: int, pages: Tensor | None) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanochat_core.engine.requests import Draw, LogProbs
+from nanochat_core.engine.requests import LogProbs, SamplingParams
 from nanochat_core.engine.sampling import TINY, log_probs, sample_each
 
 _RULE = np.dtype([("temperature", np.float32), ("top_k", np.int32), ("key", np.int64)])
@@ -20,13 +20,13 @@ class Draws:
         self.rules = np.zeros(num_slots, _RULE)
         self.is_special = [False] * num_slots  # more than a temperature and a top_k
         self.num_log_probs: list[int | None] = [None] * num_slots
-        self._draws: list[Draw] = [Draw()] * num_slots
+        self._draws: list[SamplingParams] = [SamplingParams()] * num_slots
         self._library = library
         self._shape = (num_slots, vocab_size)
         self._seen: Tensor | None = None  # (num_slots, V) bool, once a draw asks for it
 
     def start(
-        self, slot: int, *, draw: Draw, seed: int, sample: int, num_log_probs: int | None
+        self, slot: int, *, draw: SamplingParams, seed: int, sample: int, num_log_probs: int | None
     ) -> None:
         """As the runner's."""
         key = self._library.nf_row_key(seed, sample)

@@ -36,8 +36,8 @@ from nanochat_core.engine.native.weights import (
     padded,
     padded_head,
 )
-from nanochat_core.engine.requests import Draw, LogProbs
-from nanochat_core.engine.runner import Chunk, Columns, Done, PageGroup
+from nanochat_core.engine.requests import LogProbs, SamplingParams
+from nanochat_core.engine.runner import Chunk, DecodeOutput, Done, PageGroup
 from nanochat_core.errors import ModelError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
@@ -164,7 +164,7 @@ class NativeRunner:
         self._pools[group][target] = self._pools[group][source]
 
     def start(
-        self, slot: int, *, draw: Draw, seed: int, sample: int, num_log_probs: int | None
+        self, slot: int, *, draw: SamplingParams, seed: int, sample: int, num_log_probs: int | None
     ) -> None:
         """See runner.py."""
         self.parked[slot] = 1
@@ -209,13 +209,13 @@ class NativeRunner:
 
     def draw_first(
         self, slots: Sequence[int], logits: Tensor, lengths: Sequence[int], befores: Sequence[int]
-    ) -> Columns:
+    ) -> DecodeOutput:
         """See runner.py."""
         tokens, thought = self._draws.draw(self._engine, slots, logits, lengths)
         where = list(slots)
         self.length[where], self.before[where], self.token[where] = lengths, befores, tokens
         self.parked[where] = [token in self.park_tokens for token in tokens]
-        return Columns(tokens=[tokens], log_probs=[thought] if thought else [])
+        return DecodeOutput(tokens=[tokens], log_probs=[thought] if thought else [])
 
     def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Done:
         """See runner.py."""
@@ -232,7 +232,7 @@ class NativeRunner:
         self._library.nf_decode(self._engine, count, at, limit, num_steps, out)
         told = self._out[: num_steps * count].tolist()
         columns = [told[i : i + count] for i in range(0, len(told), count)]
-        return Done(Columns(tokens=columns, log_probs=[]))
+        return Done(DecodeOutput(tokens=columns, log_probs=[]))
 
     def release(self, slot: int) -> None:
         """See runner.py."""
@@ -272,7 +272,7 @@ class NativeRunner:
             tokens.append(column)
             thought.append(thoughts)
         wants = any(self._draws.num_log_probs[slot] is not None for slot in slots)
-        return Done(Columns(tokens=tokens, log_probs=thought if wants else []))
+        return Done(DecodeOutput(tokens=tokens, log_probs=thought if wants else []))
 
     def _step(
         self, slots: list[int], limit_of: dict[int, int]

@@ -128,7 +128,7 @@ def check_parameters(model: GPT) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerWeights:
+class NativeLayerWeights:
     """One block."""
 
     qkv: PackedMatrix  # queries, keys, values, and the gate of the value embedding
@@ -153,7 +153,7 @@ class NativeWeights:
         gated = value_embed_layers(config)
         arena = Arena()
         self.layers = [
-            LayerWeights(
+            NativeLayerWeights(
                 qkv=PackedMatrix(
                     q_width + 2 * kv_width + (config.num_kv_heads if layer in gated else 0),
                     width,
@@ -197,7 +197,7 @@ class NativeWeights:
         if config.backout:
             self.backout_lambda = float(model.backout_lambda)
 
-    def _fill_layer(self, layer: int, block: Block, weights: LayerWeights) -> None:
+    def _fill_layer(self, layer: int, block: Block, weights: NativeLayerWeights) -> None:
         attn: Attention = block.attn
         parts = [self._rows(m.weight) for m in (attn.c_q, attn.c_k, attn.c_v)]
         if weights.value_embed is not None:

@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 
 from nanochat_core.engine.runner import PageGroup
-from nanochat_core.engine.runners.device_runner import Attend, DeviceRunner, Kind, Launched, Told
+from nanochat_core.engine.runners.device_runner import (
+    Attend,
+    DeviceRunner,
+    Kind,
+    Launched,
+    StepTokens,
+)
 from nanochat_core.model.gpt import GPT
 
 WARM_UPS = 2  # runs before a capture, in which libraries choose their kernels
@@ -27,7 +33,7 @@ WARM_UPS = 2  # runs before a capture, in which libraries choose their kernels
 class Graph:
     """A captured step, the memory it reads its rows from and the memory it tells in."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, rows: Tensor, told: Told) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, rows: Tensor, told: StepTokens) -> None:
         self.graph, self.rows, self.told = graph, rows, told
 
 
@@ -74,7 +80,7 @@ class GraphRunner(DeviceRunner):
         rows = self._send([*slots, *spare])
         self.state.limit[rows] = self._send([*limits, *(0 for _ in spare)])
         graph.rows.copy_(rows)
-        told: list[Told] = []
+        told: list[StepTokens] = []
         for _ in range(num_steps):
             graph.graph.replay()
             told.append(_to_host(graph.told))
@@ -167,14 +173,14 @@ def _paged_call(runner: DeviceRunner, attention: Callable[..., Any], table_name:
     return attend
 
 
-def _to_host(told: Told) -> Told:
+def _to_host(told: StepTokens) -> StepTokens:
     """Copies in pinned memory, under way; the next replay writes where the originals are."""
 
     def copy(tensor: Tensor) -> Tensor:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return pinned.copy_(tensor, non_blocking=True)
 
-    return Told(
+    return StepTokens(
         tokens=copy(told.tokens),
         chosen=copy(told.chosen),
         ids=copy(told.ids),

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from nanochat_core.engine.kv_cache.page_pool import PagePool
-from nanochat_core.engine.requests import Draw, LogProbs
-from nanochat_core.engine.runner import Columns, PageGroup
+from nanochat_core.engine.requests import LogProbs, SamplingParams
+from nanochat_core.engine.runner import DecodeOutput, PageGroup
 from nanochat_core.engine.runners.forward import read_tokens
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import DrawRows, candidates_of, cap, log_probs, sample_rows
@@ -45,7 +45,7 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class StepTokens:
     """What a step tells: tokens (B,), -1 of parked rows; log-probabilities, empty if not wanted."""
 
     tokens: Tensor
@@ -91,19 +91,19 @@ class Launched:
     """Steps under way, or over on a CPU."""
 
     def __init__(
-        self, told: Sequence[Told], wants: Sequence[int | None], wait: Callable[[], None]
+        self, told: Sequence[StepTokens], wants: Sequence[int | None], wait: Callable[[], None]
     ) -> None:
         """told: of each step, where the host can read it after `wait`. wants: alternatives that
         each row is told."""
         self._told, self._wants, self._wait = told, wants, wait
 
-    def read(self) -> Columns:
+    def read(self) -> DecodeOutput:
         """See runner.py."""
         self._wait()
         count = len(self._wants)
         tokens = [step.tokens[:count].tolist() for step in self._told]
         if all(number is None for number in self._wants):
-            return Columns(tokens=tokens, log_probs=[])
+            return DecodeOutput(tokens=tokens, log_probs=[])
         thoughts: list[list[LogProbs | None]] = []
         for step, column in zip(self._told, tokens, strict=True):
             rows = zip(step.chosen.tolist(), step.ids.tolist(), step.values.tolist(), strict=True)
@@ -117,7 +117,7 @@ class Launched:
                     )
                 ]
             )
-        return Columns(tokens=tokens, log_probs=thoughts)
+        return DecodeOutput(tokens=tokens, log_probs=thoughts)
 
 
 class DeviceRunner(TorchRunner):
@@ -166,7 +166,7 @@ class DeviceRunner(TorchRunner):
 
     @torch.inference_mode()
     def start(
-        self, slot: int, *, draw: Draw, seed: int, sample: int, num_log_probs: int | None
+        self, slot: int, *, draw: SamplingParams, seed: int, sample: int, num_log_probs: int | None
     ) -> None:
         """See runner.py."""
         assert (num_log_probs or 0) <= MOST_LOG_PROBS, f"{num_log_probs} alternatives"
@@ -183,7 +183,7 @@ class DeviceRunner(TorchRunner):
     @torch.inference_mode()
     def draw_first(
         self, slots: Sequence[int], logits: Tensor, lengths: Sequence[int], befores: Sequence[int]
-    ) -> Columns:
+    ) -> DecodeOutput:
         """See runner.py."""
         columns = super().draw_first(slots, logits, lengths, befores)
         rows, state = self._tensor(slots), self.state
@@ -220,7 +220,7 @@ class DeviceRunner(TorchRunner):
             tells=any(state.num_log_probs is not None for state in states),
         )
 
-    def step(self, kind: Kind, rows: Tensor) -> Told:
+    def step(self, kind: Kind, rows: Tensor) -> StepTokens:
         """One step of the slots `rows` (B,); the last slot is to fill up with."""
         state = self.state
         token, before, length = state.token[rows], state.before[rows], state.length[rows]
@@ -263,7 +263,7 @@ class DeviceRunner(TorchRunner):
             if kind.tells
             else (nothing, nothing.long(), nothing)
         )
-        return Told(tokens=torch.where(goes, new, -1), chosen=chosen, ids=ids, values=values)
+        return StepTokens(tokens=torch.where(goes, new, -1), chosen=chosen, ids=ids, values=values)
 
     def _attend(
         self, group: int, layer: int, q: Tensor, positions: Tensor, table: Tensor
@@ -288,7 +288,7 @@ class DeviceRunner(TorchRunner):
         q = q * (self.weights.softmax_scale * self.weights.head_dim**0.5)
         return mixed(q.unsqueeze(2), keys, values, mask).squeeze(2)
 
-    def _needs_all(self, draw: Draw) -> bool:
+    def _needs_all(self, draw: SamplingParams) -> bool:
         if draw.temperature == 0.0:
             return False
         kept = candidates_of(draw, self.vocab_size)

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat_core.engine.kv_cache.page_pool import PagePool
-from nanochat_core.engine.requests import Draw, LogProbs
-from nanochat_core.engine.runner import Chunk, Columns, Done, PageGroup, Pending
+from nanochat_core.engine.requests import LogProbs, SamplingParams
+from nanochat_core.engine.runner import Chunk, DecodeOutput, Done, PageGroup, Pending
 from nanochat_core.engine.runners.forward import read_tokens
 from nanochat_core.engine.runners.weights import Weights
 from nanochat_core.engine.sampling import cap, log_probs, row_keys, sample_each
@@ -36,7 +36,7 @@ class Slot:
     before: int = -1
     token: int = -1
     parked: bool = True
-    draw: Draw = field(default_factory=Draw)
+    draw: SamplingParams = field(default_factory=SamplingParams)
     key: int = 0
     num_log_probs: int | None = None
 
@@ -101,7 +101,7 @@ class TorchRunner:
         self.pools[group].copy_page(source, target)
 
     def start(
-        self, slot: int, *, draw: Draw, seed: int, sample: int, num_log_probs: int | None
+        self, slot: int, *, draw: SamplingParams, seed: int, sample: int, num_log_probs: int | None
     ) -> None:
         """See runner.py."""
         key = int(row_keys(torch.tensor([seed]), torch.tensor([sample])))
@@ -169,14 +169,14 @@ class TorchRunner:
     @torch.inference_mode()
     def draw_first(
         self, slots: Sequence[int], logits: Tensor, lengths: Sequence[int], befores: Sequence[int]
-    ) -> Columns:
+    ) -> DecodeOutput:
         """See runner.py."""
         tokens, thought = self._draw(slots, logits, lengths)
         for slot, token, length, before in zip(slots, tokens, lengths, befores, strict=True):
             state = self.slots[slot]
             state.length, state.before, state.token = length, before, token
             state.parked = token in self.park_tokens
-        return Columns(tokens=[tokens], log_probs=[thought] if thought else [])
+        return DecodeOutput(tokens=[tokens], log_probs=[thought] if thought else [])
 
     @torch.inference_mode()
     def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
@@ -200,7 +200,7 @@ class TorchRunner:
             told.append(column)
             told_probs.append(probs)
         wants = any(self.slots[slot].num_log_probs is not None for slot in slots)
-        return Done(Columns(tokens=told, log_probs=told_probs if wants else []))
+        return Done(DecodeOutput(tokens=told, log_probs=told_probs if wants else []))
 
     def release(self, slot: int) -> None:
         """See runner.py."""

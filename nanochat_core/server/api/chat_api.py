@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.server.api.http import PING, EventStream, event, read_body
 from nanochat_core.server.api.prompts import make_chat_prompt
 from nanochat_core.server.api.schema import DEFAULTS, ChatRequest, check_turns, parse
-from nanochat_core.server.service import Answering, Service, engine_seed, prepared
-from nanochat_core.server.workers.ipc import Ask
+from nanochat_core.server.service import GenerationStream, Service, engine_seed, prepared
+from nanochat_core.server.workers.ipc import EngineRequest
 
 
 async def chat_completions(request: Request) -> Response:
@@ -41,7 +41,7 @@ async def chat_completions(request: Request) -> Response:
 
     pool.find_place(1)
     prompt = await prepared(pool, make_prompt, size=sum(len(content) for _, content in messages))
-    ask = Ask(
+    ask = EngineRequest(
         prompt=prompt,
         num_samples=1,
         max_tokens=int(max_tokens),
@@ -49,7 +49,7 @@ async def chat_completions(request: Request) -> Response:
         seed=engine_seed(chat.seed),
         cache_salt=request.state.cache_salt,
     )
-    answering = Answering(service, pool, ask)
+    answering = GenerationStream(service, pool, ask)
     request.state.answering = answering
     return EventStream(_events(answering), on_end=answering.close)
 
@@ -57,17 +57,19 @@ async def chat_completions(request: Request) -> Response:
 LEAST = 1e-6  # of temperature and top_p: float32, in which the engine draws, makes less a 0
 
 
-def make_draw(temperature: float | None, top_k: int | None, top_p: float | None = None) -> Draw:
+def make_draw(
+    temperature: float | None, top_k: int | None, top_p: float | None = None
+) -> SamplingParams:
     """How the next token is drawn, with this server's defaults where nothing was asked for."""
     temperature = DEFAULTS["temperature"] if temperature is None else temperature
     top_k = int(DEFAULTS["top_k"]) if top_k is None else top_k
     top_p = 1.0 if top_p is None else top_p
     if temperature < LEAST or top_p < LEAST:
-        return Draw(temperature=0.0)
-    return Draw(temperature=temperature, top_k=top_k or None, top_p=top_p)
+        return SamplingParams(temperature=0.0)
+    return SamplingParams(temperature=temperature, top_k=top_k or None, top_p=top_p)
 
 
-async def _events(answering: Answering) -> AsyncIterator[str]:
+async def _events(answering: GenerationStream) -> AsyncIterator[str]:
     async for told in answering.tell():
         chunk = ""
         for item in told:
@@ -81,7 +83,7 @@ async def _events(answering: Answering) -> AsyncIterator[str]:
     yield event({"done": True})
 
 
-def _end(answering: Answering, error: str) -> str:
+def _end(answering: GenerationStream, error: str) -> str:
     if answering.finish == "failed":
         return event({"error": error})
     usage = {

@@ -37,8 +37,14 @@ from nanochat_core.server.api.openai_schema import (
 )
 from nanochat_core.server.api.prompts import make_chat_prompt, make_text_prompt
 from nanochat_core.server.api.schema import DEFAULTS, RequestError, check_turns, parse
-from nanochat_core.server.service import Answering, Service, Told, engine_seed, prepared
-from nanochat_core.server.workers.ipc import Ask
+from nanochat_core.server.service import (
+    GenerationStream,
+    Service,
+    StreamEvent,
+    engine_seed,
+    prepared,
+)
+from nanochat_core.server.workers.ipc import EngineRequest
 from nanochat_core.server.workers.pool import Busy, NoEngine, Pool
 
 
@@ -155,7 +161,7 @@ def _model(service: Service) -> dict[str, Any]:
 
 def _make_ask(
     request: Request, form: Sampled, prompt: list[int], max_tokens: int, log_probs: int | None
-) -> Ask:
+) -> EngineRequest:
     alternatives = (form.n or 1) * max_tokens * (log_probs or 0)
     if alternatives > MAX_ALTERNATIVES:
         raise RequestError(
@@ -164,7 +170,7 @@ def _make_ask(
             f"{alternatives}, at most {MAX_ALTERNATIVES} are told",
             param="logprobs" if isinstance(form, CompletionRequest) else "top_logprobs",
         )
-    return Ask(
+    return EngineRequest(
         prompt=prompt,
         num_samples=form.n or 1,
         max_tokens=max_tokens,
@@ -176,11 +182,11 @@ def _make_ask(
 
 
 async def _respond(
-    request: Request, pool: Pool, form: Sampled, asks: Sequence[Ask], shape: Shape
+    request: Request, pool: Pool, form: Sampled, asks: Sequence[EngineRequest], shape: Shape
 ) -> Response:
     """All choices of all prompts, streamed or at once."""
     service: Service = request.app.state.service
-    answerings = list[Answering]()
+    answerings = list[GenerationStream]()
 
     def close() -> None:
         for answering in answerings:
@@ -188,7 +194,7 @@ async def _respond(
 
     try:
         for ask in asks:
-            answerings.append(Answering(service, pool, ask, stops=form.stop or ()))
+            answerings.append(GenerationStream(service, pool, ask, stops=form.stop or ()))
     except (Busy, NoEngine):
         close()
         raise
@@ -211,7 +217,7 @@ async def _respond(
 
 
 async def _gather(
-    head: _Head, answerings: Sequence[Answering], pool: Pool, *, n: int
+    head: _Head, answerings: Sequence[GenerationStream], pool: Pool, *, n: int
 ) -> JSONResponse:
     choices = [Gathered(index=i, pool=pool) for i in range(n * len(answerings))]
     async with contextlib.aclosing(_told_by_all(answerings)) as all_told:
@@ -225,7 +231,7 @@ async def _gather(
 
 
 async def _stream(
-    head: _Head, answerings: Sequence[Answering], pool: Pool, *, wants_usage: bool, n: int
+    head: _Head, answerings: Sequence[GenerationStream], pool: Pool, *, wants_usage: bool, n: int
 ) -> AsyncIterator[str]:
     more: dict[str, Any] = {"usage": None} if wants_usage else {}
     kind = head.shape.chunk_kind
@@ -255,12 +261,12 @@ async def _stream(
 
 
 async def _told_by_all(
-    answerings: Sequence[Answering],
-) -> AsyncGenerator[tuple[int, list[Told]]]:
+    answerings: Sequence[GenerationStream],
+) -> AsyncGenerator[tuple[int, list[StreamEvent]]]:
     """What each tells, with its number, as it comes: a stop string is acted on when it is met."""
     tells = [answering.tell() for answering in answerings]
 
-    def next_of(number: int) -> asyncio.Future[list[Told] | None]:
+    def next_of(number: int) -> asyncio.Future[list[StreamEvent] | None]:
         return asyncio.ensure_future(anext(tells[number], None))
 
     waiting = {next_of(number): number for number in range(len(tells))}
@@ -278,7 +284,7 @@ async def _told_by_all(
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def _usage(answerings: Sequence[Answering]) -> dict[str, int]:
+def _usage(answerings: Sequence[GenerationStream]) -> dict[str, int]:
     prompt = sum(answering.prompt_tokens for answering in answerings)
     completion = sum(answering.completion_tokens for answering in answerings)
     return {

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nanochat_core.server.service import Finish, Told
+from nanochat_core.server.service import Finish, StreamEvent
 from nanochat_core.server.text import TextToken
 from nanochat_core.server.workers.pool import Pool
 
@@ -21,7 +21,7 @@ class Gathered:
     tokens: list[TextToken] = field(default_factory=list)
     finish: Finish | None = None
 
-    def add(self, told: Told) -> None:
+    def add(self, told: StreamEvent) -> None:
         """Go on with what was told of it."""
         if told.piece and told.piece.kind == "text":
             self.text += told.piece.text
@@ -37,7 +37,7 @@ class Shape:
     kind: str
     chunk_kind: str
     opening: Callable[[int], list[dict[str, Any]]]  # of choice i, before its text
-    part: Callable[[int, Told, Pool], list[dict[str, Any]]]
+    part: Callable[[int, StreamEvent, Pool], list[dict[str, Any]]]
     whole: Callable[[Gathered], dict[str, Any]]
 
 
@@ -46,7 +46,7 @@ def _chat_opening(index: int) -> list[dict[str, Any]]:
     return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
 
-def _chat_part(index: int, told: Told, pool: Pool) -> list[dict[str, Any]]:
+def _chat_part(index: int, told: StreamEvent, pool: Pool) -> list[dict[str, Any]]:
     choice: dict[str, Any] = {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
     if told.piece and told.piece.kind == "text":
         logs = _chat_log_probs(told.tokens, pool)
@@ -63,7 +63,7 @@ def _chat_whole(choice: Gathered) -> dict[str, Any]:
     }
 
 
-def _text_part(index: int, told: Told, pool: Pool) -> list[dict[str, Any]]:
+def _text_part(index: int, told: StreamEvent, pool: Pool) -> list[dict[str, Any]]:
     choice: dict[str, Any] = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
     if told.piece and told.piece.kind == "text":
         logs = _text_log_probs(told.tokens, pool)

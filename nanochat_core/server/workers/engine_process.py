@@ -18,12 +18,19 @@ from typing import Any, Protocol
 
 from nanochat_core.engine.requests import ENGINE_FAILED, EndEvent, Event, Request
 from nanochat_core.errors import NanochatError
-from nanochat_core.server.workers.ipc import Ask, Facts, Spec, frame, pack_event, receive_message
+from nanochat_core.server.workers.ipc import (
+    EngineRequest,
+    ModelFacts,
+    Spec,
+    frame,
+    pack_event,
+    receive_message,
+)
 
 FAILED = 70  # exit status: the engine could not go on
 
 
-class Ticket(Protocol):
+class EngineRequestHandle(Protocol):
     """A request that is under way."""
 
     def cancel(self) -> None:
@@ -34,7 +41,7 @@ class Ticket(Protocol):
 class AnswerEngine(Protocol):
     """What this process needs of an engine."""
 
-    def submit(self, request: Request) -> Ticket:
+    def submit(self, request: Request) -> EngineRequestHandle:
         """Begin to answer. Raises NanochatError on what cannot be answered."""
         ...
 
@@ -66,7 +73,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def open_engine(spec: Spec) -> tuple[AnswerEngine, Facts]:
+def open_engine(spec: Spec) -> tuple[AnswerEngine, ModelFacts]:
     """The engine of the model directory in `spec`. Raises ModelError or ConfigError."""
     import torch
 
@@ -90,7 +97,7 @@ def open_engine(spec: Spec) -> tuple[AnswerEngine, Facts]:
     )
     # Opens the runner; a model that ends the process at its first token does so before it is ready.
     engine.generate_batch([tokenizer.bos], max_tokens=1)
-    facts = Facts(
+    facts = ModelFacts(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         sequence_len=model.config.sequence_len,
         num_slots=spec.num_slots,
@@ -108,16 +115,16 @@ def _die(failed: threading.ExceptHookArgs) -> None:
     os._exit(FAILED)
 
 
-def _answer(engine: AnswerEngine, facts: Facts, connection: socket.socket) -> None:
+def _answer(engine: AnswerEngine, facts: ModelFacts, connection: socket.socket) -> None:
     outbox: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
     connection.sendall(frame(["ready", vars(facts)]))
     threading.Thread(target=_send, args=(outbox, connection), daemon=True).start()
-    tickets: dict[int, Ticket] = {}
+    tickets: dict[int, EngineRequestHandle] = {}
     while (message := receive_message(connection)) is not None:
         kind, number, *rest = message
         if kind == "ask":
             try:
-                tickets[number] = _submit(engine, number, Ask.from_tree(rest[0]), outbox)
+                tickets[number] = _submit(engine, number, EngineRequest.from_tree(rest[0]), outbox)
             except NanochatError as error:
                 end = EndEvent(sample=-1, reason="failed", error=str(error))
                 outbox.put(pack_event(number, end))
@@ -128,8 +135,8 @@ def _answer(engine: AnswerEngine, facts: Facts, connection: socket.socket) -> No
 
 
 def _submit(
-    engine: AnswerEngine, number: int, ask: Ask, outbox: "queue.SimpleQueue[list[Any]]"
-) -> Ticket:
+    engine: AnswerEngine, number: int, ask: EngineRequest, outbox: "queue.SimpleQueue[list[Any]]"
+) -> EngineRequestHandle:
     def sink(event: Event) -> None:
         if (
             isinstance(event, EndEvent)

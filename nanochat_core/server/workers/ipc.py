@@ -22,7 +22,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from nanochat_core.engine.requests import Draw, EndEvent, Event, LogProbs, TokenEvent
+from nanochat_core.engine.requests import EndEvent, Event, LogProbs, SamplingParams, TokenEvent
 
 _LENGTH = struct.Struct(">I")
 MakerName: TypeAlias = str  # module:function, which takes a Spec and returns (engine, Facts)
@@ -41,7 +41,7 @@ class Spec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class ModelFacts:
     """What an engine process tells of its model once it is loaded."""
 
     parameters: int
@@ -52,13 +52,13 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class EngineRequest:
     """What to continue, and how: the `Request` of the engine without its sink."""
 
     prompt: list[int]
     num_samples: int
     max_tokens: int
-    draw: Draw
+    draw: SamplingParams
     seed: int
     cache_salt: int
     num_log_probs: int | None = None
@@ -68,9 +68,9 @@ class Ask:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_tree(cls, tree: dict[str, Any]) -> "Ask":
+    def from_tree(cls, tree: dict[str, Any]) -> "EngineRequest":
         """From JSON."""
-        return cls(**{**tree, "draw": Draw(**tree["draw"])})
+        return cls(**{**tree, "draw": SamplingParams(**tree["draw"])})
 
 
 def pack_event(number: int, event: Event) -> list[Any]:

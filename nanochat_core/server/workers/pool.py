@@ -11,11 +11,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from nanochat_core.engine.requests import EndEvent, Event, TokenEvent
+from nanochat_core.engine.requests import TokenEvent
 from nanochat_core.errors import ModelError
-from nanochat_core.server.workers.ipc import Ask, Facts, Spec, frame, read_message, unpack_event
+from nanochat_core.server.workers.answer_stream import AnswerStream
+from nanochat_core.server.workers.ipc import (
+    EngineRequest,
+    ModelFacts,
+    Spec,
+    frame,
+    read_message,
+    unpack_event,
+)
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0  # seconds before a dead engine process is started again
@@ -42,59 +50,6 @@ class NoEngine(Exception):
     """Every engine process is being started again."""
 
 
-class AnswerStream:
-    """What comes of one request. Events wait here, unread ones together, until they are taken.
-
-    There are never more than `num_samples` answers' worth of them, so a slow reader costs memory
-    that its request had to ask for, and nobody's time.
-    """
-
-    def __init__(self, num_samples: int, *, worker: int, on_cancel: Callable[[], None]) -> None:
-        self.worker = worker  # the index of its engine process
-        self.was_refused = False  # the engine cannot answer such a request, now or later
-        self._events: list[Event] = []
-        self._come = asyncio.Event()
-        self._open = set(range(num_samples))
-        self._on_cancel = on_cancel
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more will come; what came may still be taken."""
-        return not self._open
-
-    async def take(self) -> list[Event]:
-        """All that came since the last time, at least one; none when it is over."""
-        if not self._events and self._open:
-            self._come.clear()
-            await self._come.wait()
-        events, self._events = self._events, []
-        return events
-
-    def cancel(self) -> None:
-        """Call it off, unless it is over. Samples that still went on end as cancelled."""
-        if self._open:
-            self.close("cancelled")
-            self._on_cancel()
-
-    def put(self, event: Event) -> None:
-        """What the engine says; after `cancel` it is not listened to."""
-        if isinstance(event, EndEvent) and event.sample < 0:  # refused as a whole
-            self.was_refused = True
-            self.close(event.reason, event.error)
-        elif event.sample in self._open:
-            self._events.append(event)
-            if isinstance(event, EndEvent):
-                self._open.discard(event.sample)
-            self._come.set()
-
-    def close(self, reason: str, error: str = "") -> None:
-        """End every sample that goes on."""
-        for sample in sorted(self._open):
-            self._events.append(EndEvent(sample=sample, reason=reason, error=error))  # pyright: ignore[reportArgumentType]
-        self._open.clear()
-        self._come.set()
-
-
 @dataclasses.dataclass
 class _Asked:
     """A request as its engine process has it."""
@@ -110,7 +65,7 @@ class Worker:
         self.index = index
         self.spec = spec
         self.patience = patience
-        self.facts: Facts | None = None  # None: it is not ready
+        self.facts: ModelFacts | None = None  # None: it is not ready
         self.restarts = 0
         self.busy = 0  # samples that it writes or that wait in it
         self.failure: ModelError | None = None
@@ -141,7 +96,7 @@ class Worker:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def ask(self, ask: Ask) -> AnswerStream:
+    def ask(self, ask: EngineRequest) -> AnswerStream:
         """Begin a request; there must be a process that is ready."""
         assert self._writer is not None, "no process is ready"
         self._count += 1
@@ -257,7 +212,7 @@ class Worker:
     def _hear(self, message: list[object]) -> None:
         match message:
             case ["ready", dict(facts)]:
-                self.facts = Facts(**facts)
+                self.facts = ModelFacts(**facts)
                 self._was_ready = True
                 self.changed.set()
             case ["refused", str(why), hint]:
@@ -297,10 +252,10 @@ class Pool:
         self.max_waiting = max_waiting  # samples that may wait at each process
         self.workers = [Worker(index, spec, patience) for index, spec in enumerate(specs)]
         self.preparing = 0  # requests that will be submitted here
-        self._facts: Facts | None = None
+        self._facts: ModelFacts | None = None
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> ModelFacts:
         """Of the model; the pool must have been started."""
         assert self._facts is not None, "the pool was not started"
         return self._facts
@@ -356,7 +311,7 @@ class Pool:
     def _is_needed(self) -> bool:
         return self.preparing > 0 or any(worker.busy for worker in self.workers)
 
-    def submit(self, ask: Ask) -> AnswerStream:
+    def submit(self, ask: EngineRequest) -> AnswerStream:
         """Begin a request where least is under way. Raises Busy or NoEngine."""
         return self.find_place(ask.num_samples).ask(ask)
 

@@ -66,7 +66,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class CheckpointFacts:
     """What COMMIT.json says of a checkpoint beside its files."""
 
     step: int
@@ -134,7 +134,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def commit(directory: Path, facts: Facts) -> None:
+def commit(directory: Path, facts: CheckpointFacts) -> None:
     """Make the directory a checkpoint as soon as every rank's file is whole. For rank 0."""
     records = [_record(directory, rank) for rank in range(facts.world_size)]
     for record in records:

@@ -29,7 +29,7 @@ from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.interrupt import SECONDS_TO_SAVE, STOP, Interrupted
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.train.loop.checkpoint import (
-    Facts,
+    CheckpointFacts,
     clear,
     commit,
     find_best,
@@ -40,7 +40,7 @@ from nanochat_core.train.loop.checkpoint import (
     write_best,
     write_pieces,
 )
-from nanochat_core.train.loop.metrics import StepLog, broken
+from nanochat_core.train.loop.metrics import TrainMetrics, broken
 
 _SECONDS_BETWEEN_BEATS = 0.25
 # While a save is written the loop that waits for it is well; after so long it is the disk that
@@ -49,11 +49,11 @@ _SECONDS_FOR_A_DISK = 3600.0
 _FIRST_STEP_TIMES = _WRITING_TIMES = 4.0  # see heartbeat.busy
 
 
-class Keeper:
+class Checkpointer:
     """Saves a training loop's state when it is due and when the job is asked to stop."""
 
     def __init__(
-        self, job: Job, optimizer: Optimizer, world: World, progress: Progress, log: StepLog
+        self, job: Job, optimizer: Optimizer, world: World, progress: Progress, log: TrainMetrics
     ) -> None:
         self._root, self._resources = job.checkpoints, job.resources
         self._optimizer, self._world, self._progress, self._log = optimizer, world, progress, log
@@ -92,7 +92,7 @@ class Keeper:
         every = self._resources.eval_every_steps
         return every > 0 and done % every == 0 and 0 < done < total
 
-    def after_step(self, done: int, total: int, state: dict[str, Any]) -> bool:
+    def maybe_save(self, done: int, total: int, state: dict[str, Any]) -> bool:
         """Save if it is time, after the last step, and before the loop evaluates.
 
         Returns whether it evaluates here, which `resume` and `is_judged` make up for where the job
@@ -155,7 +155,7 @@ class Keeper:
         if self._world.local_rank == 0:  # on each machine: they may have disks of their own
             clear(self._root, done)
         self._world.barrier()
-        facts = Facts(
+        facts = CheckpointFacts(
             step=done,
             total=total,
             world_size=self._world.size,
@@ -171,7 +171,7 @@ class Keeper:
 
     def _write(
         self,
-        facts: Facts,
+        facts: CheckpointFacts,
         tensors: Mapping[str, Tensor],
         arrived: Callable[[], None],
         is_doubtful: bool,

@@ -15,13 +15,13 @@ FORMAT = 1
 FILE = "taught.json"
 
 
-def write_facts(directory: Path, *, tokenizer: str, layout: str | None) -> None:
+def write_lineage(directory: Path, *, tokenizer: str, layout: str | None) -> None:
     """Say in a model directory what its model was taught with: digests, of 64 hex digits."""
     facts = {"format": FORMAT, "tokenizer": tokenizer, "layout": layout}
     write_json(directory / FILE, facts)
 
 
-def check_facts(directory: Path, *, tokenizer: str, layout: str) -> None:
+def check_lineage(directory: Path, *, tokenizer: str, layout: str) -> None:
     """Raises ModelError when a model was taught with another tokenizer or another chat layout.
 
     A model from elsewhere says nothing of either: nothing is checked.

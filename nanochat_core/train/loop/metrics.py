@@ -52,7 +52,7 @@ def limit_of(losses: Sequence[float], step: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class Throughput:
     """What turns seconds into the numbers people watch."""
 
     tokens_per_step: int
@@ -63,10 +63,10 @@ class Pace:
 
 def pace_of(
     job: Job, model: GPT, *, tokens_per_step: int, device: torch.device, world: World
-) -> Pace:
+) -> Throughput:
     """The pace of a loop that trains `model` on steps of so many tokens."""
     peak = peak_flops(device_name(device))
-    return Pace(
+    return Throughput(
         tokens_per_step=tokens_per_step,
         flops_per_token=flops_per_token(model.config, model.numerics),
         peak_flops=None if peak is None else peak * world.size,
@@ -74,7 +74,7 @@ def pace_of(
     )
 
 
-class StepLog:
+class TrainMetrics:
     """Reads, judges and tells the loss of every step.
 
     Between the gradients and the optimizer's step, `read`; after the step, `tell`; before the state
@@ -82,7 +82,7 @@ class StepLog:
     leaves the last checkpoint as it is.
     """
 
-    def __init__(self, progress: Progress, pace: Pace | None, *, late: bool) -> None:
+    def __init__(self, progress: Progress, pace: Throughput | None, *, late: bool) -> None:
         """`late`: read each loss one step later, so that nobody waits for the device.
 
         Without a pace the loss is judged only by whether it is finite, and is not told.

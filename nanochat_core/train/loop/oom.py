@@ -26,7 +26,7 @@ Found = TypeVar("Found")
 _STATE = "device_batch_size"  # as the job was given it, and as it is by now
 
 
-class Fitting:
+class OomRetry:
     """The device batch size of a loop. `size` is what it is by now."""
 
     def __init__(
@@ -63,7 +63,9 @@ class Fitting:
         HEART.beat("gradients")
         optimizer = self._optimizer
         # A rank that failed has not begun its sums; the others have, in this order.
-        loss = self._fit(compute, failed=optimizer.start_sums, again=optimizer.drop_gradients)
+        loss = self._fit(
+            compute, failed=optimizer.start_reduce_scatter, again=optimizer.drop_gradients
+        )
         return self._world.sum(loss)
 
     def values(self, compute: Callable[..., Found]) -> Found:
@@ -103,7 +105,7 @@ class Fitting:
             self._shrink(why or "another rank is out of memory")
 
     @contextlib.contextmanager
-    def explained(self) -> Generator[None]:
+    def explain_oom(self) -> Generator[None]:
         """Inside, a lack of memory that `gradients` cannot mend is told as what a person can do."""
         try:
             yield

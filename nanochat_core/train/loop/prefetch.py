@@ -18,7 +18,7 @@ from torch import Tensor
 Take: TypeAlias = Callable[[int], tuple[npt.NDArray[Any], ...]]
 
 
-def feed(
+def prefetch(
     take: Take, *, start: int, stop: int, device: torch.device
 ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
     """(step, what `take` gives for it as int64 tensors on `device`), for `start` up to `stop`.

@@ -10,7 +10,7 @@ from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.train.loop.oom import peak_gigabytes
 
 
-def machine(
+def run_environment(
     job: Job, device: torch.device, world: World, *, device_batch_size: int
 ) -> dict[str, Any]:
     """Numbers and short strings for a stage's metrics.

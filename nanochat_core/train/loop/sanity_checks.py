@@ -9,7 +9,7 @@ from pathlib import Path
 from nanochat_core.errors import ModelError
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
-from nanochat_core.train.loop.lineage import check_facts, write_facts
+from nanochat_core.train.loop.lineage import check_lineage, write_lineage
 from tasks.base import Conversation
 
 # A model with the loss of guessing knows nothing yet, as one hardly trained, and by chance it may
@@ -48,7 +48,7 @@ def chat_layout() -> str:
 
 def write_chat_facts(directory: Path, tokenizer: Tokenizer) -> None:
     """Say in a chat model's directory what it was taught with."""
-    write_facts(directory, tokenizer=tokenizer.digest(), layout=chat_layout())
+    write_lineage(directory, tokenizer=tokenizer.digest(), layout=chat_layout())
 
 
 def open_chat_tokenizer(directory: Path, *, vocab_size: int) -> Tokenizer:
@@ -59,7 +59,7 @@ def open_chat_tokenizer(directory: Path, *, vocab_size: int) -> Tokenizer:
     """
     tokenizer = Tokenizer.load(directory / "tokenizer")
     tokenizer.check_model(vocab_size)
-    check_facts(directory, tokenizer=tokenizer.digest(), layout=chat_layout())
+    check_lineage(directory, tokenizer=tokenizer.digest(), layout=chat_layout())
     return tokenizer
 
 

@@ -17,7 +17,7 @@ from nanochat_core.runtime.heartbeat import HEART
 IGNORE = -1  # target that carries no loss
 
 
-def gradients_of(
+def accumulate_gradients(
     model: GPT,
     optimizer: Optimizer,
     tokens: torch.Tensor,  # (B, T+1) int64
@@ -57,5 +57,5 @@ def _add_gradients(
         loss = model.summed_loss(inputs[rows], targets[rows]) / count
         optimizer.backward(loss, last=first + device_batch_size >= len(inputs))
         total += loss.detach()
-    optimizer.start_sums()
+    optimizer.start_reduce_scatter()
     return total

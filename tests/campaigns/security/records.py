@@ -25,7 +25,7 @@ from flows.artifacts.runs import point
 from flows.cli.app import main
 from flows.gc.collect import MARK
 from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of
-from flows.identity.records import seal
+from flows.identity.records import encode_record
 from flows.leases import lease
 from flows.profiles import open_profile
 from infra.storage.local import LocalStore
@@ -96,12 +96,12 @@ def make_store(directory: Path) -> LocalStore:
     revoke(store, older, why="wrong data", who="me", when="2026-11-21T06:00:00Z")
     revoke(store, made["midtrain"], why="wrong data", who="me", when="2026-11-21T06:00:00Z")
     place = ("midtrain", made["midtrain"].fingerprint)
-    claim = lease.Claim(owner="o", run="r", host="h", pid=1, home="x", since="")
+    claim = lease.Claimant(owner="o", run="r", host="h", pid=1, home="x", since="")
     lease.try_acquire(store, *place, claim, ttl=90.0)
     _put_checkpoint(store, *place)
     artifacts = [[older.stage, older.fingerprint]]
-    store.put(f"{PINS}1.json", seal({"artifacts": artifacts, "why": "x"}, format=1))
-    store.put(MARK, seal({"marks": {"runs/odd.json": 1.0}}, format=1))
+    store.put(f"{PINS}1.json", encode_record({"artifacts": artifacts, "why": "x"}, format=1))
+    store.put(MARK, encode_record({"marks": {"runs/odd.json": 1.0}}, format=1))
     return store
 
 
@@ -110,7 +110,7 @@ def _put_checkpoint(store: LocalStore, stage: str, fingerprint: str) -> None:
     file = {"path": "t", "size": 1, "sha256": "0" * 64, "key": f"{place}/t", "content": None}
     commit = {"format": 1, "step": 20, "total": 90, "files": {"t": {"size": 1, "sha256": "0" * 64}}}
     tree = {"step": 20, "total": 90, "files": [file], "commit": commit, "owner": "o", "epoch": 1}
-    record = seal({**tree, "rebuild": ""}, format=checkpoint_records.FORMAT)
+    record = encode_record({**tree, "rebuild": ""}, format=checkpoint_records.FORMAT)
     store.put(f"{place}/t", b"x")
     store.put(f"{place}/COMMIT.json", record)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.build.retry import is_lost
+from flows.build.retry import is_retryable
 from infra.launch.torchrun import JobFailed, run_job
-from infra.launch.watchdog import Hang, HangWatch, find_place, pulses_of
+from infra.launch.watchdog import Hang, Watchdog, find_place, pulses_of
 from nanochat_core.job import Job, Resources
 from nanochat_core.runtime.heartbeat import Heart
 
@@ -173,7 +173,7 @@ def test_a_stage_that_trains_nothing_is_ended_and_retried_too(
     with pytest.raises(JobFailed, match="toy hangs: nothing has moved for") as caught:
         run_job(job, processes=1, on_event=lambda event: None)
 
-    assert is_lost(caught.value)
+    assert is_retryable(caught.value)
 
 
 def test_a_file_that_takes_longer_is_no_hang_while_its_batches_are_read(
@@ -193,7 +193,7 @@ def test_a_job_is_given_its_time_and_more_where_it_declares_it(job: Job) -> None
     job.directory.mkdir()
 
     def find_after(seconds: float) -> Hang | None:
-        return HangWatch(job, clock=lambda: time.monotonic() + seconds).find()
+        return Watchdog(job, clock=lambda: time.monotonic() + seconds).find()
 
     assert find_after(5000.0) is None  # no worker has begun
     hearts = [Heart(), Heart()]
@@ -231,9 +231,9 @@ def test_one_rank_that_moves_is_enough(job: Job) -> None:
         heart.beat("training", steps=1)
     time.sleep(0.3)
     hearts[0].beat("evaluating")
-    assert HangWatch(job).find() is None
+    assert Watchdog(job).find() is None
     time.sleep(0.3)
-    assert HangWatch(job).find() is not None
+    assert Watchdog(job).find() is not None
 
 
 def test_the_place_is_the_main_threads_newest_frame() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.launch.rendezvous import (
-    Meeting,
+    Rendezvous,
     find_interface,
     own_address,
     own_endpoint,
@@ -68,7 +68,7 @@ def test_two_machines_of_two_ranks_are_one_world_and_node_0_has_the_result(
     jobs = [make_job(tmp_path / name) for name in ("a", "b")]
 
     def run(node: int, endpoint: str, name: str) -> object:
-        meeting = Meeting(nodes=2, node=node, endpoint=endpoint, id=name)
+        meeting = Rendezvous(nodes=2, node=node, endpoint=endpoint, id=name)
         try:
             return run_job(
                 jobs[node],
@@ -102,7 +102,7 @@ def test_two_machines_of_two_ranks_are_one_world_and_node_0_has_the_result(
 def test_a_given_address_and_interface_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOCHAT_INTERFACE", "lo")
     assert own_address() == "127.0.0.1"
-    meeting = Meeting(nodes=2, node=1, endpoint="127.0.0.1:1234", id="x")
+    meeting = Rendezvous(nodes=2, node=1, endpoint="127.0.0.1:1234", id="x")
     assert meeting.environment() == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     monkeypatch.setenv("NANOCHAT_ADDRESS", "gpu-7.cluster")
     assert own_endpoint().startswith("gpu-7.cluster:")

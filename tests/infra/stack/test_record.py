@@ -23,7 +23,7 @@ from infra.prefect.supervisor.control import (
     wait_for_kept_server,
     wait_until_ready,
 )
-from infra.prefect.supervisor.managed_process import Child, Pause
+from infra.prefect.supervisor.managed_process import Backoff, ManagedProcess
 from infra.prefect.supervisor.processes import STACK, end_leftovers
 from infra.prefect.supervisor.workers import pool_called, worker_command, worker_environment
 from infra.prefect.supervisor_record import find_stack, my_stack, read_stack
@@ -129,7 +129,7 @@ def test_pauses_double_up_to_a_bound_and_start_again_after_a_long_life(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(child_module.time, "monotonic", lambda: now[0])
-    pause = Pause()
+    pause = Backoff()
     waits: list[float] = []
     for _ in range(7):
         pause.began()
@@ -144,7 +144,7 @@ def test_pauses_double_up_to_a_bound_and_start_again_after_a_long_life(
 
 
 def test_the_end_of_a_child_is_told_once_with_its_code(tmp_path: Path) -> None:
-    child = Child(
+    child = ManagedProcess(
         "x", [sys.executable, "-c", "print('last'); raise SystemExit(3)"], log=tmp_path / "x"
     )
 

@@ -17,8 +17,8 @@ import pytest
 from infra.prefect.access import ServerError
 from infra.prefect.server import Server
 from infra.prefect.supervisor import server_process
-from infra.prefect.supervisor.managed_process import Child
-from infra.prefect.supervisor.prefect_worker import Worker
+from infra.prefect.supervisor.managed_process import ManagedProcess
+from infra.prefect.supervisor.prefect_worker import PrefectWorker
 from infra.prefect.supervisor.server_process import LOOKS_IN_SILENCE, OwnServer, Silence
 from infra.prefect.supervisor.workers import pool_called
 from nanochat_core.runtime.process_start import start_of
@@ -171,12 +171,12 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
 ) -> None:
     (tmp_path / "prefect").mkdir()
     said: list[str] = []
-    worker = Worker(pool_called("gpu"), tmp_path, None, say=said.append)
+    worker = PrefectWorker(pool_called("gpu"), tmp_path, None, say=said.append)
 
-    def fail(child: Child, environment: dict[str, str]) -> int:
+    def fail(child: ManagedProcess, environment: dict[str, str]) -> int:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(Child, "start", fail)
+    monkeypatch.setattr(ManagedProcess, "start", fail)
 
     assert worker.look("http://127.0.0.1:1/api") == []
     assert worker.look("http://127.0.0.1:1/api") == []

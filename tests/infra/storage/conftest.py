@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage.s3.errors import Patience
+from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.store import S3Store
 from tests.infra.storage.fake_s3 import FakeS3
 from tests.infra.storage.misbehaviour import Fault, Quirk
 from tests.infra.storage.s3_server import client_environment
 
 PARTS = 12  # of a large file
-IMPATIENT = Patience(first_wait=0.005, longest_wait=0.05)
+IMPATIENT = RetryPolicy(first_wait=0.005, longest_wait=0.05)
 MakeFake = Callable[..., FakeS3]
 
 
@@ -44,7 +44,7 @@ def fake(make_fake: MakeFake) -> FakeS3:
     return make_fake()
 
 
-def store_on(fake: FakeS3, *, patience: Patience = IMPATIENT) -> S3Store:
+def store_on(fake: FakeS3, *, patience: RetryPolicy = IMPATIENT) -> S3Store:
     """An empty store."""
     return S3Store(f"s3://{fake.bucket}/{uuid.uuid4().hex}", patience=patience)
 

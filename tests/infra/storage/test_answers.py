@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from infra.storage.s3.errors import (
-    Lost,
-    Patience,
-    Refused,
+    ErrorResponse,
+    NoResponse,
+    RetryPolicy,
     Where,
     describe_loss,
     explain,
     parse_range,
-    persist,
+    with_retries,
 )
 
-QUICK = Patience(tries=5, first_wait=0.001, longest_wait=0.002)
+QUICK = RetryPolicy(tries=5, first_wait=0.001, longest_wait=0.002)
 WHERE = Where(
     url="s3://b/p",
     bucket="b",
@@ -38,8 +38,8 @@ def failing(*errors: Exception) -> Callable[[], str]:
     return operation
 
 
-def run(operation: Callable[[], str], patience: Patience = QUICK) -> str:
-    return persist(
+def run(operation: Callable[[], str], patience: RetryPolicy = QUICK) -> str:
+    return with_retries(
         operation, patience=lambda: patience, is_passing=lambda refused: refused.is_passing
     )
 
@@ -47,14 +47,14 @@ def run(operation: Callable[[], str], patience: Patience = QUICK) -> str:
 @pytest.mark.parametrize(
     "error",
     [
-        Lost("cut"),
-        Refused("SlowDown", status=503),
-        Refused("BadDigest", status=400),
-        Refused("ConditionalRequestConflict", status=409),
-        Refused("RequestTimeout", status=400),
-        Refused("InternalError", status=200),
-        Refused("500", status=500),
-        Refused("429", status=429),
+        NoResponse("cut"),
+        ErrorResponse("SlowDown", status=503),
+        ErrorResponse("BadDigest", status=400),
+        ErrorResponse("ConditionalRequestConflict", status=409),
+        ErrorResponse("RequestTimeout", status=400),
+        ErrorResponse("InternalError", status=200),
+        ErrorResponse("500", status=500),
+        ErrorResponse("429", status=429),
     ],
 )
 def test_what_may_pass_is_tried_again(error: Exception) -> None:
@@ -64,46 +64,48 @@ def test_what_may_pass_is_tried_again(error: Exception) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        Refused("AccessDenied", status=403),
-        Refused("NoSuchBucket", status=404),
-        Refused("NotImplemented", status=501),
-        Refused("InvalidArgument", status=400),
-        Refused("PreconditionFailed", status=412),
-        Refused("NoCredentials"),
+        ErrorResponse("AccessDenied", status=403),
+        ErrorResponse("NoSuchBucket", status=404),
+        ErrorResponse("NotImplemented", status=501),
+        ErrorResponse("InvalidArgument", status=400),
+        ErrorResponse("PreconditionFailed", status=412),
+        ErrorResponse("NoCredentials"),
     ],
 )
-def test_what_will_not_pass_is_told_at_once(error: Refused) -> None:
-    with pytest.raises(Refused) as caught:
+def test_what_will_not_pass_is_told_at_once(error: ErrorResponse) -> None:
+    with pytest.raises(ErrorResponse) as caught:
         run(failing(error, ValueError("asked again")))
     assert caught.value is error
     assert not hasattr(error, "__notes__")
 
 
 def test_tries_are_counted_and_the_last_failure_is_told() -> None:
-    errors = [Lost(f"number {n}") for n in range(9)]
-    with pytest.raises(Lost, match="number 4") as caught:
+    errors = [NoResponse(f"number {n}") for n in range(9)]
+    with pytest.raises(NoResponse, match="number 4") as caught:
         run(failing(*errors))
     assert caught.value.__notes__ == ["5 tries in 0 s"]
 
 
 def test_no_try_begins_after_the_deadline() -> None:
-    patience = Patience(tries=1000, first_wait=0.02, longest_wait=0.02, deadline=0.2)
+    patience = RetryPolicy(tries=1000, first_wait=0.02, longest_wait=0.02, deadline=0.2)
     started = time.monotonic()
-    with pytest.raises(Lost):
-        run(failing(*[Lost("") for _ in range(1000)]), patience)
+    with pytest.raises(NoResponse):
+        run(failing(*[NoResponse("") for _ in range(1000)]), patience)
     assert time.monotonic() - started < 2
 
 
 def test_waits_stay_numbers_however_often_it_is_tried() -> None:
-    patience = Patience(tries=1200, first_wait=0.0, longest_wait=0.0, deadline=60)
-    with pytest.raises(Lost) as caught:
-        run(failing(*[Lost("") for _ in range(1200)]), patience)
+    patience = RetryPolicy(tries=1200, first_wait=0.0, longest_wait=0.0, deadline=60)
+    with pytest.raises(NoResponse) as caught:
+        run(failing(*[NoResponse("") for _ in range(1200)]), patience)
     assert caught.value.__notes__[0].startswith("1200 tries")
 
 
 def explained(code: str, status: int = 403, message: str = "", **headers: str) -> tuple[str, str]:
     error = explain(
-        Refused(code, status=status, message=message, headers=headers), where=WHERE, what="put a/b"
+        ErrorResponse(code, status=status, message=message, headers=headers),
+        where=WHERE,
+        what="put a/b",
     )
     assert "\n" not in str(error)
     return str(error), error.hint or ""
@@ -136,7 +138,7 @@ def test_a_wrong_clock_is_told_with_its_difference() -> None:
 
 def test_a_bucket_elsewhere_is_told_with_its_region() -> None:
     header = {"x-amz-bucket-region": "eu-west-1"}
-    error = explain(Refused("301", status=301, headers=header), where=WHERE, what="look at a")
+    error = explain(ErrorResponse("301", status=301, headers=header), where=WHERE, what="look at a")
     assert "AWS_REGION=eu-west-1" in (error.hint or "")
     said = "the region 'us-east-1' is wrong; expecting 'eu-central-1'"
     assert "AWS_REGION=eu-central-1" in explained("AuthorizationHeaderMalformed", 400, said)[1]
@@ -153,5 +155,5 @@ def test_why_nobody_answered_is_told_in_a_few_words() -> None:
 def test_a_range_that_cannot_be_read_is_as_good_as_no_answer() -> None:
     assert parse_range("bytes 0-9/100") == (0, 9, 100)
     for told in ("", "bytes */100", "bytes 0-9/*", "0-9/100"):
-        with pytest.raises(Lost):
+        with pytest.raises(NoResponse):
             parse_range(told)

@@ -6,7 +6,7 @@ import pytest
 
 from infra.storage.base import Store
 from infra.storage.s3 import conditional
-from infra.storage.s3.conditional import ATOMIC, Semantics, Support
+from infra.storage.s3.conditional import ATOMIC, ConditionalWrites, Support
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.infra.storage.conftest import MakeFake, store_on
@@ -31,7 +31,7 @@ def test_what_a_store_makes_of_conditions_is_found_out_and_leaves_nothing(
     make_fake: MakeFake, quirk: Quirk
 ) -> None:
     fake = make_fake(quirk)
-    assert store_on(fake).semantics() == Semantics(
+    assert store_on(fake).semantics() == ConditionalWrites(
         creates=WEAK_CREATES.get(quirk, "atomic"),
         swaps=WEAK_SWAPS.get(quirk, "atomic"),
     )
@@ -68,7 +68,7 @@ def test_a_store_is_tried_once_and_not_before_it_must_decide(fake: FakeS3) -> No
     asked = fake.count("PUT", conditional.TRIALS)
     assert 20 < asked < 60
     store.put_if_absent("c", b"x")
-    assert store.weaknesses() == ()
+    assert store.missing_guarantees() == ()
     assert fake.count("PUT", conditional.TRIALS) == asked
 
 
@@ -76,14 +76,14 @@ def test_aws_itself_is_not_tried(fake: FakeS3) -> None:
     store = store_on(fake)
     store.bucket.list_page("", after=None, token=None)  # connects
     store.bucket._is_aws = True
-    assert store.weaknesses() == ()
+    assert store.missing_guarantees() == ()
     assert fake.count("PUT") == 0
 
 
 def test_a_store_that_may_not_be_written_is_an_error_and_not_a_weakness(fake: FakeS3) -> None:
     fake.faults.append(Fault(kind=Kind.REFUSE, verb="PUT", status=403, code="AccessDenied"))
     with pytest.raises(StoreError, match="access denied"):
-        store_on(fake).weaknesses()
+        store_on(fake).missing_guarantees()
 
 
 @pytest.mark.parametrize("quirk", [*WEAK_CREATES, *WEAK_SWAPS], ids=lambda quirk: quirk.name)
@@ -110,9 +110,9 @@ def test_versions_go_without_quotes_to_a_store_that_wants_them_so(
     make_fake: MakeFake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = make_fake(Quirk.REFUSES_QUOTED_VERSIONS)
-    assert store_on(fake).weaknesses() == ("refuses If-Match",)
+    assert store_on(fake).missing_guarantees() == ("refuses If-Match",)
     monkeypatch.setenv("NANOCHAT_S3_ETAG", "plain")
     store = store_on(fake)
-    assert store.weaknesses() == ()
+    assert store.missing_guarantees() == ()
     store.put("a", b"1")
     assert store.put_if_same("a", b"2", version=store.get_stored("a").version)

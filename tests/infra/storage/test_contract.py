@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from infra.storage import parts
-from infra.storage.base import BadObject, Missing, Store
+from infra.storage.base import BadObject, ObjectNotFound, Store
 from infra.storage.local import LocalStore
 from infra.storage.s3.bucket import Bucket
-from infra.storage.s3.errors import Patience
+from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.conftest import BUCKET
@@ -25,7 +25,7 @@ from tests.infra.storage.s3_server import S3Server, client_environment
 
 RACES = int(os.environ.get("NANOCHAT_TEST_RACES", "3"))  # of each kind on each store
 PART = 1 << 16  # bytes; a part of a large object here
-IMPATIENT = Patience(first_wait=0.005, longest_wait=0.05)
+IMPATIENT = RetryPolicy(first_wait=0.005, longest_wait=0.05)
 BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
     "plain": (),
     "no-ranges": (Quirk.IGNORES_RANGES,),
@@ -143,7 +143,7 @@ def test_put_if_same_replaces_what_was_read_and_nothing_else(place: Place) -> No
     newer = store.get_stored(key)
     store.delete(key)
     assert not store.put_if_same(key, b"4", version=newer.version)
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectNotFound):
         store.get(key)
 
 
@@ -202,7 +202,7 @@ def test_what_is_missing_is_missing_whatever_is_asked_of_it(place: Place, tmp_pa
         lambda: store.copy(key, place.key("copy")),
     ]
     for ask in asks:
-        with pytest.raises(Missing):
+        with pytest.raises(ObjectNotFound):
             ask()
     store.delete(key)
     assert list(tmp_path.iterdir()) == []
@@ -297,13 +297,13 @@ def test_an_upload_replaces_an_object_of_the_same_size(place: Place, tmp_path: P
 
 def test_nothing_is_left_half_written(place: Place, tmp_path: Path) -> None:
     put_file(place, tmp_path, size=3 * PART)
-    assert place.store.remove_unfinished(older_than=3600) == 0
+    assert place.store.abort_stale_uploads(older_than=3600) == 0
     if place.fake and place.name != "loses-everything-often":
         assert place.fake.uploads == {}
 
 
 def test_a_store_that_keeps_the_contract_has_no_weakness(place: Place) -> None:
-    assert tuple(place.store.weaknesses()) == ()
+    assert tuple(place.store.missing_guarantees()) == ()
 
 
 def test_a_key_that_not_every_store_can_hold_is_refused(place: Place, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage.base import Missing, StoreAway
-from infra.storage.s3.errors import Patience
+from infra.storage.base import ObjectNotFound, StoreUnavailable
+from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.infra.storage.conftest import MakeFake, store_on
@@ -82,7 +82,7 @@ def test_a_page_between_answers_of_a_store_that_works_is_asked_again(fake: FakeS
     fake.faults.append(Fault(kind=Kind.PAGE, verb="GET list-type", status=200, times=2))
     assert [entry.key for entry in store.list("")] == ["a"]
     fake.faults[:] = [Fault(kind=Kind.PAGE, verb="*", status=302)]
-    with pytest.raises(StoreAway, match="answers with a redirect"):
+    with pytest.raises(StoreUnavailable, match="answers with a redirect"):
         list(store.list(""))
 
 
@@ -99,12 +99,14 @@ PROXIES = {
 def test_a_proxys_plain_refusal_is_an_outage_of_a_store_that_has_worked(
     fake: FakeS3, large: Path, body: str
 ) -> None:
-    store = store_on(fake, patience=Patience(tries=2, first_wait=0.001))
+    store = store_on(fake, patience=RetryPolicy(tries=2, first_wait=0.001))
     assert store.put_if_absent("a", b"0123456789")
     for status in (400, 401, 403, 404):
         fake.answer = lambda request, status=status: Answer(status=status, body=PROXIES[body])
         for verb in VERBS.values():
-            with pytest.raises(StoreAway, match=rf"{fake.endpoint} answers .*\(status {status}\)"):
+            with pytest.raises(
+                StoreUnavailable, match=rf"{fake.endpoint} answers .*\(status {status}\)"
+            ):
                 verb(store, large)
 
 
@@ -117,7 +119,7 @@ def test_a_plain_refusal_of_what_was_never_a_store_is_one_line_at_once(
         fake.requests.clear()
         with pytest.raises(StoreError, match=f"{fake.endpoint} answers with ") as caught:
             verb(store_on(fake), large)
-        assert not isinstance(caught.value, StoreAway)
+        assert not isinstance(caught.value, StoreUnavailable)
         assert "\n" not in str(caught.value)
         assert len(fake.requests) <= 4
 
@@ -131,10 +133,10 @@ def test_a_bare_404_to_a_head_is_not_the_stores_word(fake: FakeS3) -> None:
 
 def test_a_store_that_said_that_an_object_is_missing_has_worked(fake: FakeS3) -> None:
     store = store_on(fake)
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectNotFound):
         store.get("a")
     fake.answer = lambda request: Answer(status=404, body=PROXIES["text"])
-    with pytest.raises(StoreAway):
+    with pytest.raises(StoreUnavailable):
         store.get("a")
 
 
@@ -150,7 +152,7 @@ def test_a_store_that_only_numbers_its_requests_may_say_that_an_object_is_missin
 
     fake.answer = bare
     for find in (store_on(fake).get, store_on(fake).head):
-        with pytest.raises(Missing):
+        with pytest.raises(ObjectNotFound):
             find("a")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.storage import parts
-from infra.storage.base import Missing, check_key
+from infra.storage.base import ObjectNotFound, check_key
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
 from nanochat_core.errors import StoreError
@@ -121,7 +121,7 @@ def test_a_missing_object_is_missing_whatever_is_asked_of_it(store: LocalStore, 
             store.head,
             lambda key: store.fetch(key, tmp_path / "target", size=1),
         ):
-            with pytest.raises(Missing):
+            with pytest.raises(ObjectNotFound):
                 ask(key)
         if key != "a":
             store.delete(key)

@@ -196,6 +196,6 @@ def test_a_turn_that_was_left_is_removed_with_the_other_unfinished_things(
     left = temporary / f"swap-{'0' * 32}" / "0123"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"1")
-    assert store.remove_unfinished(older_than=3600) == 0
-    assert store.remove_unfinished(older_than=-1) == 1
+    assert store.abort_stale_uploads(older_than=3600) == 0
+    assert store.abort_stale_uploads(older_than=-1) == 1
     assert list(temporary.iterdir()) == []

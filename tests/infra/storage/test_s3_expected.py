@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage.base import BadObject, Missing
+from infra.storage.base import BadObject, ObjectNotFound
 from infra.storage.s3.store import S3Store
 from tests.infra.storage.conftest import store_on
 from tests.infra.storage.fake_s3 import FakeS3
@@ -51,7 +51,7 @@ def test_what_is_gone_for_good_is_missing_after_four_tries_within_seconds(
     ):
         fake.requests.clear()
         started = time.monotonic()
-        with pytest.raises(Missing):
+        with pytest.raises(ObjectNotFound):
             get()
         assert time.monotonic() - started < 10, "at most 2.8 s of waiting, on a busy machine"
         assert len(fake.requests) == requests
@@ -61,7 +61,7 @@ def test_a_record_that_may_be_absent_is_asked_for_once(fake: FakeS3) -> None:
     store = store_on(fake)
     for find in (store.get, store.get_stored):
         fake.requests.clear()
-        with pytest.raises(Missing):
+        with pytest.raises(ObjectNotFound):
             find("a")
         assert len(fake.requests) == 1
 

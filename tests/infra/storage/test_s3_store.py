@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage.base import Missing
+from infra.storage.base import ObjectNotFound
 from infra.storage.open import open_store
 from infra.storage.s3 import bucket
-from infra.storage.s3.errors import Patience
+from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.settings import read_settings
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
@@ -104,7 +104,7 @@ def test_checksums_and_addresses_are_those_of_aws_at_aws_only(
 def test_stores_in_one_bucket_do_not_see_each_other(fake: FakeS3) -> None:
     one, other = S3Store("s3://fake/team"), S3Store("s3://fake/team2")
     one.put("a", b"one")
-    with pytest.raises(Missing):
+    with pytest.raises(ObjectNotFound):
         other.get("a")
     assert list(other.list("")) == []
     assert [entry.key for entry in S3Store("s3://fake").list("")] == ["team/a"]
@@ -204,7 +204,7 @@ def test_an_answer_that_never_comes_is_asked_for_again(
 
 
 def test_no_try_begins_after_the_deadline(fake: FakeS3) -> None:
-    store = store_on(fake, patience=Patience(first_wait=0.3, longest_wait=0.3, deadline=0.7))
+    store = store_on(fake, patience=RetryPolicy(first_wait=0.3, longest_wait=0.3, deadline=0.7))
     store.put("a", b"x")
     fake.faults.append(DOWN)
     with pytest.raises(StoreError):

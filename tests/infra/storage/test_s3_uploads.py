@@ -184,8 +184,8 @@ def test_unfinished_uploads_are_dropped_by_the_stores_clock_and_only_our_own(
     other = store_on(fake).bucket.begin_upload("old", "md5")
     fake.now = lambda: time.time() - 40_000
     new = store.bucket.begin_upload("new", "md5")
-    assert store.remove_unfinished(older_than=20_000) == 0
-    assert store.remove_unfinished(older_than=5_000) == 2
+    assert store.abort_stale_uploads(older_than=20_000) == 0
+    assert store.abort_stale_uploads(older_than=5_000) == 2
     assert set(fake.uploads) == {new, other}
     assert old not in fake.uploads
     assert list(store.list("")) == []

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nanochat_core.engine.requests import Draw, LogProbs
-from nanochat_core.engine.runner import Chunk, Columns, PageGroup
+from nanochat_core.engine.requests import LogProbs, SamplingParams
+from nanochat_core.engine.runner import Chunk, DecodeOutput, PageGroup
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.tokenizer.bpe import Tokenizer
 
@@ -168,7 +168,7 @@ class FakeRunner:
         memory[target * size : (target + 1) * size] = memory[source * size : (source + 1) * size]
 
     def start(
-        self, slot: int, *, draw: Draw, seed: int, sample: int, num_log_probs: int | None
+        self, slot: int, *, draw: SamplingParams, seed: int, sample: int, num_log_probs: int | None
     ) -> None:
         """See runner.py."""
         assert self.slots[slot].parked
@@ -202,7 +202,7 @@ class FakeRunner:
 
     def draw_first(
         self, slots: Sequence[int], logits: Tensor, lengths: Sequence[int], befores: Sequence[int]
-    ) -> Columns:
+    ) -> DecodeOutput:
         """See runner.py."""
         self._fail()
         tokens: list[int] = []
@@ -215,7 +215,7 @@ class FakeRunner:
             state.token = self._say(state, value)
             state.parked = state.token in self.park_tokens
             tokens.append(state.token)
-        return Columns(tokens=[tokens], log_probs=self._thoughts(slots, [tokens]))
+        return DecodeOutput(tokens=[tokens], log_probs=self._thoughts(slots, [tokens]))
 
     def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> "Done":
         """See runner.py."""
@@ -238,7 +238,7 @@ class FakeRunner:
                 state.parked = state.token in self.park_tokens
                 column.append(state.token)
             columns.append(column)
-        return Done(Columns(tokens=columns, log_probs=self._thoughts(slots, columns)))
+        return Done(DecodeOutput(tokens=columns, log_probs=self._thoughts(slots, columns)))
 
     def release(self, slot: int) -> None:
         """See runner.py."""
@@ -282,9 +282,9 @@ class FakeRunner:
 class Done:
     """Work that was over when it was handed out."""
 
-    columns: Columns
+    columns: DecodeOutput
 
-    def read(self) -> Columns:
+    def read(self) -> DecodeOutput:
         """The columns."""
         return self.columns
 

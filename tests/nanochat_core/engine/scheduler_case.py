@@ -7,7 +7,7 @@ from typing import Any
 from nanochat_core.engine.answer import end_tokens
 from nanochat_core.engine.requests import EndEvent, Event, Request, TokenEvent
 from nanochat_core.engine.scheduler import Scheduler
-from nanochat_core.engine.sequences import Ticket
+from nanochat_core.engine.sequences import RequestHandle
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.nanochat_core.engine.fake_runner import (
@@ -105,7 +105,7 @@ class Asked:
 
     events: list[Event] = field(default_factory=list)
     ends: dict[int, EndEvent] = field(default_factory=dict)
-    ticket: Ticket = field(init=False)
+    ticket: RequestHandle = field(init=False)
 
     def take(self, event: Event) -> None:
         assert event.sample not in self.ends, "told after its end"

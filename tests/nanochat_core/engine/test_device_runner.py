@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nanochat_core.engine.requests import Draw
-from nanochat_core.engine.runner import Chunk, Columns
+from nanochat_core.engine.requests import SamplingParams
+from nanochat_core.engine.runner import Chunk, DecodeOutput
 from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.runners.cuda_graphs import GraphRunner, bucket_of
 from nanochat_core.engine.runners.device_runner import MOST_CANDIDATES, DeviceRunner
@@ -18,17 +18,17 @@ pytestmark = pytest.mark.torch
 PAGE, PAGES, LONGEST, SLOTS = 4, 16, 64, 5
 PARKS = tuple(range(0, 256, 16))  # so that answers park now and then
 DRAWS = [
-    Draw(temperature=0.0),
-    Draw(),
-    Draw(top_k=5, temperature=0.7),
-    Draw(min_p=0.1),
-    Draw(top_p=0.8, repetition_penalty=1.3),
+    SamplingParams(temperature=0.0),
+    SamplingParams(),
+    SamplingParams(top_k=5, temperature=0.7),
+    SamplingParams(min_p=0.1),
+    SamplingParams(top_p=0.8, repetition_penalty=1.3),
 ]
 
 
 def answers(
-    kind: type[TorchRunner], model, draws: list[Draw], *, num_log_probs: int | None = None
-) -> list[Columns]:
+    kind: type[TorchRunner], model, draws: list[SamplingParams], *, num_log_probs: int | None = None
+) -> list[DecodeOutput]:
     """Ragged prompts, scattered pages, calls of several steps, limits that are met on the way."""
     runner = kind(
         model,
@@ -106,16 +106,16 @@ def test_only_what_needs_the_vocabulary_takes_the_slower_step(make_model):
         park_tokens=(),
     )
 
-    def needs(draw: Draw) -> bool:
+    def needs(draw: SamplingParams) -> bool:
         runner.start(0, draw=draw, seed=0, sample=0, num_log_probs=None)
         return runner.kind_of([0], [LONGEST], num_rows=1).all_candidates
 
-    assert not needs(Draw())
-    assert not needs(Draw(top_k=50, top_p=0.9, min_p=0.1))
-    assert not needs(Draw(temperature=0.0, top_p=0.5, repetition_penalty=2.0))
-    assert needs(Draw(top_p=0.9))
-    assert needs(Draw(repetition_penalty=1.1))
-    assert needs(Draw(top_k=MOST_CANDIDATES + 1))
+    assert not needs(SamplingParams())
+    assert not needs(SamplingParams(top_k=50, top_p=0.9, min_p=0.1))
+    assert not needs(SamplingParams(temperature=0.0, top_p=0.5, repetition_penalty=2.0))
+    assert needs(SamplingParams(top_p=0.9))
+    assert needs(SamplingParams(repetition_penalty=1.1))
+    assert needs(SamplingParams(top_k=MOST_CANDIDATES + 1))
 
 
 @pytest.mark.gpu
@@ -141,7 +141,7 @@ def test_a_kind_of_step_is_captured_once(make_model):
         park_tokens=(),
     )
     for slot in range(4):
-        runner.start(slot, draw=Draw(), seed=0, sample=slot, num_log_probs=None)
+        runner.start(slot, draw=SamplingParams(), seed=0, sample=slot, num_log_probs=None)
     captured = dict(runner.graphs)
     assert {kind.num_rows for kind in captured} == {1, 2, 4}
     for count in (1, 2, 3, 4, 2, 1):

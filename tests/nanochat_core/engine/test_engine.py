@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanochat_core.engine.engine import Engine
-from nanochat_core.engine.requests import Draw, EndEvent, Event, Request
+from nanochat_core.engine.requests import EndEvent, Event, Request, SamplingParams
 from nanochat_core.engine.runners.choose import Choice
 from nanochat_core.engine.runners.naive import generate_naive
 from nanochat_core.errors import DataError
@@ -188,7 +188,7 @@ def test_a_call_without_a_result_does_not_disturb_the_repetition_penalty(
 ):
     engine = engine_on(runner, make_model(), tokenizer)
     make_caller(engine, call="1/0")
-    draw = Draw(temperature=0.0, repetition_penalty=1.3)
+    draw = SamplingParams(temperature=0.0, repetition_penalty=1.3)
     prompt = [tokenizer.bos, tokenizer.special("<|assistant_start|>")]
     asked = [ask(engine, prompt, max_tokens=9, draw=draw), ask(engine, [65] * 9, max_tokens=9)]
     while engine.scheduler.step():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanochat_core.engine.engine import Engine
-from nanochat_core.engine.requests import Draw, Request
+from nanochat_core.engine.requests import Request, SamplingParams
 from tests.nanochat_core.engine.engine_case import RUNNERS, ask, engine_on
 from tests.nanochat_core.engine.scheduler_case import Asked
 
@@ -67,7 +67,7 @@ def test_a_tiny_temperature_takes_the_likeliest_whatever_else_is_asked(
 ):
     engine = engine_on(runner, make_model(), tokenizer, num_slots=8)
     draws = [
-        Draw(temperature=temperature, **settings)
+        SamplingParams(temperature=temperature, **settings)
         for temperature in (0.0, 1e-300, 1e-42)
         for settings in ({}, {"top_k": 5}, {"top_p": 0.9})
     ]
@@ -83,7 +83,7 @@ def test_a_tiny_temperature_takes_the_likeliest_whatever_else_is_asked(
 def test_a_slots_next_answer_is_not_penalised_for_the_last_ones_tokens(
     runner, make_model, tokenizer
 ):
-    draw = Draw(repetition_penalty=5.0)
+    draw = SamplingParams(repetition_penalty=5.0)
     settings = {"max_tokens": 20, "draw": draw, "seed": 4}
 
     def answers(engine: Engine, *prompts: list[int]) -> list[int]:
@@ -106,7 +106,12 @@ def test_a_model_of_no_numbers_gives_tokens_that_there_are(runner, make_model, t
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)
     engine = engine_on(runner, model, tokenizer)
-    for draw in (Draw(), Draw(top_k=5), Draw(top_p=0.5), Draw(temperature=0.0)):
+    for draw in (
+        SamplingParams(),
+        SamplingParams(top_k=5),
+        SamplingParams(top_p=0.5),
+        SamplingParams(temperature=0.0),
+    ):
         asked = ask(engine, [1, 2, 3], max_tokens=4, draw=draw)
         while engine.scheduler.step():
             pass

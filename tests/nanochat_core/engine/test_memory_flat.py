@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from nanochat_core.engine.engine import Engine
-from nanochat_core.engine.requests import Draw, Event, Request
+from nanochat_core.engine.requests import Event, Request, SamplingParams
 from tests.nanochat_core.interop.models import a_model, a_tokenizer
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -32,7 +32,9 @@ def test_memory_is_flat_over_ten_thousand_requests(runner: str | None) -> None:
                     sink=ended.append,
                     max_tokens=rng.randint(1, 12),
                     num_samples=rng.choice((1, 1, 2)),
-                    draw=Draw(temperature=rng.choice((0.0, 1.0)), top_k=rng.choice((None, 5))),
+                    draw=SamplingParams(
+                        temperature=rng.choice((0.0, 1.0)), top_k=rng.choice((None, 5))
+                    ),
                     seed=done + i,
                 )
             )

@@ -10,7 +10,7 @@ from torch import Tensor
 from nanochat_core.engine.native import build
 from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.engine.native.weights import FORMS, Precision
-from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.sampling import row_keys, sample
 from tests.nanochat_core.engine.native_models import (
     LENGTH,
@@ -29,10 +29,10 @@ pytestmark = [
 ]
 
 PROMPTS = {0: make_tokens(23, 1), 1: make_tokens(40, 2), 2: make_tokens(5, 3), 3: [17]}
-DRAW = Draw(temperature=0.9, top_k=20)
+DRAW = SamplingParams(temperature=0.9, top_k=20)
 
 
-def begin(runner: NativeRunner, slot: int, *, draw: Draw = DRAW) -> int:
+def begin(runner: NativeRunner, slot: int, *, draw: SamplingParams = DRAW) -> int:
     """Read the slot's prompt and draw the first token."""
     tokens = PROMPTS[slot]
     runner.start(slot, draw=draw, seed=slot, sample=3, num_log_probs=None)
@@ -41,7 +41,7 @@ def begin(runner: NativeRunner, slot: int, *, draw: Draw = DRAW) -> int:
     return first.tokens[0][0]
 
 
-def answer(runner: NativeRunner, slot: int, count: int, draw: Draw = DRAW) -> list[int]:
+def answer(runner: NativeRunner, slot: int, count: int, draw: SamplingParams = DRAW) -> list[int]:
     """`count` tokens, one step a call."""
     found = [begin(runner, slot, draw=draw)]
     while len(found) < count:
@@ -82,7 +82,12 @@ def test_every_step_draws_what_sampling_draws_from_its_logits() -> None:
     model = make_gpt()
     runner = make_runner(model)
     for slot, draw in enumerate(
-        (DRAW, Draw(temperature=0.0), Draw(temperature=1.3), Draw(temperature=0.7, top_k=1))
+        (
+            DRAW,
+            SamplingParams(temperature=0.0),
+            SamplingParams(temperature=1.3),
+            SamplingParams(temperature=0.7, top_k=1),
+        )
     ):
         found = answer(runner, slot, 40, draw=draw)
         other = make_runner(model)
@@ -94,7 +99,7 @@ def test_every_step_draws_what_sampling_draws_from_its_logits() -> None:
         assert found == drawn.tolist()
 
 
-def native_draw(logits: Tensor, draw: Draw, seed: int, position: int) -> list[int]:
+def native_draw(logits: Tensor, draw: SamplingParams, seed: int, position: int) -> list[int]:
     """One token for each row of logits (n, VOCAB), whose sample is the row's index."""
     runner = make_runner(make_gpt(), num_slots=len(logits))
     for slot in range(len(logits)):
@@ -112,7 +117,7 @@ def test_equal_logits_give_equal_tokens(temperature: float, top_k: int | None, s
     expected = sample(
         logits, keys, torch.full((200,), 12), temperature=temperature, top_k=top_k
     ).tolist()
-    found = native_draw(logits, Draw(temperature=temperature, top_k=top_k), seed, 12)
+    found = native_draw(logits, SamplingParams(temperature=temperature, top_k=top_k), seed, 12)
     # The last bit of a sum may tell two neighbours apart: once in a hundred thousand draws.
     assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1
     if temperature == 0.0:
@@ -122,15 +127,15 @@ def test_equal_logits_give_equal_tokens(temperature: float, top_k: int | None, s
 @pytest.mark.parametrize("top_k", [0, -3, 10**15])
 def test_a_top_k_that_is_none_leaves_all_tokens(top_k: int) -> None:
     logits = torch.randn((50, VOCAB), generator=torch.Generator().manual_seed(5))
-    everything = native_draw(logits, Draw(), 1, 1)
-    assert native_draw(logits, Draw(top_k=top_k), 1, 1) == everything
+    everything = native_draw(logits, SamplingParams(), 1, 1)
+    assert native_draw(logits, SamplingParams(top_k=top_k), 1, 1) == everything
 
 
 def test_saturated_logits_are_told_apart_as_after_the_softcap() -> None:
     model = make_gpt()
     with torch.no_grad():
         model.lm_head.weight.mul_(200)  # most logits round to the cap
-    for draw in (Draw(temperature=0.0), Draw(temperature=1.0, top_k=5)):
+    for draw in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=5)):
         runner = make_runner(model)
         found = answer(runner, 1, 12, draw=draw)
         tokens = PROMPTS[1] + found
@@ -175,27 +180,27 @@ def test_what_the_kernels_would_not_survive_is_stopped_before() -> None:
 
 def test_the_lowest_of_equal_tokens_is_likeliest() -> None:
     logits = torch.zeros((1, VOCAB))
-    assert native_draw(logits, Draw(temperature=0.0), 1, 1) == [0]
+    assert native_draw(logits, SamplingParams(temperature=0.0), 1, 1) == [0]
     logits[0, 64:] = 2.0
-    assert native_draw(logits, Draw(temperature=0.0), 1, 1) == [64]
+    assert native_draw(logits, SamplingParams(temperature=0.0), 1, 1) == [64]
 
 
 def test_logits_that_are_no_numbers_do_no_harm() -> None:
     logits = torch.full((2, VOCAB), float("nan"))
-    for draw in (Draw(temperature=0.0), DRAW, Draw(temperature=1.0)):
+    for draw in (SamplingParams(temperature=0.0), DRAW, SamplingParams(temperature=1.0)):
         assert all(0 <= token < VOCAB for token in native_draw(logits, draw, 1, 1))
 
 
 @pytest.mark.parametrize(
     "draw",
     [
-        Draw(top_p=0.8),
-        Draw(top_k=10, min_p=0.05),
-        Draw(temperature=0.6, repetition_penalty=1.5),
+        SamplingParams(top_p=0.8),
+        SamplingParams(top_k=10, min_p=0.05),
+        SamplingParams(temperature=0.6, repetition_penalty=1.5),
     ],
     ids=["top_p", "min_p", "penalty"],
 )
-def test_other_rules_are_drawn_by_sampling_beside_plain_rows(draw: Draw) -> None:
+def test_other_rules_are_drawn_by_sampling_beside_plain_rows(draw: SamplingParams) -> None:
     model = make_gpt()
     plain = answer(make_runner(model), 0, 20)
     special = answer(make_runner(model), 1, 20, draw=draw)
@@ -205,14 +210,14 @@ def test_other_rules_are_drawn_by_sampling_beside_plain_rows(draw: Draw) -> None
         both[0].append(column[0])
         both[1].append(column[1])
     assert both == [plain, special]
-    assert special != answer(make_runner(model), 1, 20, draw=Draw())
+    assert special != answer(make_runner(model), 1, 20, draw=SamplingParams())
 
 
 def test_the_repetition_penalty_counts_prompt_and_answer() -> None:
     runner = make_runner(make_gpt())
     runner.start(
         0,
-        draw=Draw(temperature=1e-4, repetition_penalty=1e9),
+        draw=SamplingParams(temperature=1e-4, repetition_penalty=1e9),
         seed=1,
         sample=0,
         num_log_probs=None,
@@ -241,8 +246,8 @@ def test_log_probs_are_told_and_change_no_token() -> None:
     assert all(column[0] is not None for column in rest.log_probs)
 
 
-@pytest.mark.parametrize("draw", [DRAW, Draw(temperature=0.9, top_k=20, min_p=1e-6)])
-def test_a_park_token_parks_and_a_parked_slot_changes_nothing(draw: Draw) -> None:
+@pytest.mark.parametrize("draw", [DRAW, SamplingParams(temperature=0.9, top_k=20, min_p=1e-6)])
+def test_a_park_token_parks_and_a_parked_slot_changes_nothing(draw: SamplingParams) -> None:
     model = make_gpt()
     free = answer(make_runner(model), 0, 20, draw=draw)
     stop = free[8]
@@ -257,8 +262,8 @@ def test_a_park_token_parks_and_a_parked_slot_changes_nothing(draw: Draw) -> Non
     assert all(torch.equal(*pair) for pair in zip(pools, runner._pools, strict=True))
 
 
-@pytest.mark.parametrize("draw", [DRAW, Draw(temperature=0.9, top_k=20, min_p=1e-6)])
-def test_a_slot_parks_when_its_text_is_as_long_as_it_may_be(draw: Draw) -> None:
+@pytest.mark.parametrize("draw", [DRAW, SamplingParams(temperature=0.9, top_k=20, min_p=1e-6)])
+def test_a_slot_parks_when_its_text_is_as_long_as_it_may_be(draw: SamplingParams) -> None:
     runner = make_runner(make_gpt())
     begin(runner, 0, draw=draw)
     begin(runner, 2, draw=draw)

@@ -13,7 +13,7 @@ import torch
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.answer import Completion
 from nanochat_core.engine.engine import Engine
-from nanochat_core.engine.requests import Draw, Request
+from nanochat_core.engine.requests import Request, SamplingParams
 from nanochat_core.engine.runner import PageGroup
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.naive import generate_naive
@@ -114,7 +114,7 @@ def test_sampled_answers_are_the_naive_ones_alone_in_a_crowd_and_after_making_ro
     engine = Engine(model, tokenizer, num_slots=6)
     assert engine.complete(prompts, num_samples=2, seeds=range(12), **settings) == naive
 
-    draw = Draw(temperature=1.0, top_k=20)
+    draw = SamplingParams(temperature=1.0, top_k=20)
     asked = [
         ask(engine, prompt, seed=i, num_samples=2, draw=draw) for i, prompt in enumerate(prompts)
     ]
@@ -147,7 +147,7 @@ def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
         max_len=CONTEXT,
     )
     prompts = prompts_of(shape, 16)
-    draw = Draw(temperature=1.0, top_k=20)
+    draw = SamplingParams(temperature=1.0, top_k=20)
     asked: list[Asked] = []
     for i, prompt in enumerate(prompts):
         asked.append(ask(engine, prompt, seed=i, num_samples=2, draw=draw))
@@ -194,7 +194,7 @@ def ask(engine: Engine, prompt: list[int], *, seed: int = 0, **changes) -> Asked
         sink=asked.take,
         max_tokens=TOKENS,
         seed=seed,
-        **{"draw": Draw(temperature=0.0), **changes},
+        **{"draw": SamplingParams(temperature=0.0), **changes},
     )
     asked.ticket = engine.submit(request)
     return asked

@@ -10,7 +10,7 @@ import torch
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.native.runner import unable
-from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Chunk, Runner
 from nanochat_core.engine.runners.choose import open_runner
 from nanochat_core.model.gpt import GPT
@@ -66,7 +66,7 @@ def bits_per_byte(runner: Runner, rows: torch.Tensor) -> float:
     for slot in range(count):
         for group in range(len(runner.groups)):
             runner.set_table(group, slot, 0, [1 + slot * pages + i for i in range(pages)])
-        runner.start(slot, draw=Draw(), seed=0, sample=0, num_log_probs=None)
+        runner.start(slot, draw=SamplingParams(), seed=0, sample=0, num_log_probs=None)
     for position in range(LENGTH):
         logits = runner.prefill(
             [

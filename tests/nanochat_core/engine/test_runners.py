@@ -11,7 +11,7 @@ import torch
 
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.native.runner import NativeRunner, unable
-from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners import choose as runners
 from nanochat_core.engine.runners.choose import Choice, choose_runner, open_runner
@@ -239,7 +239,7 @@ def test_kernels_are_chosen_where_they_run_and_agree_with_torch(make_model, prec
         )
         for group in range(len(runner.groups)):
             runner.set_table(group, 0, 0, [1, 2, 3])
-        runner.start(0, draw=Draw(), seed=1, sample=0, num_log_probs=None)
+        runner.start(0, draw=SamplingParams(), seed=1, sample=0, num_log_probs=None)
         chunk = Chunk(slot=0, start=0, before=-1, tokens=list(range(40)), wants_logits=True)
         logits.append(runner.prefill([chunk])[0])
         assert isinstance(runner, NativeRunner if name is None else TorchRunner)

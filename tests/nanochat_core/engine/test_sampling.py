@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.sampling import DrawRows, row_keys, sample, sample_rows, uniforms
 
 pytestmark = pytest.mark.torch
@@ -81,12 +81,12 @@ def test_impossible_tokens_are_never_drawn():
 @pytest.mark.parametrize(
     "draw",
     [
-        Draw(),
-        Draw(top_k=2),
-        Draw(top_p=0.5),
-        Draw(min_p=0.5),
-        Draw(repetition_penalty=2.0),
-        Draw(temperature=0.0),
+        SamplingParams(),
+        SamplingParams(top_k=2),
+        SamplingParams(top_p=0.5),
+        SamplingParams(min_p=0.5),
+        SamplingParams(repetition_penalty=2.0),
+        SamplingParams(temperature=0.0),
     ],
 )
 def test_what_is_not_a_number_is_not_drawn_and_never_gives_a_token_that_there_is_not(draw, numbers):

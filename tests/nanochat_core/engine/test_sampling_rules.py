@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.sampling import (
     DrawRows,
     candidates_of,
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.torch
 VOCAB = 40
 CPU = torch.device("cpu")
 DRAWS = [
-    Draw(temperature=t, top_k=k, top_p=p, min_p=m, repetition_penalty=r)
+    SamplingParams(temperature=t, top_k=k, top_p=p, min_p=m, repetition_penalty=r)
     for t, k, p, m, r in itertools.product(
         (0.0, 0.7, 1.3), (None, 5), (1.0, 0.6), (0.0, 0.1), (1.0, 1.5)
     )
 ]
 
 
-def share_of_each(logits: list[float], seen: set[int], draw: Draw) -> dict[int, float]:
+def share_of_each(logits: list[float], seen: set[int], draw: SamplingParams) -> dict[int, float]:
     """The distribution that `draw` makes of the logits, in the order in which a token is picked."""
     if draw.temperature == 0:
         return {max(range(len(logits)), key=lambda i: (logits[i], -i)): 1.0}
@@ -155,12 +155,12 @@ def test_rules_that_are_off_change_nothing():
 @pytest.mark.parametrize(
     "draw",
     [
-        Draw(temperature=0.8),
-        Draw(top_k=6),
-        Draw(top_p=0.8),
-        Draw(min_p=0.05, temperature=1.5),
-        Draw(repetition_penalty=1.4),
-        Draw(temperature=1.2, top_k=12, top_p=0.9, min_p=0.02, repetition_penalty=1.2),
+        SamplingParams(temperature=0.8),
+        SamplingParams(top_k=6),
+        SamplingParams(top_p=0.8),
+        SamplingParams(min_p=0.05, temperature=1.5),
+        SamplingParams(repetition_penalty=1.4),
+        SamplingParams(temperature=1.2, top_k=12, top_p=0.9, min_p=0.02, repetition_penalty=1.2),
     ],
     ids=str,
 )
@@ -195,13 +195,15 @@ def test_a_tiny_top_p_leaves_the_likeliest(top_p):
 
 def test_temperature_zero_does_not_mind_the_other_rules():
     logits, keys, positions, seen = make_rows(50)
-    draw = Draw(temperature=0.0, top_k=3, top_p=0.1, min_p=0.9, repetition_penalty=9.0)
+    draw = SamplingParams(temperature=0.0, top_k=3, top_p=0.1, min_p=0.9, repetition_penalty=9.0)
     drawn = sample_each(logits, keys, positions, [draw] * 50, seen)
     assert torch.equal(drawn, logits.argmax(dim=-1))
 
 
 def test_a_row_without_a_top_k_has_the_vocabulary_as_candidates():
-    assert [candidates_of(Draw(top_k=k), VOCAB) for k in (None, 0, -1, 7, VOCAB, 999)] == [
+    assert [
+        candidates_of(SamplingParams(top_k=k), VOCAB) for k in (None, 0, -1, 7, VOCAB, 999)
+    ] == [
         VOCAB,
         VOCAB,
         VOCAB,

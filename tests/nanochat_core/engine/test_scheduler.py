@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.requests import SamplingParams
 from tests.nanochat_core.engine.scheduler_case import CONTEXT, Asked, Case, prompt_of
 
 pytestmark = pytest.mark.torch
@@ -56,7 +56,7 @@ class Machine(RuleBasedStateMachine):
             num_samples=num_samples,
             max_tokens=max_tokens,
             priority=priority,
-            draw=Draw(repetition_penalty=penalty),
+            draw=SamplingParams(repetition_penalty=penalty),
         )
         self.asked.append(asked)
         return asked

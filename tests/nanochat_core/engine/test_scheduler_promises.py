@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nanochat_core.engine.requests import Draw, QueueFull, Request
+from nanochat_core.engine.requests import QueueFull, Request, SamplingParams
 from nanochat_core.errors import DataError
 from tests.nanochat_core.engine.scheduler_case import CONTEXT, Asked, Case
 
@@ -242,10 +242,16 @@ def test_too_few_pages_make_the_newest_wait_and_change_no_answer():
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"draw": Draw(temperature=value)} for value in (-1.0, math.nan, math.inf, 1e300)),
-        *({"draw": Draw(repetition_penalty=value)} for value in (0.0, -1.0, 1e-40, math.nan)),
-        *({"draw": Draw(top_p=value)} for value in (-0.1, 1.1, math.nan)),
-        *({"draw": Draw(min_p=value)} for value in (-0.1, 1.1, math.nan)),
+        *(
+            {"draw": SamplingParams(temperature=value)}
+            for value in (-1.0, math.nan, math.inf, 1e300)
+        ),
+        *(
+            {"draw": SamplingParams(repetition_penalty=value)}
+            for value in (0.0, -1.0, 1e-40, math.nan)
+        ),
+        *({"draw": SamplingParams(top_p=value)} for value in (-0.1, 1.1, math.nan)),
+        *({"draw": SamplingParams(min_p=value)} for value in (-0.1, 1.1, math.nan)),
         *({"seed": value} for value in (2**63, -(2**63) - 1)),
         *({"num_log_probs": value} for value in (-1, 21)),
         *({"num_samples": value} for value in (-1, 200_000)),

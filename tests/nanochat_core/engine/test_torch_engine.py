@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanochat_core.engine.engine import Engine
-from nanochat_core.engine.requests import Draw, EndEvent, Event, Request
+from nanochat_core.engine.requests import EndEvent, Event, Request, SamplingParams
 from nanochat_core.engine.runners import choose
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.naive import generate_naive
@@ -16,12 +16,12 @@ from nanochat_core.engine.runners.torch_runner import TorchRunner
 pytestmark = pytest.mark.torch
 
 DRAWS = [
-    Draw(temperature=0.0),
-    Draw(),
-    Draw(top_k=7, temperature=0.8),
-    Draw(top_p=0.7),
-    Draw(min_p=0.05, temperature=1.4),
-    Draw(repetition_penalty=1.6, top_k=40, top_p=0.95),
+    SamplingParams(temperature=0.0),
+    SamplingParams(),
+    SamplingParams(top_k=7, temperature=0.8),
+    SamplingParams(top_p=0.7),
+    SamplingParams(min_p=0.05, temperature=1.4),
+    SamplingParams(repetition_penalty=1.6, top_k=40, top_p=0.95),
 ]
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.runners.torch_runner import TorchRunner
@@ -111,7 +111,9 @@ def test_every_eras_constants_are_folded_in(make_model, era):
         )
 
 
-@pytest.mark.parametrize("draw", [GREEDY, Draw(), Draw(top_k=5, temperature=0.7)], ids=str)
+@pytest.mark.parametrize(
+    "draw", [GREEDY, SamplingParams(), SamplingParams(top_k=5, temperature=0.7)], ids=str
+)
 def test_decoding_draws_what_the_model_says_at_each_position(make_model, draw):
     model = make_model(windows=(6, 64))
     runner = open_small(model)
@@ -169,11 +171,11 @@ def test_park_tokens_park_in_the_first_draw_and_later(make_model):
     prompt = [1, 2, 3]
 
     def answer(logits: torch.Tensor) -> list[list[int]]:
-        begin(runner, [prompt], Draw())
+        begin(runner, [prompt], SamplingParams())
         first = runner.draw_first([0], logits[None], [3], [3]).tokens
         return [*first, *runner.decode([0], [LONGEST], 8).read().tokens]
 
-    begin(runner, [prompt], Draw())
+    begin(runner, [prompt], SamplingParams())
     logits = whole(runner, 0, prompt)
     runner.park_tokens = frozenset()
     free = [token for [token] in answer(logits)]
@@ -192,7 +194,7 @@ def test_released_slots_and_other_slots_in_the_batch_change_nothing(make_model):
     model = make_model()
     prompts = prompts_of(4, seed=11)
     runner = open_small(model)
-    draw = Draw(top_p=0.9)
+    draw = SamplingParams(top_p=0.9)
 
     def answer(slots: list[int]) -> dict[int, list[int]]:
         begin(runner, prompts, draw)
@@ -228,7 +230,7 @@ def test_a_copied_page_carries_all_layers(make_model):
 def test_tokens_seen_are_penalised_prompt_and_answer_alike(make_model):
     model = make_model()
     runner = open_small(model)
-    draw = Draw(repetition_penalty=1.8, top_k=20)
+    draw = SamplingParams(repetition_penalty=1.8, top_k=20)
     prompt = prompts_of(1, seed=6)[0]
     begin(runner, [prompt], draw)
     runner.park_tokens = frozenset()
@@ -261,9 +263,9 @@ def test_log_probs_are_told_of_the_slots_that_want_them(make_model):
     model = make_model()
     runner = open_small(model)
     prompts = prompts_of(2, seed=8)
-    begin(runner, prompts, Draw(temperature=2.0))
+    begin(runner, prompts, SamplingParams(temperature=2.0))
     runner.park_tokens = frozenset()
-    runner.start(1, draw=Draw(temperature=2.0), seed=7, sample=1, num_log_probs=3)
+    runner.start(1, draw=SamplingParams(temperature=2.0), seed=7, sample=1, num_log_probs=3)
     logits = torch.stack([whole(runner, slot, p) for slot, p in enumerate(prompts)])
     first = runner.draw_first([0, 1], logits, [len(p) for p in prompts], [p[-1] for p in prompts])
     then = runner.decode([0, 1], [LONGEST] * 2, 3).read()

@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from nanochat_core.engine.requests import Draw
+from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.runners.torch_runner import TorchRunner
@@ -12,7 +12,7 @@ from nanochat_core.model.gpt import GPT
 
 PAGE, PAGES, LONGEST = 4, 16, 64
 PARK = 256
-GREEDY = Draw(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def open_small(
@@ -74,7 +74,9 @@ def whole(runner: TorchRunner, slot: int, tokens: list[int]) -> torch.Tensor:
     return runner.prefill([chunk])[0]
 
 
-def begin(runner: TorchRunner, prompts: list[list[int]], draw: Draw, **settings: object) -> None:
+def begin(
+    runner: TorchRunner, prompts: list[list[int]], draw: SamplingParams, **settings: object
+) -> None:
     """Pages and settings for one slot a prompt."""
     for slot in range(len(prompts)):
         give_pages(runner, slot)

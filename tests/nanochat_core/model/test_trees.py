@@ -10,7 +10,7 @@ import torch
 from nanochat_core.config import ModelConfig
 from nanochat_core.eras import ERAS, HEAD, numerics, of_era
 from nanochat_core.model.gpt import GPT
-from nanochat_core.model.trees import Pack, Tree, packs_of
+from nanochat_core.model.trees import PackedTree, Tree, packs_of
 
 pytestmark = pytest.mark.torch
 
@@ -63,11 +63,11 @@ def paths_of(tree: Tree) -> list[list[int]]:
 
 
 def logits_of(model: GPT, trees: list[Tree], *, whole: bool) -> torch.Tensor:
-    pack = Pack(trees, CPU)
+    pack = PackedTree(trees, CPU)
     mix = pack.attention(model.config.windows, whole=whole)
-    hidden = model.read_trees(pack.tokens, pack.parents, pack.positions, pack.rows, mix)
+    hidden = model.forward_tree(pack.tokens, pack.parents, pack.positions, pack.rows, mix)
     softcap = model.numerics.softcap
-    return softcap * torch.tanh(model.scores_of(hidden).float() / softcap)
+    return softcap * torch.tanh(model.logits_at(hidden).float() / softcap)
 
 
 @torch.no_grad()
@@ -104,18 +104,18 @@ def test_in_bf16_up_to_its_rounding() -> None:
 
 def test_losses_are_those_of_the_capped_logits() -> None:
     model, trees = make_model(), make_trees()
-    pack = Pack(trees, CPU)
+    pack = PackedTree(trees, CPU)
     targets = torch.randint(VOCAB, (len(pack.rows),), generator=torch.Generator().manual_seed(3))
     expected = torch.nn.functional.cross_entropy(alone(model, trees), targets, reduction="none")
-    found = model.losses_of(pack.read(model), targets)
+    found = model.token_losses_at(pack.read(model), targets)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_scores_of_some_tokens_are_those_of_all() -> None:
     model, trees = make_model(), make_trees()
-    hidden = Pack(trees, CPU).read(model)
+    hidden = PackedTree(trees, CPU).read(model)
     ids = torch.tensor([5, 2, 88])
-    torch.testing.assert_close(model.scores_of(hidden, ids), model.scores_of(hidden)[:, ids])
+    torch.testing.assert_close(model.logits_at(hidden, ids), model.logits_at(hidden)[:, ids])
 
 
 def test_a_pack_without_rows_of_one_tree_reads_the_others() -> None:

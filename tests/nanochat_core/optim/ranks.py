@@ -47,7 +47,7 @@ def train(
         for i, row in enumerate(own):
             loss = model.token_losses(row[None, :-1], row[None, 1:]).sum() / (ROWS * 16)
             optimizer.backward(loss, last=overlap and i == len(own) - 1)
-        optimizer.start_sums()
+        optimizer.start_reduce_scatter()
         optimizer.step(lr_multiplier=1 / (step + 1), momentum=0.9, weight_decay=0.1)
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nanochat_core.optim.sharded_params import Stack
+from nanochat_core.optim.sharded_params import ShardedParams
 from nanochat_core.runtime.hardware.distributed import ALONE, World
 from tests.nanochat_core.optim.ranks import (
     CLIPPED,
@@ -41,7 +41,7 @@ def test_what_fills_up_the_last_slice_is_zero_in_every_sum(by_row: bool) -> None
     world = Scribbling(rank=0, local_rank=0, size=2)
     Scribbling.begun.clear()
     parameters = {name: nn.Parameter(torch.ones(3, 2)) for name in "abc"}
-    stack = Stack(parameters, by_row=by_row, state={}, dtype=torch.float32, world=world)
+    stack = ShardedParams(parameters, by_row=by_row, state={}, dtype=torch.float32, world=world)
     for _ in range(2):
         for part in stack.parts:
             part.parameter.grad = torch.ones(3, 2)

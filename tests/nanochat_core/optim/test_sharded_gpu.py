@@ -44,7 +44,7 @@ def test_a_step_never_waits_for_the_device(
     torch.cuda.set_sync_debug_mode("error")
     try:
         optimizer.backward(loss, last=True)
-        optimizer.start_sums()
+        optimizer.start_reduce_scatter()
         optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.1)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -12,7 +12,7 @@ import time
 
 from nanochat_core.engine.requests import EndEvent, LogProbs, Request, TokenEvent
 from nanochat_core.errors import DataError, ModelError
-from nanochat_core.server.workers.ipc import Facts, Spec
+from nanochat_core.server.workers.ipc import ModelFacts, Spec
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 TOKENIZER = Tokenizer({bytes([i]): i for i in range(256)})
@@ -122,13 +122,13 @@ class LeakyEngine(FakeEngine):
         return ticket
 
 
-def open_leaky(spec: Spec) -> tuple[FakeEngine, Facts]:
+def open_leaky(spec: Spec) -> tuple[FakeEngine, ModelFacts]:
     """The same with a fault that somebody must notice."""
     _, facts = open_fake(spec)
     return LeakyEngine(spec.num_slots), facts
 
 
-def open_fake(spec: Spec) -> tuple[FakeEngine, Facts]:
+def open_fake(spec: Spec) -> tuple[FakeEngine, ModelFacts]:
     """What an engine process makes."""
     if spec.directory.endswith("broken"):
         raise ModelError("this model is broken", hint="mend it")
@@ -140,7 +140,7 @@ def open_fake(spec: Spec) -> tuple[FakeEngine, Facts]:
         signal.raise_signal(signal.SIGSEGV)
     if spec.directory.endswith("brief"):
         threading.Timer(0.1, os._exit, [9]).start()
-    facts = Facts(
+    facts = ModelFacts(
         parameters=12345,
         sequence_len=CONTEXT,
         num_slots=spec.num_slots,

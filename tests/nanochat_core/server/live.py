@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from nanochat_core.server.__main__ import Server
-from nanochat_core.server.config import Rules
+from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.launch import Engines, make_specs
 from nanochat_core.server.metrics import Metrics
 from nanochat_core.server.service import Service
@@ -62,9 +62,9 @@ def fake_pool(directory: str = "fake", *, max_waiting: int = 64, **engines) -> P
 
 
 @contextlib.contextmanager
-def serving(rules: Rules | None = None, **engines) -> Iterator[Live]:
+def serving(rules: ServerConfig | None = None, **engines) -> Iterator[Live]:
     """A server as long as the block lasts."""
-    rules = rules or Rules(log="none")
+    rules = rules or ServerConfig(log="none")
     started: list[Live] = []
     ready = threading.Event()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 
 from nanochat_core.server.__main__ import Protocol, serve
-from nanochat_core.server.config import Rules
+from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.launch import Engines, trusted_hosts
 from tests.nanochat_core.server.fake_engine import TOKENIZER
 from tests.nanochat_core.server.live import FAKE, wait_until
@@ -84,5 +84,7 @@ if __name__ == "__main__":
         host="127.0.0.1",
         port=0,
         engines=Engines(device="cpu", maker=sys.argv[4], num_slots=int(sys.argv[2])),
-        rules=Rules(log="none", max_waiting=int(sys.argv[3]), hosts=trusted_hosts("127.0.0.1", [])),
+        rules=ServerConfig(
+            log="none", max_waiting=int(sys.argv[3]), hosts=trusted_hosts("127.0.0.1", [])
+        ),
     )

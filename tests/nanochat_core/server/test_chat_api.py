@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from nanochat_core.server.api import chat_api, openai_api
-from nanochat_core.server.service import Rules
+from nanochat_core.server.service import ServerConfig
 from tests.nanochat_core.server.live import body, events_of, serving, text_of, wait_until
 
 
@@ -84,7 +84,7 @@ def test_the_oldest_turns_make_room_for_the_answer(live):
 
 
 def test_or_are_refused_with_both_numbers():
-    with serving(Rules(log="none", overflow="refuse")) as live, live.client() as http:
+    with serving(ServerConfig(log="none", overflow="refuse")) as live, live.client() as http:
         response = http.post("/chat/completions", json=conversation(7))
         assert live.ask("echo yes")[0] == {"token": "y", "gpu": 0}
     assert response.status_code == 400
@@ -125,7 +125,7 @@ def test_whoever_stops_reading_frees_the_slot_at_once(live):
 
 
 def test_too_many_requests_are_sent_away_and_waiting_ones_are_not():
-    rules = Rules(log="none", max_waiting=2)
+    rules = ServerConfig(log="none", max_waiting=2)
     with serving(rules, num_slots=1) as live, ThreadPoolExecutor(3) as threads:
         asks = []
         for i in range(3):
@@ -151,7 +151,7 @@ def test_a_waiting_request_whose_client_left_is_never_begun():
 
 
 def test_an_answer_that_takes_too_long_ends_with_an_error():
-    with serving(Rules(log="none", max_seconds=0.3)) as live:
+    with serving(ServerConfig(log="none", max_seconds=0.3)) as live:
         *_, error, done = live.ask("long", max_tokens=4000)
         assert error == {"error": "the answer took longer than 0.3 seconds"}
         assert done == {"done": True}
@@ -160,7 +160,7 @@ def test_an_answer_that_takes_too_long_ends_with_an_error():
 
 def test_a_silent_stream_is_told_that_it_is_alive():
     with (
-        serving(Rules(log="none", ping_seconds=0.05), num_slots=1) as live,
+        serving(ServerConfig(log="none", ping_seconds=0.05), num_slots=1) as live,
         live.client() as http,
         http.stream("POST", "/chat/completions", json=body("long")) as running,
     ):
@@ -185,11 +185,11 @@ def test_a_slow_reader_holds_up_nobody(live):
 
 def test_no_contents_are_logged_unless_asked_for(caplog):
     caplog.set_level("INFO", logger="nanochat_core.server")
-    with serving(Rules(log="access")) as live:
+    with serving(ServerConfig(log="access")) as live:
         live.ask("echo secret")
     assert "secret" not in caplog.text
     assert "POST /chat/completions 200 15+6 tokens" in caplog.text
-    with serving(Rules(log="contents")) as live:
+    with serving(ServerConfig(log="contents")) as live:
         live.ask("echo secret")
     assert caplog.text.count("secret") >= 2
 
@@ -221,7 +221,7 @@ def test_a_request_that_finds_no_place_is_refused_before_it_is_tokenised(monkeyp
 
     long = body("long", max_tokens=4000)
     with (
-        serving(Rules(log="none", max_waiting=0), num_slots=1) as live,
+        serving(ServerConfig(log="none", max_waiting=0), num_slots=1) as live,
         live.client() as http,
         http.stream("POST", "/chat/completions", json=long) as going,
     ):
@@ -237,7 +237,7 @@ def test_a_request_that_finds_no_place_is_refused_before_it_is_tokenised(monkeyp
 
 def test_openais_library_in_a_browser_may_send_its_headers():
     with (
-        serving(Rules(log="none", origins=("https://app.example",))) as live,
+        serving(ServerConfig(log="none", origins=("https://app.example",))) as live,
         live.client() as http,
     ):
         asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count"

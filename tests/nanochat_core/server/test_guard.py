@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.server.config import Rules
+from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.launch import read_keys, trusted_hosts
 from tests.nanochat_core.server.hostile_http import FOREIGN_HOSTS, TOO_LARGE, post_too_large
 from tests.nanochat_core.server.live import (
@@ -23,7 +23,7 @@ GET_WITH = {"Authorization": f"Bearer {KEY}"}
 
 @pytest.fixture(scope="module")
 def locked():
-    rules = Rules(
+    rules = ServerConfig(
         log="none",
         keys=(KEY, OTHER_KEY),
         hosts=trusted_hosts("127.0.0.1", ["chat.example"]),
@@ -162,7 +162,7 @@ def test_a_method_of_the_clients_own_is_not_written_to_the_log(live, caplog, mon
     def logged() -> list[str]:
         return [r.getMessage() for r in caplog.records if r.name == "nanochat_core.server.access"]
 
-    monkeypatch.setattr(live.service, "rules", Rules())
+    monkeypatch.setattr(live.service, "rules", ServerConfig())
     with caplog.at_level("INFO"):
         for method in ("SECRET" * 1000, "GET"):
             with httpx.Client() as http:

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from nanochat_core.server.api.chat_api import make_draw
-from nanochat_core.server.service import Rules
+from nanochat_core.server.service import ServerConfig
 from tests.nanochat_core.server.fake_engine import TOKENIZER
 from tests.nanochat_core.server.live import NAME, Live, body, serving, wait_until
 
@@ -304,7 +304,7 @@ def test_more_alternatives_than_may_be_held_for_a_slow_reader_are_refused(client
 )
 def test_an_answer_that_fails_says_whose_fault_it_is_and_is_not_repeated(text, status, kind, says):
     with (
-        serving(Rules(log="none", max_seconds=0.3)) as live,
+        serving(ServerConfig(log="none", max_seconds=0.3)) as live,
         openai.OpenAI(base_url=f"{live.url}/v1", api_key="none") as client,  # it would, by itself
     ):
         asked = {"model": NAME, "messages": ask(text), "max_tokens": 4000}
@@ -329,7 +329,7 @@ def test_whoever_leaves_before_a_whole_answer_frees_the_slot(live):
 
 
 def test_a_full_queue_is_one_that_the_client_retries():
-    rules = Rules(log="none", max_waiting=0)
+    rules = ServerConfig(log="none", max_waiting=0)
     with serving(rules, num_slots=1) as live:
         base = {"base_url": f"{live.url}/v1", "api_key": "none"}
         with openai.OpenAI(**base, max_retries=4) as client, live.client() as http:

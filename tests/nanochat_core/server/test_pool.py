@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from nanochat_core.engine.requests import Draw, EndEvent, LogProbs, TokenEvent
+from nanochat_core.engine.requests import EndEvent, LogProbs, SamplingParams, TokenEvent
 from nanochat_core.errors import ModelError
 from nanochat_core.server.__main__ import Newer, follow_newer, serve
-from nanochat_core.server.config import Rules
+from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.launch import Engines
 from nanochat_core.server.service import Service
-from nanochat_core.server.workers.ipc import Ask, pack_event, unpack_event
+from nanochat_core.server.workers.ipc import EngineRequest, pack_event, unpack_event
 from nanochat_core.server.workers.pool import AnswerStream, Patience, Pool
 from tests.nanochat_core.server.fake_engine import TOKENIZER
 from tests.nanochat_core.server.live import FAKE, body, fake_pool, serving, text_of, wait_until
@@ -36,16 +36,16 @@ def test_events_arrive_as_they_were_sent(event):
 
 
 def test_asks_arrive_as_they_were_sent():
-    ask = Ask(
+    ask = EngineRequest(
         prompt=[1, 2],
         num_samples=1,
         max_tokens=3,
-        draw=Draw(top_k=5),
+        draw=SamplingParams(top_k=5),
         seed=9,
         cache_salt=3,
         num_log_probs=2,
     )
-    assert Ask.from_tree(ask.tree()) == ask
+    assert EngineRequest.from_tree(ask.tree()) == ask
 
 
 def test_a_cancelled_stream_ends_at_once_and_hears_no_more():
@@ -189,7 +189,7 @@ def test_a_server_whose_engine_ends_again_and_again_without_an_answer_ends(tmp_p
     (directory / "config.json").touch()
     engines = Engines(device="cpu", maker=FAKE)
     with pytest.raises(ModelError, match="ended 6 times without one answer: exit status 9") as why:
-        serve(directory, name="x", host="127.0.0.1", port=0, engines=engines, rules=Rules())
+        serve(directory, name="x", host="127.0.0.1", port=0, engines=engines, rules=ServerConfig())
     assert why.value.hint
 
 

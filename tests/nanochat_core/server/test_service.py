@@ -10,7 +10,7 @@ import pytest
 
 from nanochat_core.errors import ConfigError
 from nanochat_core.server.api import chat_api
-from nanochat_core.server.config import Rules
+from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.workers.pool import Pool
 from tests.nanochat_core.server.live import Live, body, fake_pool, serving, text_of, wait_until
 
@@ -20,7 +20,7 @@ def count_of(live: Live, name: str, **labels: str) -> float:
 
 
 def test_a_server_that_stops_tells_the_streams_of_a_model_that_leaves():
-    rules = Rules(log="none", drain_seconds=0.5)
+    rules = ServerConfig(log="none", drain_seconds=0.5)
     with ThreadPoolExecutor(1) as threads, serving(rules) as live:
         asked = threads.submit(live.ask, "long", max_tokens=4000)
         wait_until(lambda: live.health()["running"] == 1)
@@ -87,7 +87,7 @@ def test_restarts_are_counted_across_models():
 
 
 def test_an_answer_ends_once_in_the_counts_however_it_ends():
-    with serving(Rules(log="none", max_seconds=2.0)) as live:
+    with serving(ServerConfig(log="none", max_seconds=2.0)) as live:
         assert "longer than 2 seconds" in live.ask("long", max_tokens=4000)[-2]["error"]
         live.ask("echo a")
         with (
@@ -112,7 +112,7 @@ def test_an_answer_ends_once_in_the_counts_however_it_ends():
 )
 def test_rules_that_nobody_could_keep_are_refused(rules, says):
     with pytest.raises(ConfigError, match=says) as caught:
-        Rules(**rules)
+        ServerConfig(**rules)
     assert caught.value.hint
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanochat_core.server.text import AnswerText, Piece, StopStrings
+from nanochat_core.server.text import AnswerText, StopStrings, TextPiece
 from tests.nanochat_core.server.fake_engine import TOKENIZER
 
 CALL_START, CALL_END, RESULT_START, RESULT_END, ANSWER_END = (
@@ -13,7 +13,7 @@ CALL_START, CALL_END, RESULT_START, RESULT_END, ANSWER_END = (
 )
 
 
-def pieces_of(tokens) -> list[Piece]:
+def pieces_of(tokens) -> list[TextPiece]:
     answer = AnswerText(TOKENIZER)
     return [*itertools.chain.from_iterable(map(answer.take, tokens)), *answer.end()]
 
@@ -47,15 +47,15 @@ def test_half_a_letter_before_the_end_is_a_replacement_character():
 def test_a_call_and_its_result_are_no_text():
     tokens = [*b"a", CALL_START, *b"12*3", CALL_END, RESULT_START, *b"36", RESULT_END, *b"b"]
     assert pieces_of(tokens) == [
-        Piece(kind="text", text="a"),
-        Piece(kind="tool_call", text="12*3"),
-        Piece(kind="tool_result", text="36"),
-        Piece(kind="text", text="b"),
+        TextPiece(kind="text", text="a"),
+        TextPiece(kind="tool_call", text="12*3"),
+        TextPiece(kind="tool_result", text="36"),
+        TextPiece(kind="text", text="b"),
     ]
 
 
 def test_a_call_that_was_cut_short_is_told():
-    assert pieces_of([CALL_START, *b"12*"]) == [Piece(kind="tool_call", text="12*")]
+    assert pieces_of([CALL_START, *b"12*"]) == [TextPiece(kind="tool_call", text="12*")]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class Recipe:
     smear: tuple[float, bool, float, float, float] = (0.2, False, 0.8, 0.95, 0.0)
 
 
-def losses_of(
+def token_losses_at(
     weights: dict[str, Tensor], batches: Sequence[Tensor], shape: Shape, recipe: Recipe
 ) -> Iterator[float]:
     """Train on each batch, (B, T+1) int64, once; the mean loss in nats before each update."""

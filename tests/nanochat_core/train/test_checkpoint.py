@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from nanochat_core.errors import ModelError, StageError
 from nanochat_core.train.loop import checkpoint as checkpoint_module
 from nanochat_core.train.loop.checkpoint import (
-    Facts,
+    CheckpointFacts,
     clear,
     commit,
     find_best,
@@ -32,8 +32,10 @@ def save(root: Path, step: int, tensors: dict[str, torch.Tensor], *, rank: int =
     commit(root / f"step-{step:07d}", facts(step))
 
 
-def facts(step: int, *, world_size: int = 1) -> Facts:
-    return Facts(step=step, total=9, world_size=world_size, seconds=1.5, state={"losses": []})
+def facts(step: int, *, world_size: int = 1) -> CheckpointFacts:
+    return CheckpointFacts(
+        step=step, total=9, world_size=world_size, seconds=1.5, state={"losses": []}
+    )
 
 
 def test_pieces_of_several_ranks_are_read_as_whole_tensors(tmp_path: Path) -> None:

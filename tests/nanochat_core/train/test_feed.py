@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from nanochat_core.train.loop.prefetch import feed, widen
+from nanochat_core.train.loop.prefetch import prefetch, widen
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int64])
 def test_ids_keep_their_value_whatever_they_are_stored_as(dtype: type[np.generic]) -> None:
     ids = np.array([[0, 1, 32767], [32768, 40000, 65535]], dtype=dtype)
-    ((step, (tensor,)),) = feed(lambda step: (ids,), start=4, stop=5, device=CPU)
+    ((step, (tensor,)),) = prefetch(lambda step: (ids,), start=4, stop=5, device=CPU)
     assert step == 4
     assert tensor.dtype == torch.int64
     assert tensor.tolist() == ids.tolist()
@@ -33,10 +33,10 @@ def rows(step: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 def test_steps_come_in_order_each_with_its_own_rows() -> None:
     seen = [
         (step, tokens.tolist(), mask.tolist())
-        for step, (tokens, mask) in feed(rows, start=2, stop=6, device=CPU)
+        for step, (tokens, mask) in prefetch(rows, start=2, stop=6, device=CPU)
     ]
     assert seen == [(s, [[s, s]] * (s + 1), [1] * (s + 1)) for s in range(2, 6)]
-    assert list(feed(rows, start=6, stop=6, device=CPU)) == []
+    assert list(prefetch(rows, start=6, stop=6, device=CPU)) == []
 
 
 def test_the_next_steps_rows_are_taken_while_this_one_is_used() -> None:
@@ -46,7 +46,7 @@ def test_the_next_steps_rows_are_taken_while_this_one_is_used() -> None:
         taken[step].set()
         return rows(step)
 
-    for step, _ in feed(take, start=0, stop=3, device=CPU):
+    for step, _ in prefetch(take, start=0, stop=3, device=CPU):
         assert taken[step].is_set()
         if step < 2:
             assert taken[step + 1].wait(5)
@@ -61,13 +61,13 @@ def test_what_taking_raises_is_raised_when_its_step_comes() -> None:
 
     seen: list[int] = []
     with pytest.raises(ValueError, match="no such row"):
-        seen.extend(step for step, _ in feed(take, start=0, stop=5, device=CPU))
+        seen.extend(step for step, _ in prefetch(take, start=0, stop=5, device=CPU))
     assert seen == [0, 1]
 
 
 def test_a_loop_that_is_left_leaves_no_thread() -> None:
     before = threading.active_count()
-    for step, _ in feed(rows, start=0, stop=100, device=CPU):
+    for step, _ in prefetch(rows, start=0, stop=100, device=CPU):
         if step == 3:
             break
     assert threading.active_count() == before
@@ -85,7 +85,7 @@ def test_on_a_gpu_nothing_overtakes_its_copy() -> None:
 
     busy = torch.randn(4096, 4096, device=device)
     sums: list[torch.Tensor] = []
-    for _, (tokens,) in feed(take, start=0, stop=40, device=device):
+    for _, (tokens,) in prefetch(take, start=0, stop=40, device=device):
         busy = busy @ busy.clamp(-1e-3, 1e-3)
         sums.append(tokens.sum())
     assert [int(s) for s in sums] == [step * 500 * 64 * 2049 for step in range(40)]

@@ -17,7 +17,7 @@ from nanochat_core.tokenizer import chat
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import rl
 from nanochat_core.train.loop import sanity_checks
-from nanochat_core.train.loop.lineage import FILE, check_facts
+from nanochat_core.train.loop.lineage import FILE, check_lineage
 from nanochat_core.train.loop.sanity_checks import FIRST_STEPS, warn_of_rewards
 
 pytestmark = pytest.mark.torch
@@ -75,12 +75,12 @@ def test_a_model_taught_with_another_chat_layout_is_not_trained_on(
 
 def test_facts_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     ours = {"tokenizer": "1" * 64, "layout": "2" * 64}
-    check_facts(tmp_path, **ours)  # a model from elsewhere has none
+    check_lineage(tmp_path, **ours)  # a model from elsewhere has none
     wrong = ("{", "[]", "{}", '{"tokenizer": 5, "layout": null}', '{"tokenizer": "11"}')
     for text in wrong:
         (tmp_path / FILE).write_text(text)
         with pytest.raises(ModelError, match=r"taught\.json cannot be read"):
-            check_facts(tmp_path, **ours)
+            check_lineage(tmp_path, **ours)
 
 
 def test_the_layout_tells_a_change_of_any_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

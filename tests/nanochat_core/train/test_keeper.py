@@ -24,13 +24,13 @@ from nanochat_core.train.loop import checkpointer as keeper_module
 from nanochat_core.train.loop.checkpoint import (
     find_best,
 )
-from nanochat_core.train.loop.checkpointer import Keeper
-from nanochat_core.train.loop.metrics import Pace, StepLog
+from nanochat_core.train.loop.checkpointer import Checkpointer
+from nanochat_core.train.loop.metrics import Throughput, TrainMetrics
 
 pytestmark = pytest.mark.torch
 ALONE = World(rank=0, local_rank=0, size=1)
 MakeJob: TypeAlias = Callable[..., Job]
-PACE = Pace(tokens_per_step=1, flops_per_token=1.0, peak_flops=None, dollars_per_hour=0.0)
+PACE = Throughput(tokens_per_step=1, flops_per_token=1.0, peak_flops=None, dollars_per_hour=0.0)
 
 
 class Owner:
@@ -59,11 +59,11 @@ def job(make_job: MakeJob, tmp_path: Path) -> Job:
 
 
 def make_keeper(
-    job: Job, owner: Owner, *, late: bool = False, pace: Pace | None = None
-) -> tuple[Keeper, StepLog]:
+    job: Job, owner: Owner, *, late: bool = False, pace: Throughput | None = None
+) -> tuple[Checkpointer, TrainMetrics]:
     progress = Progress(job.events)
-    log = StepLog(progress, pace, late=late)
-    return Keeper(job, cast(Optimizer, owner), ALONE, progress, log), log
+    log = TrainMetrics(progress, pace, late=late)
+    return Checkpointer(job, cast(Optimizer, owner), ALONE, progress, log), log
 
 
 def steps_in(job: Job) -> list[int]:
@@ -87,7 +87,7 @@ def test_a_copy_is_saved_and_not_what_the_next_step_makes_of_it(
     monkeypatch.setattr(keeper_module, "write_pieces", lambda *a: (go.wait(10), write(*a)))
     owner = Owner(1.0)
     keeper, _ = make_keeper(job, owner)
-    keeper.after_step(1, 9, {"first": 2.5})  # the first is always saved
+    keeper.maybe_save(1, 9, {"first": 2.5})  # the first is always saved
     owner.weight.fill_(7.0)  # the next step, while the disk is slow
     assert steps_in(job) == []
     go.set()
@@ -124,7 +124,7 @@ def test_two_saves_are_never_written_at_once_and_the_loop_waits(
     keeper, _ = make_keeper(job, Owner())
     began = time.monotonic()
     for done in range(1, 5):
-        keeper.after_step(done, 9, {})
+        keeper.maybe_save(done, 9, {})
     assert time.monotonic() - began > 0.29
     keeper.close()
     assert max(most) == 1
@@ -145,22 +145,22 @@ def test_the_cadence_is_by_time_and_by_steps(
     job = with_resources(job, keep_checkpoints=100, **resources)
     keeper, _ = make_keeper(job, Owner())
     for done in range(1, 10):
-        keeper.after_step(done, 9, {})
+        keeper.maybe_save(done, 9, {})
     keeper.close()
     assert steps_in(job) == kept
 
 
 def test_a_loop_that_evaluates_has_saved_before(job: Job) -> None:
     keeper, _ = make_keeper(with_resources(job, eval_every_steps=2), Owner())
-    assert not keeper.after_step(1, 9, {})
-    assert keeper.after_step(2, 9, {})
+    assert not keeper.maybe_save(1, 9, {})
+    assert keeper.maybe_save(2, 9, {})
     keeper.judge(2, 0.8)
-    assert not keeper.after_step(3, 9, {})
+    assert not keeper.maybe_save(3, 9, {})
     keeper.judge(3, 0.1)  # of a state that nobody saved
-    assert keeper.after_step(4, 9, {})
+    assert keeper.maybe_save(4, 9, {})
     keeper.judge(4, 0.9)  # no better
     for done in (6, 8):
-        assert keeper.after_step(done, 9, {})
+        assert keeper.maybe_save(done, 9, {})
     keeper.close()
     assert find_best(job.checkpoints) == (2, 0.8)
     assert steps_in(job) == [2, 6, 8]
@@ -176,7 +176,7 @@ def test_the_ends_of_a_loop_are_evaluated_without_being_asked_for(job: Job) -> N
 def test_a_state_that_was_resumed_may_be_the_best(job: Job) -> None:
     """It was saved before the job was killed, evaluating."""
     keeper, _ = make_keeper(job, Owner())
-    keeper.after_step(9, 9, {})
+    keeper.maybe_save(9, 9, {})
     keeper.close()
     again, _ = make_keeper(job, Owner())
     assert again.resume()[0] == 9
@@ -194,7 +194,7 @@ def test_sigterm_saves_this_step_before_the_job_ends(job: Job) -> None:
             for done in range(1, 5):
                 if done == 3:
                     signal.raise_signal(signal.SIGTERM)
-                keeper.after_step(done, 9, {})
+                keeper.maybe_save(done, 9, {})
 
     try:
         with pytest.raises(interrupt.Interrupted):
@@ -211,19 +211,19 @@ def test_a_full_disk_ends_the_loop_and_leaves_the_checkpoint_before(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper, _ = make_keeper(with_resources(job, save_every_steps=3), Owner())
-    keeper.after_step(1, 9, {})
+    keeper.maybe_save(1, 9, {})
 
     def refuse(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
     keeper.close()
     monkeypatch.setattr(keeper_module, "write_pieces", refuse)
-    keeper.after_step(3, 9, {})
+    keeper.maybe_save(3, 9, {})
 
     def loop() -> None:
         for done in range(4, 100):
             time.sleep(0.01)
-            keeper.after_step(done, 900, {})
+            keeper.maybe_save(done, 900, {})
 
     with pytest.raises(OSError, match="No space left"):
         loop()
@@ -233,7 +233,7 @@ def test_a_full_disk_ends_the_loop_and_leaves_the_checkpoint_before(
 def test_a_sum_that_overflows_is_no_number_that_is_not_finite(job: Job) -> None:
     owner = Owner(3e38)
     keeper, _ = make_keeper(job, owner)
-    keeper.after_step(1, 9, {})
+    keeper.maybe_save(1, 9, {})
     keeper.close()
     assert steps_in(job) == [1]
 
@@ -242,14 +242,14 @@ def test_a_sum_that_overflows_is_no_number_that_is_not_finite(job: Job) -> None:
 
 
 def read_steps(
-    log: StepLog, keeper: Keeper, losses: list[float], *, start: int = 0
+    log: TrainMetrics, keeper: Checkpointer, losses: list[float], *, start: int = 0
 ) -> Iterator[int]:
     """A loop over these losses."""
     for done, loss in enumerate(losses[start:], start + 1):
         log.read(done, torch.tensor(loss))
         yield done  # the optimizer's step
         log.tell()
-        keeper.after_step(done, 999, {})
+        keeper.maybe_save(done, 999, {})
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -337,10 +337,10 @@ def test_read_late_without_saves_between_it_is_noticed_one_step_later(job: Job) 
 def test_a_state_with_a_number_that_is_not_finite_is_not_committed(job: Job) -> None:
     owner = Owner()
     keeper, _ = make_keeper(with_resources(job, save_every_steps=1), owner)
-    keeper.after_step(1, 9, {})
+    keeper.maybe_save(1, 9, {})
     keeper.close()
     owner.weight[2, 1] = math.nan  # though its own loss was fine
-    keeper.after_step(2, 9, {})
+    keeper.maybe_save(2, 9, {})
     with pytest.raises(StageError, match=r"weight/x is not finite after step 2.*that of step 1"):
         keeper.close()
     assert steps_in(job) == [1]

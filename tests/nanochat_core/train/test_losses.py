@@ -15,10 +15,12 @@ from nanochat_core.runtime.hardware.gpu_specs import peak_flops
 from nanochat_core.runtime.progress import Progress, last_by_step, read_events
 from nanochat_core.train.loop import metrics as losses_module
 from nanochat_core.train.loop.checkpoint import find_checkpoint, newest_step
-from nanochat_core.train.loop.metrics import Pace, StepLog, is_exploding
+from nanochat_core.train.loop.metrics import Throughput, TrainMetrics, is_exploding
 
 pytestmark = pytest.mark.torch
-PACE = Pace(tokens_per_step=100, flops_per_token=10.0, peak_flops=4000.0, dollars_per_hour=3600.0)
+PACE = Throughput(
+    tokens_per_step=100, flops_per_token=10.0, peak_flops=4000.0, dollars_per_hour=3600.0
+)
 CALM = [3.0] * 50
 MakeJob: TypeAlias = Callable[..., Job]
 
@@ -44,7 +46,7 @@ def test_only_a_loss_that_stays_far_above_its_level_explodes(
 
 
 def test_an_exploding_loss_stops_the_loop_at_the_tenth_step(tmp_path: Path) -> None:
-    log = StepLog(Progress(tmp_path / "events.jsonl"), PACE, late=False)
+    log = TrainMetrics(Progress(tmp_path / "events.jsonl"), PACE, late=False)
     losses = itertools.chain([3.0] * 150, itertools.repeat(40.0))
     seen: list[int] = []
 
@@ -64,7 +66,7 @@ def test_a_step_is_told_with_its_speed_use_and_cost(
 ) -> None:
     clock = iter([0.0, 10.0, 12.0, 12.0, 99.0, 103.0, 103.0])
     monkeypatch.setattr(losses_module.time, "monotonic", lambda: next(clock))
-    log = StepLog(Progress(tmp_path / "events.jsonl"), PACE, late=False)
+    log = TrainMetrics(Progress(tmp_path / "events.jsonl"), PACE, late=False)
     log.resume({"losses": [3.0]}, 50.0)
     log.begin()
     for done in (8, 9):
@@ -79,8 +81,10 @@ def test_a_step_is_told_with_its_speed_use_and_cost(
 
 
 def test_what_is_not_known_is_not_told(tmp_path: Path) -> None:
-    pace = Pace(tokens_per_step=100, flops_per_token=10.0, peak_flops=None, dollars_per_hour=0.0)
-    log = StepLog(Progress(tmp_path / "events.jsonl"), pace, late=False)
+    pace = Throughput(
+        tokens_per_step=100, flops_per_token=10.0, peak_flops=None, dollars_per_hour=0.0
+    )
+    log = TrainMetrics(Progress(tmp_path / "events.jsonl"), pace, late=False)
     log.read(1, torch.tensor(2.5))
     log.tell()
     (values,) = last_by_step(read_events(tmp_path / "events.jsonl"), "step").values()
@@ -90,7 +94,7 @@ def test_what_is_not_known_is_not_told(tmp_path: Path) -> None:
 def test_read_late_every_step_is_told_once_and_in_order(tmp_path: Path) -> None:
     progress = Progress(tmp_path / "events.jsonl")
     progress.start(4)
-    log = StepLog(progress, PACE, late=True)
+    log = TrainMetrics(progress, PACE, late=True)
     told: list[list[int]] = []
     for done in range(1, 5):
         log.read(done, torch.tensor(float(done)))
@@ -137,7 +141,9 @@ def test_pretraining_stops_at_a_broken_loss_and_keeps_the_state_before(
     from nanochat_core.train import pretrain
 
     monkeypatch.setattr(
-        pretrain, "StepLog", lambda progress, pace, late: StepLog(progress, pace, late=is_late)
+        pretrain,
+        "TrainMetrics",
+        lambda progress, pace, late: TrainMetrics(progress, pace, late=is_late),
     )
     is_late = late
     job = make_job(

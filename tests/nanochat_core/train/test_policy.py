@@ -13,7 +13,7 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.train.policy import (
-    Anchors,
+    ReferenceLogProbs,
     Rollout,
     advantages_of,
     drop_equal_groups,
@@ -66,7 +66,7 @@ ROLLOUTS = [
 
 
 def gradients_of(
-    model: GPT, anchors: Anchors | None, *, device_batch_size: int = 2
+    model: GPT, anchors: ReferenceLogProbs | None, *, device_batch_size: int = 2
 ) -> tuple[dict[str, torch.Tensor], float]:
     rates = open_profile("tiny").run.optimizer
     optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
@@ -153,7 +153,7 @@ def test_a_mask_that_lets_forced_tokens_in_is_noticed() -> None:
 
 def test_clipped_gradients_with_a_reference_are_those_of_the_formula_in_float64() -> None:
     model, old, reference = small_model(), small_model(3), small_model(4)
-    anchors = Anchors(
+    anchors = ReferenceLogProbs(
         old=log_probs(old, ROLLOUTS, device_batch_size=2),
         reference=log_probs(reference, ROLLOUTS, device_batch_size=3),
         clip=CLIP,
@@ -175,7 +175,9 @@ def test_without_a_clip_the_gradients_are_others() -> None:
     model, old = small_model(), small_model(3)
     logp = log_probs(old, ROLLOUTS, device_batch_size=2)
     cut, free = (
-        gradients_of(small_model(), Anchors(old=logp, reference=None, clip=clip, kl_weight=0.0))[0]
+        gradients_of(
+            small_model(), ReferenceLogProbs(old=logp, reference=None, clip=clip, kl_weight=0.0)
+        )[0]
         for clip in (CLIP, None)
     )
     expected, _, _ = expected_gradients(model, old=old, clip=CLIP, reference=None, kl_weight=0.0)
@@ -188,7 +190,7 @@ def test_on_the_first_update_clip_and_reference_change_no_gradient() -> None:
     """The ratio is 1, and the reference is the model itself."""
     plain, _ = gradients_of(small_model(), None)
     logp = log_probs(small_model(), ROLLOUTS, device_batch_size=5)
-    anchors = Anchors(old=logp, reference=logp, clip=CLIP, kl_weight=KL_WEIGHT)
+    anchors = ReferenceLogProbs(old=logp, reference=logp, clip=CLIP, kl_weight=KL_WEIGHT)
     for held in (anchors, dataclasses.replace(anchors, old=None)):
         found, _ = gradients_of(small_model(), held)
         assert_close(found, plain)
@@ -196,7 +198,10 @@ def test_on_the_first_update_clip_and_reference_change_no_gradient() -> None:
 
 def test_the_micro_batch_does_not_change_the_gradient() -> None:
     logp = log_probs(small_model(3), ROLLOUTS, device_batch_size=2)
-    for anchors in (None, Anchors(old=logp, reference=logp, clip=CLIP, kl_weight=KL_WEIGHT)):
+    for anchors in (
+        None,
+        ReferenceLogProbs(old=logp, reference=logp, clip=CLIP, kl_weight=KL_WEIGHT),
+    ):
         one, four = (
             gradients_of(small_model(), anchors, device_batch_size=size)[0] for size in (1, 4)
         )

@@ -24,7 +24,7 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.nanochat_core.train.pretrain_from_noise import noise
-from tests.nanochat_core.train.recipe_reference import Recipe, Shape, losses_of
+from tests.nanochat_core.train.recipe_reference import Recipe, Shape, token_losses_at
 
 pytestmark = pytest.mark.torch
 
@@ -130,7 +130,7 @@ def reference(job: Job, recipe: Recipe, shape: Shape = SHAPE) -> Iterator[float]
     ]
     model = GPT(MODEL, scaling.numerics("fp32"))
     model.init_weights(SEED)
-    return losses_of(dict(model.named_parameters()), batches, shape, recipe)
+    return token_losses_at(dict(model.named_parameters()), batches, shape, recipe)
 
 
 def test_every_loss_is_that_of_the_recipe(job: Job, ours: list[float]) -> None:

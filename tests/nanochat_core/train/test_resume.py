@@ -22,7 +22,7 @@ from nanochat_core.runtime.progress import Progress, last_by_step, read_events
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import chat, pretrain, rl
 from nanochat_core.train.loop.checkpoint import find_best, newest_step, open_best, write_best
-from nanochat_core.train.loop.metrics import StepLog
+from nanochat_core.train.loop.metrics import TrainMetrics
 
 pytestmark = pytest.mark.torch
 RunStage: TypeAlias = Callable[[Job], dict[str, Any]]
@@ -78,7 +78,7 @@ def test_a_stopped_stage_resumes_to_the_same_bytes_and_scores(
     monkeypatch.setattr(rl, "are_correct", lambda _, graded: [len(a) % 2 == 0 for _, a in graded])
     if late:  # losses are read one step later, as on a GPU
         for loop in (pretrain, chat):
-            monkeypatch.setattr(loop, "StepLog", partial(read_late, StepLog))
+            monkeypatch.setattr(loop, "TrainMetrics", partial(read_late, TrainMetrics))
     saved = 3 if late else 2  # the step after which it is stopped, and evaluates
     resources = {"eval_every_steps": saved}
     whole = make_job(stage, tmp_path / "whole", models, resources=resources)
@@ -108,7 +108,7 @@ def test_a_stopped_stage_resumes_to_the_same_bytes_and_scores(
     assert any(e["kind"] == "start" and e["resumed"] for e in read_events(parts.events))
 
 
-def read_late(made: type[StepLog], *arguments: Any, late: bool) -> StepLog:
+def read_late(made: type[TrainMetrics], *arguments: Any, late: bool) -> TrainMetrics:
     """A log as on a GPU, whatever the device."""
     return made(*arguments, late=True)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 
-from infra.launch.watchdog import HangWatch, pulses_of
+from infra.launch.watchdog import Watchdog, pulses_of
 from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.heartbeat import HEART, Heart
@@ -85,7 +85,7 @@ def test_a_loop_that_waits_for_a_slow_disk_does_not_hang(heart: Job) -> None:
     found: list[object] = []
 
     def write() -> None:
-        watch = HangWatch(heart)
+        watch = Watchdog(heart)
         for _ in range(20):
             time.sleep(0.1)
             found.append(watch.find())
@@ -99,7 +99,7 @@ def test_a_disk_that_hangs_is_found_in_the_end(heart: Job, monkeypatch: pytest.M
     found: list[bool] = []
 
     def write() -> None:
-        watch = HangWatch(heart)
+        watch = Watchdog(heart)
         for _ in range(20):
             time.sleep(0.1)
             found.append(watch.find() is not None)
