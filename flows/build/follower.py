@@ -91,7 +91,8 @@ class FollowerAttempt:
                 self._say("ended")
 
     def _restore(self, job: Job) -> None:
-        """Have what all go on from. Raises StageLost when that is not in the store any more."""
+        """Have what all go on from. Raises TransientStageError when that is not in the store any
+        more."""
         try:
             checkpoints.restore_step(
                 self._site.store,

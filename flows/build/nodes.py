@@ -46,8 +46,8 @@ def build_share(
 ) -> Built:
     """Build this node's share of a stage. Of a CPU stage node 0 does it all.
 
-    Raises what `build` raises; of these JobFailed (NodeLost), LeaseLost and StageLost for what may
-    succeed when it is tried again.
+    Raises what `build` raises; of these JobFailed (NodeLost), LeaseLost and TransientStageError for
+    what may succeed when it is tried again.
     """
     nodes = site.placement.nodes
     if not 0 <= node < nodes:
@@ -150,7 +150,8 @@ class _Follower:
             raise StageInterrupted(f"{self._stage.name}: the run is being stopped")
 
     def _wait(self) -> Manifest | StartMessage:
-        """The artifact, or a call that was not followed yet. Raises StageLost after a silence."""
+        """The artifact, or a call that was not followed yet. Raises TransientStageError after a
+        silence."""
         terms = self.site.terms
         heard = time.monotonic()
         limit = terms.ttl if self._seen else max(terms.ttl, terms.meet)

@@ -114,7 +114,8 @@ def build_on_node(
 
     Setting `stop` is as SIGTERM to the job. Raises ConfigError when this machine would build
     something else, ArtifactError when an input is not in the store, and what `build` raises; of
-    these JobFailed (NodeLost), LeaseLost and StageLost for what may succeed when it is tried again.
+    these JobFailed (NodeLost), LeaseLost and TransientStageError for what may succeed when it is
+    tried again.
     """
     stage, site, inputs = open_request(order, watch=watch)
     check_same(order, stage, site, inputs)

@@ -42,7 +42,7 @@ class StoreWait:
         self._next_report = 0.0
 
     def __call__(self, action: Callable[[], T], /) -> T:
-        """Return what `action` returns; while it raises StoreAway, wait and call it again.
+        """Return what `action` returns; while it raises StoreUnavailable, wait and call it again.
 
         The action must be safe to repeat: whether the store carried out a request that it did not
         answer is unknown. What decides anything asks for the lease again within the action.

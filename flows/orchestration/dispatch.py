@@ -42,9 +42,9 @@ def dispatch(
 ) -> Built:
     """The artifact of `stage` made from `inputs`, ordered of the pool unless the store has it.
 
-    Raises StageLost when whoever was to build it is gone, StageError with the far side's own words
-    and hint when it failed or was cancelled, StageInterrupted when this run is stopped. In that
-    last case the other side goes on: see `cancel_orders`.
+    Raises TransientStageError when whoever was to build it is gone, StageError with the far side's
+    own words and hint when it failed or was cancelled, StageInterrupted when this run is stopped.
+    In that last case the other side goes on: see `cancel_stage_runs`.
     """
     try:
         with _alone(site, stage):
@@ -229,7 +229,7 @@ class _OutageTimer:
         self._answered = time.monotonic()
 
     def spend(self, error: Exception) -> None:
-        """Wait until the next try. Raises StageLost after an hour, StageInterrupted."""
+        """Wait until the next try. Raises TransientStageError after an hour, StageInterrupted."""
         self._told.say(f"Prefect does not answer ({_first_line(error)}); it is asked again")
         if time.monotonic() - self._answered > PATIENCE:
             raise TransientStageError(

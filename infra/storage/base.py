@@ -172,7 +172,7 @@ class Persist(Protocol):
 
 
 def call_once(action: Callable[[], T], /) -> T:
-    """Call the action and let its StoreAway through."""
+    """Call the action and let its StoreUnavailable through."""
     return action()
 
 

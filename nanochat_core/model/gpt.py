@@ -278,13 +278,13 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def token_losses_at(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy in nats (R,) fp32 of `read_trees`' rows (R, C) under targets (R,)."""
+        """Cross-entropy in nats (R,) fp32 of `forward_tree`' rows (R, C) under targets (R,)."""
         head = self._head(hidden.dtype)
         return softcap_losses(hidden, head, targets, softcap=self.numerics.softcap)
 
     @torch.no_grad()
     def logits_at(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Logits of `read_trees`' rows (R, C) without their cap, in their dtype, (R, V).
+        """Logits of `forward_tree`' rows (R, C) without their cap, in their dtype, (R, V).
 
         Of the tokens `ids` (n,) alone where they are given: (R, n). The cap keeps their order.
         """

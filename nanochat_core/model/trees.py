@@ -79,7 +79,7 @@ class PackedTree:
         return model.forward_tree(self.tokens, self.parents, self.positions, self.rows, mix)
 
     def attention(self, windows: Sequence[int], *, whole: bool) -> Attend:
-        """Attention for `GPT.read_trees`: under one mask, or else tree by tree."""
+        """Attention for `GPT.forward_tree`: under one mask, or else tree by tree."""
         last = len(windows) - 1
         layers = {(window, layer == last) for layer, window in enumerate(windows)}
         split = self._whole if whole else self._tree_by_tree

@@ -42,9 +42,9 @@ from nanochat_core.runtime.hardware.distributed import World
 class Optimizer:
     """Updates a model's parameters from their gradients, and owns the state of training.
 
-    A step is: `backward` for each micro-batch, `start_sums`, `step`. All ranks must do the same,
-    but for the number of micro-batches, which may be none. Between `backward` and `step` nothing
-    else may be reduced over the GPUs before `start_sums`.
+    A step is: `backward` for each micro-batch, `start_reduce_scatter`, `step`. All ranks must do
+    the same, but for the number of micro-batches, which may be none. Between `backward` and `step`
+    nothing else may be reduced over the GPUs before `start_reduce_scatter`.
     """
 
     def __init__(
@@ -128,7 +128,8 @@ class Optimizer:
         self._started, self._has_gradients = 0, False
 
     def gradients(self) -> dict[str, Tensor]:
-        """This rank's gradients of the step before `start_sums`, by parameter, if it has one."""
+        """This rank's gradients of the step before `start_reduce_scatter`, by parameter, if it has
+        one."""
         return {name: g for unit in self._units for name, g in unit.stack.gradients()}
 
     def pieces(self) -> dict[str, Tensor]:

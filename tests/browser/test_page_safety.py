@@ -177,7 +177,7 @@ DRAW = """([source, text]) => {
 
 
 def test_no_search_of_the_layout_starts_over(browser: Browser):
-    source = (Path(page_module.__file__).parent / "page" / "markdown.js").read_text()
+    source = (Path(page_module.__file__).parent / "markdown.js").read_text()
     page = browser.new_page()
     for head, piece, tail in FEW_ENDLESS:
         text = head + piece * (60_000 // len(piece)) + tail

@@ -90,7 +90,7 @@ def _stage_of(order: StageRequest) -> Stage:
 if DIRECTORY in os.environ:  # in a worker; the test itself imports this module too
     patched: Any = (flows.build.stage_request, flows.orchestration.one_stage)
     for module in patched:
-        module.open_order = _open_order
+        module.open_request = _open_order
         module.stage_of = _stage_of
     flows.build.retry.FIRST_PAUSE = 0.5
 

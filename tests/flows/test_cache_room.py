@@ -200,7 +200,7 @@ def take_time(*arguments, **options):
     time.sleep(0.5)
     return slow(*arguments, **options)
 
-flows.artifacts.cache.fetch_files = take_time
+flows.artifacts.cache.fetch_verified = take_time
 print("ready\"""",
 )
 

@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from flows import caller
+from flows.orchestration import caller
 
 
 def leave(why):
@@ -21,10 +21,10 @@ def leave(why):
 
 
 caller.SECONDS_TO_TELL = 0.5
-called = caller.Caller(home=Path(), watch=lambda stage, event: None, leave=leave)
+called = caller.LocalRun(home=Path(), watch=lambda stage, event: None, leave=leave)
 
 
-@caller.stoppable_by_hand
+@caller.cancellable
 def stopped():
     try:
         raise {error}
@@ -34,7 +34,7 @@ def stopped():
 
 
 try:
-    with caller.calling(called):
+    with caller.running_locally(called):
         try:
             stopped()
         finally:

@@ -80,7 +80,7 @@ def test_two_clones_and_a_wheel_plan_the_same_and_an_edit_is_seen_in_one_alone(
     assert plans == [plans[0]] * 3
 
     for edited in places:
-        path = edited / "nanochat_core" / "engine" / "kernels_model.h"
+        path = edited / "nanochat_core/engine/native/kernels_model.h"
         source = path.read_text()
         path.write_text(source + "static int edited;\n")
         seen = [plan(place, home)[1] for place in places]

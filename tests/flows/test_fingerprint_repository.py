@@ -238,7 +238,7 @@ KERNELS = [path.name for path in (REPOSITORY / "nanochat_core/engine").glob("ker
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_native_source_decides_every_stage_with_the_engine(copy: Path, name: str):
     before = closures(copy)
-    path = copy / "nanochat_core" / "engine" / name
+    path = copy / "nanochat_core/engine/native" / name
     source = path.read_text()
     try:
         path.write_text(f"// Other words.\n\n{source}  // and more\n")

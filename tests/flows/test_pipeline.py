@@ -241,16 +241,16 @@ with (
 ):
     from prefect import flow
 
-    from flows import caller, pipeline
+    from flows.orchestration import caller, pipeline
     from tests.flows.house import make_run
 
     if sys.argv[5] == "slow":
         pipeline.SECONDS_TO_STOP, caller.SECONDS_TO_TELL = -4, 8
     site = toys.site("toy-stopped")
-    site = replace(site, watch=display.watch, stop=caller.CALLER.get().stop)
+    site = replace(site, watch=display.watch, stop=caller.LOCAL_RUN.get().stop)
 
     @flow(name="toys", flow_run_name=sys.argv[4])
-    @caller.stoppable_by_hand
+    @caller.cancellable
     def toy_flow():
         return pipeline.run_pipeline(stages, site, make_run("toy-stopped"))
 

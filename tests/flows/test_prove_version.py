@@ -8,8 +8,8 @@ from tests.flows.test_prove import LAST_BIT, REFACTORED, TRAINS, make_bench
 
 
 def test_an_artifact_that_another_version_fingerprinted_is_not_called_uncommitted(toys: Toys):
-    scanner = toys.root / "flows" / "fingerprint.py"
-    scanner.parent.mkdir(exist_ok=True)
+    scanner = toys.root / "flows/identity/fingerprint.py"
+    scanner.parent.mkdir(parents=True)
     scanner.write_text("VERSION = 1\n")
     bench = make_bench(toys, TRAINS, trains=True, dirty=LAST_BIT)
     bench.source.write_text(REFACTORED)

@@ -31,7 +31,7 @@ HAPPENS = (
         "damaged",
     ),
     *("crash before", "crash after", "started again", "pause before", "pause after", "cut off"),
-    *("lease taken up", "lease taken over", "LeaseLost", "StoreAway"),
+    *("lease taken up", "lease taken over", "LeaseLost", "StoreUnavailable"),
     *("published", "adopted", "divergent", "read"),
 )
 

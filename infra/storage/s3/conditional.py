@@ -157,7 +157,7 @@ class Trial:
         return "racy" if any(count > 1 for count in won) else "atomic"
 
     def _delete(self, key: str) -> None:
-        with contextlib.suppress(StoreError):  # then `Store.remove_unfinished` removes it
+        with contextlib.suppress(StoreError):  # then `Store.abort_stale_uploads` removes it
             self._persist(lambda: self._requests.delete(key))
 
     def _new_key(self) -> str:

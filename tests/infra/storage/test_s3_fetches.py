@@ -24,7 +24,8 @@ from tests.infra.storage.misbehaviour import Answer, Fault, Kind, Quirk, Request
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from infra.storage import parts, s3_store
+from infra.storage import parts
+from infra.storage.s3 import store as s3_store
 from infra.storage.open import open_store
 
 url, key, target, size, part, limit = sys.argv[1:]
@@ -222,7 +223,8 @@ def test_a_directory_that_is_not_there_is_told_as_that(fake: FakeS3, tmp_path: P
 MEASURED = """
 import resource, sys
 from pathlib import Path
-from infra.storage import parts, s3_store
+from infra.storage import parts
+from infra.storage.s3 import store as s3_store
 from infra.storage.open import open_store
 
 url, source, target, part = sys.argv[1:]

@@ -102,11 +102,12 @@ def test_a_server_that_dies_under_an_upload_and_comes_back_has_it_in_the_end(
 INTERRUPTED = """
 import os, signal, sys
 from pathlib import Path
-from infra.storage import parts, s3_store, uploads
+from infra.storage import parts
+from infra.storage.s3 import multipart, store as s3_store
 from infra.storage.open import open_store
 
 url, path, part = sys.argv[1:]
-parts.PART = s3_store.PART = uploads.PART = int(part)
+parts.PART = s3_store.PART = multipart.PART = int(part)
 told = []
 def on_bytes(count):
     told.append(count)

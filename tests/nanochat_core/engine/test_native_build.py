@@ -19,9 +19,9 @@ NAMES = ("nf_open", "nf_close", "nf_read", "nf_step", "nf_draw", "nf_decode")
 BUILD = """
 import sys
 from pathlib import Path
-from nanochat_core.engine import native_build
-native_build.SOURCES = Path(sys.argv[2])
-print(native_build.load_kernels(Path(sys.argv[1])).nf_row_key(1, 2))
+from nanochat_core.engine.native import build
+build.SOURCES = Path(sys.argv[2])
+print(build.load_kernels(Path(sys.argv[1])).nf_row_key(1, 2))
 """
 
 
