@@ -133,7 +133,7 @@ def instrument(gate: Gate) -> None:
 
     def step_then_wait(self: Progress, step: int, **values: float) -> None:
         report(self, step, **values)
-        gate.maybe_save()
+        gate.after_step()
 
     def timed_feed(*arguments: Any, **named: Any) -> Iterator[Any]:
         rows = feed(*arguments, **named)

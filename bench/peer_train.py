@@ -73,7 +73,7 @@ def prepare(case: dict[str, Any]) -> None:
     def print0(text: str = "", **named: Any) -> None:
         tell(text, **named)
         if text.startswith("step "):
-            gate.maybe_save()
+            gate.after_step()
 
     common.print0 = print0
     optim.MuonAdamW.step = gate.wrap(optim.MuonAdamW.step, "optimizer")

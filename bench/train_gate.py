@@ -1,6 +1,6 @@
 """The measuring half of `bench/train.py`, inside the process that trains: ours or the peer's.
 
-A training loop calls `maybe_save` at the end of each step, and is held there until the driver asks
+A training loop calls `after_step` at the end of each step, and is held there until the driver asks
 for more: two loops can take turns on one machine although neither knows of the other. What is
 wrapped as a section is timed when the driver asks for it.
 
@@ -39,7 +39,7 @@ class Gate:
         self._current = REST
         self._sections: dict[str, float] = {}
 
-    def maybe_save(self) -> None:
+    def after_step(self) -> None:
         """A step is done. The first one is the loop's warm-up and answers to nothing."""
         self._left -= 1
         if self._left > 0:

@@ -35,7 +35,7 @@ class Stop:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(SECONDS_TO_SAVE)
 
-    def maybe_save(self) -> None:
+    def after_step(self) -> None:
         """One step is done. The last one that was asked for ends the job as a signal would."""
         if self.steps_left is not None:
             self.steps_left -= 1

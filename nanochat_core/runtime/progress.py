@@ -48,7 +48,7 @@ class Progress:
         """`step` units are done."""
         HEART.beat(f"after {step} of {self._total}")
         self._write("step", step=step, total=self._total, values=values)
-        STOP.maybe_save()
+        STOP.after_step()
 
     def eval(self, step: int, **values: float) -> None:
         """Scores of the state after `step` units."""

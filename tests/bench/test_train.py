@@ -31,7 +31,7 @@ for step in range(1000):
     sleep(0.1)
     if gate.take_save():
         print("saved", file=sys.stderr)
-    gate.maybe_save()
+    gate.after_step()
 """
 
 
