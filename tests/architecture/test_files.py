@@ -55,6 +55,16 @@ def test_no_folder_has_too_many_modules() -> None:
     assert {named(p): count for p, count in modules.items() if count > MAX_MODULES} == {}
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_public_class_name_exists_twice_in_a_package(package: str) -> None:
+    places: dict[str, list[str]] = {}
+    for path in python_files(package):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(named(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_code_is_ascii() -> None:
     found = [path for path in python_files(*OURS) if not path.read_text("utf-8").isascii()]
     assert [named(path) for path in found] == []
