@@ -1,7 +1,8 @@
-"""Waits until this process may build a fingerprint, or need not: somebody else has made it.
+"""Acquire all that a build needs, or find the artifact that another process made meanwhile.
 
-To build takes three things, asked for in this order and all given back while one is missing: this
-machine's device (for a GPU stage), this machine's lock of the fingerprint, and the store's lease.
+A build needs three things, acquired in this order: this machine's device (for a GPU stage), this
+machine's file lock of the fingerprint, and the lease in the store. If one is unavailable all are
+released before the next try, so two builders cannot deadlock.
 """
 
 import contextlib
@@ -22,15 +23,15 @@ from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store, StoreUnavailable
 from nanochat_core.errors import StoreError
 
-_SECONDS_BETWEEN_TRIES = 0.2  # for what this machine gives without asking the store
-_SLOWING = 1.5
+_SECONDS_BETWEEN_TRIES = 0.2  # for device and file lock, which cost no request to the store
+_SLOWING = 1.5  # backoff factor between two tries
 
 Tell: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildClaim:
-    """What is asked for, and by whom."""
+    """A request to build one fingerprint, and the callbacks of its owner."""
 
     stage: str
     fingerprint: str
@@ -40,24 +41,25 @@ class BuildClaim:
     claim: Claimant
     terms: LeaseTimings
     stop: threading.Event  # ends the waiting, and later the job
-    find: Callable[[], Manifest | None]  # the artifact, when it need not be built any more
-    tell: Tell  # is told whom one waits for, now and again
+    find: Callable[[], Manifest | None]  # the artifact, if it exists by now
+    tell: Tell  # gets a line about the process waited for, at times
 
 
 @contextlib.contextmanager
 def acquire(turn: BuildClaim) -> Generator[HeldLease | Manifest]:
-    """Hold all that is needed to build while the block runs; or give what was built meanwhile.
+    """Hold device, file lock and lease while the block runs, or yield the artifact if it appears.
 
-    Whoever got the lease looks for the artifact again: the owner before may have made it. Raises
-    StageInterrupted when the run is stopped while it waits, and StoreError when the store refuses
-    at first, or for as long as a lease lives. A store that does not answer is waited for.
+    A caller that gets the lease must look for the artifact again: the owner before may have
+    published it. Raises StageInterrupted if the run is stopped meanwhile, and StoreError if the
+    store refuses at the first contact, or refuses for longer than a lease lives. While the store
+    does not answer, this waits without a limit.
     """
     with contextlib.ExitStack() as held:
         yield _wait(turn, held)
 
 
 def _wait(turn: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest:
-    words = _WaitReporter(turn)
+    reporter = _WaitReporter(turn)
     pause = turn.terms.look
     next_look = time.monotonic()
     reached: float | None = None  # when the store last answered
@@ -65,50 +67,56 @@ def _wait(turn: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest:
     while True:
         if turn.stop.is_set():
             raise StageInterrupted(f"{turn.stage} was not started: the run is being stopped")
+        # What a failed try acquired is released at the end of this block, before the pause.
         with contextlib.ExitStack() as mine:
             is_free_here = _take_here(turn, mine)
+            # _take_here has slept 0.2 s: a local lock is polled often, the store seldom.
             if not is_free_here and time.monotonic() < next_look:
                 continue
             try:
-                found = _ask_store(turn, mine, words, is_free_here=is_free_here)
+                found = _ask_store(turn, mine, reporter, is_free_here=is_free_here)
                 reached, away_since = time.monotonic(), None
             except StoreUnavailable as error:
                 away_since = away_since or time.monotonic()
-                words.say_away(time.monotonic() - away_since, error)
+                reporter.say_away(time.monotonic() - away_since, error)
                 found = None
             except StoreError:
+                # A refusal at the first contact is a wrong setting; a later one may pass.
                 if reached is None or time.monotonic() - reached > turn.terms.ttl:
                     raise
                 found = None
             if isinstance(found, HeldLease):
+                # Hand everything to the caller's stack: `mine` releases nothing any more.
                 held.enter_context(mine.pop_all())
             if found is not None:
                 return found
-        if is_free_here:
+        if is_free_here:  # nothing is held in this pause: other stages may use the device
             turn.stop.wait(pause)
         next_look = time.monotonic() + pause
         pause = min(pause * _SLOWING, turn.terms.longest_look)
 
 
 def _take_here(turn: BuildClaim, held: contextlib.ExitStack) -> bool:
-    """Take what this machine gives. When it is taken already, wait a moment; whether we have it."""
+    """Acquire device and file lock, waiting 0.2 s at most. Returns False if one is taken."""
     if turn.device is not None:
         if not turn.device.acquire(timeout=_SECONDS_BETWEEN_TRIES):
             return False
         held.callback(turn.device.release)
     if held.enter_context(file_lock.try_hold(turn.lock_path)):
         return True
-    held.close()
+    held.close()  # releases the device before the sleep
     turn.stop.wait(_SECONDS_BETWEEN_TRIES)
     return False
 
 
 def _ask_store(
-    turn: BuildClaim, held: contextlib.ExitStack, words: "_WaitReporter", *, is_free_here: bool
+    turn: BuildClaim, held: contextlib.ExitStack, reporter: "_WaitReporter", *, is_free_here: bool
 ) -> HeldLease | Manifest | None:
-    """The lease if it can be had, else the artifact if it has appeared; else say who builds."""
+    """Return the lease if it is free, else the artifact if it exists; else report who builds."""
     store, stage, fingerprint, terms = turn.store, turn.stage, turn.fingerprint, turn.terms
     if is_free_here:
+        # The file lock comes before the lease: try_acquire takes over a lease of this home at once
+        # because the lock proves that its owner is dead.
         found = held.enter_context(
             hold_lease(store, stage, fingerprint, turn.claim, stop=turn.stop, terms=terms)
         )
@@ -117,17 +125,18 @@ def _ask_store(
         builder = found
     else:
         owner = file_lock.find_owner(turn.lock_path)
+        # No owner means that only the device is missing: a lease of this home is a dead process's.
         dead = None if owner else turn.claim.home
         builder = find_holder(store, stage, fingerprint, ttl=terms.ttl, dead=dead) or owner
     if manifest := turn.find():
         return manifest
-    if builder is not None:  # else the device is what we wait for
-        words.say(builder)
+    if builder is not None:  # else this waits for the device alone
+        reporter.say(builder)
     return None
 
 
 class _WaitReporter:
-    """Says whom one waits for: when that changes, when he falls silent, and now and again."""
+    """Reports the builder waited for: when it changes, when it falls silent, and at intervals."""
 
     def __init__(self, turn: BuildClaim) -> None:
         self._tell = turn.tell
@@ -136,17 +145,20 @@ class _WaitReporter:
         self._when = 0.0
 
     def say(self, builder: LeaseHolder | file_lock.Owner) -> None:
-        """Say it, unless it was said just before."""
+        """Report the builder, unless the same line was reported just before."""
         now = time.monotonic()
         is_silent = isinstance(builder, LeaseHolder) and builder.age > self._terms.ttl / 2
+        # Step and age change with each look, so they do not make a line a new one.
         said = (builder.host, builder.pid, is_silent)
         if said != self._said or now - self._when >= self._terms.say:
             self._said, self._when = said, now
-            after = f"; taken over after {self._terms.ttl:g} s without one" if is_silent else ""
-            self._tell(f"waiting: built by {builder}{after}")
+            expiry = (
+                f"; its lease expires {self._terms.ttl:g} s after the last" if is_silent else ""
+            )
+            self._tell(f"waiting: built by {builder}{expiry}")
 
     def say_away(self, seconds: float, error: StoreUnavailable) -> None:
-        """Say that the store does not answer, unless it was said just before."""
+        """Report that the store does not answer, unless that was reported just before."""
         now = time.monotonic()
         if self._said is not None or now - self._when >= self._terms.say or not seconds:
             self._said, self._when = None, now

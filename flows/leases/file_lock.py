@@ -1,8 +1,8 @@
-"""File locks of this machine: one process of it builds a fingerprint, or fetches into a directory.
+"""File locks of one machine (flock): one process builds a fingerprint or fetches into a directory.
 
-The kernel frees a lock when its process ends, however it ends, so whoever holds the lock of a
-fingerprint knows that an earlier owner in the same home is dead. Between machines there are leases
-(flows/leases/lease.py). The lock file also tells a waiter who is building.
+The kernel releases a lock when its process ends, however it ends. So a process that holds the lock
+of a fingerprint knows that an earlier owner in the same home is dead. Between machines there are
+leases (flows/leases/lease.py). The lock file holds a note that names its owner, for those who wait.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _TRIES_FOR_A_NOTE = 100  # 10 ms apart
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """Who is building."""
+    """The process that holds a lock, as its note in the lock file names it."""
 
     pid: int
     host: str
@@ -40,21 +40,19 @@ class Owner:
 
 
 def lock_path(work: Path, stage: str, fingerprint: str) -> Path:
-    """The lock of one fingerprint, beside its work directory."""
+    """Return the path of the lock of one fingerprint, beside its work directory."""
     return work / stage / f"{short(fingerprint)}.lock"
 
 
 def work_directory(work: Path, stage: str, fingerprint: str) -> Path:
-    """Where the job of one fingerprint runs, and where an unfinished one is gone on with."""
+    """Return the directory in which the job of one fingerprint runs and is resumed."""
     return work / stage / short(fingerprint)
 
 
 def home_id(home: Path) -> str:
-    """What the file locks of `home` are known by: only processes that they keep apart share it.
+    """Return the id of `home`; two processes have the same id only if its locks exclude each other.
 
-    Part of it is a random id, made once. The file's own place on its disk and the running kernel
-    are part of it too, because the locks of a copied home, or of one that another machine reaches
-    over a network, are other locks. Raises StageError when it cannot be made.
+    Makes the id if there is none. 32 hex digits. Raises StageError if it cannot be written.
     """
     if (found := find_home_id(home)) is None:
         try:
@@ -67,7 +65,7 @@ def home_id(home: Path) -> str:
 
 
 def find_home_id(home: Path) -> str | None:
-    """The id of `home`, or None when nothing was built in it yet."""
+    """Return the id of `home`. None means that nothing was built in it yet."""
     try:
         with (home / "id").open(encoding="ascii") as file:
             random, status = file.read().strip(), os.fstat(file.fileno())
@@ -75,24 +73,26 @@ def find_home_id(home: Path) -> str | None:
         return None
     except OSError as error:
         raise _not_writable(home / "id", error) from error
+    # A copied home has another inode, and a home on a network disk is seen from another kernel.
+    # Neither shares flock with this one, so neither may have the same id.
     parts = (random, boot_id(), status.st_dev, status.st_ino)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 @contextlib.contextmanager
 def hold(path: Path, on_wait: Callable[[Owner | None], None]) -> Generator[None]:
-    """Hold the lock at `path`; while another process has it, wait.
+    """Hold the lock at `path` while the block runs; wait while another process has it.
 
-    `on_wait` is called once for each owner that is waited for (None: it has not said who it is).
-    Whoever waited looks again for what it needs: the other one may have made it. Raises StageError
-    when the lock file cannot be written.
+    `on_wait` is called once for each owner that is waited for; None means an owner that has not
+    written its note yet. A caller that waited must look again for what it needs: the owner before
+    may have made it. Raises StageError if the lock file cannot be written.
     """
-    told: set[Owner | None] = set()
+    reported: set[Owner | None] = set()
     with _open(path) as file:
         while not _try_lock(file, fcntl.LOCK_EX):
             owner = _read_owner(path)
-            if owner not in told:
-                told.add(owner)
+            if owner not in reported:
+                reported.add(owner)
                 on_wait(owner)
             time.sleep(_SECONDS_BETWEEN_TRIES)
         with _owning(file, path):
@@ -101,9 +101,9 @@ def hold(path: Path, on_wait: Callable[[Owner | None], None]) -> Generator[None]
 
 @contextlib.contextmanager
 def try_hold(path: Path) -> Generator[bool]:
-    """Hold the lock at `path` if it is free; whether it is held.
+    """Hold the lock at `path` while the block runs, if it is free. Yields whether it is held.
 
-    Raises StageError when the lock file cannot be written.
+    Does not wait. Raises StageError if the lock file cannot be written.
     """
     with _open(path) as file:
         if _try_lock(file, fcntl.LOCK_EX):
@@ -114,10 +114,11 @@ def try_hold(path: Path) -> Generator[bool]:
 
 
 def find_owner(path: Path) -> Owner | None:
-    """Who holds the lock at `path`, or None when nobody does, or nobody who says so in a second."""
+    """Return the owner of the lock at `path`. None means free, or no whole note within a second."""
     try:
         with path.open(encoding="utf-8") as file:
             for _ in range(_TRIES_FOR_A_NOTE):
+                # Shared: two processes that look at once do not take each other for an owner.
                 if _try_lock(file, fcntl.LOCK_SH):
                     return None
                 if owner := _read_owner(path):
@@ -131,6 +132,7 @@ def find_owner(path: Path) -> Owner | None:
 def _open(path: Path) -> IO[str]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Not "w", which would truncate the note of the process that holds the lock.
         return path.open("a+", encoding="utf-8")
     except OSError as error:
         raise _not_writable(path, error) from error
@@ -138,7 +140,7 @@ def _open(path: Path) -> IO[str]:
 
 @contextlib.contextmanager
 def _owning(file: IO[str], path: Path) -> Generator[None]:
-    """Say in the locked file who holds it. Closing the file gives the lock back."""
+    """Keep a note of this process in the locked file. Closing the file releases the lock."""
     try:
         _write_owner(file)
     except OSError as error:
@@ -146,7 +148,7 @@ def _owning(file: IO[str], path: Path) -> Generator[None]:
     try:
         yield
     finally:
-        file.truncate(0)
+        file.truncate(0)  # before the release, so that no later reader finds a former owner
 
 
 def _try_lock(file: IO[str], kind: int) -> bool:
@@ -165,7 +167,7 @@ def _write_owner(file: IO[str]) -> None:
 
 
 def _read_owner(path: Path) -> Owner | None:
-    """None when the note is not whole yet."""
+    """Return the note in a lock file. None means that it is not whole yet."""
     try:
         return Owner(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError):
@@ -173,14 +175,15 @@ def _read_owner(path: Path) -> Owner | None:
 
 
 def _make_id(path: Path) -> None:
-    """Write a new id, whole, unless another process was quicker."""
+    """Write a new id, whole, unless another process has written one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".id.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("x", encoding="ascii") as file:
             file.write(f"{uuid.uuid4().hex}\n")
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the link: a crash must not leave an empty id
+        # A link, unlike a rename, never replaces an id under which another process holds a lease.
         with contextlib.suppress(FileExistsError):
             os.link(temporary, path)
         sync_directory(path.parent)

@@ -1,9 +1,9 @@
-"""Holds a lease while a job runs: renews it, and notices when it is lost.
+"""Hold a lease while a job runs: renew it, and notice when it is lost.
 
-A lease is lost when the record has another owner, and only then. While the store does not answer
-the job continues: nothing says that another process wants the lease, and what the job saves on this
-machine is not lost by waiting. At the next contact the record decides. An owner that was replaced
-meanwhile is kept from publishing by `check`, not by a clock.
+A lease is lost when its record names another owner, and only then. While the store does not answer
+the job continues: no other process may want the lease, and what the job saves on this machine is
+not lost by waiting. At the next contact the record decides. An owner that was replaced meanwhile is
+kept from publishing by `check`, not by a clock.
 """
 
 import contextlib
@@ -27,30 +27,30 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, StoreError
 
 _SECONDS_BETWEEN_LOOKS = 0.2
-_SECONDS_TO_END = 5.0  # for a heartbeat that is on its way when the block ends
-_UNREACHABLE = (StoreError, ArtifactError)  # a damaged answer is as good as none
+_SECONDS_TO_END = 5.0  # for a heartbeat whose request is under way when the block ends
+_UNREACHABLE = (StoreError, ArtifactError)  # a damaged answer decides as little as none
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseTimings:
-    """How long things take around a lease, in seconds."""
+    """Intervals and limits around a lease, in seconds."""
 
     ttl: float = TTL
     beat: float = BEAT
-    look: float = 1.0  # between the first looks of one who waits: each asks the store
+    look: float = 1.0  # between the first looks at the store while waiting; backs off from there
     longest_look: float = 5.0
-    say: float = 30.0  # between two lines about the same owner
-    meet: float = 600.0  # that the nodes of a stage wait for each other at first
+    say: float = 30.0  # between two log lines about the same owner
+    meet: float = 600.0  # limit for the first rendezvous of the nodes of a stage
 
 
 class HeldLease:
-    """A lease that is ours until `lost` is set; see `hold_lease`."""
+    """A lease that this process holds until `lost` is set; see `hold_lease`."""
 
     def __init__(
         self, store: Store, held: LeaseGrant, *, stop: threading.Event, terms: LeaseTimings
     ) -> None:
         self.lost = threading.Event()
-        self.ending = threading.Event()  # lost, or `stop` is set: what ends the job
+        self.ending = threading.Event()  # set with `lost`, or once `stop` is set: ends the job
         self._store = store
         self._held = held
         self._stop = stop
@@ -61,33 +61,34 @@ class HeldLease:
 
     @property
     def owner(self) -> str:
-        """Recorded in what is written under this lease."""
+        """Return the owner's id, recorded in everything written under this lease."""
         return self._held.owner
 
     @property
     def epoch(self) -> int:
-        """Recorded in what is written under this lease."""
+        """Return the fencing token, recorded in everything written under this lease."""
         return self._held.epoch
 
     def note(self, *, step: int, total: int) -> None:
-        """How far the job is; the next heartbeat tells it."""
+        """Note the job's progress; the next heartbeat puts it into the record."""
+        # One assignment: the heartbeat thread never pairs an old step with a new total.
         self._progress = (step, total)
 
     def check(self) -> None:
-        """Raises LeaseLost when somebody else has or had the lease since it became ours.
+        """Read the record. Raises LeaseLost if another process has acquired the lease since.
 
-        The store alone decides: one that was not renewed, and that nobody took, is still ours.
+        The store alone decides: a lease that expired, and that no process took over, is still ours.
         """
         check(self._store, self._held)
 
     def raise_if_lost(self) -> None:
-        """Raises LeaseLost, saying how, when `lost` is set."""
+        """Raise LeaseLost, with the reason, if a heartbeat found the lease lost."""
         if self._error is not None:
             raise self._error
 
     @contextlib.contextmanager
     def keep(self) -> Generator[None]:
-        """Renew the lease while the block runs, and give it back at its end."""
+        """Renew the lease while the block runs, and release it at its end."""
         beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         watching = threading.Thread(target=self._watch, name="lease", daemon=True)
         beating.start()
@@ -98,7 +99,9 @@ class HeldLease:
             self._over.set()
             watching.join()
             beating.join(_SECONDS_TO_END)
-            if not beating.is_alive():  # else the store hangs; the lease will run out
+            # A heartbeat that still hangs in the store could interfere with the release; then the
+            # lease is left to expire.
+            if not beating.is_alive():
                 with contextlib.suppress(*_UNREACHABLE):
                     release(self._store, self._held)
 
@@ -114,13 +117,17 @@ class HeldLease:
                 continue  # the record decides when it can be read again
 
     def _watch(self) -> None:
-        """Pass on the stop of the run: a heartbeat may hang in the store for minutes."""
+        """Set `ending` when the run is stopped.
+
+        In a thread of its own, because a heartbeat may hang in the store for minutes.
+        """
         while not self._over.wait(_SECONDS_BETWEEN_LOOKS):
             if self._stop.is_set():
                 self.ending.set()
                 return
 
     def _lose(self, error: LeaseLost) -> None:
+        # The reason before the event: a thread that sees `lost` finds the reason.
         self._error = self._error or error
         self.lost.set()
         self.ending.set()
@@ -136,10 +143,10 @@ def hold_lease(
     stop: threading.Event,
     terms: LeaseTimings,
 ) -> Generator[HeldLease | LeaseHolder]:
-    """Hold the lease of a fingerprint if it can be had, while the block runs; else say who has it.
+    """Hold the lease of a fingerprint while the block runs, or yield its holder if it is taken.
 
-    Does not wait. As for `try_acquire`, the caller holds the fingerprint's kernel lock. What was
-    held is given back when the block ends, however it ends.
+    Does not wait. As for `try_acquire`, the caller holds the fingerprint's kernel lock. The lease
+    is released when the block ends, however it ends.
     """
     found = try_acquire(store, stage, fingerprint, me, ttl=terms.ttl)
     if isinstance(found, LeaseHolder):

@@ -1,16 +1,16 @@
-"""The right to build one fingerprint, for a while: {stage}/{fingerprint}/lease.json in the store.
+"""The lease on a fingerprint, the right to build it: {stage}/{fingerprint}/lease.json in the store.
 
-Its owner renews it while it builds, and others wait. It changes hands when it was given back, when
-it was not renewed for `ttl` seconds, or at once when its owner is known to be dead. Each owner has
-an epoch, one more than the one before: whoever goes on after having lost the lease (its machine
-slept, its network was away) finds another epoch and stops. The record stays as long as anything of
-the fingerprint does, so epochs only grow.
+Its owner renews it while it builds, and others wait. Another process may acquire it after it was
+released, after it expired (no renewal for `ttl` seconds), or at once if its owner is known to be
+dead. Each owner has an epoch, a fencing token, one more than that of the owner before: a process
+that continues after it lost the lease (its machine slept, its network was away) finds another epoch
+and stops. The record stays as long as anything of the fingerprint does, so epochs only grow.
 
-Leases save money. That there is one artifact in the end comes from put-if-absent of its manifest;
-`check` right before it keeps an owner that lost its lease from publishing.
+Leases avoid duplicate work. That there is only one artifact is guaranteed by put-if-absent of its
+manifest; `check` right before it keeps an owner that lost its lease from publishing.
 
-Here are the steps, without clocks, threads or chance: ages are by the store's clock, and who one
-is, is an argument. flows/leases/held_lease.py puts threads around them.
+This module has no clock, threads or randomness: ages are by the store's clock, and the claimant is
+an argument. flows/leases/held_lease.py adds the threads.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -22,30 +22,30 @@ from infra.storage.base import Store, StoreUnavailable, VersionedObject
 from nanochat_core.errors import StageError, StoreError
 
 FORMAT = 1
-TTL = 90.0  # seconds without renewal after which anybody may take a lease over
+TTL = 90.0  # seconds without renewal after which a lease has expired
 BEAT = 10.0  # seconds between renewals
-_TRIES = 4  # a swap fails because somebody else's succeeded: to meet that more often takes a crowd
+_TRIES = 4  # a swap fails only if another process's succeeded: more failures take a crowd
 
 
 class LeaseLost(StageError):
-    """Another process may be building now. What this one saved stays and is used again."""
+    """The lease is lost; another process may be building. What this one saved is resumed later."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claimant:
-    """Who wants to build: one of it for each attempt, so that its bytes are nobody else's."""
+    """A process that wants to build. Each attempt has its own, so no two write the same bytes."""
 
     owner: str  # uuid, hex
     run: str
     host: str
     pid: int
     home: str  # file_lock.home_id of the home in which it holds the fingerprint's kernel lock
-    since: str  # UTC, 2026-11-21T05:53:38Z; told to people, never compared
+    since: str  # UTC, 2026-11-21T05:53:38Z; for people, never compared
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRecord:
-    """What lease.json says."""
+    """The contents of lease.json."""
 
     owner: str
     run: str
@@ -54,16 +54,17 @@ class LeaseRecord:
     home: str
     since: str
     epoch: Count  # 1 for the first owner
-    # Writes by this owner: no two records have the same bytes, so no version comes back.
+    # Writes by this owner. No two records have the same bytes: a version may be a hash of them
+    # (an ETag), and a version that came back would let a write that arrives late succeed (ABA).
     beat: Count
     step: Count  # of the job, and `total` of it; 0 of 0 before it says so
     total: Count
-    released: bool  # given back; the record stays, because the next epoch follows from it
+    released: bool  # the record stays, because the next epoch follows from it
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseGrant:
-    """A lease that is ours, as of its last renewal."""
+    """A lease that this process holds, as of its last renewal."""
 
     stage: str
     fingerprint: str
@@ -71,35 +72,35 @@ class LeaseGrant:
 
     @property
     def name(self) -> str:
-        """What is built under it, as a person calls it: stage/fingerprint."""
+        """Return the name of the artifact built under it: stage/fingerprint, shortened."""
         return f"{self.stage}/{short(self.fingerprint)}"
 
     @property
     def owner(self) -> str:
-        """Whose it is."""
+        """Return the id of its owner."""
         return self.record.owner
 
     @property
     def epoch(self) -> int:
-        """How many owners there were, this one included."""
+        """Return the fencing token: the number of owners so far, this one included."""
         return self.record.epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseHolder:
-    """Somebody else who is building, as far as is known."""
+    """Another process that builds, as far as its record says."""
 
     record: LeaseRecord
     age: float  # seconds since its last renewal
 
     @property
     def host(self) -> str:
-        """The machine it builds on."""
+        """Return the machine it builds on."""
         return self.record.host
 
     @property
     def pid(self) -> int:
-        """Its process there."""
+        """Return its process id on that machine."""
         return self.record.pid
 
     def __str__(self) -> str:
@@ -109,7 +110,7 @@ class LeaseHolder:
 
 
 def check_decides(store: Store) -> None:
-    """Raise StoreError if a store cannot decide between writers, so that nothing is built in it."""
+    """Raise StoreError if a store lacks atomic conditional writes, which leases depend on."""
     if missing := store.missing_guarantees():
         raise StoreError(
             f"store {store.url} cannot hold a run: it {' and '.join(missing)}",
@@ -121,12 +122,12 @@ def check_decides(store: Store) -> None:
 def try_acquire(
     store: Store, stage: str, fingerprint: str, me: Claimant, *, ttl: float
 ) -> LeaseGrant | LeaseHolder:
-    """The lease, if it can be had; else who has it.
+    """Return the lease if it could be acquired, else its holder. Does not wait.
 
     The caller holds the kernel lock of this fingerprint in its home, so another owner in the same
-    home is dead, and its lease is taken over at once. May be repeated with the same claim after an
-    error: a lease that was ours without our knowing is found to be. Raises StoreError where the
-    store cannot decide.
+    home is dead, and its lease is taken over at once. Idempotent: after an error it may be repeated
+    with the same claim, and finds a lease whose grant got no answer. Raises StoreError if the store
+    has no atomic conditional writes.
     """
     check_decides(store)
     key = _key(stage, fingerprint)
@@ -137,12 +138,13 @@ def try_acquire(
             mine = _first(me)
             if store.put_if_absent(key, _to_json(mine)):
                 return LeaseGrant(stage=stage, fingerprint=fingerprint, record=mine)
-            continue
+            continue  # another process was first: read its record
         record, stored = found
         seen = LeaseHolder(record=record, age=stored.age)
         if not _may_take(seen, me, ttl=ttl):
             return seen
         mine = _next(record, me)
+        # On the version that was just read: of two processes that take over, one succeeds.
         if store.put_if_same(key, _to_json(mine), version=stored.version):
             return LeaseGrant(stage=stage, fingerprint=fingerprint, record=mine)
     if seen is not None:
@@ -151,10 +153,11 @@ def try_acquire(
 
 
 def renew(store: Store, held: LeaseGrant, *, step: int, total: int) -> LeaseGrant:
-    """Tell the store that we are alive and how far the job is. Raises LeaseLost."""
+    """Renew the lease and record the job's progress. Raises LeaseLost."""
     key = _key(held.stage, held.fingerprint)
     for _ in range(_TRIES):
         record, stored = _ours(store, held)
+        # From the stored record, not from `held`: an earlier renewal whose answer was lost counts.
         new = replace(record, beat=record.beat + 1, step=step, total=total)
         if store.put_if_same(key, _to_json(new), version=stored.version):
             return replace(held, record=new)
@@ -162,12 +165,12 @@ def renew(store: Store, held: LeaseGrant, *, step: int, total: int) -> LeaseGran
 
 
 def check(store: Store, held: LeaseGrant) -> None:
-    """Ask the store whether the lease is still ours. Raises LeaseLost."""
+    """Raise LeaseLost unless the record in the store still names this owner and epoch."""
     _ours(store, held)
 
 
 def release(store: Store, held: LeaseGrant) -> None:
-    """Give the lease back, so that the next owner need not wait. Nothing happens if it was lost."""
+    """Release the lease, so that the next owner need not wait for it to expire. No-op if lost."""
     key = _key(held.stage, held.fingerprint)
     for _ in range(_TRIES):
         try:
@@ -182,9 +185,10 @@ def release(store: Store, held: LeaseGrant) -> None:
 def find_holder(
     store: Store, stage: str, fingerprint: str, *, ttl: float = TTL, dead: str | None = None
 ) -> LeaseHolder | None:
-    """Who is building, or None when nobody is.
+    """Return the process that builds. None means no process: the lease is absent, free or expired.
 
-    `dead` is a home in which nobody holds the fingerprint's kernel lock: its lease counts as none.
+    `dead` is a home in which no process holds the fingerprint's kernel lock: its leases do not
+    count.
     """
     found = _find(store, stage, fingerprint)
     if found is None:
@@ -197,6 +201,7 @@ def find_holder(
 
 def _may_take(holder: LeaseHolder, me: Claimant, *, ttl: float) -> bool:
     record = holder.record
+    # The same home: the caller holds its kernel lock, so the owner is dead, or is this very claim.
     return record.released or record.home == me.home or holder.age > ttl
 
 
@@ -205,14 +210,15 @@ def _first(me: Claimant) -> LeaseRecord:
 
 
 def _next(record: LeaseRecord, me: Claimant) -> LeaseRecord:
-    """The record of whoever comes after this one: another epoch, unless it is ours already."""
+    """Return the record with which `me` takes over: a new epoch, unless the lease is its own."""
+    # Its own means that the answer to an earlier acquisition was lost: the epoch stays.
     if record.owner == me.owner and not record.released:
         return replace(record, beat=record.beat + 1)
     return replace(_first(me), epoch=record.epoch + 1)
 
 
 def _ours(store: Store, held: LeaseGrant) -> tuple[LeaseRecord, VersionedObject]:
-    """The record as it is now, if it still says that the lease is ours. Raises LeaseLost."""
+    """Return the stored record if it still names this owner and epoch. Raises LeaseLost."""
     found = _find(store, held.stage, held.fingerprint)
     if found is None:
         raise _lost(held, ": its record was removed")
@@ -225,13 +231,14 @@ def _ours(store: Store, held: LeaseGrant) -> tuple[LeaseRecord, VersionedObject]
 
 
 def _is_of(held: LeaseGrant, record: LeaseRecord) -> bool:
+    # The epoch too: the same claim may acquire the lease anew after it was released.
     return (record.owner, record.epoch) == (held.owner, held.epoch)
 
 
 def _lost(held: LeaseGrant, how: str) -> LeaseLost:
     return LeaseLost(
         f"{held.name} lost its lease{how}",
-        hint="run the same command again: it waits for whoever builds now and uses the result",
+        hint="run the same command again: it waits for the current builder and uses the result",
     )
 
 

@@ -1,8 +1,8 @@
-"""Waits for a store that does not answer, instead of giving up work that is on this machine's disk.
+"""Retry while the store does not answer, instead of giving up work that is on this machine's disk.
 
-A lease cannot be taken over through a store that no process reaches, and what another process does
-through one that it reaches is found at the next contact. So there is no limit: the wait ends when
-the store answers, when the run is stopped, or when the lease is known to be lost.
+No process can take a lease over through a store that none reaches, and what another process does
+through a store that it alone reaches is found at the next contact. So there is no limit: the wait
+ends when the store answers, when the run is stopped, or when the lease is found lost.
 """
 
 import threading
@@ -14,13 +14,13 @@ from flows.leases.held_lease import LeaseTimings
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store, StoreUnavailable
 
-_GROWTH = 1.5
+_GROWTH = 1.5  # backoff factor between two tries
 
 T = TypeVar("T")
 
 
 class StoreWait:
-    """Repeats what the store did not answer, for a run or a stage. For any number of threads."""
+    """A retry loop for requests without an answer, for a run or a stage. Safe for many threads."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class StoreWait:
     def __call__(self, action: Callable[[], T], /) -> T:
         """Return what `action` returns; while it raises StoreUnavailable, wait and call it again.
 
-        The action must be safe to repeat: whether the store carried out a request that it did not
-        answer is unknown. What decides anything asks for the lease again within the action.
+        The action must be idempotent: a request without an answer may have been carried out. An
+        action that decides anything must check the lease again within itself, on each try.
         Raises StageInterrupted if the run is stopped, and what `check` raises between two tries.
         """
         pause = self._terms.look
@@ -61,10 +61,12 @@ class StoreWait:
                         f"{self._name} was stopped while it waited for {self._store.url}",
                         hint="run the same command again: what is on this machine is used again",
                     ) from error
+            # Another thread may have reached the store meanwhile and found the lease lost.
             self._check()
             pause = min(pause * _GROWTH, self._terms.longest_look)
 
     def _report(self, seconds: float, error: StoreUnavailable) -> None:
+        # One line per interval for all threads: they all wait for the same store.
         now = time.monotonic()
         with self._lock:
             if now < self._next_report:

@@ -1,4 +1,4 @@
-"""A machine's device for GPU stages: one at a time, and of those that wait a chosen one first."""
+"""A priority queue for a machine's device: one GPU stage at a time, the lowest rank first."""
 
 import threading
 import time
@@ -6,31 +6,33 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 Rank: TypeAlias = tuple[int, ...]
-_SECONDS_TO_ASK_AGAIN = 3.0  # who has not by then does not want it any more
+# Callers poll with short timeouts and may stop doing so. A waiter that has not polled for so many
+# seconds no longer holds back those of a higher rank.
+_SECONDS_TO_ASK_AGAIN = 3.0
 
 
 class DeviceSlot(Protocol):
-    """What one stage has at a time. A semaphore is one: it is given to anybody who waits."""
+    """A device that one stage uses at a time. A threading.Semaphore is one, without priorities."""
 
     def acquire(self, *, timeout: float) -> bool:
-        """Take it; False when it is still taken after so many seconds."""
+        """Acquire the device. Returns False if it is still taken after `timeout` seconds."""
         ...
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the device."""
         ...
 
 
 class PriorityQueue:
-    """One device for several who wait for it, each with a rank: the least one is the next."""
+    """One device and those that wait for it, each with a rank: the lowest rank is next."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._asked: dict[Rank, float] = {}  # when those who wait asked last
+        self._asked: dict[Rank, float] = {}  # time.monotonic() of each waiter's last poll
         self._is_taken = False
 
     def take(self, rank: Rank, *, timeout: float) -> bool:
-        """Take the device when it is free and no lesser rank waits; False when time is over."""
+        """Acquire the device once it is free and no lower rank waits. Returns False on timeout."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while True:
@@ -41,11 +43,11 @@ class PriorityQueue:
                     del self._asked[rank]
                     return True
                 if now >= deadline:
-                    return False
+                    return False  # its poll stays noted: between two polls it keeps its place
                 self._changed.wait(deadline - now)
 
     def give_back(self) -> None:
-        """Let the next one have it."""
+        """Release the device and wake all that wait: each checks whether it is next."""
         with self._changed:
             self._is_taken = False
             self._changed.notify_all()
@@ -56,15 +58,15 @@ class PriorityQueue:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueEntry:
-    """A device as one of those who wait sees it."""
+    """The device of a PriorityQueue as one waiter sees it, with the waiter's rank."""
 
     queue: PriorityQueue
     rank: Rank
 
     def acquire(self, *, timeout: float) -> bool:
-        """See Device."""
+        """Acquire the device, as DeviceSlot.acquire does."""
         return self.queue.take(self.rank, timeout=timeout)
 
     def release(self) -> None:
-        """See Device."""
+        """Release the device, as DeviceSlot.release does."""
         self.queue.give_back()

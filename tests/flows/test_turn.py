@@ -169,7 +169,7 @@ def test_a_builder_that_falls_silent_is_told_and_taken_over(
         assert isinstance(lease, HeldLease)
         assert lease.epoch == 2
     assert len(waiter.told) == 2
-    assert waiter.told[1].endswith("s ago; taken over after 2 s without one")
+    assert waiter.told[1].endswith("s ago; its lease expires 2 s after the last")
 
 
 def test_an_artifact_that_appears_ends_the_waiting(
