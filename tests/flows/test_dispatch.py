@@ -34,7 +34,7 @@ def pool(server: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    from flows.orchestration.dispatch import dispatch
+    from flows.orchestration import dispatch
 
     monkeypatch.setattr(dispatch, "SECONDS_BETWEEN_LOOKS", 0.1)
 
@@ -260,7 +260,7 @@ def test_an_artifact_ends_the_waiting_while_prefect_is_away(
 ) -> None:
     import httpx
 
-    from flows.orchestration.dispatch import dispatch
+    from flows.orchestration import dispatch
     from tests.flows.pools import wait_until
 
     caller = make_caller("one")
