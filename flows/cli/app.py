@@ -1,9 +1,9 @@
-"""The `nanochat` command line: its commands, and how every mistake of a person is answered.
+"""The `nanochat` command line: the table of its commands, and the entry point that runs one.
 
-A mistake ends as `error: ...` and `hint: ...` on stderr with exit code 1, never as a traceback. Our
-own bugs raise. Only the module of the command that was asked for is imported, and commands import
-what is slow (torch, Prefect, rich's progress bars) inside their functions: `nanochat --help` and
-`nanochat plan` answer at once.
+A user's mistake ends as `error: ...` and `hint: ...` on stderr with exit code 1, never as a
+traceback. Bugs raise. Only the module of the requested command is imported, and commands import
+slow packages (torch, Prefect, rich's progress bars) inside their functions, so that
+`nanochat --help` and `nanochat plan` start at once.
 """
 
 import errno
@@ -25,6 +25,7 @@ INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 _ABOUT = "Train your own ChatGPT as a pipeline you can stop, resume, schedule and trust."
 _TRAIN, _USE, _ARTIFACTS, _MACHINE = "train", "use", "artifacts", "machine"  # folders of commands
+# The help shows the groups in this order; cyclopts would sort them by name.
 _GROUPS = {
     _TRAIN: Group("Train", sort_key=1),
     _USE: Group("Use", sort_key=2),
@@ -35,22 +36,23 @@ _GROUPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Command:
-    """One command, or a group of commands that `make_{name}_app` of its module makes."""
+    """One command, or a group of commands made by `make_{name}_app` of its module."""
 
     name: str
-    folder: str  # that holds its module, and the group that the help shows it in
+    folder: str  # of its module in flows/cli; also its group in the help
     aliases: tuple[str, ...] = ()
-    function: str = ""  # of this name in the module of this name; by default the command's
-    usage: str | None = None  # where cyclopts itself would show [ARGS] for words that are optional
+    function: str = ""  # name of the module and of the function in it; "" means the command's name
+    usage: str | None = None  # replaces cyclopts' own, which shows optional words as [ARGS]
     is_group: bool = False
 
     def load(self) -> Any:
-        """Import the command's function, or what makes the group."""
+        """Import and return the command's function, or the function that makes the group."""
         module = importlib.import_module(f"flows.cli.{self.folder}.{self.function or self.name}")
         name = f"make_{self.name}_app" if self.is_group else self.function or self.name
         return getattr(module, name)
 
 
+# In the order in which the help lists them inside their group.
 _COMMANDS = (
     _Command(name="plan", folder=_TRAIN),
     _Command(name="run", folder=_TRAIN),
@@ -82,6 +84,7 @@ _COMMANDS = (
     _Command(name="down", folder=_MACHINE),
     _Command(name="bench", folder=_MACHINE, is_group=True),
 )
+# Errors of the machine, each with its hint. Any other OSError is a bug and keeps its traceback.
 _FACTS_OF_THE_MACHINE = {
     errno.ENOSPC: "free some space, or give another directory with --home",
     errno.EDQUOT: "free some space, or give another directory with --home",
@@ -92,16 +95,18 @@ _FACTS_OF_THE_MACHINE = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. `arguments` default to those of the process."""
+    """Run one command and return its exit code. `arguments` default to those of the process."""
     try:
         code = _call(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()  # here, so that a full disk or a closed pipe is met inside this function
+        # Flush inside the try: a full disk or a closed pipe must raise here. At interpreter exit it
+        # would print a traceback and change the exit code to 120.
+        sys.stdout.flush()
     except NanochatError as error:
         print_mistake(error)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader has closed its end, as in `nanochat ls | head -1`
         _settle_stdout()
         return 1
     except OSError as error:
@@ -118,7 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_app(asked: str = "") -> App:
-    """Make the command line: with the command that was `asked` for alone, or with all of them."""
+    """Return the command line with the command called `asked` alone, or with all commands.
+
+    An unknown or empty name loads all: the help and `did you mean` need every name.
+    """
     app = App(
         name="nanochat",
         help=_ABOUT,
@@ -126,6 +134,8 @@ def make_app(asked: str = "") -> App:
         help_format="plaintext",
         group_commands=Group("Options", sort_key=9),
         group_parameters=Group("Options", sort_key=9),
+        # By default cyclopts prints errors in a box of its own and exits. Here they are raised, and
+        # `main` shows them in the form of all other errors.
         exit_on_error=False,
         print_error=False,
         result_action="return_value",
@@ -151,7 +161,7 @@ def make_app(asked: str = "") -> App:
 
 
 def _unwrap(text: str) -> str:
-    """A docstring with one line a paragraph, for a terminal of whatever width."""
+    """Return a docstring with one line per paragraph, so that a terminal wraps it at its width."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
@@ -167,10 +177,11 @@ def _call(arguments: Sequence[str]) -> int:
 
 
 def _settle_stdout() -> None:
-    """Write what is left; if nobody takes it, keep the interpreter from failing again at exit."""
+    """Flush stdout; if that fails, point it at /dev/null."""
     try:
         sys.stdout.flush()
     except OSError:
+        # The interpreter flushes stdout again at exit and would print the error a second time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,8 @@
-"""The options that several commands share: what is trained, and where."""
+"""Options shared by several commands: what is trained (RunOptions) and where (StoreOptions and on).
+
+Each class is a flat group of options on the command line. Its `words` property gives the options
+back as text, for the commands that hints suggest.
+"""
 
 import json
 import shlex
@@ -79,7 +83,7 @@ class RunOptions:
     ] = ()
 
     def command(self, profile: str, *, place: Sequence[str] = ()) -> str:
-        """The command that runs `profile` with these changes, at a place given by options."""
+        """Return the `nanochat run` command of `profile` with these changes and options `place`."""
         words = ["nanochat", "run", profile]
         words += [] if self.depth is None else ["--depth", str(self.depth)]
         words += [word for override in self.overrides for word in ("--set", override)]
@@ -103,15 +107,17 @@ class StoreOptions:
 
     @property
     def words(self) -> list[str]:
-        """The options that were given, for a command that a person may copy."""
+        """The given options as command line words, for a command that a user may copy."""
         given = [("--home", self.home), ("--store", self.store)]
         return [word for name, value in given if value for word in (name, str(value))]
 
     @property
     def home_path(self) -> Path:
-        """The home directory, absolute, whether it exists or not."""
+        """The home directory as an absolute path; it need not exist."""
         if self.home is None:
             return default_home()
+        # Also what an unset variable gives: Path("") is Path("."). Work, store and caches would be
+        # scattered over whatever directory the command runs in.
         if str(self.home) == ".":
             raise ConfigError(
                 "--home is the current directory", hint="name a directory of its own for it"
@@ -130,12 +136,16 @@ class StoreOptions:
 
     @property
     def cache(self) -> Cache:
-        """Fetched artifacts; what is taken from them is in use as long as this process lives."""
+        """A new cache of fetched artifacts; what is taken from it is in use until it is closed."""
         return Cache(self.home_path / "artifacts", default_cache_limit())
 
     def open_home(self) -> Path:
-        """The home directory, made if need be. Raises ConfigError when a file is in its place."""
+        """Create the home directory if needed and return it.
+
+        Raises ConfigError if a file is in its place or it cannot be created.
+        """
         try:
+            # 0700: the home holds passwords of the Prefect server and of its database.
             self.home_path.mkdir(parents=True, exist_ok=True, mode=0o700)
         except (FileExistsError, NotADirectoryError) as error:
             raise ConfigError(
@@ -150,7 +160,7 @@ class StoreOptions:
         return self.home_path
 
     def open_store(self) -> Store:
-        """The artifact store, and the home directory that the default one lies in."""
+        """Return the artifact store. Creates the home directory, where the default store is."""
         self.open_home()
         return open_store(self.store_url)
 
@@ -158,7 +168,7 @@ class StoreOptions:
 @Parameter(name="*", group=_WHERE)
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(StoreOptions):
-    """A place, and whether its GPUs are used."""
+    """Home, store and the number of GPUs."""
 
     gpus: Annotated[
         int | None,
@@ -166,12 +176,15 @@ class DeviceOptions(StoreOptions):
     ] = None
 
     def device(self) -> str:
-        """The device one model runs on: "cuda" or "cpu"."""
+        """Return the device that one model runs on: "cuda" or "cpu"."""
         self.check_gpus()
         return device_for(count_gpus() if self.gpus is None else self.gpus)
 
     def check_gpus(self, *, elsewhere: bool = False) -> None:
-        """Raises ConfigError when there are not so many GPUs; `elsewhere` nobody knows here."""
+        """Raise ConfigError if this machine has fewer GPUs than --gpus.
+
+        elsewhere: the work runs on other machines, whose GPUs cannot be counted from here.
+        """
         self._check_sign()
         if not elsewhere and self.gpus is not None and self.gpus > count_gpus():
             raise ConfigError(
@@ -187,7 +200,7 @@ class DeviceOptions(StoreOptions):
 @Parameter(name="*", group=_WHERE)
 @dataclass(frozen=True, kw_only=True)
 class PlacementOptions(DeviceOptions):
-    """A place, what computes there and how."""
+    """Home, store, devices and every other setting of the placement."""
 
     device_batch_size: Annotated[
         int | None,
@@ -212,13 +225,14 @@ class PlacementOptions(DeviceOptions):
 
     @property
     def words(self) -> list[str]:
-        """The options that were given, for a command that a person may copy."""
+        """The given options as command line words, for a command that a user may copy."""
         gpus = [] if self.gpus is None else ["--gpus", str(self.gpus)]
         return [*super().words, *gpus, *(w for s in self.settings for w in ("--place", s))]
 
     @property
     def settings(self) -> tuple[str, ...]:
         """Every changed setting of the placement, as name=value."""
+        # Values are parsed as JSON, where a boolean is `true` and not Python's `True`.
         given = [
             ("device_batch_size", self.device_batch_size),
             ("attention", self.attention),
@@ -227,7 +241,8 @@ class PlacementOptions(DeviceOptions):
         return (*(f"{name}={value}" for name, value in given if value is not None), *self.place)
 
     def placement(self, profile: Profile) -> Placement:
-        """Where and how fast a run of `profile` executes."""
+        """Return the placement of a run of `profile`: where and how fast it executes."""
+        # Only the sign: `plan` may be asked about a machine with more GPUs than this one.
         self._check_sign()
         return make_placement(
             profile.pace,
@@ -241,7 +256,7 @@ class PlacementOptions(DeviceOptions):
 @Parameter(name="*", group=_WHERE)
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """Who builds the GPU stages of a run, and how often it is tried."""
+    """The workers that build the GPU stages of a run, and the number of retries."""
 
     pool: Annotated[
         str | None,
@@ -262,14 +277,14 @@ class WorkerOptions:
 
     @property
     def words(self) -> list[str]:
-        """The options that were given, for a command that a person may copy."""
+        """The given options as command line words, for a command that a user may copy."""
         pool = ["--pool", self.pool] if self.pool else []
         nodes = ["--nodes", str(self.nodes)] if self.nodes != 1 else []
         retries = ["--retries", str(self.retries)] if self.retries != RETRIES else []
         return [*pool, *nodes, *retries]
 
     def check(self) -> None:
-        """Raise ConfigError for numbers that cannot be, and for a pool that runs no GPU stages."""
+        """Raise ConfigError for invalid numbers, and for a pool that runs no GPU stages."""
         if self.nodes < 1:
             raise ConfigError(f"--nodes is {self.nodes}", hint="at least 1")
         if self.nodes > 1 and self.pool is None:
@@ -284,7 +299,7 @@ class WorkerOptions:
 
 
 def profile_of(name: str, what: RunOptions) -> Profile:
-    """The profile a person asked for. Raises ConfigError on a wrong name or value."""
+    """Return the requested profile. Raises ConfigError on a wrong name or value."""
     try:
         return open_profile(name, depth=what.depth, overrides=what.overrides)
     except ConfigError as error:
@@ -302,10 +317,9 @@ def pinned_profile(
     known: Mapping[str, str] | None = None,
     given: Mapping[str, Manifest] | None = None,
 ) -> tuple[Profile, Pins]:
-    """Return the profile with every name upstream resolved, and what each stands for.
+    """Return the profile with every moving upstream name resolved, and the pin of each name.
 
-    `flows.plan.upstream.pin` says what a `plan` does. What only `given` artifacts need is not asked
-    for.
+    plan: see `flows.plan.upstream.pin`. Names that only `given` artifacts need are not looked up.
     """
     chosen = profile_of(name, what)
     sections = sections_of(given or {})

@@ -1,7 +1,7 @@
-"""How commands speak: results on stdout, errors as two lines on stderr.
+"""Printing for commands: results on stdout; errors, warnings and notes on stderr.
 
-rich honours NO_COLOR and drops colour where the output is not a terminal; every text is chosen to
-read the same without it.
+rich honours NO_COLOR and drops colour where the output is not a terminal, so no text may depend on
+its colour.
 """
 
 import json
@@ -16,6 +16,7 @@ from rich.text import Text
 from flows.render.text import escaped, one_line, visible
 from nanochat_core.errors import NanochatError
 
+# By the sign that a plan's line begins with: `flows.plan.plan.STATES`.
 _STATE_STYLES = {
     "=": "green",
     "+": "cyan",
@@ -28,25 +29,27 @@ _STATE_STYLES = {
 
 
 class _Screen(Console):
-    """A console on which no text moves the cursor, however it gets there.
+    """A console that escapes control characters in all text, so that none moves the cursor.
 
-    Names, hosts, reasons and errors come from the store and from jobs: others write them.
+    Names, hosts, reasons and errors come from the store and from jobs, so other people write them.
     """
 
     def render_str(self, text: str, *args: Any, **options: Any) -> Text:
-        """See Console. rich itself would drop a few of the characters without a trace."""
+        """Return `text` rendered; see Console."""
+        # Before rich sees it: rich drops a few control characters silently.
         return super().render_str(escaped(text), *args, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """See Console: all that it writes comes through here. Segments of control are rich's."""
+        """Yield the segments of `renderable`; see Console. All output passes through here."""
+        # Control segments (cursor, erase line) are made by rich itself for its progress bars.
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=escaped(segment.text))
 
 
 def screen(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
-    """Return a console, the one way to a terminal.
+    """Return a console. All output to a terminal goes through one of these.
 
     With `soft_wrap` lines are never broken, so that paths can be copied; tables and bars need
     `soft_wrap=False`.
@@ -55,24 +58,25 @@ def screen(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print each text as one line: what comes from a store cannot pass for another line."""
+    """Print each text as one line; newlines in it are escaped, so that it cannot fake a line."""
     console = screen()
     for line in lines:
         console.print(one_line(line))
 
 
 def print_text(text: str) -> None:
-    """Print lines as they are, to the last character, but for what could move the cursor."""
+    """Print lines unchanged, but for control characters that could move the cursor."""
+    # Not by rich, which would expand tabs.
     sys.stdout.write(escaped(text))
 
 
 def print_note(text: str) -> None:
-    """Print one line beside the results: what a command is doing."""
+    """Print one line on stderr: what the command is doing."""
     screen(stderr=True).print(one_line(text))
 
 
 def print_plan(lines: list[str]) -> None:
-    """A plan's lines, each in the colour of the state it begins with."""
+    """Print a plan's lines, each in the colour of the state it begins with."""
     console = screen()
     for line in lines:
         console.print(one_line(line), style=_STATE_STYLES.get(line[:2].rstrip()))
@@ -84,7 +88,7 @@ def print_json(tree: Any) -> None:
 
 
 def print_error(message: str, *, hint: str | None) -> None:
-    """Say what is wrong and what to do about it."""
+    """Print `error:` and `hint:`, one line each, on stderr. None means there is no hint."""
     console = screen(stderr=True)
     console.print("error:", style="bold red", end=" ")
     console.print(visible(" ".join(message.split())))
@@ -94,19 +98,19 @@ def print_error(message: str, *, hint: str | None) -> None:
 
 
 def print_warning(message: str) -> None:
-    """Say what is to be known of what the command does all the same."""
+    """Print one `warning:` line on stderr; the command continues."""
     console = screen(stderr=True)
     console.print("warning:", style="bold yellow", end=" ")
     console.print(visible(" ".join(message.split())))
 
 
 def print_unread(unread: Sequence[str]) -> None:
-    """Warn of records that were left out, of which each text says where it is and what is wrong."""
+    """Warn of skipped records. Each text has the record's key and what is wrong with it."""
     if unread := list(dict.fromkeys(unread)):
         records = "1 record" if len(unread) == 1 else f"{len(unread)} records"
         print_warning(f"{records} cannot be read: {'; '.join(unread)}")
 
 
 def print_mistake(error: NanochatError) -> None:
-    """Show an error that a person can act on."""
+    """Print an error that the user can act on."""
     print_error(str(error), hint=error.hint)

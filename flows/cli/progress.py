@@ -1,4 +1,4 @@
-"""How a long transfer is shown: a bar on a terminal, a line now and then elsewhere. On stderr."""
+"""Progress of long transfers, on stderr: a bar on a terminal, a line every 5 s elsewhere."""
 
 import contextlib
 import threading
@@ -8,13 +8,13 @@ from collections.abc import Callable, Generator
 from flows.cli.output import screen
 from infra.storage.base import OnBytes, ignore_bytes
 
-QUIET_BYTES = 16_000_000  # less is over before anybody wonders
+QUIET_BYTES = 16_000_000  # a smaller transfer takes about a second and shows nothing
 _SECONDS_BETWEEN_LINES = 5.0
 
 
 @contextlib.contextmanager
 def show_bytes(total: int, *, what: str) -> Generator[OnBytes]:
-    """Show how many of `total` bytes went over; the block is given what must be told of them."""
+    """Show how many of `total` bytes are transferred; yield the callback that counts them."""
     if total < QUIET_BYTES:
         yield ignore_bytes
         return
@@ -46,24 +46,24 @@ def show_bytes(total: int, *, what: str) -> Generator[OnBytes]:
 
 
 def count_of(number: int, what: str) -> str:
-    """A number of things: 1 file, 2 files."""
+    """Return a number with its noun: 1 file, 2 files."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def describe_transfer(count: int, seconds: float) -> str:
-    """How long a transfer took and how fast it was; empty for one too small to tell."""
+    """Return a transfer's time and speed; "" for one too small to measure."""
     if count < QUIET_BYTES or seconds <= 0:
         return ""
     return f", in {seconds:.1f} s, {count / seconds / 1e6:.1f} MB/s"
 
 
 def _lines(say: Callable[[str], None], total: int, what: str) -> OnBytes:
-    """Says every few seconds how far it is."""
-    lock = threading.Lock()
+    """Return a callback that counts bytes and logs the progress every 5 s."""
+    lock = threading.Lock()  # several transfer threads report their bytes
     began = shown = time.monotonic()
     done = 0
 
-    def tell(count: int) -> None:
+    def advance(count: int) -> None:
         nonlocal done, shown
         with lock:
             done += count
@@ -73,4 +73,4 @@ def _lines(say: Callable[[str], None], total: int, what: str) -> OnBytes:
                 speed = done / (now - began) / 1e6
                 say(f"{what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {speed:.1f} MB/s")
 
-    return tell
+    return advance

@@ -1,4 +1,4 @@
-"""Wrong words on the command line, said in the same form as every other mistake."""
+"""Wrong words on the command line as errors in our form: one line and a hint."""
 
 import difflib
 
@@ -14,7 +14,7 @@ from nanochat_core.errors import ConfigError
 
 
 def usage_mistake(error: CycloptsError) -> ConfigError:
-    """What is wrong with the command line, in one line and a hint."""
+    """Return cyclopts' error as one line and a hint."""
     help_hint = f"see `{' '.join(['nanochat', *(error.command_chain or ())])} --help`"
     if isinstance(error, UnknownCommandError):
         return _unknown_command(error)
@@ -31,18 +31,20 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
         if name.startswith("-"):
             return ConfigError(f"{name} needs a value", hint=help_hint)
         return ConfigError(f"{' '.join(error.command_chain or ())} needs {name}", hint=help_hint)
+    # cyclopts writes sentences; our errors begin in lower case and have no full stop.
     text = " ".join(str(error).split()).rstrip(".")
     return ConfigError(text[:1].lower() + text[1:], hint=help_hint)
 
 
 def did_you_mean(word: str, names: list[str]) -> str | None:
-    """A question with the closest of `names`, or None when none is close."""
+    """Return a question with the closest of `names`, or None if none is close."""
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else None
 
 
 def _unknown_command(error: UnknownCommandError) -> ConfigError:
     word = error.unused_tokens[0] if error.unused_tokens else ""
+    # An app iterates over its commands, among them --help and --version.
     names = [name for name in (error.app or ()) if not name.startswith("-")]
     return ConfigError(
         f"unknown command '{word}'",

@@ -67,7 +67,7 @@ def test_ctrl_c_ends_a_run_with_the_command_that_goes_on(
     assert run.returncode == 130
     assert err.splitlines() == [
         "error: interrupted",
-        f"hint: go on where it was: {command}",
+        f"hint: resume with: {command}",
     ]
     assert "Traceback" not in out
     assert main(["status", "tiny", "--home", str(home)]) == 0

@@ -67,7 +67,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 def test_nobody_at_work_is_said_with_the_command_that_goes_on(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said(capsys).endswith("nothing of it is being built; go on with: nanochat run tiny\n")
+    assert said(capsys).endswith("nothing of it is being built; resume with: nanochat run tiny\n")
 
 
 def test_the_command_that_goes_on_is_at_the_runs_own_place_and_pace(
@@ -83,7 +83,7 @@ def test_the_command_that_goes_on_is_at_the_runs_own_place_and_pace(
     )
     assert main(["status", "tiny", "--home", str(home)]) == 0
     told = capsys.readouterr().out
-    assert told.endswith(f"go on with: {expected}\n")
+    assert told.endswith(f"resume with: {expected}\n")
     assert f"  command  {expected}\n" in told
 
 
@@ -94,7 +94,7 @@ def test_a_builder_on_another_machine_is_shown_with_its_progress(
     told = said(capsys)
     assert "! shards" in told
     assert "shards is being built by run run-b on host host-b, step 310/900, heartbeat" in told
-    assert "go on with" not in told
+    assert "resume with" not in told
 
 
 def test_a_builder_on_this_machine_is_shown_with_its_jobs_last_step(
@@ -149,12 +149,12 @@ def test_what_was_given_is_what_it_was_at_the_time(
     told = said(capsys)
     assert f"= sft                 done         {short(model.fingerprint)}\n" in told
     assert "pretrain" not in told
-    assert told.endswith(f"go on with: nanochat run tiny --use {name}\n")
+    assert told.endswith(f"resume with: nanochat run tiny --use {name}\n")
     other = put_artifact(store_of(home), make_manifest("sft", config={"seed": 2}))
     put_run(store_of(home), "theirs-2", other, name="theirs", started="2026-11-22T06:00:00Z")
     told = said(capsys)
     assert f"= sft                 done         {short(model.fingerprint)}\n" in told
-    assert told.endswith(f"go on with: nanochat run tiny --use sft/{short(model.fingerprint)}\n")
+    assert told.endswith(f"resume with: nanochat run tiny --use sft/{short(model.fingerprint)}\n")
 
 
 def test_a_name_that_stands_for_nothing_any_more_is_no_error(
@@ -179,13 +179,13 @@ def test_that_what_was_given_is_revoked_or_gone_is_told(
     told = said(capsys)
     assert "= sft" in told
     assert told.endswith(
-        f"\n\nwhat is left cannot be told: {model.name}, which was given to it, is gone\n"
+        f"\n\nwhat is left is unknown: {model.name}, which was given to it, is gone\n"
     )
     assert main(["status", "tiny", "--json"]) == 0
     run = find_run(store_of(home), "tiny-1")
     assert run is not None
     write_run(store_of(home), replace(run, stages={}))  # it ended before it said what it was given
-    assert "what is left cannot be told: there is no sft@theirs" in said(capsys)
+    assert "what is left is unknown: there is no sft@theirs" in said(capsys)
 
 
 def test_a_setting_that_is_no_more_is_no_error(
@@ -195,5 +195,5 @@ def test_a_setting_that_is_no_more_is_no_error(
     assert run is not None
     write_run(store_of(home), replace(run, overrides=("pretrain.gone=1",)))
     told = said(capsys)
-    assert "what is left cannot be told: " in told
+    assert "what is left is unknown: " in told
     assert "gone" in told.splitlines()[-1]

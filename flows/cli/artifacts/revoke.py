@@ -24,9 +24,9 @@ def revoke(
     ],
     /,
     *,
-    why: Annotated[str | None, Parameter(help="What is wrong with it, in a line; it is kept.")] = (
-        None
-    ),
+    why: Annotated[
+        str | None, Parameter(help="What is wrong with it, in a line; it is recorded.")
+    ] = (None),
     undo: Annotated[bool, Parameter(negative="", help="Make it valid again.")] = False,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:

@@ -82,6 +82,7 @@ def infer(
             "bench infer needs a model or --depth, and not both",
             hint="nanochat bench infer sft@tiny, or nanochat bench infer --depth 12",
         )
+    # All options are checked by now: opening a model may download it for minutes.
     device = where.device()
     directory: Path | None = None
     if model is not None:
@@ -119,7 +120,7 @@ def infer(
 
 
 def make_bench_app(*, group: Group, sort_key: int) -> App:
-    """The group of commands."""
+    """Return the group of commands."""
     app = App(
         name="bench",
         help="Measure this machine.",
@@ -132,7 +133,7 @@ def make_bench_app(*, group: Group, sort_key: int) -> App:
 
 
 def _load(directory: Path | None, depth: int | None, device: str) -> "GPT":
-    """The model, or one of random weights."""
+    """Return the model in `directory`, or one of `depth` layers with random weights."""
     import torch
 
     from nanochat_core.model.checkpoint import load_model
@@ -142,6 +143,7 @@ def _load(directory: Path | None, depth: int | None, device: str) -> "GPT":
     if directory is not None:
         return load_model(directory, torch.device(device))
     assert depth is not None
+    # On the meta device no memory is written: the weights are drawn once, on their own device.
     with torch.device("meta"):
         gpt = GPT(model_for_depth(depth), numerics("bf16" if device == "cuda" else "fp32"))
     gpt.to_empty(device=device)
@@ -155,14 +157,14 @@ def _load(directory: Path | None, depth: int | None, device: str) -> "GPT":
 def _open(
     gpt: "GPT", precision: str, runner: str | None, threads: int | None, num_slots: int, length: int
 ) -> "tuple[Scheduler, Choice]":
-    """A scheduler that ends no answer early, and what runs the model."""
+    """Return a scheduler that ends no answer early, and the chosen runner."""
     from nanochat_core.engine.runners.choose import open_runner
     from nanochat_core.engine.speed import make_endless
 
     chosen: list[Choice] = []
     opened = open_runner(
         gpt,
-        park_tokens=(),
+        park_tokens=(),  # no token calls a tool or ends an answer: all have the same length
         precision=precision,
         runner=runner,
         threads=threads,
@@ -182,7 +184,7 @@ def _measure(
     tokens: int,
     rounds: int,
 ) -> "tuple[list[Speed], float]":
-    """A row for each batch size, and the bandwidth; shows how far it is on stderr."""
+    """Return a row per batch size, and the bandwidth in bytes per second; progress is on stderr."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from nanochat_core.engine.speed import bytes_per_step, measure_speed, read_bandwidth
@@ -199,6 +201,7 @@ def _measure(
         transient=True,
         disable=not console.is_terminal,
     ) as bars:
+        # A batch size yields once per round, once for the warm-up and once with its result.
         bar = bars.add_task("bandwidth", total=1 + len(batch_sizes) * (rounds + 2))
         bandwidth = read_bandwidth(gpt.lm_head.weight.device, threads=choice.threads)
         bars.advance(bar)
@@ -206,6 +209,7 @@ def _measure(
             bars.update(bar, description=f"{size} at a time")
             if not console.is_terminal:
                 console.print(f"measuring {size} at a time")
+            # Mean length of the KV cache: it grows by one key and value per token of the answer.
             length = prompt_len + tokens // 2
             for found in measure_speed(
                 scheduler,
@@ -240,6 +244,7 @@ def _show(speeds: "list[Speed]", bandwidth: float) -> None:
     console = screen()
     console.print(table)
     console.print(f"reading gets {bandwidth / 1e9:,.1f} GB/s out of this machine's memory")
+    # rich and `sys.stdout.write` below have buffers of their own; the JSON must be the last line.
     sys.stdout.flush()
 
 

@@ -1,6 +1,6 @@
-"""What this machine has and lacks: one check per fact, each failure with its remedy.
+"""Checks of this machine for `nanochat doctor`: one function per fact, each failure with a remedy.
 
-`fail` means that a run cannot work; `warn` that it works, worse than it could.
+`fail` means that a run cannot work; `warn` that it works, but slower or with less protection.
 """
 
 import importlib.metadata
@@ -34,14 +34,16 @@ MEMORY_NEEDED = 2 * GIB
 MEMORY_WANTED = 6 * GIB
 SECONDS_FOR_TORCH = 120  # a cold disk takes half a minute
 
-# Bounds that pip would break on its own: newer ones install and then fail at run time.
+# Lower bound, upper bound (excluded) and reason. pip alone would install newer versions, which fail
+# at run time.
 PINS = {
     "prefect": ((3, 8, 8), (3, 8, 9), "this is the version that everything is tested with"),
     "sqlalchemy": ((2, 0), (2, 1), "with 2.1 Prefect's scheduler silently creates no run"),
     "fastapi": ((0, 139), (0, 140), "with later ones Prefect's server does not start"),
 }
 
-# Run in its own process, so that the command line stays light and a broken torch is only a result.
+# Run in a process of its own: a torch that crashes on import is a result and does not end `doctor`.
+# The best of 8 products: the first ones load kernels, and other programs disturb the rest.
 _ASK_TORCH = """
 import json, time, torch
 
@@ -78,7 +80,7 @@ class HealthCheck:
 
 
 def examine(*, home: Path, store: str) -> Iterator[HealthCheck]:
-    """All checks, in the order in which their failures matter."""
+    """Yield the result of every check, in the order in which their failures matter."""
     yield check_python(sys.version_info[:3])
     for name in PINS:
         yield check_pin(name)
@@ -95,7 +97,7 @@ def examine(*, home: Path, store: str) -> Iterator[HealthCheck]:
 
 
 def check_python(version: tuple[int, ...]) -> HealthCheck:
-    """The interpreter is new enough."""
+    """Check that the interpreter is new enough."""
     found = ".".join(map(str, version))
     if version < PYTHON:
         wanted = ".".join(map(str, PYTHON))
@@ -108,7 +110,7 @@ def check_python(version: tuple[int, ...]) -> HealthCheck:
 def check_pin(
     package: str, *, version_of: Callable[[str], str] = importlib.metadata.version
 ) -> HealthCheck:
-    """A package is installed in a version that is known to work."""
+    """Check that a package is installed in a version that is known to work."""
     low, high, reason = PINS[package]
     remedy = "run `make setup`: it installs the locked versions"
     try:
@@ -121,13 +123,13 @@ def check_pin(
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "2.1.0b2" -> (2, 1, 0)."""
+    """Return the leading numbers of a version: "2.1.0b2" -> (2, 1, 0)."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def ask_torch(python: str) -> dict[str, Any] | str:
-    """What torch says of itself, or why it says nothing."""
+    """Return torch's version, devices and bf16 speedup, or the error as text if it cannot run."""
     try:
         done = subprocess.run(
             [python, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=SECONDS_FOR_TORCH
@@ -135,18 +137,20 @@ def ask_torch(python: str) -> dict[str, Any] | str:
     except subprocess.TimeoutExpired:
         return f"no answer within {SECONDS_FOR_TORCH} s"
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
+        lines = done.stderr.strip().splitlines()  # the last line of a traceback is the exception
         return lines[-1] if lines else f"exit code {done.returncode}"
+    # Only the last line: libraries may print to stdout while they load.
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def check_torch(torch: dict[str, Any] | str) -> Iterator[HealthCheck]:
-    """torch imports, and bf16 pays on this CPU."""
+    """Check that torch imports, and that bf16 is faster than fp32 on this CPU."""
     if isinstance(torch, str):
         yield HealthCheck(name="torch", state="fail", found=torch, remedy="run `make setup`")
         return
     cuda = f"CUDA {torch['cuda']}" if torch["cuda"] else "CPU only"
     yield HealthCheck(name="torch", state="ok", found=f"{torch['version']} ({cuda})")
+    # A CPU without bf16 instructions converts to fp32 and back, which is slower than fp32 alone.
     speedup = torch["bf16_speedup"]
     found = f"matrix products run {speedup:.1f}x as fast as fp32 on this CPU"
     if torch["gpu_bf16"] or speedup > 1:
@@ -162,7 +166,7 @@ def check_torch(torch: dict[str, Any] | str) -> Iterator[HealthCheck]:
 
 
 def check_gpu(torch: dict[str, Any] | str, *, devices: int) -> HealthCheck:
-    """The GPUs that are plugged in are the ones that torch can use."""
+    """Check that torch can use all `devices` GPUs of this machine."""
     names: list[str] = [] if isinstance(torch, str) else torch["gpus"]
     if len(names) < devices:
         return HealthCheck(
@@ -180,7 +184,7 @@ def check_gpu(torch: dict[str, Any] | str, *, devices: int) -> HealthCheck:
 
 
 def check_threads(threads: int) -> HealthCheck:
-    """There are CPUs to train on."""
+    """Check that there are at least 2 threads."""
     if threads < 2:
         return HealthCheck(
             name="cpu",
@@ -192,7 +196,7 @@ def check_threads(threads: int) -> HealthCheck:
 
 
 def check_memory(available: int) -> HealthCheck:
-    """Enough memory is free."""
+    """Check that enough memory is free; available: bytes."""
     found = f"{available / GIB:.1f} GiB available"
     if available >= MEMORY_WANTED:
         return HealthCheck(name="memory", state="ok", found=found)
@@ -205,9 +209,10 @@ def check_memory(available: int) -> HealthCheck:
 
 
 def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> HealthCheck:
-    """The home directory exists or can be made, can be written, and has room."""
+    """Check that the home directory can be created and written, and has free space."""
     try:
         home.mkdir(parents=True, exist_ok=True)
+        # Write for real: permission bits say nothing of read-only mounts, quotas and ACLs.
         probe = home / f".doctor-{uuid.uuid4().hex}"
         probe.write_bytes(b"x")
         probe.unlink()
@@ -232,7 +237,8 @@ def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> H
 
 
 def check_store(url: str) -> HealthCheck:
-    """The artifact store takes an object, gives it back whole and deletes it."""
+    """Check that the store takes an object, returns the same bytes and deletes it."""
+    # A key of its own per check, so that two machines checking one store do not collide.
     key = f"doctor/{uuid.uuid4().hex}"
     data = uuid.uuid4().bytes
     try:
@@ -253,7 +259,7 @@ def check_store(url: str) -> HealthCheck:
 
 
 def try_store(url: str) -> Iterator[HealthCheck]:
-    """Everything that is needed of the artifact store, tried out in it."""
+    """Yield a result for every guarantee needed of a store, each tried out in it."""
     try:
         for finding in probe(open_store(url)):
             yield HealthCheck(
@@ -267,7 +273,7 @@ def try_store(url: str) -> Iterator[HealthCheck]:
 
 
 def ask_sandbox() -> Protections | str:
-    """What would hold programs that a model wrote, or why none can run."""
+    """Return the sandbox for programs that a model wrote, or as text why none can run."""
     try:
         return protections()
     except TaskError as error:
@@ -275,7 +281,7 @@ def ask_sandbox() -> Protections | str:
 
 
 def check_sandbox(found: Protections | str) -> HealthCheck:
-    """Programs that a model wrote (the task humaneval) can run, and what holds them in."""
+    """Check that programs written by a model (the task humaneval) can run in bubblewrap."""
     remedy = "install bubblewrap and allow user namespaces; only the task humaneval needs it"
     if isinstance(found, str):
         return HealthCheck(name="sandbox", state="warn", found=found, remedy=remedy)
@@ -286,7 +292,7 @@ def check_sandbox(found: Protections | str) -> HealthCheck:
 
 
 def check_server(home: Path, *, shared: str | None) -> HealthCheck:
-    """The Prefect server a person asked for answers; a local one starts when it is needed."""
+    """Check that the shared Prefect server answers. None means a local one, started on demand."""
     if shared is None:
         server = find_server(home)
         found = f"runs at {server.ui_url}" if server else "not running; `nanochat run` starts one"
@@ -299,7 +305,7 @@ def check_server(home: Path, *, shared: str | None) -> HealthCheck:
 
 
 def check_workers(home: Path) -> HealthCheck:
-    """Whether runs that are started in Prefect's pages are picked up on this machine."""
+    """Check the workers that execute runs started in Prefect's pages on this machine."""
     stack = find_stack(home)
     if stack is None:
         return HealthCheck(

@@ -1,4 +1,4 @@
-"""`nanochat deploy`: tell a Prefect server what there is to run."""
+"""`nanochat deploy`: register our deployments, work pools and automations with a Prefect server."""
 
 from typing import Annotated
 
@@ -32,6 +32,7 @@ def deploy(
     from infra.prefect.webhook import configured_webhook
 
     place.open_home()
+    # Connect first: it sets PREFECT_API_URL, which Prefect reads when deployments import it.
     api_url = connect(place.home_path, screen().print)
     from deployments.deploy import deploy_all, told
 

@@ -1,4 +1,4 @@
-"""`nanochat doctor`: is this machine fit to run, and if not, what to do."""
+"""`nanochat doctor`: check this machine, and print what to do about each failure."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -40,6 +40,7 @@ def doctor(
         found = list(checks)
         print_json([asdict(check) for check in found])
     else:
+        # Each result is shown as it comes: importing torch and reaching a store take seconds.
         found: list[HealthCheck] = []
         for check in checks:
             _show(check)

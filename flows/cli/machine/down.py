@@ -1,4 +1,4 @@
-"""`nanochat down`: stop what runs in the background."""
+"""`nanochat down`: stop the background processes that `nanochat up` and `nanochat run` started."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def down(*, place: StoreOptions = StoreOptions()) -> int:  # noqa: B008 - frozen
     """Stop the workers and the local Prefect server. Artifacts, checkpoints and history stay.
 
-    Runs in progress save first; those of deployments go on with the next `nanochat up`.
+    Runs in progress save first; those of deployments resume with the next `nanochat up`.
     """
     from infra.prefect.supervisor.control import stop_stack
 
@@ -21,7 +21,7 @@ def down(*, place: StoreOptions = StoreOptions()) -> int:  # noqa: B008 - frozen
 
 
 def _said(stopped: "StackStopped") -> str:
-    """What was stopped, in words."""
+    """Return a line with what was stopped."""
     what = [f"the worker of {pool}" for pool in stopped.workers]
     what += ["the Prefect server"] if stopped.server else []
     what += [f"{stopped.leftovers} processes left behind"] if stopped.leftovers else []

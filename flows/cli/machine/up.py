@@ -1,4 +1,8 @@
-"""`nanochat up`: the Prefect server, its workers and all deployments, with one command."""
+"""`nanochat up`: start the Prefect server and its workers, and register all deployments.
+
+`up` starts itself again with --foreground as a background process, the keeper, which starts the
+server and the workers, restarts them after a crash and stops them on a signal.
+"""
 
 import contextlib
 import os
@@ -18,9 +22,9 @@ if TYPE_CHECKING:
     from infra.prefect.supervisor_record import Stack
 
 POOLS = ("cpu", "gpu")
-# Without -P a folder called `flows` where a person stands would be taken for ours.
+# -P: without it Python imports a folder called `flows` in the current directory instead of ours.
 NANOCHAT = (sys.executable, "-P", "-m", "flows.cli.app")
-# A program of its own: the keeper lives for months, and need not carry Prefect about.
+# A process of its own, so that the keeper, which lives for months, does not have to import Prefect.
 REGISTER = (sys.executable, "-m", "deployments.deploy")
 
 
@@ -81,7 +85,8 @@ def up(
         wait_until_ready,
     )
 
-    missing = _what_is_missing(pools)  # before a worker makes itself a pool
+    # Asked before the workers start: a worker creates the pool it is missing.
+    missing = _what_is_missing(pools)
     stack = find_going(place.home_path, say=screen().print)
     keeper = None
     if stack is not None:
@@ -102,7 +107,7 @@ def up(
 
 
 def _what_is_missing(pools: tuple[str, ...]) -> str | None:
-    """What to do first about a shared server that does not know our pools or deployments."""
+    """Return a warning if a shared server lacks our pools or deployments, else None."""
     from infra.prefect.access import configured_api_url
     from infra.prefect.supervisor.shared import unknown_to
 
@@ -111,15 +116,16 @@ def _what_is_missing(pools: tuple[str, ...]) -> str | None:
         return None
     others = [name for name in pools if name not in POOLS]
     words = shlex.join(["nanochat", "deploy", *(w for name in others for w in ("--pool", name))])
-    return f"{shared} does not know {', '.join(unknown)}; `{words}` tells it what there is to run"
+    return f"{shared} does not know {', '.join(unknown)}; register them with `{words}`"
 
 
 def _take_database(given: str | None) -> None:
-    """Hand the database on by the environment, and take a password off the command line."""
+    """Pass the database on in the environment, and remove a password from the command line."""
     from infra.prefect.access import name_database
 
     if given is not None and name_database(given):
-        # Everybody may read the words of a command. The same process goes on without this one.
+        # Every user can read a command line in `ps`. Execute the same command without the option;
+        # `name_database` has put the URL in the environment, which only the owner can read.
         words = list(sys.argv[1:])
         at = next(i for i, word in enumerate(words) if word.startswith("--postgres"))
         del words[at : at + (1 if "=" in words[at] else 2)]
@@ -127,7 +133,7 @@ def _take_database(given: str | None) -> None:
 
 
 def _check(place: StoreOptions) -> None:
-    """Raises ServerError for what a person can mend before anything is started."""
+    """Raise ServerError for a problem that is better fixed before anything is started."""
     from infra.prefect.access import (
         auth,
         check_answers,
@@ -146,7 +152,7 @@ def _check(place: StoreOptions) -> None:
 
 
 def _command(place: StoreOptions, port: int | None, pools: tuple[str, ...]) -> list[str]:
-    """The keeper's command."""
+    """Return the command that starts the keeper."""
     words = [*NANOCHAT, "up", "--foreground", "--home", str(place.home_path)]
     words += [] if place.store is None else ["--store", place.store]
     words += [] if port is None else ["--port", str(port)]
@@ -154,14 +160,14 @@ def _command(place: StoreOptions, port: int | None, pools: tuple[str, ...]) -> l
 
 
 def _keep(place: StoreOptions, port: int | None, pools: tuple[str, ...], *, guarded: bool) -> int:
-    """Be the keeper until a signal comes."""
+    """Run the keeper in this process until a signal stops it."""
     from infra.prefect.server import FIRST_PORT
     from infra.prefect.supervisor.control import check_adoptable
     from infra.prefect.supervisor.supervisor import Supervisor, SupervisorSpec
     from infra.prefect.supervisor.workers import pool_called
 
     check_adoptable(place.home_path)
-    if missing := _what_is_missing(pools):
+    if missing := _what_is_missing(pools):  # into the log: systemd has no terminal to warn on
         _say(f"warning: {missing}")
     wanted = SupervisorSpec(
         home=place.home_path,
@@ -176,26 +182,25 @@ def _keep(place: StoreOptions, port: int | None, pools: tuple[str, ...], *, guar
 
 
 def _registration(pools: tuple[str, ...]) -> tuple[str, ...]:
-    """The command that registers all there is; none for a shared server.
-
-    There `nanochat deploy` does it, once: a machine with an older version would undo a newer one's.
-    """
+    """Return the command that registers all deployments; empty for a shared server."""
     from infra.prefect.access import configured_api_url
 
+    # `nanochat deploy` registers with a shared server, once: a machine with an older version would
+    # overwrite the deployments of a newer one.
     if configured_api_url() is not None:
         return ()
     return (*REGISTER, *(name for name in pools if name not in POOLS))
 
 
 def _say(text: str) -> None:
-    """A line of the keeper's log."""
-    with contextlib.suppress(OSError):  # a full disk
+    """Write one line to the keeper's log."""
+    with contextlib.suppress(OSError):  # a full disk must not end the keeper
         sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         sys.stdout.flush()
 
 
 def _lines(stack: "Stack", place: StoreOptions) -> Iterator[str]:
-    """What a person wants to know of a stack that is up."""
+    """Yield the addresses, workers, logs and next commands of a stack that is up."""
     from infra.prefect.access import AUTH
     from infra.prefect.login import login_address
     from infra.prefect.server import find_process

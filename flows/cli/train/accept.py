@@ -1,4 +1,4 @@
-"""`nanochat accept`: after a refactor, keep what was built before it."""
+"""`nanochat accept`: after a refactor, reuse an artifact that the old code built."""
 
 import time
 from typing import Annotated
@@ -28,7 +28,9 @@ def accept(
     stage: Annotated[str, Parameter(help="Name of a stage, as `nanochat plan` lists them.")],
     /,
     *,
-    why: Annotated[str, Parameter(help="Why the change decides nothing, in a line; it is kept.")],
+    why: Annotated[
+        str, Parameter(help="Why the change decides nothing, in a line; it is recorded.")
+    ],
     origin: Annotated[
         str | None,
         Parameter(
@@ -69,6 +71,8 @@ def accept(
         return 0
     print_lines([f"{offer.manifest.name}: {offer.what_changed}"])
     used = [offer.manifest, *offer.inputs.values()]
+    # Pinned before the proof, which may train for minutes: `nanochat gc` of another machine must
+    # not delete the artifact, its inputs or the new manifest meanwhile.
     with pin(
         store,
         [(m.stage, m.fingerprint) for m in used] + [(stage, offer.identity.fingerprint)],
@@ -81,6 +85,7 @@ def accept(
             store, offer, why=why, who=this_person(), when=timestamp(time.time()), proof=proof
         )
     print_lines(_describe(offer, accepted, proof))
+    # An ancestor that was revoked does not prevent the acceptance, but must not go unnoticed.
     print_lines(f"warning: made from {r}" for r in ancestors_revoked(store, accepted.manifest))
     return 0
 
@@ -102,7 +107,7 @@ def _prove(
 
 def _describe(offer: Offer, accepted: Acceptance, proof: Proof | None) -> list[str]:
     name = accepted.manifest.name
-    if accepted.adopted:
+    if accepted.adopted:  # another process built or accepted the same fingerprint first
         other = (
             f", with other contents; ours is {accepted.divergence}" if accepted.divergence else ""
         )

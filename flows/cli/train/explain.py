@@ -1,4 +1,4 @@
-"""`nanochat explain`: everything about one stage of a profile."""
+"""`nanochat explain`: state, reason, inputs, artifact and executions of one stage of a profile."""
 
 import json
 from collections.abc import Iterator
@@ -40,6 +40,7 @@ def explain(
     item = planned.of(stage)
     others = _find_divergences(store, item.manifest) if item.manifest else []
     if as_json:
+        # The stage as `nanochat plan --json` prints it, with more fields: one format for programs.
         stages = json.loads(to_json(planned))["stages"]
         tree = next(tree for tree in stages if tree["stage"] == stage)
         print_json(tree | _to_tree(item, others))
@@ -49,13 +50,15 @@ def explain(
 
 
 def _find_divergences(store: Store, manifest: Manifest) -> list[str]:
-    """Keys of manifests of the same fingerprint that came out otherwise, before it or too late."""
+    """Return the keys of manifests with the same fingerprint and other contents."""
+    # The manifest names those that existed when it was published. A builder that came later put its
+    # own below divergences/.
     late = store.list(f"{manifest.stage}/{manifest.fingerprint}/divergences/")
     return [*manifest.divergences, *(entry.key for entry in late)]
 
 
 def _to_tree(item: StagePlan, others: list[str]) -> dict[str, Any]:
-    """What the plan does not say of a stage."""
+    """Return the fields of a stage that the plan's JSON does not have."""
     stage = item.stage
     return {
         "makes": stage.makes,
@@ -142,7 +145,10 @@ def _proof(accepted: Facts) -> str:
 
 
 def _execution(segment: Facts) -> str:
-    """One execution of the job: from which step to which, where, how long and for how much."""
+    """Return one execution of the job as text: steps, device, host, time and dollars.
+
+    Fields are optional: a stage without steps has no last_step, a killed execution no end.
+    """
     words: list[str] = []
     if segment.get("last_step"):
         words.append(f"steps {segment['first_step']} to {segment['last_step']}")

@@ -1,4 +1,4 @@
-"""`nanochat miniseries`: one profile at several depths, and the law of their losses."""
+"""`nanochat miniseries`: train one profile at several depths and fit a scaling law to them."""
 
 import shlex
 import sys
@@ -30,7 +30,7 @@ def miniseries(
         str | None,
         Parameter(
             help="Numbers of layers, such as 2,3,4,6: two to twelve. With --plot-only: default all "
-            "that were judged."
+            "that were evaluated."
         ),
     ] = None,
     overrides: Annotated[
@@ -60,10 +60,9 @@ def miniseries(
     """Train a base model at several depths and draw how its loss falls with compute.
 
     What depth does not decide is built once. Each depth is a run of its own, such as tiny-d4. The
-    law is fitted to all that were judged, and says what it does not know.
+    law is fitted to all depths that were evaluated, and lists its doubts.
 
-    Stopped by Ctrl-C, a crash or a lost machine, or when a depth failed, the same command goes on
-    where it was.
+    After Ctrl-C, a crash, a lost machine or a failed depth, the same command resumes.
     """
     chosen = None if depths is None else _parse(depths)
     if plot_only:
@@ -76,6 +75,8 @@ def miniseries(
     from flows.miniseries.plan import lines_of, plan_series, plan_to_json
     from flows.miniseries.series import open_series, pin_members
 
+    # Names upstream are pinned once, for the largest depth, and all depths use these pins: datasets
+    # that change during the series would make its depths incomparable.
     series = open_series(profile, chosen, overrides=overrides, name=name)
     largest = series.members[-1].profile
     _, pins = pin(largest.run, where.home_path, log=print_warning, plan=plan)
@@ -90,7 +91,7 @@ def miniseries(
         else:
             print_lines(lines_of(planned))
         return 0 if planned.is_done else 2
-    if not planned.is_done:
+    if not planned.is_done:  # what is built already needs no disk
         check_room(where.home_path)
     return _run(
         series,
@@ -118,6 +119,7 @@ def _run(
     from flows.render.terminal import Display, duration
 
     began = time.monotonic()
+    # With --json stdout belongs to the result, so the display is on stderr.
     with (
         saying_how_to_go_on(_command(series, overrides, [*where.words, *workers.words])),
         Display(screen(stderr=as_json, soft_wrap=False), stages=labels) as display,
@@ -126,6 +128,7 @@ def _run(
             display.say(line)
         display.say("")
         with ready(where.home_path, display):
+            # Imported here: `ready` first points Prefect at its server.
             from flows.miniseries.flow import miniseries as flow
 
             swept: Any = flow(
@@ -160,13 +163,16 @@ def _plot(
     *,
     as_json: bool,
 ) -> int:
-    """Table and picture of what the store has; 1 when it has nothing of it."""
+    """Write and print table and picture of the runs in the store, without Prefect.
+
+    Raises ConfigError if the store has no run of the series.
+    """
     from flows.miniseries.files import write_files
     from flows.miniseries.findings import analyse, to_tree
     from flows.miniseries.points import depths_in, runs_of
     from flows.profiles import open_profile
 
-    open_profile(profile, overrides=overrides, snapshots=False)  # refuses what cannot be
+    open_profile(profile, overrides=overrides, snapshots=False)  # refuses wrong names and values
     store, called = where.open_store(), name or profile
     wanted = depths or depths_in(store, called)
     if not wanted:
@@ -174,6 +180,7 @@ def _plot(
             f"{store.url} has no runs called {called}-d1 or the like",
             hint=f"train them: nanochat miniseries {profile} {_EXAMPLE}",
         )
+    # Without --set any overrides will do; with it, only runs made with the same ones.
     runs = runs_of(store, called, wanted, overrides=overrides or None)
     findings = analyse(store, runs, name=called, profile=profile)
     files = write_files(where.home_path, findings)
@@ -185,7 +192,7 @@ def _plot(
 
 
 def _lines(findings: "Findings", files: "Files") -> Iterator[str]:
-    """Table, sentences, and where the files are."""
+    """Yield the table, the sentences about it and the paths of the files."""
     from flows.artifacts.listing import columns
     from flows.miniseries.findings import HEADER, rows, sentences
 
@@ -200,7 +207,7 @@ def _lines(findings: "Findings", files: "Files") -> Iterator[str]:
 
 
 def _command(series: "Series", overrides: Sequence[str], place: Sequence[str]) -> str:
-    """The command that goes on with the series."""
+    """Return the command that resumes the series."""
     words = ["nanochat", "miniseries", series.profile]
     words += ["--depths", ",".join(str(member.depth) for member in series.members)]
     words += [word for override in overrides for word in ("--set", override)]

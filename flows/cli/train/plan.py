@@ -1,4 +1,4 @@
-"""`nanochat plan`: what a run would do, and why."""
+"""`nanochat plan`: show what a run would do, and why."""
 
 import sys
 
@@ -24,6 +24,7 @@ def plan(
     store = where.open_store()
     given = open_pinned(store, what.uses, warn=print_warning)
     chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, given=given)
+    # The plan needs a placement for its estimates of time and cost only.
     placement = where.placement(chosen)
     planned = make_plan(chosen.run, store, where.work, given=given, placement=placement)
     print_unread(planned.unread)

@@ -1,4 +1,4 @@
-"""`nanochat profiles`: what can be trained."""
+"""`nanochat profiles`: list the profiles with their sizes."""
 
 import inspect
 
@@ -35,6 +35,7 @@ def profiles(*, as_json: AsJson = False) -> int:
 
 
 def _about(name: str) -> str:
+    # The docstring of the profile's function: it is also what docs/reference prints.
     return " ".join((inspect.getdoc(PROFILES[name]) or "").split())
 
 

@@ -1,4 +1,4 @@
-"""`nanochat run`: train, evaluate and keep everything a profile says."""
+"""`nanochat run`: build every stage of a profile that is not up to date."""
 
 import contextlib
 import itertools
@@ -52,14 +52,15 @@ def run(
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
     workers: WorkerOptions = WorkerOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Run every stage that is not up to date, and keep what each one makes.
+    """Run every stage that is not up to date, and store what each one makes.
 
-    Stopped by Ctrl-C, a crash or a lost machine, the same command goes on where it was. If the
-    latest run of this name has made all of it, nothing is started and no run is recorded.
+    After Ctrl-C, a crash or a lost machine, the same command resumes. If everything is up to date
+    and the latest run of this name recorded it, nothing is started and no run is recorded.
     """
     workers.check()
     where.check_gpus(elsewhere=workers.pool is not None)
-    # Here too, before anything is started: it refuses wrong stages and stores that are not there.
+    # The flow plans again. This plan comes before anything is started: it refuses wrong stages and
+    # stores that cannot be reached, and ends here if there is nothing to do.
     store = where.open_store()
     given = open_pinned(store, what.uses, warn=print_warning)
     chosen, pins = pinned_profile(profile, what, where.home_path, plan=False, given=given)
@@ -76,10 +77,13 @@ def run(
     place = StoreOptions(home=where.home, store=where.store).words
     if planned.exit_code:
         check_room(where.home_path)
+    # Up to date but not recorded: another run made these artifacts. The flow then only writes the
+    # record, so that names such as sft@tiny find them.
     elif is_recorded(store, profile, planned):
         print_lines([render(planned)[-1], *_results(find_report(planned, store, where.cache))])
         print_lines(_next(profile, place))
         return 0
+    # Imports Prefect, which takes seconds: only when there is something to run.
     from flows.orchestration.local_run import run_flow
     from flows.render.terminal import Display, duration
 
@@ -118,6 +122,7 @@ def is_recorded(store: Store, profile: str, planned: Plan) -> bool:
 
     A damaged record counts as none: the run that follows writes another.
     """
+    # Compare the stages as well: an older finished run of this name may have had other settings.
     try:
         latest = next(newest_runs(store, profile), None)
     except ArtifactError:
@@ -127,7 +132,7 @@ def is_recorded(store: Store, profile: str, planned: Plan) -> bool:
 
 
 def check_room(home: Path) -> None:
-    """Raises ConfigError when the disk is too full for any run: said before hours are spent."""
+    """Raise ConfigError if the disk is too full for any run, before hours are spent on it."""
     from flows.cli.machine.checks import check_home
 
     check = check_home(home)
@@ -137,16 +142,19 @@ def check_room(home: Path) -> None:
 
 @contextlib.contextmanager
 def saying_how_to_go_on(command: str) -> Generator[None]:
-    """However the run is interrupted, it ends as Ctrl-C does and names the next command."""
+    """Print the command that resumes if the block is interrupted, and raise KeyboardInterrupt.
+
+    A stage stopped by SIGTERM ends as Ctrl-C does, with exit code 130.
+    """
     try:
         yield
     except (KeyboardInterrupt, StageInterrupted):
-        print_error("interrupted", hint=f"go on where it was: {command}")
+        print_error("interrupted", hint=f"resume with: {command}")
         raise KeyboardInterrupt from None
 
 
 def find_report(planned: Plan, store: Store, cache: "Cache") -> Path | None:
-    """Return the page of the report card that `planned` holds, fetched; None if it has none.
+    """Fetch the report card of `planned` and return its page; None if it has none.
 
     Raises ArtifactError, StoreError.
     """
@@ -162,7 +170,7 @@ def find_report(planned: Plan, store: Store, cache: "Cache") -> Path | None:
 def _ending(
     outcome: "Outcome", profile: str, *, home: Path, place: Sequence[str], took: str
 ) -> Iterator[str]:
-    """What a person wants to know when a run is over."""
+    """Yield the lines printed after a run: counts, scores, addresses and next commands."""
     from infra.prefect.login import login_address
 
     cached = sum(built.cached for built in outcome.stages.values())
@@ -171,7 +179,7 @@ def _ending(
     yield from _results(outcome.report)
     if outcome.ui_url:
         yield f"Prefect      {outcome.ui_url} (it keeps running; `nanochat down` stops it)"
-        if address := login_address(home):
+        if address := login_address(home):  # a shared server has its own login
             yield f"log in       {address}"
     yield from _next(profile, place)
 
@@ -188,7 +196,7 @@ def _next(profile: str, place: Sequence[str]) -> Iterator[str]:
 
 
 def headline(report: str) -> list[str]:
-    """The numbers that a report card in markdown opens with: its first list."""
+    """Return the items of the first list of a report card in markdown: its main numbers."""
     lines = itertools.dropwhile(lambda line: not line.startswith("- "), report.splitlines())
     items = itertools.takewhile(lambda line: line.startswith("- "), lines)
     return [item.removeprefix("- ") for item in items]

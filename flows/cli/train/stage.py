@@ -27,7 +27,9 @@ from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, NanochatError, StoreError
 
-LOST = 75  # EX_TEMPFAIL: what ended it was the machine, another node or the store
+# EX_TEMPFAIL of sysexits.h: the machine, another node or the store failed, and a retry may succeed.
+# Batch scripts and pods requeue on it; infra/slurm/stage.sbatch reads the number.
+LOST = 75
 _NODES = Group("Several machines", sort_key=3)
 _TERMS = LeaseTimings()
 
@@ -61,25 +63,26 @@ def stage(
     ] = None,
     force: Annotated[
         bool,
-        Parameter(
-            negative="", help="Build it again although it is there, unless this run built it."
-        ),
+        Parameter(negative="", help="Build it again although it exists, unless this run built it."),
     ] = False,
     strict: Annotated[
         bool,
-        Parameter(negative="", help="Whether code that a fingerprint does not see is an error."),
+        Parameter(
+            negative="", help="Fail if the stage runs code that its fingerprint does not cover."
+        ),
     ] = False,
     what: RunOptions = RunOptions(),  # noqa: B008 - frozen
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Build one stage here, without Prefect: what Slurm scripts and pods of a cluster run.
 
-    Its inputs must be in the store. Stopped, killed or on another machine, the same command goes on
-    where it was. Ends with exit code 75 when it was lost, and may succeed when it is tried again.
+    Its inputs must be in the store. After a stop or a crash the same command resumes, on any
+    machine. Exit code 75 means that the machine, another node or the store failed: retry it.
     """
     where.check_gpus()
     built_stage = stage_named(check_stage(stage))
     _check_nodes(built_stage, node=node, nodes=nodes)
+    # Nodes agree on what counts as built again by the run's id, and each would make up its own.
     if force and nodes > 1 and run_id is None:
         raise ConfigError(
             f"--force on {nodes} nodes needs --run: by its id they know what is new",
@@ -89,6 +92,7 @@ def stage(
     check_name(run_id or profile)
     store = where.open_store()
     given = open_pinned(store, what.uses, warn=print_warning)
+    # Pins of this run win over those of earlier runs: a retry must not change its inputs.
     earlier = find_run(store, run_id) if run_id else None
     known = _known_pins(store, built_stage, profile, what, given)
     if earlier is not None:
@@ -97,7 +101,9 @@ def stage(
         profile, what, where.home_path, plan=False, known=known, given=given
     )
     placement = replace(where.placement(chosen), nodes=nodes)
+    # Planned without placement: only the states are used, and no estimate.
     plan = make_plan(chosen.run, store, where.work, given=given)
+    # The options without `nanochat run`: hints give them to `nanochat stage`.
     words = shlex.join(shlex.split(what.command(profile, place=where.words))[2:])
     inputs = _find_inputs(plan, built_stage, words)
     run = Run(
@@ -138,6 +144,7 @@ def stage(
             strict=strict,
             terms=replace(_TERMS, meet=wait),
         )
+        # One record per run: node 0 writes it, the others only build their share.
         with _recorded(run, site, inputs) if node == 0 else contextlib.nullcontext(site) as site:
             built: Built = build_share(built_stage, site, inputs, node=node, force=force)
         display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
@@ -146,14 +153,14 @@ def stage(
 
 @dataclass
 class _Ended:
-    """How the command ends when nothing is raised."""
+    """The exit code of the command if nothing is raised."""
 
     code: int = 0
 
 
 @contextlib.contextmanager
 def _exit_code_of_lost() -> Generator[_Ended]:
-    """Show what ended the block when another attempt may end otherwise, for scripts to try."""
+    """Print a retryable error and set exit code 75, so that scripts retry. Others are raised."""
     ended = _Ended()
     try:
         yield ended
@@ -167,12 +174,13 @@ def _exit_code_of_lost() -> Generator[_Ended]:
 def _known_pins(
     store: Store, stage: Stage, profile: str, what: RunOptions, given: Mapping[str, Manifest]
 ) -> Pins:
-    """Return what names upstream stood for in earlier runs, less those that the stage downloads.
+    """Return the upstream pins of earlier runs, without those that the stage itself downloads.
 
     The inputs were made from these pins. All nodes use the same ones, and need no network.
     """
     run = profile_of(profile, what).run
     own = moving_names(run, stage.config)
+    # Without a moving name among the inputs there is no reason to read all run records.
     if not set(moving_names(run, sections_of(given))) - set(own):
         return {}
     pins = recorded_pins(store, profile)
@@ -180,9 +188,9 @@ def _known_pins(
 
 
 def _go_on(store: Store, run: Run) -> Run:
-    """The run, with what its record says if an earlier turn of it has begun one.
+    """Return the run merged with its stored record, if an earlier command of it wrote one.
 
-    Raises ConfigError when that one trained something else.
+    Raises ConfigError if that record has other settings.
     """
     before = find_run(store, run.run)
     if before is None:
@@ -200,27 +208,29 @@ def _go_on(store: Store, run: Run) -> Run:
 def _recorded(
     run: Run, site: BuildContext, inputs: Mapping[str, Manifest]
 ) -> Generator[BuildContext]:
-    """Yield the site of a run whose record the store has until the block ends.
+    """Write the run's record, yield the context that adds to it, and write how the block ended.
 
-    The record names what is up to date of all stages, so that the last of several commands names
-    them all. The inputs are reserved: they were looked up before the record named them.
+    The record names the up-to-date artifacts of all stages, so that after the last of several
+    commands it names all.
     """
     record = RunRecord(site.store, _go_on(site.store, run))
     site = replace(site, record=record.add)
     record.write()
     try:
+        # After the record is written: garbage collection may have marked the inputs between the
+        # plan that found them and the record that refers to them.
         reserve_found(site, inputs.values())
         yield site
     except BaseException as error:
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
-        with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
+        with contextlib.suppress(StoreError):  # must not replace the error that is being raised
             record.end("interrupted" if is_interrupted else "failed")
         raise
     record.end("finished")
 
 
 def _up_to_date(plan: Plan) -> dict[str, str]:
-    """Fingerprints of the artifacts that are there, by stage."""
+    """Return the fingerprints of artifacts that exist, by stage."""
     items = [item for item in plan.stages if item.state == "=" and item.fingerprint]
     return {item.stage.name: item.fingerprint or "" for item in items}
 
@@ -240,12 +250,13 @@ def _check_nodes(stage: Stage, *, node: int, nodes: int) -> None:
 
 
 def _find_inputs(plan: Plan, stage: Stage, words: str) -> Mapping[str, Manifest]:
-    """The artifacts that the stage is made from. Raises ConfigError when one is not there."""
+    """Return the stage's input artifacts. Raises ConfigError if one is not in the store."""
     before = stages_before(stage)
     missing = [item.stage.name for item in plan.stages if item.state != "="]
     items = [plan.of(source.name) for source in stage.inputs]
     for item in items:
         if item.stage.name in missing:
+            # Name the first missing stage of the whole chain: the input itself may need others.
             first = next(name for name in missing if name in before)
             raise ConfigError(
                 f"{stage.name} needs {item.stage.name}, which is not in {plan.store}",

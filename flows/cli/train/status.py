@@ -1,4 +1,4 @@
-"""`nanochat status`: which runs there were, and how far the one you ask for is."""
+"""`nanochat status`: list the latest runs, or show the progress of one."""
 
 import shlex
 from collections.abc import Iterator
@@ -66,11 +66,13 @@ def _list(runs: list[Run]) -> Iterator[str]:
 
 
 def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
-    """The run, each stage it knows, and what is left by today's plan."""
+    """Yield the run's facts, each stage in its record, and what is left by today's plan."""
     where = PlacementOptions(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
     what = RunOptions(depth=run.depth, overrides=run.overrides, uses=tuple(_names(store, run)))
-    is_known = run.profile in PROFILES  # else it was imported, or the profile is no more
-    model = evaluated_model(run)  # of a run that trains nothing
+    # An imported run, or one of a removed profile, cannot be planned; nor can an evaluation's run,
+    # which trains nothing.
+    is_known = run.profile in PROFILES
+    model = evaluated_model(run)
     command = what.command(run.profile, place=where.words)
     if model is not None:
         command = shlex.join(["nanochat", "evals", "run", model, *where.words])
@@ -87,10 +89,11 @@ def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
                 yield f"  given    {revoked}"
         profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
         planned = make_plan(pinned(profile.run, run.upstream), store, place.work, given=given)
-    except (ArtifactError, ConfigError) as error:  # what was done is known all the same
+    except (ArtifactError, ConfigError) as error:
+        # The plan fails, for example because an artifact was deleted; the record is still known.
         yield from _all_done(run)
         yield ""
-        yield f"what is left cannot be told: {error}"
+        yield f"what is left is unknown: {error}"
         return
     yield from _progress(run, planned, place.work, command)
 
@@ -102,7 +105,7 @@ def _all_done(run: Run) -> Iterator[str]:
 
 
 def _progress(run: Run, planned: Plan, work: Path, command: str) -> Iterator[str]:
-    """Each stage, done or left, and who is at work on what is left."""
+    """Yield each stage, done or left, and the builders of those that are left."""
     yield ""
     for item in planned.stages:
         fingerprint = run.stages.get(item.stage.name)
@@ -113,17 +116,19 @@ def _progress(run: Run, planned: Plan, work: Path, command: str) -> Iterator[str
         for (name, _), builder in sorted(builders.items()):
             yield f"{name} is being built by {builder}"
         if not builders:
-            yield f"nothing of it is being built; go on with: {command}"
+            yield f"nothing of it is being built; resume with: {command}"
 
 
 def _uses(run: Run) -> Iterator[tuple[str, str, str]]:
-    """Name as given, stage and fingerprint of what the run was given, as far as it is recorded.
+    """Yield name, stage and fingerprint of each artifact given with --use, as far as recorded.
 
-    The record says what each name stood for at the time; it may stand for something else by now.
+    The record has the fingerprint that each name had at the time; names such as sft@tiny move.
     """
     for name in run.uses:
         stage = name.partition("@" if "@" in name else "/")[0]
-        if stage == name:  # a chat model; of several it has made the later ones from that
+        # A bare name is a chat model. If the record has several, the given one is the earliest: the
+        # run made the later ones from it.
+        if stage == name:
             made = (known.name for known in STAGES if known.name in CHAT_MODELS)
             stage = next((known for known in made if known in run.stages), "")
         if stage in run.stages:
@@ -131,8 +136,10 @@ def _uses(run: Run) -> Iterator[tuple[str, str, str]]:
 
 
 def _names(store: Store, run: Run) -> list[str]:
-    """What was given to the run, as a command names it now: by fingerprint where a name has come to
-    stand for something else, or for nothing."""
+    """Return the names given with --use as a command must write them now.
+
+    A name that stands for another artifact by now, or for none, is replaced by stage/fingerprint.
+    """
     names = dict.fromkeys(run.uses, "")
     for name, stage, fingerprint in _uses(run):
         try:
@@ -144,9 +151,9 @@ def _names(store: Store, run: Run) -> list[str]:
 
 
 def _given(store: Store, run: Run) -> dict[str, Manifest]:
-    """The artifacts that the run was given, by stage. Raises ArtifactError for one that is gone."""
+    """Return the artifacts given with --use, by stage. Raises ArtifactError if one is gone."""
     known = {name: (stage, fingerprint) for name, stage, fingerprint in _uses(run)}
-    left = [name for name in run.uses if name not in known]  # it ended before it recorded them
+    left = [name for name in run.uses if name not in known]  # the run ended before recording them
     given = open_pinned(store, left, warn=print_warning)
     for stage, fingerprint in known.values():
         manifest = find_manifest(store, stage, fingerprint)
@@ -157,13 +164,18 @@ def _given(store: Store, run: Run) -> dict[str, Manifest]:
 
 
 def _builders(planned: Plan, work: Path) -> dict[tuple[str, str], str]:
-    """Who builds, by stage and fingerprint: whatever on this machine, what is planned anywhere."""
+    """Return the builders by (stage, short fingerprint).
+
+    Local file locks show any build on this machine; leases show builds of the plan's stages on all
+    machines.
+    """
     found: dict[tuple[str, str], str] = {}
     for path in work.glob("*/*.lock"):
         if owner := file_lock.find_owner(path):
             found[path.parent.name, path.stem] = str(owner)
     for item in planned.stages:
-        if item.builder and item.fingerprint:  # the lease says more than the lock
+        if item.builder and item.fingerprint:
+            # A lease also knows the progress of the job, so its text replaces that of the lock.
             found[item.stage.name, short(item.fingerprint)] = item.builder
     return found
 
@@ -178,7 +190,10 @@ def _left(item: StagePlan, work: Path) -> str:
 
 
 def _latest_step(item: StagePlan, work: Path) -> str | None:
-    """The last step of a job on this machine, which is newer than its checkpoint and heartbeat."""
+    """Return the last step of a job on this machine as text, or None.
+
+    The events file is newer than the job's checkpoint and heartbeat, which the plan reads.
+    """
     if item.fingerprint is None or item.state not in ("!", ">"):
         return None
     if item.builder and not file_lock.find_owner(

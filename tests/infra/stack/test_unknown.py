@@ -58,8 +58,8 @@ def test_what_a_server_was_not_told_is_one_line_with_the_command(api_url: str) -
     Known.paths = {POOLS[0]}
 
     assert _what_is_missing(("cpu", "gpu")) == (
-        f"{api_url} does not know the pool gpu, our deployments; `nanochat deploy` tells it what "
-        "there is to run"
+        f"{api_url} does not know the pool gpu, our deployments; register them with "
+        "`nanochat deploy`"
     )
 
 
