@@ -1,7 +1,7 @@
-"""What an artifact store can do: a few verbs on whole, immutable-looking objects under string keys.
+"""The `Store` protocol: a few verbs on whole, immutable-looking objects under string keys.
 
-A reader sees a whole object or none. `put_if_absent` and `put_if_same` are the operations that
-decide anything; listing is for people and for collecting garbage, never for correctness.
+A reader sees a whole object or none. Only `put_if_absent` and `put_if_same` decide between writers;
+listing is for people and for garbage collection, never for correctness.
 """
 
 import re
@@ -22,7 +22,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 class ObjectNotFound(Exception):
-    """There is no such object. Raised only when the store was reached and said so."""
+    """An object that does not exist. Raised only if the store was reached and said so."""
 
     fault = "is gone"  # to be said after the object's name, where it must exist
 
@@ -32,7 +32,7 @@ class ObjectNotFound(Exception):
 
 
 class BadObject(StoreError):
-    """What lies at a key is no object of ours: larger than expected, or no plain file."""
+    """An object that is not one of ours: larger than expected, or not a plain file."""
 
     def __init__(self, where: str, fault: str) -> None:
         super().__init__(
@@ -66,19 +66,20 @@ class VersionedObject:
     age: float  # seconds since it was written, both moments by the store's own clock
 
 
-OnBytes: TypeAlias = Callable[[int], None]  # told how many more bytes went over; from any thread
+# Called with the number of bytes transferred since the last call, from any thread.
+OnBytes: TypeAlias = Callable[[int], None]
 
 
 def ignore_bytes(count: int) -> None:
-    """Nobody watches."""
+    """Do nothing: the default `on_bytes`."""
 
 
 class Store(Protocol):
-    """Every verb raises StoreError when the store cannot be reached or refuses."""
+    """An object store. Every verb raises StoreError if the store cannot be reached or refuses."""
 
     @property
     def url(self) -> str:
-        """The store's address, as `open_store` takes it."""
+        """Return the store's address, as `open_store` takes it."""
         ...
 
     def put(self, key: str, data: bytes) -> None:
@@ -86,50 +87,51 @@ class Store(Protocol):
         ...
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write an object unless one exists; whether it was written. Of many writers one wins.
+        """Write an object unless one exists; return whether it was written. One writer wins.
 
         An object with these very bytes counts as ours: the answer to our own write may be lost.
         """
         ...
 
     def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
-        """Replace an object unless it was written or deleted since `version` was read of it.
+        """Replace an object if its version is still `version`; return whether it was replaced.
 
-        Whether it was replaced. Data that is there already counts as ours, and rewriting the same
-        bytes need not change a version: whoever competes, or renews, writes other bytes each time.
+        False means that it was written or deleted since. An object that already has these bytes
+        counts as replaced. Rewriting the same bytes need not change a version, so a caller that
+        competes for a key, or renews a lease, must write other bytes each time.
         """
         ...
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
-        """Return the object's bytes. Raises Missing, and BadObject if they are too many.
+        """Return the object's bytes. Raises ObjectNotFound, and BadObject if they are too many.
 
         `size` is what a manifest says: the object exists, so a store that shows it late is asked
-        again. None means a record: there may be none, and it has at most MAX_RECORD bytes.
+        again. None means a record: it may not exist, and it has at most MAX_RECORD bytes.
         """
         ...
 
     def get_stored(self, key: str) -> VersionedObject:
-        """Return a record with its version and age. Raises Missing and BadObject."""
+        """Return a record with its version and age. Raises ObjectNotFound and BadObject."""
         ...
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        """`length` bytes of an object from offset `start`; fewer at its end. Raises Missing."""
+        """Return `length` bytes from offset `start`; fewer at the end. Raises ObjectNotFound."""
         ...
 
     def head(self, key: str) -> ObjectInfo:
-        """Size and time of an object. Raises Missing."""
+        """Return size and time of an object. Raises ObjectNotFound."""
         ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Objects whose key starts with `prefix`, in the order of their keys."""
+        """Yield the objects whose key starts with `prefix`, in the order of their keys."""
         ...
 
     def delete(self, key: str) -> None:
-        """Remove an object; nothing happens when there is none."""
+        """Remove an object; do nothing if it does not exist."""
         ...
 
     def copy(self, source: str, key: str) -> None:
-        """Write the bytes of one object as another, inside the store. Raises Missing."""
+        """Copy an object to another key, inside the store. Raises ObjectNotFound."""
         ...
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
@@ -137,37 +139,37 @@ class Store(Protocol):
         ...
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
-        """Write an object to a local file, whole or not at all; read-only. Raises Missing.
+        """Write an object to a read-only local file, whole or not at all. Raises ObjectNotFound.
 
         `size` is what a manifest says. A larger object raises BadObject before a byte is written,
-        and one that is not found is asked for again: a store may show late what was put.
-        The bytes are not verified and not yet durable: whoever asked checks their digest. What a
-        killed fetch of the same key to the same path left behind (a hidden `.part` beside the path)
-        is gone on with, and counts for `on_bytes` at once.
+        and one that is not found is asked for again: a store may show a new object late.
+        The bytes are not verified and not yet durable: the caller checks their digest. A killed
+        fetch of the same key to the same path leaves a hidden `.part` file beside the path; the
+        next fetch resumes from it and reports its bytes to `on_bytes` at once.
         """
         ...
 
     def abort_stale_uploads(self, *, older_than: float) -> int:
-        """Drop what writers that died left half written, `older_than` seconds ago; how many."""
+        """Drop unfinished writes that are older than `older_than` seconds; return how many."""
         ...
 
     def missing_guarantees(self) -> Sequence[str]:
-        """Return what keeps this store from deciding between writers; asks it once.
+        """Return what keeps this store from deciding between writers; probes it once.
 
-        Pieces of a sentence: the store "ignores If-Match". Nothing is built where there are any.
+        Pieces of a sentence: the store "ignores If-Match". A store with any is never built in.
         """
         ...
 
 
 class StoreUnavailable(StoreError):
-    """No answer, or a refusal that passes: the same may succeed later though nobody mends it."""
+    """No answer, or a temporary refusal: the same request may succeed later without a repair."""
 
 
 class Persist(Protocol):
-    """Calls an action, perhaps again and again while the store does not answer."""
+    """A caller of actions that may retry them while the store does not answer."""
 
     def __call__(self, action: Callable[[], T], /) -> T:
-        """Return what `action` returns."""
+        """Return the result of `action`."""
         ...
 
 
@@ -178,6 +180,8 @@ def call_once(action: Callable[[], T], /) -> T:
 
 def check_key(key: str) -> str:
     """Return `key`, if every store can hold it and it cannot leave its store. Raises StoreError."""
+    # No segment may begin with a dot: "." and ".." would leave a directory store, and names such as
+    # its own ".tmp" stay free of objects.
     for segment in key.split("/"):
         if not _SEGMENT.fullmatch(segment) or len(segment) > MAX_SEGMENT:
             raise StoreError(

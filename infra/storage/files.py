@@ -5,6 +5,6 @@ from pathlib import Path
 
 
 def sha256_of(path: Path) -> str:
-    """Of all bytes of a local file, as 64 hex digits."""
+    """Return the SHA-256 of a local file as 64 hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

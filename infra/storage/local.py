@@ -1,8 +1,7 @@
 """A store in a directory (file:///path): the default, and the store of a team with a shared disk.
 
-Objects are read-only files. A write goes to a temporary file, is flushed to the disk, gets its name
-in one step (a hard link where the name must be free) and then the directory is flushed: what was
-reported as written survives a power cut, and a reader never sees half an object.
+Objects are read-only files. A write is flushed to a temporary file, gets its name atomically, and
+then the directory is flushed: no reader sees half an object, and it survives a power cut.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ from nanochat_core.job import sync_directory
 _CHUNK = 1 << 20
 _TEMPORARY = ".tmp"  # no key can have a segment of this name
 _UNFINISHED = re.compile(r"(swap-)?[0-9a-f]{32}")  # the names in it
-_SECONDS_TO_SWAP = 2.0  # a turn takes microseconds
+_SECONDS_TO_SWAP = 2.0  # a swap takes microseconds
 _SECONDS_BETWEEN_TRIES = 0.002
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _HINTS = {
@@ -46,7 +45,7 @@ _HINTS = {
     errno.EROFS: "the disk is mounted read-only; point NANOCHAT_STORE elsewhere",
 }
 
-# What a file server that is away, or a failing disk, answers.
+# Errors of a file server that is unreachable, or of a failing disk.
 _AWAY = {errno.EIO, errno.ESTALE, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN}
 _OF_THE_WAY = (TimeoutError, ConnectionError, BlockingIOError, InterruptedError)
 
@@ -54,9 +53,9 @@ _OF_THE_WAY = (TimeoutError, ConnectionError, BlockingIOError, InterruptedError)
 class LocalStore:
     """Objects in `directory`, which is created by the first write if its parent exists.
 
-    A missing parent is an error: it is how a disk that is not mounted looks. A directory that this
-    process has seen and that is gone is a store that does not answer: its disk was unmounted.
-    `directory` may be a link. Below it none is followed; see check_folder.
+    A missing parent is an error: a disk that is not mounted looks like that. A directory that this
+    process has seen and that vanished raises StoreUnavailable: its disk was unmounted.
+    `directory` may be a link. No link below it is followed; see check_folder.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -83,28 +82,29 @@ class LocalStore:
             _write(temporary, data)
             _make_directory(final.parent)
             try:
-                os.link(temporary, final)
+                os.link(temporary, final)  # unlike a rename, fails if the name exists
                 is_ours = True
             except FileExistsError:
                 if final.is_dir() and not final.is_symlink():
                     raise
-                # A network disk may repeat the call.
+                # NFS may repeat a link call that succeeded: then these are our own bytes.
                 is_ours = read_plain(final, limit=MAX_RECORD)[0] == data
-            sync_directory(final.parent)  # for the loser too, who goes on from the winner's bytes
+            # For the loser too: it continues from the winner's object, which must be durable.
+            sync_directory(final.parent)
             return is_ours
 
     def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
         """See Store."""
         final = self._path(key)
-        with self._writing(), self._temporary() as place:
-            turn = place.with_name(f"swap-{hashlib.sha256(key.encode()).hexdigest()[:32]}")
-            new = turn / place.name
+        with self._writing(), self._temporary() as mine:
+            lock = mine.with_name(f"swap-{hashlib.sha256(key.encode()).hexdigest()[:32]}")
+            new = lock / mine.name
             try:
-                return _swap(place, turn, new, final, data, version)
+                return _swap(mine, lock, new, final, data, version)
             finally:
                 new.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):  # somebody has the next turn
-                    turn.rmdir()
+                with contextlib.suppress(OSError):  # not empty: another process has the lock
+                    lock.rmdir()
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
@@ -149,7 +149,7 @@ class LocalStore:
 
     def copy(self, source: str, key: str) -> None:
         """See Store."""
-        self.head(source)  # Missing, if it is
+        self.head(source)  # raises ObjectNotFound
         self.upload(key, self._path(source))
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
@@ -167,9 +167,9 @@ class LocalStore:
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store.
 
-        The file shares its bytes with the object where the file system can and where being
-        read-only protects both: root may write to anything, so root gets a copy. So does a user
-        whose object belongs to another user, who could change its bytes after they were verified.
+        The file is a hard link to the object where that is safe: root may write to read-only
+        files, so root gets a copy. So does a user of another user's object, since its owner could
+        change the bytes after they were verified.
         """
         source = self._path(key)
         with self._reading(key), open_plain(source) as object_, writing_to(path):
@@ -193,7 +193,7 @@ class LocalStore:
                 file.publish(path)
 
     def path_of(self, key: str) -> Path:
-        """The object's own file, to read only; whether there is one is for the reader to find."""
+        """Return the path of the object's own file, to read only; it may not exist."""
         return self._path(key)
 
     def abort_stale_uploads(self, *, older_than: float) -> int:
@@ -242,7 +242,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _temporary(self) -> Generator[Path]:
-        """A free name on the store's own file system; what is left under it is removed."""
+        """Yield a free path on the store's file system; what is left there is removed."""
         self._check_reachable()
         check_folder(self._root, _TEMPORARY)
         _make_directory(self._root / _TEMPORARY)
@@ -253,7 +253,7 @@ class LocalStore:
             _remove(path)
 
     def _now(self) -> float:
-        """Unix seconds by the clock that stamps the store's files: a file server has its own."""
+        """Return unix seconds by the clock that stamps the files: a file server has its own."""
         try:
             with self._temporary() as temporary:
                 temporary.touch()
@@ -262,7 +262,7 @@ class LocalStore:
             return time.time()
 
     def _check_reachable(self) -> None:
-        was_seen = self._was_seen  # before the look: another thread may be making it just now
+        was_seen = self._was_seen  # read first: another thread may be creating the directory
         if self._root.is_dir():
             self._was_seen = True
             return
@@ -270,7 +270,7 @@ class LocalStore:
             raise StoreUnavailable(
                 f"store {self.url} is gone", hint="mount the disk that it is on again"
             )
-        if self._root.exists() and not self._root.is_dir():  # both: it may just have been made
+        if self._root.exists() and not self._root.is_dir():  # asked again: just created, perhaps
             raise StoreError(f"store {self.url} is a file, not a directory")
         if not self._root.parent.is_dir():
             raise StoreError(
@@ -280,7 +280,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _reading(self, key: str) -> Generator[None]:
-        """Not there is Missing, but only in a store that is there."""
+        """Turn a missing file into ObjectNotFound, but only if the store itself is reachable."""
         with self._writing():
             try:
                 yield
@@ -290,7 +290,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _writing(self) -> Generator[None]:
-        """What the operating system refuses is a StoreError."""
+        """Turn an OSError into a StoreError."""
         try:
             yield
         except OSError as error:
@@ -314,17 +314,15 @@ def _write(path: Path, data: bytes) -> None:
         _seal(file.fileno())
 
 
-def _swap(place: Path, turn: Path, new: Path, final: Path, data: bytes, version: str) -> bool:
-    """Replace `final` if it still has this version, when it is our turn.
+def _swap(mine: Path, lock: Path, new: Path, final: Path, data: bytes, version: str) -> bool:
+    """Replace `final` under a lock if it still has this version; return whether it was replaced.
 
-    It is our turn while `turn` is the directory that we made as `place`, with the new bytes in it.
-    They get their name by a rename, which fails if somebody removed them: so a process that was
-    stopped in the midst neither keeps the others waiting for long nor undoes what they did.
+    We hold the lock while the directory `lock` is the one we made as `mine`, with `new` in it.
     """
     while True:
-        place.mkdir()
-        _write(place / new.name, data)
-        _take_turn(place, turn)
+        mine.mkdir()
+        _write(mine / new.name, data)
+        _acquire(mine, lock)
         try:
             found, _ = read_plain(final, limit=MAX_RECORD)
         except _NOT_THERE:
@@ -332,6 +330,8 @@ def _swap(place: Path, turn: Path, new: Path, final: Path, data: bytes, version:
         if found != data:
             if _version(found) != version:
                 return False
+            # Fails if we were suspended and another process took the lock over by removing `new`:
+            # so a process that wakes up late cannot undo a later write.
             try:
                 new.replace(final)
             except FileNotFoundError:
@@ -340,28 +340,28 @@ def _swap(place: Path, turn: Path, new: Path, final: Path, data: bytes, version:
         return True
 
 
-def _take_turn(place: Path, turn: Path) -> None:
-    """Give the directory `place` the name `turn`; from one who keeps that too long, take it."""
+def _acquire(mine: Path, lock: Path) -> None:
+    """Rename `mine` to `lock`, when it is free or its owner has held it for too long."""
     last: list[str] = []
     since = time.monotonic()
     while True:
         try:
-            place.rename(turn)  # over an empty one: its owner is done
+            mine.rename(lock)  # replaces an empty directory only: its owner has finished
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         else:
             return
         with contextlib.suppress(FileNotFoundError):
-            if (found := os.listdir(turn)) != last:
+            if (found := os.listdir(lock)) != last:
                 last, since = found, time.monotonic()
             elif found and time.monotonic() - since > _SECONDS_TO_SWAP:
-                (turn / found[0]).unlink()
+                (lock / found[0]).unlink()
         time.sleep(_SECONDS_BETWEEN_TRIES)
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or link, or a directory and all in it; nothing happens when there is none."""
+    """Remove a file, a link, or a directory and all in it; do nothing if it does not exist."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -369,7 +369,7 @@ def _remove(path: Path) -> None:
 
 
 def _seal(descriptor: int) -> None:
-    """Read-only and on the disk."""
+    """Make an open file read-only and flush it to the disk."""
     os.fchmod(descriptor, 0o444)
     os.fsync(descriptor)
 
@@ -392,7 +392,7 @@ def _link(source: Path, target: Path, opened: os.stat_result) -> bool:
 
 
 def _make_directory(path: Path) -> None:
-    """Like mkdir -p, each new name flushed to the disk."""
+    """Create a directory and its parents, and flush each new name to the disk."""
     if path.is_dir():
         return
     _make_directory(path.parent)

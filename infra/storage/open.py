@@ -1,4 +1,4 @@
-"""From a store's URL to a store."""
+"""Open an artifact store by its URL."""
 
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -9,9 +9,10 @@ from nanochat_core.errors import StoreError
 
 
 def open_store(url: str) -> Store:
-    """The store at `url`: file:///absolute/path or s3://bucket/prefix.
+    """Return the store at `url`: file:///absolute/path or s3://bucket/prefix.
 
-    Raises StoreError for a URL that is none. Nothing is created or contacted: the first verb does.
+    Raises StoreError if the URL is not one of a store. Nothing is created or contacted before the
+    first verb.
     """
     parts = urlsplit(url)
     if parts.scheme == "s3":

@@ -1,6 +1,6 @@
-"""Large objects in parts: which parts, several at once, and the file that a killed fetch left.
+"""Transfer of large objects in parts: plan them, move several at once, resume a killed fetch.
 
-No network in here, and nothing of S3: a directory's store fetches in the same way.
+This module knows neither the network nor S3: the directory store fetches in the same way.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from nanochat_core.runtime.process_start import boot_id
 
 PART = 16 << 20  # bytes
 MAX_PARTS = 10_000  # of one object, everywhere
-THREADS = 8  # that move parts, for all transfers of one store together
+THREADS = 8  # threads that move parts, for all transfers of one store together
 _NO_ALLOCATION = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # the file system cannot
 _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A piece of an object."""
+    """A contiguous piece of an object."""
 
     index: int  # from 0
     start: int
@@ -36,12 +36,13 @@ class Part:
 
     @property
     def span(self) -> str:
-        """As a range of HTTP."""
+        """Return the part as an HTTP Range header."""
+        # Both ends of an HTTP range are inclusive.
         return f"bytes={self.start}-{self.start + self.length - 1}"
 
 
 def plan_parts(size: int, *, length: int) -> Sequence[Part]:
-    """The parts of an object of `size` bytes; only the last may be shorter than `length`."""
+    """Return the parts of an object of `size` bytes; only the last may be shorter than `length`."""
     return [
         Part(index=index, start=start, length=min(length, size - start))
         for index, start in enumerate(range(0, size, length))
@@ -49,7 +50,7 @@ def plan_parts(size: int, *, length: int) -> Sequence[Part]:
 
 
 def part_length(size: int) -> int:
-    """Bytes of one part, so that an object of `size` bytes has no more than MAX_PARTS."""
+    """Return the bytes of one part, so that an object of `size` has at most MAX_PARTS parts."""
     return PART * max(1, -(-size // (PART * MAX_PARTS)))
 
 
@@ -60,15 +61,16 @@ def run_all(
     *,
     at_once: int,
 ) -> None:
-    """Do `work` on every item in the pool, `at_once` of them; raises the first failure.
+    """Run `work` on every item in the pool, `at_once` at a time; raise the first failure.
 
-    The event is set when one failed: the others end as soon as they can, and are waited for.
+    `work` also gets an event that is set when another item failed, and should then return. All
+    running items are awaited before this returns or raises.
     """
     stop = threading.Event()
     running: set[Future[None]] = set()
 
     def settle(most: int) -> None:
-        """Wait until `most` are running."""
+        """Wait until at most `most` items are running."""
         nonlocal running
         while len(running) > most:
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -77,6 +79,7 @@ def run_all(
 
     try:
         for item in items:
+            # At most `at_once` items are submitted, so their buffers in memory stay bounded.
             settle(at_once - 1)
             running.add(pool.submit(work, item, stop))
         settle(0)
@@ -89,10 +92,10 @@ def run_all(
 
 
 class PartFile:
-    """A file in the making, of its full size from the start, that knows which parts it has.
+    """A partly fetched file, of its full size from the start, that records which parts it has.
 
-    After the bytes of the object comes a trailer: what object it is, and one byte for each part.
-    The bytes of a part are written before its mark, which is all that a killed process needs.
+    A trailer follows the bytes of the object: a digest of the object's identity, and one byte for
+    each part, which is set when the part is complete.
     """
 
     def __init__(self, descriptor: int, path: Path, *, parts: Sequence[Part], mark: bytes) -> None:
@@ -100,7 +103,7 @@ class PartFile:
         self._file = descriptor
         self._path = path
         self._size = sum(part.length for part in parts)
-        self._flags = self._size + len(mark)  # where they begin
+        self._flags = self._size + len(mark)  # offset of the bytes that mark complete parts
         self._has = bytearray(len(parts))
         total = self._flags + len(parts)
         if os.fstat(descriptor).st_size == total:
@@ -108,17 +111,18 @@ class PartFile:
             if trailer.startswith(mark):
                 self._has[:] = trailer[len(mark) :]
                 return
+        # Another object, or another version of it: emptied first, so that all flags are zero again.
         os.ftruncate(descriptor, 0)
         _allocate(descriptor, total)
         os.pwrite(descriptor, mark, self._size)
 
     @property
     def missing(self) -> Sequence[Part]:
-        """Parts that are still to be fetched."""
+        """Return the parts that are still to be fetched."""
         return [part for part in self.parts if not self._has[part.index]]
 
     def write(self, start: int, data: bytes) -> None:
-        """Bytes of the object, from any thread."""
+        """Write bytes of the object at offset `start`; safe from any thread."""
         assert start + len(data) <= self._size, "more bytes than the object has"
         view = memoryview(data)
         with writing_to(self._path):
@@ -127,25 +131,27 @@ class PartFile:
                 view, start = view[written:], start + written
 
     def finish(self, part: Part) -> None:
-        """All bytes of a part are written."""
+        """Mark a part as complete, after all its bytes are written."""
         with writing_to(self._path):
+            # After the bytes, so that a killed process never leaves a mark without its bytes. No
+            # fsync: after a power cut boot_id differs, and the whole file is fetched again.
             os.pwrite(self._file, b"\x01", self._flags + part.index)
         self._has[part.index] = 1
 
     def publish(self, final: Path) -> None:
-        """Give the whole file its name, read-only."""
+        """Make the complete file read-only and rename it to `final`."""
         assert not self.missing
-        os.ftruncate(self._file, self._size)
+        os.ftruncate(self._file, self._size)  # drops the trailer
         os.fchmod(self._file, 0o444)
         self._path.replace(final)
 
 
 @contextlib.contextmanager
 def open_part_file(final: Path, *, source: str, version: str, size: int) -> Generator[PartFile]:
-    """The file that becomes `final`; what a killed fetch of the same source and version left.
+    """Open the part file that becomes `final`, or resume a killed fetch of the same version.
 
-    It stays for the next one when the caller fails. The machine's boot counts as part of the
-    version: after a power cut a mark may be on the disk whose bytes are not.
+    It stays for the next fetch if the caller fails. The machine's boot counts as part of the
+    version: after a power cut the disk may have a mark without the bytes of its part.
     """
     parts = plan_parts(size, length=PART)
     mark = hashlib.sha256(f"{source}\n{version}\n{size}\n{PART}\n{boot_id()}".encode()).hexdigest()
@@ -159,7 +165,7 @@ def open_part_file(final: Path, *, source: str, version: str, size: int) -> Gene
 
 @contextlib.contextmanager
 def writing_to(path: Path) -> Generator[None]:
-    """What the operating system refuses of a local file is a StoreError."""
+    """Turn an OSError about a local file into a StoreError."""
     try:
         yield
     except OSError as error:
@@ -170,7 +176,7 @@ def writing_to(path: Path) -> Generator[None]:
 
 
 def _open_alone(final: Path, tag: str) -> tuple[int, Path]:
-    """A part file that nobody else has open; of two at the same time one gets a name of its own."""
+    """Open and lock a part file; a second process at the same time gets a file of its own."""
     for name in (tag, uuid.uuid4().hex):
         path = final.with_name(f".{final.name}.{name}.part")
         while True:
@@ -179,14 +185,16 @@ def _open_alone(final: Path, tag: str) -> tuple[int, Path]:
             except PermissionError:
                 path.unlink()  # its process died when it was read-only already, but not renamed
                 continue
+            # The lock ends with its process, so a killed fetch never blocks the next one.
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(descriptor)
                 break
+            # Its earlier owner may have renamed it to its final name between open and lock.
             if _is_still(descriptor, path):
                 return descriptor, path
-            os.close(descriptor)  # it got its final name before we had the lock
+            os.close(descriptor)
     raise AssertionError("a name of our own is taken")
 
 
@@ -198,7 +206,7 @@ def _is_still(descriptor: int, path: Path) -> bool:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Reserve the space, so that a full disk is known before hours of fetching."""
+    """Reserve the space, so that a full disk is reported before hours of fetching."""
     if hasattr(os, "posix_fallocate"):  # not on macOS
         try:
             os.posix_fallocate(descriptor, 0, size)

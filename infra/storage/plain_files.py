@@ -12,6 +12,7 @@ from typing import BinaryIO
 from infra.storage.base import BadObject, check_size
 from nanochat_core.errors import StoreError
 
+# O_NONBLOCK: opening a FIFO would otherwise wait for its writer before fstat can refuse it.
 _NO_LINK_NO_WAIT = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -36,13 +37,14 @@ def check_folder(root: Path, name: str) -> None:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a plain file to read. Raises OSError, BadObject for what is no file and no folder."""
+    """Open a plain file to read. Raises OSError, and BadObject if it is no file and no folder."""
     try:
         file = os.fdopen(os.open(path, _NO_LINK_NO_WAIT), "rb")
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
             raise BadObject(path.as_uri(), "is not a plain file") from error
         raise
+    # The open file is checked, not the path: another process may replace the path meanwhile.
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise BadObject(path.as_uri(), "is not a plain file")

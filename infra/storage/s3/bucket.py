@@ -1,8 +1,7 @@
-"""Requests to a bucket, one at a time.
+"""Single requests to a bucket, without retries.
 
-Everything that goes wrong leaves here as Missing, Refused or Lost. What a store says of an object's
-bytes is not trusted: whoever fetches checks a digest; here only sizes, ranges and versions are
-compared.
+Every failure is raised as ObjectNotFound, ErrorResponse or NoResponse. Only sizes, ranges and
+versions are compared here: the caller of a fetch checks the digest of the bytes.
 """
 
 import contextlib
@@ -42,8 +41,8 @@ from infra.storage.s3.gateways import check_listing
 from infra.storage.s3.settings import Settings, client_hint, endpoint_setting
 from nanochat_core.errors import StoreError
 
-READ_SECONDS = 30  # between two pieces of an answer
-SLOW_SECONDS = 300  # until the answer to putting together or copying a large object
+READ_SECONDS = 30  # longest pause between two pieces of an answer
+SLOW_SECONDS = 300  # longest wait for a copy, or for the completion of a multipart upload
 _CHUNK = 1 << 20  # bytes
 
 
@@ -54,27 +53,28 @@ class Bucket:
         self.name = name
         self.prefix = f"{prefix}/" if prefix else ""
         self.url = f"s3://{name}/{prefix}".rstrip("/")
-        self.has_accepted = False  # a request, so the credentials are right
-        self.has_answered = False
+        self.has_accepted = False  # accepted a request: endpoint and credentials are right
+        self.has_answered = False  # answered at all, if only with an error
         self._settings = settings
         self._lock = threading.Lock()
-        self._clients: dict[float, Any] = {}  # by seconds to wait for an answer
+        self._clients: dict[float, Any] = {}  # by read timeout in seconds
         self._is_aws = False
 
     @property
     def is_aws(self) -> bool:
-        """Whether this is Amazon's own."""
+        """True if the endpoint is Amazon's own."""
         self._client()
         return self._is_aws
 
     @property
     def checksum(self) -> Checksum:
-        """What is sent along with small bodies."""
+        """Return the checksum that is sent with small bodies."""
+        # Every server that speaks S3 knows MD5; only AWS is sure to know SHA-256.
         return self._settings.checksum or ("sha256" if self.is_aws else "md5")
 
     @property
     def where(self) -> Where:
-        """The address, for errors."""
+        """Return the store's address for error messages."""
         client = self._client()
         return Where(
             url=self.url,
@@ -85,7 +85,7 @@ class Bucket:
         )
 
     def create(self) -> None:
-        """Make the bucket itself."""
+        """Create the bucket itself."""
         self._ask("create_bucket")
 
     def put(
@@ -96,34 +96,35 @@ class Bucket:
         condition: Mapping[str, str] = {},
         claim: bytes | None = None,
     ) -> None:
-        """Write an object. `claim` are other bytes that its checksum is made of, for a trial."""
+        """Write an object. A probe passes other bytes as `claim`, to send a wrong checksum."""
         checksum = checksum_of(data if claim is None else claim, self.checksum)
         self._ask("put_object", key, {"Body": data, **condition, **checksum})
 
     def get(self, key: str, *, limit: int = MAX_RECORD) -> bytes:
-        """All bytes of an object. Raises BadObject if they are more than `limit`."""
+        """Return all bytes of an object. Raises BadObject if they are more than `limit`."""
         with self._reading(key) as answer:
             return self._read(key, answer, limit)
 
     def get_stored(self, key: str) -> VersionedObject:
-        """All bytes of an object, its version, and its age by the store's clock."""
+        """Return all bytes of an object, its version, and its age by the store's clock."""
         with self._reading(key) as answer:
             data = self._read(key, answer, MAX_RECORD)
             now = find_date(answer["ResponseMetadata"]["HTTPHeaders"])
             if now is None:
                 raise ErrorResponse("NoDate", message="its answers have no Date header")
+            # Both dates are whole seconds, so the difference may be just below zero.
             age = max(0.0, now - field_of(answer, "LastModified").timestamp())
             return VersionedObject(data=data, version=version_of(answer), age=age)
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        """Bytes from `start`; fewer at the object's end."""
+        """Return `length` bytes from `start`; fewer at the object's end."""
         try:
             with self._reading(key, Part(index=0, start=start, length=length)) as answer:
                 if is_whole(answer):
                     return answer["Body"].read(start + length)[start:]
                 data: bytes = answer["Body"].read()
         except ErrorResponse as error:
-            if error.status == 416:
+            if error.status == 416:  # the range begins after the end
                 return b""
             raise
         first, last, size = parse_range(answer.get("ContentRange", ""))
@@ -132,7 +133,7 @@ class Bucket:
         return data
 
     def read(self, key: str, found: ObjectHead, write: Callable[[int, bytes], None]) -> None:
-        """Pass the whole object on, in pieces with their offsets. Raises Changed."""
+        """Pass the whole object to `write`, in pieces with their offsets. Raises Changed."""
         with self._reading(key) as answer:
             check_version(answer, found)
             check_size(f"{self.url}/{key}", answer.get("ContentLength", 0), found.size)
@@ -141,7 +142,7 @@ class Bucket:
     def read_part(
         self, key: str, found: ObjectHead, part: Part, write: Callable[[int, bytes], None]
     ) -> None:
-        """Pass a part of the object on. Raises NoRanges and Changed."""
+        """Pass one part of the object to `write`. Raises NoRanges and Changed."""
         with self._reading(key, part) as answer:
             check_version(answer, found)
             if is_whole(answer):
@@ -155,13 +156,14 @@ class Bucket:
             pass_on(answer["Body"].iter_chunks(_CHUNK), part.start, part.length, write)
 
     def head(self, key: str) -> ObjectHead:
-        """Size, version and time of an object."""
+        """Return size, version and time of an object."""
         try:
             answer = self._ask("head_object", key)
         except ErrorResponse as error:
             if error.is_passing or not error.code.isdigit():
                 raise
-            with self._reading(key) as answer:  # its refusal has words, and a HEAD's has not
+            # An error of HEAD has no body, so no code: a GET of the same key explains it.
+            with self._reading(key) as answer:
                 pass
         return ObjectHead(
             size=field_of(answer, "ContentLength"),
@@ -170,7 +172,7 @@ class Bucket:
         )
 
     def list_page(self, prefix: str, *, after: str | None, token: str | None) -> Page:
-        """Some objects whose key starts with `prefix`, by key."""
+        """Return one page of the objects whose key starts with `prefix`, in the order of keys."""
         arguments = {"Prefix": self.prefix + prefix}
         if token:
             arguments["ContinuationToken"] = token
@@ -196,14 +198,14 @@ class Bucket:
             self._ask("delete_object", key)
 
     def copy(self, source: str, key: str) -> None:
-        """Write the bytes of one object as another."""
+        """Copy an object to another key, inside the store."""
         try:
             self._ask("copy_object", key, {"CopySource": self._source(source)}, slow=True)
         except ObjectNotFound:
-            raise ObjectNotFound(source) from None
+            raise ObjectNotFound(source) from None  # the request named `key`
 
     def begin_upload(self, key: str, checksum: Checksum) -> str:
-        """Begin to write an object in parts; its id."""
+        """Begin a multipart upload; return its id."""
         answer = self._ask("create_multipart_upload", key, algorithm_of(checksum))
         return field_of(answer, "UploadId")
 
@@ -217,38 +219,38 @@ class Bucket:
         *,
         claim: bytes | None = None,
     ) -> Mapping[str, Any]:
-        """Write a part; what `complete_upload` must be told of it. `claim` as in `put`."""
-        told = checksum_of(data if claim is None else claim, checksum)
-        return self._part("upload_part", key, upload, part, {"Body": data, **told})
+        """Upload a part; return its entry for `complete_upload`. `claim` as in `put`."""
+        sums = checksum_of(data if claim is None else claim, checksum)
+        return self._part("upload_part", key, upload, part, {"Body": data, **sums})
 
     def copy_part(self, key: str, upload: str, part: Part, source: str) -> Mapping[str, Any]:
-        """Copy a part of another object."""
+        """Copy a part of another object; return its entry for `complete_upload`."""
         origin = {"CopySource": self._source(source), "CopySourceRange": part.span}
         return self._part("upload_part_copy", key, upload, part, origin, slow=True)
 
     def _part(
         self, verb: str, key: str, upload: str, part: Part, what: Any, *, slow: bool = False
     ) -> Mapping[str, Any]:
-        number = part.index + 1
+        number = part.index + 1  # S3 counts parts from 1
         place = {"UploadId": upload, "PartNumber": number}
         answer = self._ask(verb, key, {**place, **what}, slow=slow)
+        # An upload announced with a checksum algorithm is completed with the sum of every part.
         tag = answer.get("CopyPartResult", answer)
         names = ("ETag", "ChecksumSHA256", "ChecksumCRC32")
-        told = {name: tag[name] for name in names if name in tag}
-        return {"PartNumber": number, **told}
+        return {"PartNumber": number, **{name: tag[name] for name in names if name in tag}}
 
     def complete_upload(self, key: str, upload: str, parts: Iterable[Mapping[str, Any]]) -> None:
-        """Make the object of its parts."""
+        """Complete a multipart upload: the object appears under its key."""
         whole = {"UploadId": upload, "MultipartUpload": {"Parts": list(parts)}}
         self._ask("complete_multipart_upload", key, whole, slow=True)
 
     def abort_upload(self, key: str, upload: str) -> None:
-        """Drop the parts."""
+        """Abort a multipart upload and drop its parts."""
         with contextlib.suppress(ObjectNotFound):
             self._ask("abort_multipart_upload", key, {"UploadId": upload})
 
     def list_uploads(self) -> Sequence[tuple[str, str, float]]:
-        """Key, id and age of unfinished uploads under the prefix: the first thousand."""
+        """Return key, id and age of the first thousand unfinished uploads under the prefix."""
         answer = self._ask("list_multipart_uploads", None, {"Prefix": self.prefix})
         now = find_date(answer["ResponseMetadata"]["HTTPHeaders"]) or 0.0
         return [
@@ -262,17 +264,18 @@ class Bucket:
         ]
 
     def matching(self, version: str) -> dict[str, str]:
-        """The condition that an object has a version."""
+        """Return the condition that an object has a version."""
         return {"IfMatch": f'"{version}"' if self._settings.etag == "quoted" else version}
 
     def _read(self, key: str, answer: Any, limit: int) -> bytes:
-        """All bytes of an answer, none of which are asked for if it says that they are too many."""
+        """Return all bytes of an answer; read none if its declared length exceeds `limit`."""
         where = f"{self.url}/{key}"
         check_size(where, answer.get("ContentLength", 0), limit)
         data: bytes = answer["Body"].read(limit + 1)
         check_size(where, len(data), limit)
         if len(data) <= limit:
-            answer["Body"].read(1)  # at the end botocore compares the length with what was said
+            # Botocore compares the length with Content-Length only when it reads past the end.
+            answer["Body"].read(1)
         return data
 
     def _source(self, key: str) -> dict[str, str]:
@@ -280,13 +283,14 @@ class Bucket:
 
     @contextlib.contextmanager
     def _reading(self, key: str, part: Part | None = None) -> Generator[Any]:
-        """A GET whose body is read in the block. What is not read closes the connection."""
+        """Send a GET whose body is read in the block; an unread rest closes the connection."""
         try:
             answer = self._ask("get_object", key, {"Range": part.span} if part else {})
         except ErrorResponse as error:
             if part is None or error.code != "SignatureDoesNotMatch":
                 raise
-            # A proxy that caches removes the header, which is signed. A wrong secret fails again.
+            # A caching proxy removes the Range header, which is signed; without it the whole object
+            # comes. A wrong secret fails again.
             answer = self._ask("get_object", key)
         with contextlib.closing(answer["Body"]), translating():
             yield answer
@@ -299,7 +303,7 @@ class Bucket:
         *,
         slow: bool = False,
     ) -> Any:
-        """One request."""
+        """Send one request. Raises ObjectNotFound, ErrorResponse and NoResponse."""
         arguments = what if key is None else {"Key": self.prefix + check_key(key), **what}
         call = getattr(self._client(SLOW_SECONDS if slow else READ_SECONDS), verb)
         try:
@@ -307,6 +311,7 @@ class Bucket:
                 answer = call(Bucket=self.name, **arguments)
         except ErrorResponse as error:
             self.has_answered |= error.status > 0
+            # An answer to an authorised request, unlike any other refusal.
             self.has_accepted |= error.code == "NoSuchKey"
             if key is not None and self._is_missing(verb, error):
                 raise ObjectNotFound(key) from None
@@ -324,7 +329,8 @@ class Bucket:
         try:  # some stores do not say what is missing
             self._ask("head_bucket")
         except ErrorResponse as refused:
-            if refused.status == 404 and self.has_accepted:  # perhaps a proxy's
+            # The bucket existed before, so this 404 may be a proxy's: not proof of absence.
+            if refused.status == 404 and self.has_accepted:
                 raise ErrorResponse(NOT_S3, status=404, message="a bare 404") from None
             if refused.status == 404:
                 raise ErrorResponse("NoSuchBucket", status=404) from None

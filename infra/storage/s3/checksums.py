@@ -1,8 +1,8 @@
-"""What is sent along with a body, so that the store finds out when it was damaged on its way.
+"""Checksums sent with a request's body, so that the store can detect damage on the way.
 
-MD5 is what every server that speaks S3 knows; only AWS surely knows the others. CRC-32 takes a
-fifth of MD5's time, on both sides, which is felt with large bodies, so those get it where the store
-is seen to check it.
+Every S3-compatible server knows MD5; only AWS is sure to know the others. CRC-32 takes a fifth of
+MD5's time on both sides, which matters for large bodies, so those get it where a probe shows that
+the store checks it.
 """
 
 import base64
@@ -15,7 +15,7 @@ CHECKSUMS: tuple[Checksum, ...] = ("md5", "sha256", "crc32")
 
 
 def checksum_of(data: bytes, kind: Checksum) -> dict[str, str]:
-    """The arguments of a request that carries `data`."""
+    """Return the arguments of a request that carries `data`."""
     if kind == "md5":
         return {"ContentMD5": _encode(hashlib.md5(data, usedforsecurity=False).digest())}
     if kind == "sha256":
@@ -25,7 +25,8 @@ def checksum_of(data: bytes, kind: Checksum) -> dict[str, str]:
 
 
 def algorithm_of(kind: Checksum) -> dict[str, str]:
-    """The arguments of a request that announces parts."""
+    """Return the arguments of a request that begins a multipart upload."""
+    # Content-MD5 is a header of each part; only the newer checksums are announced at the start.
     return {} if kind == "md5" else {"ChecksumAlgorithm": kind.upper()}
 
 

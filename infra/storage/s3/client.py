@@ -1,7 +1,7 @@
-"""Clients of servers that speak S3: the only file that knows botocore.
+"""Clients of servers that speak S3: the only file that uses botocore.
 
-Botocore is what boto3 makes requests with. Its retries are off: `S3Store` repeats whole operations
-instead. Everything that goes wrong leaves here as Refused or Lost.
+Botocore makes the requests of boto3. Its retries are off: `S3Store` repeats whole operations
+instead. Every failure is raised as ErrorResponse or NoResponse.
 """
 
 import contextlib
@@ -27,12 +27,13 @@ from infra.storage.s3.settings import Settings
 CONNECT_SECONDS = 5
 MAX_ANSWER = 8 << 20  # bytes of an answer that is no object; 1000 keys have 2 MB
 
+# No answer, or one cut short: whether the store carried the request out is not known.
 _LOST = (
     *(boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError),
     *(boto.FlexibleChecksumError, ResponseParserError, urllib3.exceptions.HTTPError),
     *(http.client.HTTPException, OSError),
 )
-NO_CLIENT = (boto.BotoCoreError, ValueError)  # the settings make none
+NO_CLIENT = (boto.BotoCoreError, ValueError)  # raised when the settings are not valid
 _NO_CREDENTIALS = (
     *(boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError),
     *(boto.NoAuthTokenError, boto.TokenRetrievalError, boto.SSOError),
@@ -40,7 +41,8 @@ _NO_CREDENTIALS = (
 
 
 def make_client(settings: Settings, *, seconds: float) -> tuple[Any, bool]:
-    """A client by AWS's ordinary environment and files, and whether it speaks to AWS itself."""
+    """Return a client from AWS's usual variables and files, and whether it speaks to AWS itself."""
+    # Only a client knows the endpoint that variables, profile and region lead to.
     client = _make_client(settings, seconds=seconds, is_aws=False)
     host = re.sub(r"^https?://|[:/].*$", "", client.meta.endpoint_url)
     if not host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
@@ -55,6 +57,8 @@ def _make_client(settings: Settings, *, seconds: float, is_aws: bool) -> Any:
     config = Config(
         connect_timeout=CONNECT_SECONDS,
         read_timeout=seconds,
+        # A retry inside botocore would hide a lost answer: only a whole operation can find out
+        # whether its own write took effect.
         retries={"total_max_attempts": 1},
         max_pool_connections=4 * THREADS,
         s3={"addressing_style": settings.addressing or ("auto" if is_aws else "path")},
@@ -67,7 +71,8 @@ def _make_client(settings: Settings, *, seconds: float, is_aws: bool) -> Any:
     client = session.create_client("s3", config=config)
     builtin: Any = vars(boto_handlers)["BUILTIN_HANDLERS"]
     for event, handler, *_ in builtin:
-        if event == "before-parse.s3.*":  # makes a passing error of what is no XML
+        # Botocore's own handler reports what is not XML as a temporary error, to be retried.
+        if event == "before-parse.s3.*":
             client.meta.events.unregister(event, handler)
     client.meta.events.register("before-parse.s3.*", check_response)
     send = client._endpoint.http_session.send
@@ -77,7 +82,8 @@ def _make_client(settings: Settings, *, seconds: float, is_aws: bool) -> Any:
 
 def _send(send: Callable[[Any], Any], request: Any, **_: object) -> Any:
     """Handle botocore's event `before-send`: send, and read what is no object up to a limit."""
-    is_object, request.stream_output = request.stream_output, True  # else `send` reads it whole
+    # Without streaming `send` reads the whole answer: one of many gigabytes would fill the memory.
+    is_object, request.stream_output = request.stream_output, True
     response = send(request)
     if not is_object or response.status_code >= 300:
         response._content = b"".join(_pieces(response.raw))
@@ -96,7 +102,7 @@ def _pieces(raw: Any) -> Iterator[bytes]:
 
 
 class _Descriptions(Loader):
-    """What botocore knows of S3, without a look for the other 400 services: a fifth of the time."""
+    """Botocore's description of S3 alone: a fifth of the time of looking for all 400 services."""
 
     def list_available_services(self, type_name: str) -> list[str]:
         """Return the only service that is ever asked for."""
@@ -105,23 +111,23 @@ class _Descriptions(Loader):
 
 @functools.cache
 def _descriptions() -> Any:
-    """What botocore knows of S3, read once: that is most of what making a client takes."""
+    """Return botocore's description of S3, read once: most of the time of making a client."""
     return _Descriptions()
 
 
 @contextlib.contextmanager
 def translating() -> Generator[None]:
-    """What botocore raises, in our words."""
+    """Turn botocore's exceptions into ErrorResponse and NoResponse."""
     try:
         yield
     except boto.ClientError as error:
         answer: Any = error.response
         meta = answer.get("ResponseMetadata", {})
-        told = answer.get("Error", {})
+        said = answer.get("Error", {})
         raise ErrorResponse(
-            told.get("Code") or str(meta.get("HTTPStatusCode")),
+            said.get("Code") or str(meta.get("HTTPStatusCode")),
             status=meta.get("HTTPStatusCode", 0),
-            message=told.get("Message", ""),
+            message=said.get("Message", ""),
             headers=meta.get("HTTPHeaders", {}),
         ) from error
     except _LOST as error:

@@ -1,8 +1,8 @@
-"""Writes that decide something, by If-None-Match and If-Match, and the trial of both.
+"""Conditional writes by If-None-Match and If-Match, and the probe that tests both.
 
-A store that applies both atomically decides between writers, and only there anything is built
-(flows/leases/lease.py). Any other store can be a mirror that one process at a time writes to: there
-a write that decides looks first, and then writes.
+Only a store that applies both atomically can decide between writers, so artifacts are built only
+there (flows/leases/lease.py). Any other store can be a mirror that one process at a time writes to:
+there a conditional write reads first, and then writes.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ from infra.storage.base import ObjectNotFound, VersionedObject
 from infra.storage.s3.errors import NOT_S3, ErrorResponse, NoResponse
 from nanochat_core.errors import StoreError
 
-TRIALS = "_trials"  # the prefix where stores are tried out
+TRIALS = "_trials"  # prefix of the objects that a probe writes
 RACERS = 4
 ROUNDS = 5
-_STALE = "0" * 32  # the version of nothing
+_STALE = "0" * 32  # a version that no object has
 _CANNOT = {400, 405, 501}  # how stores refuse a condition they do not know
 
 Support: TypeAlias = Literal["atomic", "racy", "ignored", "refused"]
 
 
 class Requests(Protocol):
-    """One request each, without another try. Raise Lost and Refused, and Missing where it fits."""
+    """Single requests without retries. Raise NoResponse, ErrorResponse and ObjectNotFound."""
 
     def put(self, key: str, data: bytes, *, condition: dict[str, str]) -> None:
         """Write an object on a condition: IfNoneMatch or IfMatch."""
@@ -42,7 +42,7 @@ class Requests(Protocol):
         ...
 
     def matching(self, version: str) -> dict[str, str]:
-        """The condition that an object has a version."""
+        """Return the condition that an object has a version."""
         ...
 
 
@@ -51,13 +51,13 @@ ABSENT = {"IfNoneMatch": "*"}
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionalWrites:
-    """What a store makes of conditions."""
+    """A store's support of conditional writes."""
 
     creates: Support  # If-None-Match: *
     swaps: Support  # If-Match: version
 
     def words(self) -> Iterator[str]:
-        """What is not guaranteed, one piece of a sentence each."""
+        """Yield what is not guaranteed, one piece of a sentence each."""
         if self.creates != "atomic":
             yield describe(self.creates, "If-None-Match")
         if self.swaps != "atomic":
@@ -65,7 +65,7 @@ class ConditionalWrites:
 
 
 def describe(support: Support, header: str) -> str:
-    """Return what a store does with a condition."""
+    """Return a phrase for what a store does with a condition."""
     return _TEXTS[support].format(header)
 
 
@@ -81,7 +81,7 @@ ATOMIC = ConditionalWrites(creates="atomic", swaps="atomic")
 
 
 def put_if_absent(requests: Requests, key: str, data: bytes, *, is_atomic: bool) -> bool:
-    """One try of Store.put_if_absent; may be repeated after Lost and a passing Refused."""
+    """Try Store.put_if_absent once; safe to retry after NoResponse and a temporary refusal."""
     if not is_atomic and (found := _find(requests, key)) is not None:
         return found.data == data
     try:
@@ -89,6 +89,7 @@ def put_if_absent(requests: Requests, key: str, data: bytes, *, is_atomic: bool)
     except ErrorResponse as error:
         if error.status != 412:
             raise
+        # An earlier try may have written it although its answer was lost.
         return _is_ours(requests, key, data)
     return True
 
@@ -96,7 +97,7 @@ def put_if_absent(requests: Requests, key: str, data: bytes, *, is_atomic: bool)
 def put_if_same(
     requests: Requests, key: str, data: bytes, version: str, *, is_atomic: bool
 ) -> bool:
-    """One try of Store.put_if_same; may be repeated after Lost and a passing Refused."""
+    """Try Store.put_if_same once; safe to retry after NoResponse and a temporary refusal."""
     if not is_atomic:
         found = _find(requests, key)
         if found is None or found.version != version:
@@ -108,15 +109,16 @@ def put_if_same(
     except ErrorResponse as error:
         if error.status != 412:
             raise
+        # 412 also follows a lost answer to our own write: then the object has our bytes.
         found = _find(requests, key)
         return found is not None and found.data == data
     return True
 
 
 class Trial:
-    """Tries what a store makes of conditions, with small objects under the key `under`.
+    """A probe of a store's conditional writes, with small objects under the key `under`.
 
-    `persist` does one request, again if need be.
+    `persist` runs one request, with retries.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class Trial:
         self._keys: list[str] = []
 
     def run(self, rounds: int) -> ConditionalWrites:
-        """Return what was found in so many races of each kind. No object is left."""
+        """Return the result of `rounds` races of each kind; remove all objects."""
         with ThreadPoolExecutor(RACERS) as pool:
             try:
                 return ConditionalWrites(
@@ -143,6 +145,7 @@ class Trial:
             return "refused"
         if self._try(key, b"second", ABSENT) == "written":
             return "ignored"
+        # One request after another cannot show whether check and write are atomic; races can.
         won = (self._race(self._new_key(), ABSENT, pool) for _ in range(rounds))
         return "racy" if any(count > 1 for count in won) else "atomic"
 
@@ -172,7 +175,7 @@ class Trial:
     def _try(
         self, key: str, data: bytes, condition: dict[str, str]
     ) -> Literal["written", "kept", "refused"]:
-        """What becomes of a conditional write of bytes that are nowhere else."""
+        """Return the outcome of a conditional write. `data` must not be in the store yet."""
         outcome: list[Literal["written", "kept", "refused"]] = []
 
         def attempt() -> None:
@@ -183,7 +186,7 @@ class Trial:
                 outcome.append("kept")
             except ErrorResponse as error:
                 if error.status == 412:
-                    # Perhaps by an earlier attempt whose answer was lost.
+                    # An earlier try may have written it although its answer was lost.
                     outcome.append("written" if _is_ours(self._requests, key, data) else "kept")
                 elif error.status in _CANNOT and error.code != NOT_S3 and not error.is_passing:
                     outcome.append("refused")
@@ -194,11 +197,11 @@ class Trial:
         return outcome[-1]
 
     def _race(self, key: str, condition: dict[str, str], pool: ThreadPoolExecutor) -> int:
-        """How many of several simultaneous writers get the answer that they wrote."""
+        """Return how many of RACERS simultaneous writers are answered that they wrote."""
         together = threading.Barrier(RACERS)
 
         def run(number: int) -> bool:
-            together.wait()
+            together.wait()  # a barrier: all requests leave at the same moment
             try:
                 # Other bytes each time: the same ones would leave the version as it was.
                 self._requests.put(key, f"{number} {uuid.uuid4()}".encode(), condition=condition)
@@ -217,7 +220,10 @@ def _find(requests: Requests, key: str) -> VersionedObject | None:
 
 
 def _is_ours(requests: Requests, key: str, data: bytes) -> bool:
-    """Whose bytes are there. Lost when nobody's are: then writing is tried again."""
+    """Return whether the object has our bytes.
+
+    Raises NoResponse if it was deleted meanwhile: the write is then retried.
+    """
     found = _find(requests, key)
     if found is None:
         raise NoResponse("the object that was in the way is gone")

@@ -1,8 +1,8 @@
-"""What a store across a network answered: whether to ask again, and what to tell a person.
+"""Failures of a store across a network: which ones to retry, and how to explain them to a person.
 
-No network in here. An operation that got no answer, or a passing one ("slow down", a damaged body),
-is done again as a whole, a bounded number of times: repeating is safe because each operation is
-either idempotent or decided by a condition whose outcome it reads back.
+This module makes no requests. An operation without an answer, or with a temporary refusal ("slow
+down", a damaged body), is retried as a whole, a bounded number of times. That is safe because each
+operation is either idempotent or decided by a condition whose outcome it reads back.
 """
 
 import random
@@ -20,6 +20,7 @@ from nanochat_core.errors import StoreError
 _T = TypeVar("_T")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
+# Refusals that a retry may get past.
 _PASSING = {
     "BadDigest",  # the body was damaged on its way
     "ConditionalRequestConflict",  # two conditional writes at once
@@ -36,16 +37,16 @@ _PASSING = {
     "XAmzContentSHA256Mismatch",
 }
 _PASSING_STATUS = {408, 409, 425, 429}
-_NEVER = {"NotImplemented", "NoSuchBucket"}  # whatever their status
+_NEVER = {"NotImplemented", "NoSuchBucket"}  # never retried, whatever their status
 NOT_S3, REDIRECT = "NotS3", "Redirect"  # our codes for what does not come from a store
 
 
 class NoResponse(Exception):
-    """No answer, or only a piece of one: whether the request was carried out is not known."""
+    """No answer, or a truncated one: the request may or may not have been carried out."""
 
 
 def describe_loss(kind: str, text: str) -> str:
-    """Why there was no answer, in a few words; `kind` is what botocore calls it."""
+    """Return why there was no answer, in a few words; `kind` is botocore's name for it."""
     if found := re.search(r"\[Errno -?\d+\] ([^)\]]+)", text):
         return found.group(1).lower()
     return _LOSSES.get(kind, text)
@@ -63,20 +64,20 @@ _LOSSES = {
 
 
 class ErrorResponse(Exception):
-    """The store said no."""
+    """A refusal by the store: an answer with an error code."""
 
     def __init__(
         self, code: str, *, status: int = 0, message: str = "", headers: Mapping[str, str] = {}
     ) -> None:
         super().__init__(f"{code} {message}".strip())
-        self.code = code  # S3's word, or the status where it gave none
-        self.status = status  # of HTTP; 0: it was not even asked
+        self.code = code  # S3's error code, or the status where the answer had none
+        self.status = status  # HTTP status; 0: no request was sent
         self.message = message
         self.headers = headers
 
     @property
     def is_passing(self) -> bool:
-        """The same request may do better a moment later."""
+        """True if the same request may succeed a moment later."""
         if self.code in _NEVER or self.status == 501:
             return False
         return self.code in _PASSING or self.status >= 500 or self.status in _PASSING_STATUS
@@ -84,51 +85,51 @@ class ErrorResponse(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """How often and how long an operation is tried."""
+    """Limits on the retries of one operation."""
 
     tries: int = 8
-    first_wait: float = 0.2  # seconds; doubles each time, and is shortened at random
+    first_wait: float = 0.2  # seconds; doubles each time, with random jitter
     longest_wait: float = 15.0
     deadline: float = 120.0  # seconds after which no new try begins
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectHead:
-    """What a store says of an object."""
+    """An object's size, version and time, as the store reports them."""
 
-    size: int
-    version: str
-    modified: float
+    size: int  # bytes
+    version: str  # its ETag without quotes
+    modified: float  # unix seconds, by the store's clock
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A piece of a listing."""
+    """One page of a listing."""
 
     entries: Sequence[ObjectInfo]
-    has_more: bool  # says the store
-    token: str | None  # asks for the next one; not every store gives one
+    has_more: bool  # as the store reports it
+    token: str | None  # requests the next page; None from stores that give no token
 
 
 class NoRanges(Exception):
-    """The store answers a range with the whole object."""
+    """An answer to a range request that is the whole object."""
 
 
 class Changed(Exception):
-    """The object is another one than it was."""
+    """An object that was replaced since its version was read."""
 
 
-def parse_range(told: str) -> tuple[int, int, int]:
-    """First and last byte of a piece and its object's size, of a Content-Range. Raises Lost."""
-    found = _RANGE.fullmatch(told)
+def parse_range(header: str) -> tuple[int, int, int]:
+    """Return first byte, last byte and object size of a Content-Range. Raises NoResponse."""
+    found = _RANGE.fullmatch(header)
     if not found:
-        raise NoResponse(f"the store sent a piece of an object as '{told}'")
+        raise NoResponse(f"the store sent a piece of an object as '{header}'")
     first, last, size = map(int, found.groups())
     return first, last, size
 
 
 class OperationStopped(Exception):
-    """Another part of the same transfer failed."""
+    """An operation that was abandoned because another part of the same transfer failed."""
 
 
 def with_retries(
@@ -138,9 +139,10 @@ def with_retries(
     is_passing: Callable[[ErrorResponse], bool],
     stop: threading.Event | None = None,
 ) -> _T:
-    """What `operation` gives, tried again while it is Lost or refused for a passing reason.
+    """Return the result of `operation`, retried after NoResponse and temporary refusals.
 
-    `patience` is asked after each failure. Raises the last Lost or Refused, noting the tries.
+    `patience` is called after each failure, so its limits may change meanwhile. Raises the last
+    NoResponse or ErrorResponse with a note of the tries, and OperationStopped once `stop` is set.
     """
     started, tries = time.monotonic(), 0
     stop = stop or threading.Event()
@@ -151,7 +153,9 @@ def with_retries(
         except (NoResponse, ErrorResponse) as error:
             limits = patience()
             passed = time.monotonic() - started
+            # Exponential backoff; the exponent is bounded, since a huge one overflows a float.
             wait = min(limits.first_wait * 2 ** min(tries - 1, 60), limits.longest_wait)
+            # Jitter: clients that failed together must not all come back together.
             wait *= random.uniform(0.5, 1.0)
             passing = isinstance(error, NoResponse) or is_passing(error)
             if not passing or tries >= limits.tries or passed + wait > limits.deadline:
@@ -164,21 +168,22 @@ def with_retries(
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """A store, as errors speak of it."""
+    """A store's address and its origin, for error messages."""
 
     url: str
     bucket: str
     endpoint: str
-    setting: str  # what gave the endpoint, unless it is AWS's own
+    setting: str  # the variable or file that sets the endpoint; unused for AWS
     is_aws: bool
 
 
 def explain(
     error: NoResponse | ErrorResponse, *, where: Where, what: str, was_accepted: bool = False
 ) -> StoreError:
-    """The one line and the hint for an operation that failed; `what` is like "put runs/a.json".
+    """Return the error, with its hint, of a failed operation; `what` is like "put runs/a.json".
 
-    A gateway that answers where the store has accepted a request before is like an outage.
+    `was_accepted` means that the store accepted a request earlier: if a gateway answers in its
+    place now, that is an outage, not a wrong address.
     """
     tries = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, NoResponse):
@@ -188,6 +193,7 @@ def explain(
             if not where.is_aws
             else "check the network, then run the command again",
         )
+    # A code says more than a status, which many codes share.
     known = _KNOWN.get(error.code) or _KNOWN.get(str(error.status))
     if known:
         found, hint = known(error, where)
@@ -315,14 +321,14 @@ _KNOWN: dict[str, Callable[[ErrorResponse, Where], _Words]] = {
 
 
 def field_of(answer: Mapping[str, Any], name: str) -> Any:
-    """What every answer of this kind says. Raises Lost: one that does not is not the store's."""
+    """Return a field that every such answer of S3 has. Raises NoResponse if it lacks it."""
     if name not in answer:
         raise NoResponse(f"the store's answer has no {name}")
     return answer[name]
 
 
 def find_date(headers: Mapping[str, str]) -> float | None:
-    """The store's clock when it answered, unix seconds."""
+    """Return the store's clock when it answered, in unix seconds; None means no valid date."""
     try:
         return parsedate_to_datetime(headers["date"]).timestamp()
     except (KeyError, ValueError):
@@ -332,7 +338,7 @@ def find_date(headers: Mapping[str, str]) -> float | None:
 def pass_on(
     chunks: Iterable[bytes], start: int, length: int, write: Callable[[int, bytes], None]
 ) -> None:
-    """Hand over exactly `length` bytes. Raises Lost when they are fewer, or more."""
+    """Pass exactly `length` bytes to `write`. Raises NoResponse if they are fewer or more."""
     done = 0
     for chunk in chunks:
         if done + len(chunk) > length:
@@ -344,16 +350,17 @@ def pass_on(
 
 
 def version_of(answer: Any) -> str:
-    """An object's version, without the quotes that some servers leave out."""
+    """Return an object's version: its ETag without quotes, which some servers omit."""
     return answer.get("ETag", "").strip('"')
 
 
 def is_whole(answer: Any) -> bool:
-    """Whether the answer to a request for a range is the whole object."""
+    """Return whether the answer to a range request is the whole object."""
+    # A range is answered with 206; a server or proxy without ranges ignores it and answers 200.
     return answer["ResponseMetadata"]["HTTPStatusCode"] == 200
 
 
 def check_version(answer: Any, found: ObjectHead) -> None:
-    """Raises Changed when the answer is of another version."""
+    """Raise Changed if the answer is of another version."""
     if version_of(answer) != found.version:
         raise Changed

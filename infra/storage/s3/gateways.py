@@ -1,7 +1,7 @@
-"""Recognise what answers in a store's place: a login page, a redirect, a misrouted proxy.
+"""Recognise answers that are not the store's: a login page, a redirect, a misrouted proxy.
 
-Such an answer is often "200 OK". Taken for a listing it would be an empty store, and taken for the
-answer to a write it would be a write. So each answer must look like that of S3 before it is parsed.
+Such an answer is often "200 OK". It would pass for a listing of an empty store, or for the
+confirmation of a write. So each answer must look like one of S3 before it is parsed.
 """
 
 import re
@@ -19,7 +19,8 @@ _ROOTS = {
     "CopyObject": "CopyObjectResult",
     "UploadPartCopy": "CopyPartResult",
 }
-_EXPLAINED = {400, 401, 403, 404}  # S3 sends an Error with these, except to a HEAD
+# S3 explains these errors in a body with the root element Error.
+_EXPLAINED = {400, 401, 403, 404}  # not to a HEAD, whose answer has no body
 _OF_OBJECTS = {"PutObject", "UploadPart", "GetObject", "HeadObject"}  # S3 answers with an ETag
 
 
@@ -35,31 +36,31 @@ def check_response(operation_model: Any, response_dict: Any, **_: object) -> Non
         )
     except ErrorResponse:
         if not isinstance(body, bytes):
-            body.close()  # no caller gets the stream, and it holds a connection
+            body.close()  # no caller gets this stream, which holds a connection
         raise
 
 
 def check_answer(operation: str, status: int, headers: Mapping[str, str], body: bytes) -> int:
-    """Return an answer's status, or raise Refused if it is not one of S3.
+    """Return an answer's status, or raise ErrorResponse if it is not one of S3.
 
-    `headers` have lower-case names; `body` is empty where the answer is an object. S3 may also
-    refuse with 200 and an Error: that is a 500.
+    `headers` have lower-case names; `body` is empty where the answer is an object.
     """
     found = _ROOT.match(body)
     root = found.group(1).decode() if found else ""
     if root == "Error":
+        # S3 begins a long copy or completion with 200 and may still fail: that is an error 500.
         return 500 if status == 200 else status
     if 300 <= status < 400:
         if "x-amz-bucket-region" in headers:  # botocore follows it to that region, or names it
             return status
         raise ErrorResponse(REDIRECT, status=status, headers=headers)
     is_page = root.lower() == "html" or body.lstrip()[:9].lower() == b"<!doctype"
-    # An empty answer with the id of a request may be of a store that does not explain itself.
+    # Some stores send errors without a body; the request id shows that it is a store.
     lacks_error = status in _EXPLAINED and not operation.startswith("Head")
     lacks_error &= bool(body) or "x-amz-request-id" not in headers
     lacks_root = status < 300 and root != _ROOTS.get(operation, root)
     lacks_tag = status < 300 and operation in _OF_OBJECTS and "etag" not in headers
-    # A 5xx of a proxy is passing without this.
+    # A proxy's 5xx is retried anyway, so it may keep its status.
     if lacks_root or lacks_tag or lacks_error or (is_page and status < 500):
         said = "a web page" if is_page else "something that is not S3"
         raise ErrorResponse(NOT_S3, status=status, message=said, headers=headers)
@@ -67,7 +68,7 @@ def check_answer(operation: str, status: int, headers: Mapping[str, str], body: 
 
 
 def check_listing(bucket: str, named: str | None) -> None:
-    """Raise Refused if a listing is not of this bucket."""
+    """Raise ErrorResponse if a listing is not of this bucket."""
     if named != bucket:
         of = f"bucket '{named}'" if named else "no bucket"
         raise ErrorResponse(NOT_S3, status=200, message=f"a listing of {of}")

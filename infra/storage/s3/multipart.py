@@ -1,4 +1,4 @@
-"""Objects put together from parts: sent several at once, all again when the store forgets them."""
+"""Multipart uploads: several parts at once, and all again if the store loses the upload."""
 
 import contextlib
 import threading
@@ -14,31 +14,31 @@ from infra.storage.s3.checksums import Checksum
 from infra.storage.s3.errors import ErrorResponse, NoResponse, ObjectHead
 from nanochat_core.errors import StoreError
 
-ROUNDS = 3  # for an upload that the store forgets
+ROUNDS = 3  # tries of a whole upload that the store loses
 _FORGOTTEN = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}
 _T = TypeVar("_T")
-_BODY = b"whole"  # of a trial
+_BODY = b"whole"  # of a probe
 _PART = Part(index=0, start=0, length=len(_BODY))
-# (upload, part, checksum) -> what the store must be told of the part at the end
+# (upload, part, checksum) -> the part's entry in the request that completes the upload
 Send: TypeAlias = Callable[[str, Part, Checksum], Mapping[str, Any]]
 
 
 class PersistPart(Protocol):
-    """Does an operation until it has an answer. Raises StoreError."""
+    """A runner of operations with retries. Raises StoreError."""
 
     def __call__(
         self, what: str, operation: Callable[[], _T], *, stop: threading.Event | None = None
     ) -> _T:
-        """`what` is for errors; `stop` ends waiting for another try."""
+        """Run `operation`; `what` names it in errors, `stop` ends the wait for another try."""
         ...
 
 
 class _Forgotten(Exception):
-    """The store does not know the upload any more, or made something else of it."""
+    """An upload that the store no longer knows, or assembled wrongly."""
 
 
 class Uploads:
-    """Writes objects in parts."""
+    """Multipart uploads of one bucket."""
 
     def __init__(self, bucket: Bucket, pool: Executor, *, persist: PersistPart) -> None:
         self._bucket = bucket
@@ -46,11 +46,9 @@ class Uploads:
         self._persist = persist
 
     def send(self, key: str, size: int, send: Send, *, checksum: Checksum) -> None:
-        """Make an object of `size` bytes of parts that `send` writes. Raises StoreError.
-
-        The last round does with the checksum that small bodies have, in case the other is to blame.
-        """
+        """Write an object of `size` bytes in parts that `send` writes. Raises StoreError."""
         for left in reversed(range(ROUNDS)):
+            # The last round uses the checksum of small bodies, in case the other one is the cause.
             try:
                 self._send_once(key, size, send, checksum if left else self._bucket.checksum)
             except _Forgotten as error:
@@ -64,6 +62,7 @@ class Uploads:
 
     def _send_once(self, key: str, size: int, send: Send, checksum: Checksum) -> None:
         parts = plan_parts(size, length=part_length(size))
+        # Needed to recognise our own object if the answer to the completion is lost.
         before = self._persist(f"look at {key}", lambda: self._find(key))
         upload = self._persist(f"put {key}", lambda: self._bucket.begin_upload(key, checksum))
         tags: dict[int, Mapping[str, Any]] = {}
@@ -74,11 +73,12 @@ class Uploads:
             )
 
         try:
-            # A part is in memory while it is sent.
+            # A part is in memory while it is sent: larger parts, fewer at a time.
             run_all(self._pool, parts, work, at_once=max(1, THREADS * PART // parts[0].length))
-            told = [tags[part.index] for part in parts]
-            self._persist(f"put {key}", lambda: self._complete(key, upload, told, size, before))
+            sent = [tags[part.index] for part in parts]
+            self._persist(f"put {key}", lambda: self._complete(key, upload, sent, size, before))
         except BaseException as error:
+            # The store bills the parts of an upload until it is completed or aborted.
             with contextlib.suppress(NoResponse, ErrorResponse):
                 self._bucket.abort_upload(key, upload)
             cause = error.__cause__
@@ -90,18 +90,19 @@ class Uploads:
         self,
         key: str,
         upload: str,
-        told: Sequence[Mapping[str, Any]],
+        sent: Sequence[Mapping[str, Any]],
         size: int,
         before: ObjectHead | None,
     ) -> None:
-        """Put the parts together; they may be already, when only the answer was lost."""
+        """Complete the upload, unless an earlier try did so and only its answer was lost."""
         try:
-            self._bucket.complete_upload(key, upload, told)
+            self._bucket.complete_upload(key, upload, sent)
         except (NoResponse, ErrorResponse):
             try:
                 found = self._find(key)
             except (NoResponse, ErrorResponse):
                 found = None
+            # Unchanged since `before`: the completion failed indeed.
             if found is None or found == before or found.size != size:
                 raise
         else:
@@ -125,14 +126,14 @@ def checks_parts(
     under: str,
     persist: Callable[[Callable[[], Any]], Any],
 ) -> bool:
-    """Whether the store takes an object of parts with this checksum and refuses a damaged part.
+    """Return whether the store takes parts with this checksum and refuses a damaged part.
 
-    `persist` does one request, again if need be.
+    `persist` runs one request, with retries.
     """
     key = f"{under}/{uuid.uuid4().hex}/checksum"
 
     def ask(request: Callable[[], _T], *, no: Collection[str] = ()) -> _T | None:
-        """What the store answers; None: it cannot do that, or gives one of the codes `no`."""
+        """Return the answer; None means that the store cannot do it, or gave a code in `no`."""
 
         def once() -> _T | None:
             try:
@@ -153,12 +154,12 @@ def checks_parts(
         lambda: bucket.put_part(key, upload, _PART, b"other", kind, claim=_BODY),
         no=("BadDigest",),
     )
-    told = ask(lambda: bucket.put_part(key, upload, _PART, _BODY, kind))
-    if damaged is not None or told is None:
+    sent = ask(lambda: bucket.put_part(key, upload, _PART, _BODY, kind))
+    if damaged is not None or sent is None:
         ask(lambda: bucket.abort_upload(key, upload))
         return False
     try:
-        ask(lambda: bucket.complete_upload(key, upload, [told]))
+        ask(lambda: bucket.complete_upload(key, upload, [sent]))
         is_whole = ask(lambda: bucket.get(key)) == _BODY
         if not is_whole:
             ask(lambda: bucket.abort_upload(key, upload))

@@ -1,6 +1,6 @@
-"""Tries everything that is needed of a store, in the store itself, and leaves it as it was.
+"""Probe of a store: try everything that is needed of it, in the store itself, and clean up.
 
-Where something does not work, the settings that differ between servers are tried too: the remedy
+If something does not work, the settings that differ between servers are tried too, and the remedy
 names the one that helps.
 """
 
@@ -37,7 +37,10 @@ State: TypeAlias = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One ability of a store. `warn`: a run works, worse than it could; `fail`: it does not."""
+    """One tested ability of a store.
+
+    `warn` means that a run works, but worse than it could; `fail` means that it does not work.
+    """
 
     name: str
     state: State
@@ -46,7 +49,7 @@ class Finding:
 
 
 def probe(store: Store) -> Iterator[Finding]:
-    """All findings, each when it is known; none after the store turned out to be unusable."""
+    """Yield each finding as soon as it is known; stop if the store is unusable."""
     trial = _Trial(store)
     try:
         first = trial.put()
@@ -66,7 +69,7 @@ def probe(store: Store) -> Iterator[Finding]:
 
 
 class _Trial:
-    """The objects of one trial, and what becomes of them."""
+    """The objects of one probe, and the tests of any store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -74,7 +77,7 @@ class _Trial:
         self._keys: list[str] = []
 
     def attempts(self) -> Sequence[Callable[[], Finding]]:
-        """Everything after the first put."""
+        """Return all tests after the first put."""
         local = [self.get, self.clock, self.range, self.list, self.parts, self.copy]
         if not self._store.url.startswith("s3:"):
             return [
@@ -90,12 +93,12 @@ class _Trial:
         return list(map(self._guarded, [*local, *of_bucket]))
 
     def key(self) -> str:
-        """A key of this trial's own."""
+        """Return a new key of this probe, to be removed at its end."""
         self._keys.append(f"{self._root}/{len(self._keys):04}")
         return self._keys[-1]
 
     def clean(self) -> list[str]:
-        """Remove everything; return what could not be."""
+        """Remove all objects; return those that could not be removed, or the errors."""
         problems: list[str] = []
 
         def delete(key: str) -> None:
@@ -108,15 +111,17 @@ class _Trial:
             list(pool.map(delete, self._keys))
         with contextlib.suppress(StoreError):  # a finding of its own
             left = [entry.key for entry in self._store.list(f"{self._root}/")]
-            for key in left:  # perhaps written by a request that came late
+            # A request that timed out may have been carried out after its key was deleted.
+            for key in left:
                 delete(key)
             problems += [entry.key for entry in self._store.list(f"{self._root}/")] if left else []
         return problems
 
     def put(self) -> Finding:
-        """An object is written."""
+        """Test that an object can be written."""
         key = self.key()
         try:
+            # The first request also connects and loads credentials: only the second is timed.
             self._store.put(key, b"connect")
             started = time.perf_counter()
             self._store.put(key, b"put")
@@ -128,7 +133,7 @@ class _Trial:
         return Finding(name="put", state="ok", found=found)
 
     def get(self) -> Finding:
-        """It comes back as it was."""
+        """Test that an object comes back as it was."""
         key, data = self.key(), os.urandom(100_000)
         self._store.put(key, data)
         started = time.perf_counter()
@@ -139,11 +144,13 @@ class _Trial:
         return Finding(name="get", state="ok", found=f"100 kB come back in {milliseconds:.0f} ms")
 
     def clock(self) -> Finding:
-        """Objects have an age, and the clocks agree."""
+        """Test that objects have an age, and that the clocks agree."""
         key = self.key()
         self._store.put(key, b"clock")
         age = self._store.get_stored(key).age
         skew = time.time() - self._store.head(key).modified
+        # A lease's age is the difference of two times of the store's own clock, so this must be
+        # right; a wrong clock of this machine is only a warning.
         if age > SKEW:
             return _fail("clock", f"a new object is {age:.0f} s old", "set the store's clocks")
         if abs(skew) > SKEW:
@@ -157,7 +164,7 @@ class _Trial:
         return Finding(name="clock", state="ok", found="the store's clock and ours agree")
 
     def range(self) -> Finding:
-        """A piece of an object is that piece."""
+        """Test that ranges of an object are right, also at and past its end."""
         key = self.key()
         self._store.put(key, b"0123456789")
         pieces = [self._store.get_range(key, start=start, length=4) for start in (0, 4, 8, 20)]
@@ -166,7 +173,7 @@ class _Trial:
         return Finding(name="range", state="ok", found="pieces of an object are right")
 
     def list(self) -> Finding:
-        """More keys than fit in one page are all listed."""
+        """Test that more keys than fit in one page are all listed."""
         expected = {self.key() for _ in range(KEYS)}
 
         def put(key: str) -> None:
@@ -184,7 +191,8 @@ class _Trial:
         return Finding(name="list", state="ok", found=f"all of {KEYS} keys are listed, in order")
 
     def parts(self) -> Finding:
-        """A large object goes there and back."""
+        """Test that a large object goes there and back."""
+        # One byte more than a part: the smallest object that is uploaded in parts.
         key, data = self.key(), os.urandom(PART + 1)
         with TemporaryDirectory() as name:
             source, target = Path(name, "source"), Path(name, "target")
@@ -204,7 +212,7 @@ class _Trial:
         )
 
     def copy(self) -> Finding:
-        """An object is copied inside the store."""
+        """Test that an object can be copied inside the store."""
         source, target = self.key(), self.key()
         self._store.put(source, b"copy")
         self._store.copy(source, target)
@@ -213,7 +221,7 @@ class _Trial:
         return Finding(name="copy", state="ok", found="an object is copied inside the store")
 
     def create(self) -> Finding:
-        """Of several who put if absent, one wins."""
+        """Test that one of several simultaneous put_if_absent wins."""
         key = self.key()
         won = [self._store.put_if_absent(key, data) for data in (b"first", b"second")]
         if won != [True, False]:
@@ -222,7 +230,7 @@ class _Trial:
         return _decided("create", winners)
 
     def swap(self) -> Finding:
-        """Of several who put if same, one wins."""
+        """Test that one of several simultaneous put_if_same wins."""
         key = self.key()
         winners: list[int] = []
         for _ in range(ROUNDS):
@@ -236,7 +244,7 @@ class _Trial:
         return _decided("swap", winners)
 
     def _race(self, key: str, write: Callable[[str, bytes], bool]) -> int:
-        together = threading.Barrier(RACERS)
+        together = threading.Barrier(RACERS)  # all writers begin at the same moment
 
         def run(_: int) -> bool:
             together.wait()
@@ -247,14 +255,15 @@ class _Trial:
 
     @staticmethod
     def _guarded(attempt: Callable[[], Finding]) -> Callable[[], Finding]:
-        """What the store refuses is a finding too."""
+        """Return the test with its errors turned into findings."""
 
         def run() -> Finding:
             try:
                 return attempt()
             except StoreError as error:
                 remedy = error.hint or ""
-                if "--probe-store" in remedy:  # that is what is going on
+                # The hint recommends the command that is running.
+                if "--probe-store" in remedy:
                     remedy = "nanochat needs this of a store: use another one"
                 return _fail(attempt.__name__, str(error), remedy)
             except ObjectNotFound as error:
@@ -264,7 +273,7 @@ class _Trial:
 
 
 class _BucketTrial:
-    """What can be asked of a bucket only."""
+    """The tests that apply to a bucket only."""
 
     def __init__(self, store: "S3Store", *, key: Callable[[], str]) -> None:
         self._store = store
@@ -275,15 +284,15 @@ class _BucketTrial:
         return self._store.try_conditions(rounds=ROUNDS)
 
     def create(self) -> Finding:
-        """What the store makes of If-None-Match."""
+        """Test If-None-Match, also under races."""
         return _supported("create", self._semantics.creates, "If-None-Match")
 
     def swap(self) -> Finding:
-        """What the store makes of If-Match."""
+        """Test If-Match, also under races."""
         return _supported("swap", self._semantics.swaps, "If-Match")
 
     def checksum(self) -> Finding:
-        """A body that was damaged on its way is refused."""
+        """Test that a body that was damaged on its way is refused."""
         if _refuses_damage(self._store, self._key()):
             return Finding(name="checksum", state="ok", found="a damaged body is refused")
         for kind in CHECKSUMS:
@@ -300,7 +309,7 @@ class _BucketTrial:
         )
 
     def unfinished(self) -> Finding:
-        """Uploads that were never finished can be found."""
+        """Test that unfinished uploads can be listed."""
         try:
             uploads = self._store.list_unfinished()
         except StoreError as error:
@@ -316,7 +325,7 @@ class _BucketTrial:
 
 
 def find_setting(url: str) -> str | None:
-    """The setting with which a bucket takes an object that it does not take as things are."""
+    """Return the setting that makes a bucket accept an object, after it refused one; or None."""
     if not url.startswith("s3:"):
         return None
     from infra.storage.s3.store import S3Store  # loads botocore

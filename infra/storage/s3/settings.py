@@ -1,4 +1,4 @@
-"""What differs between servers that speak S3, and a person may have to say."""
+"""Settings for S3-compatible servers, from NANOCHAT_S3_... variables: servers differ in these."""
 
 import os
 from collections.abc import Mapping
@@ -13,15 +13,15 @@ _Choice = TypeVar("_Choice", bound=str)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What differs between servers. Where None is allowed it means: by whether this is AWS."""
+    """Options that differ between servers. None means the default, one for AWS, one for others."""
 
     addressing: str | None  # bucket in the path or in the host name
-    etag: str  # how a version stands in If-Match
-    checksum: Checksum | None  # of what is put
+    etag: str  # "quoted" or "plain": the form of a version in If-Match
+    checksum: Checksum | None  # of uploaded bodies
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """The NANOCHAT_S3_... variables. Raises StoreError."""
+    """Read the NANOCHAT_S3_... variables. Raises StoreError if a value is not allowed."""
 
     def choose(name: str, *choices: _Choice) -> _Choice | None:
         value = environment.get(name) or None
@@ -40,7 +40,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
 
 
 def endpoint_setting(environment: Mapping[str, str] = os.environ) -> str:
-    """Where a person has said which server is meant: the variable that counts, or a file."""
+    """Return the variable that sets the endpoint, or the file that must have set it."""
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if environment.get(name):
             return name
@@ -48,7 +48,7 @@ def endpoint_setting(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def client_hint(environment: Mapping[str, str] = os.environ) -> str:
-    """What to check when the settings make no client."""
+    """Return the hint for settings from which no client can be made."""
     name = endpoint_setting(environment)
     endpoint = environment.get(name, "")
     if endpoint and not endpoint.startswith(("http://", "https://")):

@@ -1,7 +1,7 @@
 """A store in a bucket (s3://bucket/prefix): AWS, or any server that speaks S3.
 
-Every verb is an operation that is repeated as a whole until it has an answer, for so long and so
-often as `RetryPolicy` says. Large objects go in parts, several at once.
+Every verb is retried as a whole until it has an answer, within the limits of `RetryPolicy`. Large
+objects are transferred in parts, several at once.
 """
 
 import contextlib
@@ -57,9 +57,10 @@ from nanochat_core.errors import StoreError
 
 COPY_LIMIT = 5 << 30  # bytes that one request may copy, on AWS
 _FIRST_CONTACT = 3  # tries of a store that never answered: its address may be wrong
-_UNTIL_SHOWN = 4  # tries, within 3 s: stores that show objects late do it sooner, if at all
-_ROUNDS = 3  # for an object that changes under a fetch
-_TROUBLED = {"SignatureDoesNotMatch", NOT_S3, REDIRECT}  # on the way, once a request was accepted
+_UNTIL_SHOWN = 4  # tries, within 3 s: a store that shows objects late does so sooner, if at all
+_ROUNDS = 3  # tries of a fetch whose object changes meanwhile
+# Temporary once a request was accepted: then a proxy or gateway on the way is the cause.
+_TROUBLED = {"SignatureDoesNotMatch", NOT_S3, REDIRECT}
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _T = TypeVar("_T")
 
@@ -122,7 +123,7 @@ class S3Store:
         """See Store."""
         assert start >= 0, start
         if length <= 0:
-            self.head(key)  # Missing, if it is
+            self.head(key)  # raises ObjectNotFound
             return b""
         return self._persist(
             f"get {key}", lambda: self.bucket.get_range(key, start=start, length=length)
@@ -134,11 +135,7 @@ class S3Store:
         return ObjectInfo(key=key, size=found.size, modified=found.modified)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See Store.
-
-        The end is what the store calls so, but for pages of a round number of keys: some servers
-        end after 1000 without saying that there is more, so after those we ask once more.
-        """
+        """See Store."""
         last: str | None = None
         token: str | None = None
         while True:
@@ -156,6 +153,8 @@ class S3Store:
                 if entry.key and not entry.key.endswith("/"):  # a console's empty "folder"
                     yield entry
             token = page.token
+            # Some servers end after 1000 keys without saying that there are more: after a page of
+            # a round number of keys one more request is made.
             if not page.has_more and (not page.entries or len(page.entries) % 50):
                 return
             if token is None and not page.entries:
@@ -221,7 +220,7 @@ class S3Store:
                 return
         raise StoreUnavailable(
             f"{source} was replaced {_ROUNDS} times while it was fetched",
-            hint="run the command again when nobody writes it",
+            hint="run the command again when no other process writes it",
         )
 
     def abort_stale_uploads(self, *, older_than: float) -> int:
@@ -231,7 +230,7 @@ class S3Store:
         except StoreError as error:
             if not (isinstance(error.__cause__, ErrorResponse) and error.__cause__.status == 501):
                 raise
-            uploads = ()  # it cannot say
+            uploads = ()  # the store cannot list them
         old = [(key, upload) for key, upload, age in uploads if age > older_than]
         for key, upload in old:
             self._persist(
@@ -242,7 +241,7 @@ class S3Store:
         return len(old) + sum(self._remove_old(key, older_than) for key in trials)
 
     def list_unfinished(self) -> Sequence[tuple[str, str, float]]:
-        """Key, id and age of uploads in parts that nobody finished."""
+        """Return key, id and age of unfinished multipart uploads."""
         return self._persist("list unfinished uploads", self.bucket.list_uploads)
 
     def missing_guarantees(self) -> Sequence[str]:
@@ -250,15 +249,15 @@ class S3Store:
         return tuple(self.semantics().words())
 
     def semantics(self) -> ConditionalWrites:
-        """What the store makes of conditions; tried once, unless it is AWS itself."""
+        """Return the store's support of conditional writes: probed once, known for AWS."""
         if self._semantics is None:
-            with self._trying_conditions:
+            with self._trying_conditions:  # asked again inside: another thread may have probed
                 if self._semantics is None:
                     self._semantics = ATOMIC if self.bucket.is_aws else self.try_conditions()
         return self._semantics
 
     def try_conditions(self, *, rounds: int = conditional.ROUNDS) -> ConditionalWrites:
-        """Find out what the store makes of conditions, with so many races of each kind."""
+        """Probe the store's conditional writes with `rounds` races of each kind."""
         trial = conditional.Trial(
             self.bucket,
             under=TRIALS,
@@ -271,7 +270,7 @@ class S3Store:
         return Uploads(self.bucket, self._pool, persist=self._persist)
 
     def checksum_of_parts(self) -> Checksum:
-        """What is sent along with large bodies: the cheapest that the store is seen to check."""
+        """Return the checksum for large bodies: the cheapest that the store is seen to check."""
         if self._checksum_of_parts is None:
             with self._trying_checksums:
                 if self._checksum_of_parts is None:
@@ -285,7 +284,7 @@ class S3Store:
             is_checked = checks_parts(
                 self.bucket, "crc32", under=TRIALS, persist=self._try_checksum
             )
-        except StoreError:  # whatever is wrong with it, uploads may do without
+        except StoreError:  # the probe is optional: uploads work with the other checksum
             is_checked = False
         return "crc32" if is_checked else self.bucket.checksum
 
@@ -308,7 +307,7 @@ class S3Store:
             try:
                 run_all(self._pool, file.missing, work, at_once=THREADS)
             except NoRanges:
-                self._has_ranges = False  # once for all: each answer is the whole object
+                self._has_ranges = False  # for all later fetches: each answer is the whole object
         if missing := file.missing:
             self._persist_until_shown(key, lambda: self.bucket.read(key, found, file.write))
             for part in missing:
@@ -327,7 +326,7 @@ class S3Store:
     def _persist(
         self, what: str, operation: Callable[[], _T], *, stop: threading.Event | None = None
     ) -> _T:
-        """Do an operation until it has an answer. Raises StoreError."""
+        """Run an operation with retries. Raises StoreError."""
         try:
             return with_retries(
                 operation, patience=self._limits, is_passing=self._is_passing, stop=stop
@@ -343,15 +342,15 @@ class S3Store:
     def _persist_until_shown(
         self, key: str, operation: Callable[[], _T], *, stop: threading.Event | None = None
     ) -> _T:
-        """Get an object that a manifest says exists; a store may show late what was put.
+        """Get an object that exists by its manifest, with retries: a store may show it late.
 
-        Raises Missing if it is still not there after a few tries.
+        Raises ObjectNotFound after a few tries.
         """
 
         def get() -> _T:
             try:
                 return self._persist(f"get {key}", operation, stop=stop)
-            except ObjectNotFound as missing:
+            except ObjectNotFound as missing:  # NoResponse is what `with_retries` retries
                 raise NoResponse(str(missing)) from missing
 
         try:
@@ -376,7 +375,7 @@ class S3Store:
 
 
 def parse_url(url: str) -> tuple[str, str]:
-    """Bucket and prefix of s3://bucket/prefix. Raises StoreError, which tells no secret."""
+    """Return bucket and prefix of s3://bucket/prefix. Raises StoreError, without any secret."""
     parts = urlsplit(url)
     if parts.username or parts.password:
         raise StoreError(
