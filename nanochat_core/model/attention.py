@@ -1,8 +1,8 @@
-"""Causal attention inside a sliding window: the one place where a backend is chosen.
+"""Causal attention inside a sliding window, and the choice of the backend that computes it.
 
 A window of W lets the query at position t see the keys t-W..t: W to its left and itself, W+1 keys.
 Backends that count keys rather than distance need W+1. The backend is chosen once, the same for all
-ranks, and never changes a result beyond rounding, so it is recorded and is part of no fingerprint.
+ranks. It never changes a result beyond rounding, so it is recorded but is part of no fingerprint.
 Decoding has its own attention, see engine/.
 
 Shapes: B rows, T tokens, H query heads, K key/value heads, D head dim.
@@ -20,7 +20,8 @@ _call: Call = SDPA.load()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, window: int) -> Tensor:
-    """Attention of whole rows over themselves: q (B, T, H, D), k, v (B, T, K, D) -> like q."""
+    """Compute attention within whole rows: q (B, T, H, D), k, v (B, T, K, D) -> like q."""
+    # T - 1 already hides nothing. One value for all such windows means one cached mask or plan.
     return _call(q, k, v, min(window, q.size(1) - 1))
 
 
@@ -34,9 +35,9 @@ def choose(
 ) -> Backend:
     """Choose the backend of every rank: by name, or with "auto" the first that runs on all.
 
-    `dtype` is that of q, k and v. A backend counts as able when it computes forward and backward
-    what SDPA computes; under `strict` only if its gradients repeat themselves. Collective. Raises
-    ConfigError, on every rank, when the name is unknown or its backend cannot run on one of them.
+    `dtype` is that of q, k and v. A backend qualifies if its forward and backward pass agree with
+    SDPA's; under `strict` its gradients must also be bitwise reproducible. Collective. Raises
+    ConfigError, on every rank, if the name is unknown or its backend cannot run on one of them.
     """
     global _chosen, _call
     names = [backend.name for backend in BACKENDS]
@@ -50,16 +51,17 @@ def choose(
             fault = backend.unable(device, dtype, strict=strict)
             if fault is not None and world.size > 1:
                 fault = f"{fault} (rank {world.rank})"
+            # One rank's fault excludes the backend on every rank, so that all compute alike.
             reason = world.first_text(fault)
             if reason is None:
                 _chosen, _call = backend, backend.load()
                 return backend
     raise ConfigError(
         f"attention backend '{name}' cannot run here: {reason}",
-        hint='leave the choice to "auto", or take sdpa, which runs everywhere',
+        hint='use "auto", or "sdpa", which runs everywhere',
     )
 
 
 def attention_backend() -> str:
-    """The name of the backend in use: "sdpa" until one is chosen."""
+    """Return the name of the backend in use: "sdpa" until one is chosen."""
     return _chosen.name

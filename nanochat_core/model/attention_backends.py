@@ -1,10 +1,10 @@
 """Attention backends: whether each can run here, and its call.
 
-Every call takes q (B, T, H, D), k and v (B, T, K, D) and a window below T, and gives q's shape. A
-backend's package is imported when it is asked for. SDPA is always there, and what the others are
-held against. Of the rest, only FlexAttention's forward pass has ever run in our tests (CPUs have no
-backward pass of it); the others are written to their documented interfaces and have met no GPU.
-What cannot run, or computes something else, is found out by `Backend.unable` and passed over.
+Every call takes q (B, T, H, D), k and v (B, T, K, D) and a window below T, and returns q's shape. A
+backend's package is imported when the backend is loaded. SDPA is always available and is the
+reference for the others. Of the rest, only FlexAttention's forward pass is covered by our tests (it
+has no backward pass on CPUs); the others are written to their documented interfaces and have not
+been run on a GPU. `Backend.unable` detects a backend that cannot run or computes something else.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from nanochat_core.model.attention_cudnn import frontend
 Call: TypeAlias = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 CPU_BLOCK = 128  # queries
-TOLERANCE = 0.03  # of the largest value; bf16 rounding is 0.004 of each
+TOLERANCE = 0.03  # relative to the largest value; bf16 rounds each value by up to 0.004 of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class Backend:
     def unable(
         self, device: torch.device, dtype: torch.dtype, *, strict: bool = False
     ) -> str | None:
-        """Why it cannot train here on q, k, v of this dtype; None: it can.
+        """Return why it cannot train here on q, k, v of this dtype. None means it can.
 
-        `strict`: only with gradients that repeat themselves.
+        `strict` requires bitwise reproducible gradients.
         """
         if strict and not self.repeats:
             return "determinism=strict, and its gradients add up in an order that varies"
@@ -56,19 +56,21 @@ class Backend:
         return None if self is SDPA else self._fault(device, dtype)
 
     def _fault(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """How it fails on a small problem, or by how much its result differs from SDPA's."""
+        """Return how it fails on a small problem or differs from SDPA. None means no fault."""
         try:
             return difference(self.load(), device, dtype)
         except ImportError as error:
             return f"its package is missing: {error}"
-        except Exception as error:  # noqa: BLE001 - foreign code on foreign machines: any failure
-            # means that it is not to be used, and the reason is told.
+        except Exception as error:  # noqa: BLE001 - third-party kernels on unknown machines: any
+            # failure means that the backend is not used, and the reason is reported.
             first = str(error).partition("\n")[0]
             return f"{type(error).__name__} on a small problem: {first}"
 
 
 def difference(call: Call, device: torch.device, dtype: torch.dtype) -> str | None:
-    """What a call gets wrong beside SDPA, forward and backward, at the edges of windows."""
+    """Return where a call deviates from SDPA, forward or backward. None means it agrees."""
+    # A window off by one, a multiple of a kernel's block, and one that hides nothing (T - 1): the
+    # cases where backends that count keys differently disagree.
     generator = torch.Generator().manual_seed(1)
     problem = torch.randn(4, 1, 384, 4, 128, generator=generator).to(device, dtype)
     for window in (100, 128, 383):
@@ -79,13 +81,13 @@ def difference(call: Call, device: torch.device, dtype: torch.dtype) -> str | No
             results.append([out.detach(), *torch.autograd.grad(out, leaves, problem[3])])
         for name, got, expected in zip(("o", "dq", "dk", "dv"), *results, strict=True):
             error = (got.float() - expected.float()).abs().max() / expected.float().abs().max()
-            if not error <= TOLERANCE:  # also when it is not a number
+            if not error <= TOLERANCE:  # true for NaN too, unlike error > TOLERANCE
                 return f"its {name} at window {window} is off by {float(error):.3f}"
     return None
 
 
 def mixed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """torch's attention: q (B, H, T, D), k, v (B, K, S, D); no mask means causal, and S = T."""
+    """Compute torch's attention: q (B, H, T, D), k, v (B, K, S, D). No mask: causal, and S = T."""
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.size(1) != k.size(1)
     )
@@ -98,7 +100,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
         return mixed(q, k, v, None).transpose(1, 2)
     if q.device.type != "cpu":
         return mixed(q, k, v, band(length, length, window, q.device)).transpose(1, 2)
-    # A mask alone would not keep the CPU from multiplying what it hides: give each block of queries
+    # With a mask alone the CPU would still multiply the hidden keys: give each block of queries
     # only the keys that it can see.
     blocks: list[Tensor] = []
     for first in range(0, length, CPU_BLOCK):
@@ -111,8 +113,8 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 
 @lru_cache(maxsize=32)
 def band(num_queries: int, num_keys: int, window: int, device: torch.device) -> Tensor:
-    """Which keys each query sees, when the last query stands at the last key: (T, S) bool."""
-    # A tensor made in inference mode could not serve a later training step from the cache.
+    """Return which keys each query sees, the last query aligned with the last key: (T, S) bool."""
+    # A tensor created in inference mode cannot be used by autograd, and this one is cached.
     with torch.inference_mode(False):
         keys = torch.arange(num_keys, device=device)
         distance = keys[num_keys - num_queries :].unsqueeze(1) - keys
@@ -120,19 +122,20 @@ def band(num_queries: int, num_keys: int, window: int, device: torch.device) -> 
 
 
 def _flash(attention: Callable[..., Any], unlimited: int | None) -> Call:
-    """FlashAttention's interface: a window counts keys to the left, the query's own excluded."""
+    """Adapt FlashAttention's interface. `unlimited` is its value for "no window"."""
 
+    # Its window counts the keys to the left without the query's own, as ours does: no W + 1 here.
     def call(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
         size = (window, 0) if window < q.size(1) - 1 else (unlimited, unlimited)
         result = attention(q, k, v, causal=True, window_size=size)
-        # Some versions give the log-sum-exp along with the output.
+        # Some versions return the log-sum-exp along with the output.
         return result[0] if isinstance(result, tuple) else result
 
     return call
 
 
 def _load_fa3() -> Call:
-    # Not by way of packages that download it: a stage that holds a GPU reaches no network.
+    # Not through packages that download the kernel: a stage that holds a GPU uses no network.
     from flash_attn_interface import (  # pyright: ignore[reportMissingImports]
         flash_attn_func,  # pyright: ignore[reportUnknownVariableType]
     )
@@ -141,7 +144,7 @@ def _load_fa3() -> Call:
 
 
 def _load_fa4() -> Call:
-    # torch's compiler must leave it alone: it has a compiler of its own.
+    # torch.compile cannot trace it: FA4's kernels come from a compiler of their own.
     from flash_attn.cute import (  # pyright: ignore[reportMissingImports]
         flash_attn_func,  # pyright: ignore[reportUnknownVariableType]
     )
@@ -163,12 +166,13 @@ def _load_cudnn() -> Call:
 
 
 def load_flex() -> Call:
-    """FlexAttention, compiled on a GPU; as plain operations on a CPU, where it has no backward."""
+    """Return FlexAttention, compiled on a GPU; on a CPU as plain operations, without backward."""
     from torch.nn.attention.flex_attention import flex_attention
 
     compiled = torch.compile(flex_attention)
 
     def call(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        # Inside a compiled model it must not be compiled a second time.
         inside = torch.compiler.is_compiling() or q.device.type == "cpu"
         flex: Callable[..., Any] = flex_attention if inside else compiled
         mask = _block_mask(q.size(1), window, q.device)
@@ -191,6 +195,7 @@ def _block_mask(length: int, window: int, device: torch.device) -> Any:
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query - key <= window)
 
+    # Cached, so it must not become an inference tensor; see `band`.
     with torch.inference_mode(False):
         return create_block_mask(visible, None, None, length, length, device=str(device))
 
@@ -202,10 +207,10 @@ SDPA = Backend(
     capabilities=(),
     dtypes=(torch.float32, torch.float64, *_HALVES),
     load=lambda: _sdpa,
-    repeats=True,  # torch's deterministic mode reaches it
+    repeats=True,  # torch.use_deterministic_algorithms covers it
 )
-# Its backward pass has one program for each block of queries and one for each block of keys, and
-# none adds to what another writes.
+# Its backward pass runs one program per block of queries and one per block of keys; no two programs
+# add to the same output, so there are no atomic additions.
 FLEX = Backend(
     name="flex",
     capabilities=(8, 9, 10, 11, 12),
@@ -214,10 +219,8 @@ FLEX = Backend(
     repeats=True,
 )
 
-# FlashAttention and cuDNN add up dq atomically. Some of them can do without on demand; no such
-# switch has been tried.
-#
-# In the order of preference of "auto".
+# In the order of preference of "auto". FlashAttention and cuDNN accumulate dq by atomic additions,
+# whose order varies. Some have a deterministic option, which has not been tried.
 BACKENDS = (
     Backend(name="fa3", capabilities=(9,), dtypes=_HALVES, load=_load_fa3),
     Backend(name="cudnn", capabilities=(9, 10), dtypes=_HALVES, load=_load_cudnn),

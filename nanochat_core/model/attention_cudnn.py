@@ -1,7 +1,8 @@
 """Attention by cuDNN's graph interface (package `nvidia-cudnn-frontend`), whose sliding windows
-torch's own cuDNN attention does not reach. No GPU has run it yet; see attention_backends.py.
+torch's own cuDNN attention does not expose. It has not been run on a GPU; see
+attention_backends.py.
 
-Graphs are built once per shape. A left bound of n lets a query see n keys, itself included: W + 1.
+Graphs are built once per shape and cached.
 
 Shapes: B rows, T tokens, H query heads, K key/value heads, D head dim.
 """
@@ -19,20 +20,24 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 @lru_cache(maxsize=1)
 def frontend() -> Any:
-    """The optional package. Raises ImportError where it is missing."""
+    """Import and return the optional package. Raises ImportError where it is missing."""
     import cudnn  # pyright: ignore[reportMissingImports]
 
     return cudnn  # pyright: ignore[reportUnknownVariableType]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """q (B, T, H, D), k, v (B, T, K, D), bf16 or fp16 -> (B, T, H, D)."""
+    """Compute attention: q (B, T, H, D), k, v (B, T, K, D), bf16 or fp16 -> (B, T, H, D)."""
+    # The transposes are views: cuDNN is given (B, H, T, D) by strides, nothing is copied.
     return forward(*(t.contiguous().transpose(1, 2) for t in (q, k, v)), window)[0].transpose(1, 2)
 
 
 @torch.library.custom_op("nanochat_flows::cudnn_attention", mutates_args=())
 def forward(q: Tensor, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, D) and the softmax statistics (B, H, T, 1) fp32 the backward pass needs."""
+    """Return the output (B, H, T, D) and the softmax statistics (B, H, T, 1) fp32.
+
+    The statistics (log-sum-exp per query) are what the backward pass needs.
+    """
     out, stats = _empty_outputs(q)
     plan = _forward_plan(_layout(q), _layout(k), _layout(v), q.dtype, window)
     plan.run(q, k, v, out, stats)
@@ -48,7 +53,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
+    """Return the gradients of q, k and v."""
     grad = grad.contiguous()
     gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     plan = _backward_plan(
@@ -78,9 +83,10 @@ forward.register_autograd(_gradients, setup_context=_save)
 
 
 class _Plan:
-    """A built graph and the tensors it is run with, in order."""
+    """A built cuDNN graph and its tensors, in the order in which `run` takes them."""
 
     def __init__(self, graph: Any, tensors: list[Any]) -> None:
+        # cuDNN's required order. FALLBACK adds plans for shapes that heuristic A does not cover.
         graph.validate()
         graph.build_operation_graph()
         graph.create_execution_plans([frontend().heur_mode.A, frontend().heur_mode.FALLBACK])
@@ -92,6 +98,7 @@ class _Plan:
         device = tensors[0].device
         space = torch.empty(self._graph.get_workspace_size(), dtype=torch.uint8, device=device)
         handle = _handle(device.index or 0)
+        # A handle remembers its stream, and torch may have changed the current one since.
         frontend().set_stream(handle=handle, stream=torch.cuda.current_stream(device).cuda_stream)
         self._graph.execute(dict(zip(self._tensors, tensors, strict=True)), space, handle=handle)
 
@@ -130,7 +137,8 @@ def _backward_plan(
 
 
 def _band(q: Layout, window: int) -> dict[str, Any]:
-    """Causal, the window, and the scale. Without a left bound when the window hides nothing."""
+    """Return the mask and scale options: causal, and a left bound if the window hides keys."""
+    # cuDNN's bound counts the keys a query sees, itself included: W to the left and its own, W + 1.
     length, head_dim = q[0][2], q[0][3]
     return {
         "attn_scale": 1.0 / math.sqrt(head_dim),
@@ -175,13 +183,14 @@ def _layout(tensor: Tensor) -> Layout:
 
 def _empty_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
     rows, heads, length, head_dim = q.shape
-    # Laid out as (B, T, H, D), so that what follows can join the heads without a copy.
+    # Laid out as (B, T, H, D) in memory, so that the heads can be joined without a copy.
     out = q.new_empty(rows, length, heads, head_dim).transpose(1, 2)
     return out, q.new_empty(rows, heads, length, 1, dtype=torch.float32)
 
 
 def _output_layout(shape: tuple[int, ...]) -> Layout:
     _, heads, length, head_dim = shape
+    # The strides of `_empty_outputs`: memory order (B, T, H, D) seen as (B, H, T, D).
     return shape, (length * heads * head_dim, head_dim, heads * head_dim, 1)
 
 

@@ -1,11 +1,11 @@
-"""Models on disk. Never a pickle: safetensors for tensors, JSON for the rest.
+"""Save and load models: safetensors for tensors, JSON for the rest, never a pickle.
 
-A model directory, fit to answer or to be trained further:
+A model directory can be used for inference or trained further:
 
     config.json             format, model and numerics sections, and which stage made it
     model.safetensors       weights, one entry per parameter, nanochat's names
     tokenizer/              see tokenizer/bpe.py
-    optimizer.safetensors   optimizer state per parameter, free of world size (optional)
+    optimizer.safetensors   optimizer state per parameter, independent of world size (optional)
 """
 
 import json
@@ -26,7 +26,7 @@ from nanochat_core.section import from_json, shown
 
 FORMAT = 1
 DTYPES = (torch.float32, torch.bfloat16)  # of weights and of an optimizer's state
-WEIGHT = "weight/"  # begins the keys of the masters in an optimizer's state
+WEIGHT = "weight/"  # key prefix of the fp32 masters in an optimizer's state
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 
@@ -36,9 +36,10 @@ def save_model(
 ) -> None:
     """Write a model directory. The same weights give the same bytes.
 
-    `optimizer` is its whole state, if there is one; the masters in it are saved as the weights,
-    before the model's.
+    `optimizer` is its whole state; None means the model has none. Its masters are saved as the
+    weights, in preference to the model's own.
     """
+    # The model's parameters are working weights, perhaps bf16; the masters are the fp32 values.
     state = optimizer or {}
     masters = {k.removeprefix(WEIGHT): v for k, v in state.items() if k.startswith(WEIGHT)}
     config = {
@@ -53,20 +54,21 @@ def save_model(
         save_file(_on_host(rest), directory / "optimizer.safetensors")
     copy = directory / "tokenizer"
     if tokenizer.resolve() != copy.resolve():
-        shutil.rmtree(copy, ignore_errors=True)  # perhaps half copied by an attempt now dead
+        shutil.rmtree(copy, ignore_errors=True)  # a killed attempt may have copied half of it
         shutil.copytree(tokenizer, copy, copy_function=shutil.copyfile)
+    # Last: a directory without config.json is not a model, so a half-written one is not loaded.
     write_json(directory / "config.json", config)
 
 
 def load_model(directory: Path, device: torch.device) -> GPT:
-    """The model of a model directory, in evaluation mode.
+    """Load the model of a model directory, in evaluation mode.
 
-    Raises ModelError when the directory is not a model or the weights do not fit the config.
+    Raises ModelError if the directory is not a model or the weights do not fit the config.
     """
     model_config, numerics = load_config(directory)
     with torch.device("meta"):
         model = GPT(model_config, numerics)
-    # Before any memory is taken for what the config says.
+    # Checked before memory is allocated: a damaged config may ask for any amount of it.
     weights = _load_tensors(directory / "model.safetensors", device)
     _check_shapes(directory, model.state_dict(), weights)
     model.to_empty(device=device)
@@ -75,7 +77,7 @@ def load_model(directory: Path, device: torch.device) -> GPT:
 
 
 def load_config(directory: Path) -> tuple[ModelConfig, NumericsConfig]:
-    """The config of a model directory. Raises ModelError when it is not one."""
+    """Load the config of a model directory. Raises ModelError if it is not one."""
     path = directory / "config.json"
     if not path.is_file():
         raise ModelError(
@@ -97,14 +99,14 @@ def load_config(directory: Path) -> tuple[ModelConfig, NumericsConfig]:
 
 
 def has_state(directory: Path) -> bool:
-    """Whether a model directory has the optimizer's state; a model that was imported has none."""
+    """Return whether a model directory has optimizer state. Imported models have none."""
     return (directory / "optimizer.safetensors").exists()
 
 
 def load_state(directory: Path) -> Tensors:
-    """Weights and optimizer state of a model directory, by the optimizer's keys, on the CPU.
+    """Load weights and optimizer state of a model directory, by the optimizer's keys, on the CPU.
 
-    Raises ModelError when it has no optimizer state.
+    Raises ModelError if it has no optimizer state.
     """
     cpu = torch.device("cpu")
     weights = _load_tensors(directory / "model.safetensors", cpu)
@@ -140,5 +142,6 @@ def _mismatches(expected: Tensors, actual: Tensors) -> Iterator[tuple[str, str]]
 
 
 def _on_host(tensors: Tensors) -> Tensors:
-    """Contiguous CPU tensors of their own memory: safetensors refuses views that share it."""
+    """Copy the tensors to contiguous CPU memory, sorted by name."""
+    # clone: safetensors refuses tensors that share memory, and parameters are views of one buffer.
     return {name: tensors[name].detach().cpu().contiguous().clone() for name in sorted(tensors)}

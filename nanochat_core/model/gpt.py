@@ -1,11 +1,11 @@
-"""The transformer: nanochat's architecture, every era's constants taken from `NumericsConfig`.
+"""The transformer: nanochat's architecture, with every era's constants from `NumericsConfig`.
 
-What differs from a plain GPT: parameter-free RMSNorm, rotary positions and QK-norm, relu^2, smear
+Differences from a plain GPT: parameter-free RMSNorm, rotary positions and QK-norm, relu^2, smear
 (a token mixes in its predecessor's embedding), value embeddings on every second layer, per-layer
-weights on the residual stream and on the first embedding, backout (half of the middle layer's
-stream is taken out again at the end), sliding windows, soft-capped logits. Of these, smear, value
-embeddings, the per-layer weights and backout are there where `ModelConfig` says so, or else have no
-parameters (see eras.py).
+weights on the residual stream and on the first embedding, backout (a learned share of the middle
+layer's stream is subtracted at the end), sliding windows, soft-capped logits. Smear, value
+embeddings, the per-layer weights and backout are optional: `ModelConfig` enables them, and disabled
+parts have no parameters (see eras.py).
 
 Shapes: B rows, T tokens, C width, H query heads, K key/value heads, D head dim, V vocabulary.
 Weights are fp32, embeddings in the compute dtype; every matrix is cast to the activations' dtype
@@ -36,7 +36,7 @@ from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_l
 from nanochat_core.runtime.hardware.device import compute_dtype
 from nanochat_core.runtime.seeding import seed_for
 
-IGNORED = -1  # a target that is not learnt from
+IGNORED = -1  # a target without a loss
 ROTARY_ROWS = 10  # the rotary table covers this many times sequence_len before it has to grow
 
 # (layer, q, k, v) -> attention's output in q's shape
@@ -67,21 +67,26 @@ class Attention(nn.Module):
         mix: Attend,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """h (B, T, C) normalised; value_embed (B, T, K*D) on the layers that have one.
+        """Attend from h (B, T, C), normalised; value_embed (B, T, K*D) on layers that have one.
 
-        With `rows` (R,), which index T, only they ask: (B, R, C).
+        With `rows` (R,), which index T, only these tokens have queries: (B, R, C).
         """
-        asking, turn = h, rotary
+        query_input, query_rotary = h, rotary
         if rows is not None:
-            asking, turn = h[:, rows], (rotary[0][:, rows], rotary[1][:, rows])
-        q = self.c_q(asking).unflatten(-1, (-1, self.head_dim))  # (B, T, H, D)
+            query_input = h[:, rows]
+            query_rotary = (rotary[0][:, rows], rotary[1][:, rows])
+        q = self.c_q(query_input).unflatten(-1, (-1, self.head_dim))  # (B, T, H, D)
         k = self.c_k(h).unflatten(-1, (-1, self.head_dim))  # (B, T, K, D)
         v = self.c_v(h).unflatten(-1, (-1, self.head_dim))
         if value_embed is not None:
+            # v += gate_scale * sigmoid(W h[:channels]) * embedding: one gate per key/value head,
+            # read from the first few channels of the normalised block input.
             gate = torch.sigmoid(self.ve_gate(h[..., : self.numerics.gate_channels]))
             gate = (self.numerics.gate_scale * gate).unsqueeze(-1)  # (B, T, K, 1)
             v = v + gate * value_embed.view_as(v)
-        q = self._scaled_norm(rotate(q, turn))
+        # QK-norm comes after the rotation. qk_scale (1.2 today) sharpens attention: both factors
+        # multiply the softmax's 1/sqrt(D).
+        q = self._scaled_norm(rotate(q, query_rotary))
         k = self._scaled_norm(rotate(k, rotary))
         return self.c_proj(mix(self.layer, q, k, v).flatten(-2))
 
@@ -99,7 +104,7 @@ class MLP(nn.Module):
         self.c_proj = Linear(4 * width, width)
 
     def forward(self, h: Tensor) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
+        """Map (B, T, C) -> (B, T, C)."""
         return self.c_proj(F.relu(self.c_fc(h)).square())
 
 
@@ -120,7 +125,7 @@ class Block(nn.Module):
         mix: Attend,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, C) -> (B, T, C), or with `rows` (R,) of T only those of it: (B, R, C)."""
+        """Map (B, T, C) -> (B, T, C); with `rows` (R,) of T compute only those: (B, R, C)."""
         mixed = self.attn(rms_norm(x, self.norm_eps), value_embed, rotary, mix, rows)
         x = (x if rows is None else x[:, rows]) + mixed
         return x + self.mlp(rms_norm(x, self.norm_eps))
@@ -138,7 +143,7 @@ class Transformer(nn.Module):
 class GPT(nn.Module):
     """The language model. Weights are uninitialised: call `init_weights` or load a state dict.
 
-    Parameter names and shapes are those of nanochat's checkpoints. It may be built under
+    Parameter names and shapes are those of nanochat's checkpoints. It can be constructed under
     `torch.device("meta")` and materialised with `to_empty`.
     """
 
@@ -166,15 +171,17 @@ class GPT(nn.Module):
         self._compiled: Callable[[Tensor], Tensor] | None = None
 
     def compile_passes(self) -> None:
-        """Have torch.compile make the kernels of training and evaluation passes, per batch shape.
+        """Compile training and evaluation passes with torch.compile, once per batch shape.
 
-        It takes up to minutes at the first pass of a shape. Decoding stays as it is.
+        The first pass of a shape takes up to minutes. Decoding is not compiled.
         """
         self._compiled = torch.compile(self._trunk, dynamic=False)
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Fill every parameter. Drawn on the CPU by name, so equal on every device and machine."""
+        """Initialise every parameter, equally on every device and machine."""
+        # Drawn on the CPU from a seed per name: neither device nor parameter order matters. The
+        # zeroed c_proj make every block the identity at first; a smear_lambda of 0 disables smear.
         n, depth = self.numerics, self.config.depth
         bound = math.sqrt(3 / self.config.width)  # uniform with standard deviation 1/sqrt(width)
         for name, parameter in self.named_parameters():
@@ -203,56 +210,55 @@ class GPT(nn.Module):
             parameter.copy_(value)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens (B, T) int64 -> logits (B, T, V) fp32."""
+        """Compute logits (B, T, V) fp32 of tokens (B, T) int64."""
         return self._logits(self._hidden(tokens))
 
     def token_losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy in nats, (B, T) fp32, 0 where the target is -1. tokens, targets (B, T).
+        """Return cross-entropy in nats, (B, T) fp32, 0 where the target is -1. Both args (B, T).
 
-        To train, take `summed_loss`: the gradient of these computes the logits a second time.
+        Train with `summed_loss`: the gradient of these computes the logits a second time.
         """
-        hidden, picked, learnt = self._targeted(tokens, targets)
+        hidden, classes, target_mask = self._targeted(tokens, targets)
         losses = softcap_losses(
-            hidden, self._head(hidden.dtype), picked, softcap=self.numerics.softcap
+            hidden, self._head(hidden.dtype), classes, softcap=self.numerics.softcap
         )
-        if len(losses) == learnt.numel():
-            return torch.where(learnt, losses.view(learnt.shape), 0.0)
-        return losses.new_zeros(learnt.shape).masked_scatter(learnt, losses)
+        if len(losses) == target_mask.numel():
+            return torch.where(target_mask, losses.view(target_mask.shape), 0.0)
+        return losses.new_zeros(target_mask.shape).masked_scatter(target_mask, losses)
 
     def summed_loss(self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The sum of `token_losses`, each times its weight: a scalar, fp32.
+        """Return the sum of `token_losses`, each times its weight: a scalar, fp32.
 
-        tokens, targets (B, T); weights, if any, of a shape that spreads to (B, T), fp32.
+        tokens, targets (B, T); weights fp32, broadcastable to (B, T); None means all 1.
         """
-        hidden, picked, learnt = self._targeted(tokens, targets)
-        scale = learnt.float() if weights is None else learnt * weights
-        scale = scale.flatten() if len(picked) == learnt.numel() else scale[learnt]
-        whole = len(self.lm_head.weight) == self.config.vocab_size  # else fp8 has rows too many
+        hidden, classes, target_mask = self._targeted(tokens, targets)
+        scale = target_mask.float() if weights is None else target_mask * weights
+        scale = scale.flatten() if len(classes) == target_mask.numel() else scale[target_mask]
+        # The fp8 copy includes the padding rows, which must not enter the softmax.
+        whole = len(self.lm_head.weight) == self.config.vocab_size
         return softcap_loss(
             hidden,
             self._head(hidden.dtype),
-            picked,
+            classes,
             scale,
             softcap=self.numerics.softcap,
             quantised=self.lm_head.in_training() if whole else None,
         )
 
     def _targeted(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What lm_head reads (N, C), its targets (N,), and (B, T) which targets are learnt from.
-
-        N counts the targets that are learnt from, or all of them, the others as class 0: a GPU is
-        not asked how many there are, as it would have to be waited for.
-        """
+        """Return lm_head's input (N, C), its targets (N,), and the mask (B, T) of targets with a
+        loss. N counts those targets, or on a GPU all of them, the ignored ones as class 0."""
         hidden = rms_norm(self._hidden(tokens), self.numerics.norm_eps)
-        learnt = targets != IGNORED
-        if targets.device.type == "cpu" and not learnt.all():
-            return hidden[learnt], targets[learnt], learnt
-        return hidden.flatten(0, 1), targets.clamp(min=0).flatten(), learnt
+        target_mask = targets != IGNORED
+        # Only on a CPU: the number of selected rows of a GPU tensor would force a device sync.
+        if targets.device.type == "cpu" and not target_mask.all():
+            return hidden[target_mask], targets[target_mask], target_mask
+        return hidden.flatten(0, 1), targets.clamp(min=0).flatten(), target_mask
 
     def _head(self, dtype: torch.dtype) -> Tensor:
-        """lm_head's rows that stand for tokens (V, C)."""
+        """Return lm_head's rows without the padding (V, C)."""
         weight = self.lm_head.weight
-        # A slice of everything would cost a copy of the gradient.
+        # Slicing all rows would still copy the gradient in the backward pass.
         weight = (
             weight if len(weight) == self.config.vocab_size else weight[: self.config.vocab_size]
         )
@@ -262,14 +268,15 @@ class GPT(nn.Module):
     def forward_tree(
         self, tokens: Tensor, parents: Tensor, positions: Tensor, rows: Tensor, mix: Attend
     ) -> Tensor:
-        """What lm_head reads (R, C) of `rows` (R,) among tokens that stand in trees.
+        """Return lm_head's input (R, C) at `rows` (R,) of tokens arranged in trees.
 
         tokens, parents, positions (N,) int64: the token before token i is token parents[i], -1 at a
-        root, and positions[i] counts its ancestors. `mix` says what each sees, see
-        model/trees.py; of the last layer nothing but `rows` is computed.
+        root, and positions[i] counts its ancestors. `mix` computes attention, see model/trees.py;
+        the last layer computes nothing but `rows`.
         """
         x = self._embed(tokens[None])
         if self.config.smear:
+            # The smear of `_trunk` with parents for predecessors; at a root (-1) the gate is 0.
             gate = self._smear_gate(x) * (parents >= 0)[:, None]
             x = x + gate * x[:, parents.clamp(min=0)]
         rotary = self._rotary_at(positions[None], int(positions.numel()) + 1)
@@ -278,27 +285,27 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def token_losses_at(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy in nats (R,) fp32 of `forward_tree`' rows (R, C) under targets (R,)."""
+        """Return cross-entropy in nats (R,) fp32 of `forward_tree` rows (R, C) at targets (R,)."""
         head = self._head(hidden.dtype)
         return softcap_losses(hidden, head, targets, softcap=self.numerics.softcap)
 
     @torch.no_grad()
     def logits_at(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Logits of `forward_tree`' rows (R, C) without their cap, in their dtype, (R, V).
+        """Return the uncapped logits (R, V) of `forward_tree` rows (R, C), in their dtype.
 
-        Of the tokens `ids` (n,) alone where they are given: (R, n). The cap keeps their order.
+        With `ids` (n,) only of these tokens: (R, n). The cap is monotonic, so their order is right.
         """
         head = self._head(hidden.dtype) if ids is None else self.lm_head.weight[ids]
         return F.linear(hidden, head.to(hidden.dtype))
 
     def _hidden(self, tokens: Tensor) -> Tensor:
-        """tokens (B, T) -> what lm_head reads (B, T, C), before the last norm."""
+        """Compute the last block's output (B, T, C), before the final norm, of tokens (B, T)."""
         if self.numerics.precision == "fp8" and self.training and torch.is_grad_enabled():
             refresh_fp8(self)
         return (self._compiled or self._trunk)(tokens)
 
     def _trunk(self, tokens: Tensor) -> Tensor:
-        """The work of `_hidden`, fit to be compiled."""
+        """Compute what `_hidden` returns; traceable by torch.compile."""
         windows = self.config.windows
 
         def mix(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -306,6 +313,9 @@ class GPT(nn.Module):
 
         x = self._embed(tokens)
         if self.config.smear:
+            # x_t += lambda * sigmoid(w x_t[:channels]) * x_(t-1), from the un-smeared embeddings:
+            # decoding must cache the previous one. Position 0 has none, and document boundaries
+            # inside a packed row are crossed, as in nanochat.
             smeared = x[:, 1:] + self._smear_gate(x[:, 1:]) * x[:, :-1]
             x = torch.cat([x[:, :1], smeared], dim=1)
         cos, sin = self._rotary_table(tokens.size(1), tokens.device)
@@ -315,7 +325,7 @@ class GPT(nn.Module):
     def _blocks(
         self, tokens: Tensor, x: Tensor, rotary: Rotary, mix: Attend, rows: Tensor | None = None
     ) -> Tensor:
-        """(B, T, C) -> (B, T, C), or with `rows` (R,) of T only those of it: (B, R, C)."""
+        """Run the blocks: (B, T, C) -> (B, T, C); with `rows` (R,) only those, (B, R, C)."""
         first, middle, last = x, x, self.config.depth - 1
         for layer, block in enumerate(self.transformer.h):
             if self.config.residual_scalars:
@@ -325,6 +335,7 @@ class GPT(nn.Module):
             x = block(x, value_embed, rotary, mix, rows if layer == last else None)
             if layer == self.config.depth // 2:
                 middle = x
+        # In a model of one layer the middle is the last layer, which has computed only `rows`.
         if rows is not None and last != self.config.depth // 2:
             middle = middle[:, rows]
         return x - self.backout_lambda.to(x.dtype) * middle if self.config.backout else x
@@ -337,20 +348,21 @@ class GPT(nn.Module):
         return self.smear_lambda.to(x.dtype) * gate  # (B, T, 1)
 
     def _logits(self, x: Tensor) -> Tensor:
+        # Soft cap: softcap * tanh(z / softcap) in fp32, after the padding rows are cut off.
         z = self.lm_head(rms_norm(x, self.numerics.norm_eps))[..., : self.config.vocab_size]
         return self.numerics.softcap * torch.tanh(z.float() / self.numerics.softcap)
 
     def _rotary_at(self, positions: Tensor, length: int) -> Rotary:
-        """The table's rows at positions (B, T), all below `length`."""
+        """Return the table's rows at positions (B, T), all below `length`."""
         cos, sin = self._rotary_table(length, positions.device)
         return cos[positions], sin[positions]
 
     def _rotary_table(self, length: int, device: torch.device) -> Rotary:
-        """cos and sin (P, 1, D/2) for at least `length` positions; outside the state dict."""
+        """Return cos and sin (P, 1, D/2) for at least `length` positions; not in the state dict."""
         table = self._rotary
         if table is None or table[0].size(0) < length or table[0].device != device:
             rows = max(length, ROTARY_ROWS * self.config.sequence_len)
-            # A table made in inference mode could not serve a later training step.
+            # A table created in inference mode could not be used by a later training step.
             with torch.inference_mode(False):
                 table = rotary_table(rows, head_dim(self.config), self.numerics, device)
             self._rotary = table

@@ -1,9 +1,9 @@
-"""Cross-entropy under soft-capped logits, a block of rows at a time.
+"""Cross-entropy of soft-capped logits, computed one block of rows at a time to save memory.
 
-The logits of a micro-step are its largest tensor by far (N x V), so no more than a block of them is
-ever kept. Where the weight of every token in the loss is known beforehand (`softcap_loss`), the
-forward pass works out the gradients too, and the backward pass only scales them. Where it is not
-(`softcap_losses`), the backward pass computes the logits a second time.
+The logits of a micro-step are its largest tensor by far (N x V), so only a block of them exists at
+a time. If the weight of every token in the loss is known beforehand (`softcap_loss`), the forward
+pass computes the gradients too, and the backward pass only scales them. If not (`softcap_losses`),
+the backward pass computes the logits a second time.
 
 With s = sigmoid(2 z / softcap), a logit is softcap * (2 s - 1) and its slope in z is 4 s (1 - s).
 
@@ -22,9 +22,9 @@ from torch import Tensor
 from nanochat_core.model.fp8 import E4M3, E5M2, Quantised, quantise, weight_gradient
 from nanochat_core.runtime.hardware.compile import fused
 
-# A CPU works a block of rows off in chunks of columns that fit its cache, as several operations
+# A CPU processes a block of rows in chunks of columns that fit its cache, as several operations
 # follow one another on each; with fewer rows the matrix products are slow. On a GPU the operations
-# are one kernel, and a block is one chunk, large enough to keep it busy.
+# are one fused kernel, and a block is one chunk, large enough to keep the GPU busy.
 CPU_ROWS, CPU_COLUMNS = 512, 1024
 GPU_ELEMENTS = 2**28
 SOFTCAP_LIMIT = 30.0  # exp(2 * 30) * V is far inside fp32, so the softmax needs no maximum
@@ -39,7 +39,7 @@ def softcap_loss(
     softcap: float,
     quantised: Quantised | None = None,
 ) -> Tensor:
-    """The sum of `scale` times each token's loss in nats: a scalar, fp32.
+    """Return the sum of `scale` times each token's loss in nats: a scalar, fp32.
 
     The logits are softcap * tanh(hidden @ weight.T / softcap): hidden (N, C) and weight (V, C) of
     one dtype. targets (N,) int64, each a class; scale (N,) fp32, which gets no gradient. With
@@ -50,7 +50,7 @@ def softcap_loss(
 
 
 def softcap_losses(hidden: Tensor, weight: Tensor, targets: Tensor, *, softcap: float) -> Tensor:
-    """Each token's loss in nats, (N,) fp32, for any incoming gradient. See `softcap_loss`."""
+    """Return each token's loss in nats, (N,) fp32, differentiable per token. See `softcap_loss`."""
     assert softcap <= SOFTCAP_LIMIT
     return _Losses.apply(hidden, weight, targets, softcap)
 
@@ -75,7 +75,7 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        factor = grad_outputs[0]  # of no dimension, so it leaves their dtype as it is
+        factor = grad_outputs[0]  # 0-dimensional, so it does not promote their dtype
         return grad_hidden * factor, grad_weight * factor, None, None, None, None
 
 
@@ -98,27 +98,28 @@ class _Losses(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True)
 class _Head:
-    """The matrix that turns hidden states into logits, and its products."""
+    """The matrix that maps hidden states to logits, and its products."""
 
     weight: Tensor
     softcap: float
     quantised: Quantised | None = None
 
     def blocks(self, num_tokens: int) -> list[slice]:
-        """The tokens in blocks."""
+        """Return the slices that divide the tokens into blocks."""
         rows = CPU_ROWS
         if self.weight.device.type != "cpu":
             rows = max(16, GPU_ELEMENTS // len(self.weight) // 16 * 16)  # 16: see fp8.MULTIPLE
         return [slice(first, first + rows) for first in range(0, num_tokens, rows)]
 
     def chunks(self) -> list[slice]:
-        """The vocabulary in chunks."""
+        """Return the slices that divide the vocabulary into chunks."""
+        # fp8 weights are one tensor with one scale, so they are not chunked.
         size = len(self.weight)
         columns = CPU_COLUMNS if self.weight.device.type == "cpu" and not self.quantised else size
         return [slice(first, min(first + columns, size)) for first in range(0, size, columns)]
 
     def logits(self, rows: Tensor, chunk: slice) -> Tensor:
-        """Logits before the soft cap: (R, C) -> (R, S)."""
+        """Compute the logits before the soft cap: (R, C) -> (R, S)."""
         if self.quantised is None:
             return F.linear(rows, self.weight[chunk])
         return self.quantised.output(*quantise(rows, E4M3))
@@ -126,7 +127,7 @@ class _Head:
     def add_gradients(
         self, grad: Tensor, rows: Tensor, chunk: slice, into_rows: Tensor, into_weight: Tensor
     ) -> None:
-        """Add to the gradients of rows (R, C) and of the weight's chunk (S, C)."""
+        """Accumulate the gradients of rows (R, C) and of the weight's chunk (S, C)."""
         if self.quantised is None:
             _add_product(into_rows, grad, self.weight[chunk])
             _add_product(into_weight, grad.T, rows)
@@ -137,7 +138,7 @@ class _Head:
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right, of one dtype, to a tensor that may be of a wider one."""
+    """Add left @ right, of one dtype, to a tensor whose dtype may be wider."""
     if left.dtype == into.dtype:
         into.addmm_(left, right)
     else:
@@ -147,13 +148,13 @@ def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
 def _walk(
     hidden: Tensor, head: _Head, targets: Tensor, scale: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses (N,) fp32, and with `scale` the gradients of hidden and weight, else empty ones."""
+    """Return losses (N,) fp32, and the gradients of hidden and weight, empty without `scale`."""
     losses = hidden.new_empty(len(hidden), dtype=torch.float32)
     grad_hidden = torch.zeros_like(hidden) if scale is not None else hidden.new_empty(0)
     shape = head.weight.shape if scale is not None else (0,)
     grad_weight = head.weight.new_zeros(shape, dtype=torch.float32)
     chunks = head.chunks()
-    # A narrow dtype would round the sum over chunks once for each.
+    # A narrow dtype would round the sum after each chunk.
     wide = hidden.dtype if len(chunks) == 1 else torch.float32
     for block in head.blocks(len(hidden)):
         rows, target = hidden[block], targets[block].unsqueeze(1)
@@ -162,7 +163,8 @@ def _walk(
         losses[block] = loss.squeeze(1)
         if scale is not None:
             factor = scale[block].unsqueeze(1)
-            # Of the target's logit: its probability less 1, without cancellation, times its slope.
+            # The target's logit has gradient p - 1, and p = exp(-loss): expm1 avoids cancellation.
+            # Times its slope, 1 - tanh^2.
             of_target = factor * torch.expm1(-loss) * (1 - picked.square())
             grad_rows = grad_hidden[block]
             into_rows = grad_rows.to(wide)  # zeros; the same tensor where the dtype is
@@ -174,18 +176,20 @@ def _walk(
                 head.add_gradients(grad, rows, chunk, into_rows, grad_weight[chunk])
             if into_rows is not grad_rows:
                 grad_rows.copy_(into_rows)
-        del logits  # before the next block's are made
+        del logits  # freed before the next block's are allocated
     return losses, grad_hidden, grad_weight.to(head.weight.dtype)
 
 
 def _read(rows: Tensor, head: _Head, target: Tensor) -> tuple[deque[Tensor], Tensor, Tensor]:
-    """Of rows (R, C): `_gradient`'s input by chunk, the sum of exp(logit), the target's tanh."""
+    """Return for rows (R, C): logits by chunk, the sum of exp(logit), the tanh of the target's."""
     logits: deque[Tensor] = deque()
     total, picked = rows.new_zeros((2, len(rows), 1), dtype=torch.float32)
     for chunk in head.chunks():
         z = head.logits(rows, chunk)
         at, inside = _place(target, chunk)
         picked += torch.where(inside, torch.tanh(z.gather(1, at).float() / head.softcap), 0.0)
+        # On a CPU the sigmoid is stored, as recomputing it for the gradient is slow; a GPU's fused
+        # kernel recomputes it and reads a narrower tensor.
         if z.device.type == "cpu":
             z = z.float().mul_(2 / head.softcap).sigmoid_()
         total += _sum_exp(z, head.softcap)
@@ -194,26 +198,27 @@ def _read(rows: Tensor, head: _Head, target: Tensor) -> tuple[deque[Tensor], Ten
 
 
 def _place(target: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
-    """The target's column in a chunk, any column where it is in another; and whether it is in."""
+    """Return the target's column in a chunk (any one if outside), and whether it is inside."""
     inside = (target >= chunk.start) & (target < chunk.stop)
     return (target - chunk.start).clamp(0, chunk.stop - chunk.start - 1), inside
 
 
 def _sigmoid(z: Tensor, softcap: float) -> Tensor:
-    """s of logits before the cap; on a CPU `_read` has worked it out in their place."""
+    """Return s of the uncapped logits z; on a CPU z is s already, see `_read`."""
     return z if z.device.type == "cpu" else (z.float() * (2 / softcap)).sigmoid_()
 
 
 @fused
 def _sum_exp(z: Tensor, softcap: float) -> Tensor:
-    """Per row, the sum of exp(logit): (R, S) -> (R, 1) fp32."""
+    """Return the sum of exp(logit) per row: (R, S) -> (R, 1) fp32."""
+    # exp(softcap * (2 s - 1)), with the constant factor exp(-softcap) taken out of the sum.
     exp = (_sigmoid(z, softcap) * (2 * softcap)).exp_()
     return exp.sum(-1, keepdim=True) * math.exp(-softcap)
 
 
 @fused
 def _gradient(z: Tensor, softcap: float, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(logit) * slope * factor (R, 1): (R, S). May overwrite z."""
+    """Return exp(logit) * slope * factor (R, 1): (R, S). May overwrite z."""
     s = _sigmoid(z, softcap)
     exp = (s * (2 * softcap)).exp_()
     slope = s.addcmul_(s, s, value=-1)

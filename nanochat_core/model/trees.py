@@ -1,15 +1,14 @@
-"""Texts that begin alike, read as one tree: what they share once, then a branch for each.
+"""Forward passes over texts with a common prefix: the prefix is computed once, as a tree's trunk.
 
-Trees are packed one after the other into one row without padding. A token stands at the position it
+Trees are packed one after the other into one row without padding. A token has the position that it
 has in its own text, and sees its ancestors inside the window and itself: the logits are those of
 each text alone.
 
-On a CPU each tree attends by itself, its trunk causally and in blocks of the window, so nothing is
-multiplied that a mask hides but for the branches among themselves. On a GPU, where starting a
-kernel costs more than what it computes in vain, one mask serves the whole pack; it has met no GPU.
+On a CPU attention runs per tree, the trunk causally and in blocks of the window, so little is
+computed that a mask hides. On a GPU, where a kernel launch costs more than masked-out work, one
+mask covers the whole pack; that path has not been run on a GPU.
 
-Shapes: N tokens of a pack, R rows that are read, S keys, H query heads, K key/value heads, D head
-dim.
+Shapes: N tokens of a pack, R output rows, S keys, H query heads, K key/value heads, D head dim.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,34 +25,34 @@ from nanochat_core.model.attention_backends import mixed
 from nanochat_core.model.gpt import GPT, Attend
 
 TRUNK = -1  # the branch of tokens that all branches share
-_CPU_TOKENS, _GPU_TOKENS = 1024, 4096  # of a pass: what stays in a CPU's cache, what fills a GPU
+_CPU_TOKENS, _GPU_TOKENS = 1024, 4096  # per pass: fits a CPU's cache; enough to fill a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """Token ids of a trunk, at least one, and of what continues it."""
+    """Token ids of a shared prefix (the trunk, at least one token) and of its continuations."""
 
     trunk: Sequence[int]
     branches: tuple[Sequence[int], ...]
-    rows: Sequence[int]  # that are read: places in the trunk and the branches, in their order
+    rows: Sequence[int]  # whose output is wanted: indices into the trunk and then the branches
 
     @cached_property
     def num_tokens(self) -> int:
-        """Of the trunk and all branches."""
+        """The tokens of the trunk and all branches."""
         return len(self.trunk) + sum(map(len, self.branches))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Block:
-    """Some queries of a pack, in the order in which they come, and the keys they may see."""
+    """A contiguous range of a pack's queries and the keys they may see."""
 
     queries: slice
     keys: slice
-    mask: Tensor | None  # (queries, keys) bool; None: a trunk, causal inside the window
+    mask: Tensor | None  # (queries, keys) bool; None means a trunk: causal inside the window
 
 
 class PackedTree:
-    """Trees one after the other, on the model's device."""
+    """Trees packed one after the other, on the model's device."""
 
     def __init__(self, trees: Sequence[Tree], device: torch.device) -> None:
         assert all(len(tree.trunk) for tree in trees), "a tree without a trunk"
@@ -74,12 +73,13 @@ class PackedTree:
         self._device = device
 
     def read(self, model: GPT) -> Tensor:
-        """What lm_head reads (R, C) of every tree's rows, in their order."""
+        """Run the model; return lm_head's input (R, C) at every tree's rows, in their order."""
         mix = self.attention(model.config.windows, whole=self._device.type != "cpu")
         return model.forward_tree(self.tokens, self.parents, self.positions, self.rows, mix)
 
     def attention(self, windows: Sequence[int], *, whole: bool) -> Attend:
-        """Attention for `GPT.forward_tree`: under one mask, or else tree by tree."""
+        """Return attention for `GPT.forward_tree`: under one mask if `whole`, else per tree."""
+        # Layers of one window share masks. The last layer has queries only at the output rows.
         last = len(windows) - 1
         layers = {(window, layer == last) for layer, window in enumerate(windows)}
         split = self._whole if whole else self._tree_by_tree
@@ -89,26 +89,27 @@ class PackedTree:
             window = windows[layer]
             out = torch.empty_like(q)
             for block in blocks[window, layer == last]:
-                asking, keys = q[:, block.queries], slice(block.keys.start, block.keys.stop)
+                queries, keys = q[:, block.queries], slice(block.keys.start, block.keys.stop)
                 if block.mask is None:
-                    answer = attend(asking, k[:, keys], v[:, keys], window=window)
+                    result = attend(queries, k[:, keys], v[:, keys], window=window)
                 else:
                     seen, values = k[:, keys].transpose(1, 2), v[:, keys].transpose(1, 2)
-                    answer = mixed(asking.transpose(1, 2), seen, values, block.mask).transpose(1, 2)
-                out[:, block.queries] = answer
+                    result = mixed(queries.transpose(1, 2), seen, values, block.mask)
+                    result = result.transpose(1, 2)
+                out[:, block.queries] = result
             return out
 
         return mix
 
     def _whole(self, window: int, rows_only: bool) -> Iterator[_Block]:
         tree = torch.from_numpy(np.repeat(np.arange(len(self._sizes)), self._sizes))
-        tree, asking = tree.to(self._device), slice(None)
+        tree, everything = tree.to(self._device), slice(None)
         queries = self.rows if rows_only else torch.arange(len(tree), device=self._device)
         branch = torch.from_numpy(self._branch).to(self._device)
         distance = self.positions[queries, None] - self.positions
         mask = (tree[queries, None] == tree) & (distance >= 0) & (distance <= window)
         mask &= (branch == TRUNK) | (branch[queries, None] == branch)
-        yield _Block(queries=asking, keys=asking, mask=mask)
+        yield _Block(queries=everything, keys=everything, mask=mask)
 
     def _tree_by_tree(self, window: int, rows_only: bool) -> Iterator[_Block]:
         if not rows_only:
@@ -116,8 +117,8 @@ class PackedTree:
                 end = first + size
                 yield _Block(queries=slice(first, fork), keys=slice(first, fork), mask=None)
                 if fork < end:
-                    asking = np.arange(fork, end)
-                    yield self._masked(asking, slice(fork, end), first, fork, window)
+                    tokens = np.arange(fork, end)
+                    yield self._masked(tokens, slice(fork, end), first, fork, window)
             return
         begin = 0
         for first, fork, rows in zip(self._firsts, self._forks, self._rows, strict=True):
@@ -127,41 +128,42 @@ class PackedTree:
             begin += len(rows)
 
     def _masked(
-        self, asking: npt.NDArray[np.int64], queries: slice, first: int, fork: int, window: int
+        self, tokens: npt.NDArray[np.int64], queries: slice, first: int, fork: int, window: int
     ) -> _Block:
-        """What the tokens `asking` see of their tree, from `first` on, with branches from `fork`
-        on, where places are no longer positions."""
-        position = self._position[asking]
+        """Return the block of `tokens` of the tree that begins at `first` and forks at `fork`."""
+        position = self._position[tokens]
+        # In the trunk, index - first is the position, so the window bounds the first key. From the
+        # fork on it is not: a later branch's token may have an earlier position.
         start = min(first + max(0, int(position.min()) - window), fork)
-        keys = slice(start, int(asking.max()) + 1)
+        keys = slice(start, int(tokens.max()) + 1)
         distance = position[:, None] - self._position[keys]
         branch = self._branch[keys]
         mask = (distance >= 0) & (distance <= window)
-        mask &= (branch == TRUNK) | (self._branch[asking][:, None] == branch)
+        mask &= (branch == TRUNK) | (self._branch[tokens][:, None] == branch)
         return _Block(queries=queries, keys=keys, mask=torch.from_numpy(mask).to(self._device))
 
 
 def tokens_of_pack(device: torch.device) -> int:
-    """How many tokens a pass through the model had best have."""
+    """Return the number of tokens at which a forward pass is most efficient."""
     return _CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS
 
 
 def packs_of(sizes: Iterable[int], most: int) -> Iterator[range]:
-    """Neighbours that together have at most `most` tokens, or one alone that has more."""
-    begin = held = place = 0
-    for place, size in enumerate(sizes):
-        if place > begin and held + size > most:
-            yield range(begin, place)
-            begin, held = place, 0
+    """Group neighbours into packs of at most `most` tokens; a larger one is a pack by itself."""
+    begin = held = index = 0
+    for index, size in enumerate(sizes):
+        if index > begin and held + size > most:
+            yield range(begin, index)
+            begin, held = index, 0
         held += size
     if held:
-        yield range(begin, place + 1)
+        yield range(begin, index + 1)
 
 
 def _places(
     trees: Sequence[Tree], firsts: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Branch, position and parent of every token (N,)."""
+    """Return branch, position and parent of every token (N,)."""
     branch, position, parent = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     for tree, first in zip(trees, firsts, strict=True):
         length = len(tree.trunk)
@@ -174,6 +176,6 @@ def _places(
             branch.append(np.full(len(tokens), i))
             position.append(np.arange(length, length + len(tokens)))
             parent.append(np.arange(place - 1, place - 1 + len(tokens)))
-            parent[-1][:1] = first + length - 1
+            parent[-1][:1] = first + length - 1  # the trunk's last token; a branch may be empty
             place += len(tokens)
     return np.concatenate(branch), np.concatenate(position), np.concatenate(parent)

@@ -1,4 +1,4 @@
-"""AdamW on lists of tensors: decoupled decay first, both moments bias-corrected."""
+"""AdamW on lists of tensors: decoupled weight decay first, both moments bias-corrected."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch.optim.adamw import adamw
 
 from nanochat_core.optim.groups import AdamWGroup
 
-EPS = 1e-10
+EPS = 1e-10  # nanochat's; torch's default is 1e-8
 
 
 def adamw_(
@@ -24,13 +24,15 @@ def adamw_(
     All four lists match in shapes and dtypes; bf16 is computed in fp32 and rounded when stored.
     `step` is the number of this update, counted from 1.
     """
+    # p <- p (1 - lr * decay); m <- b1 m + (1 - b1) g; v <- b2 v + (1 - b2) g^2;
+    # p <- p - lr / (1 - b1^step) * m / (sqrt(v / (1 - b2^step)) + eps).
     adamw(
         parameters,
         grads,
         exp_avg,
         exp_avg_sq,
         [],
-        # torch's function counts them up itself, one tensor for each parameter
+        # torch's function increments these itself, one tensor for each parameter
         [torch.full((), step - 1.0, device=p.device) for p in parameters],
         fused=True,
         amsgrad=False,

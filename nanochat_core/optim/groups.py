@@ -1,7 +1,7 @@
-"""Which parameter is updated how: matrices inside blocks by Muon, everything else by AdamW.
+"""The assignment of parameters to optimizers: matrices inside blocks to Muon, the rest to AdamW.
 
 The constants are nanochat's. Those that changed between its eras, and the learning rates, come from
-`OptimizerConfig`; the scale factors of batch and width are multiplied in there already.
+`OptimizerConfig`, whose learning rates already include the scale factors of batch and width.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class AdamWGroup:
 
 
 def adamw_groups(config: OptimizerConfig) -> tuple[AdamWGroup, ...]:
-    """AdamW's groups. A model of an era without a part has no parameter of that name."""
+    """Return AdamW's groups. A group may match no parameter, if the model's era lacks that part."""
     return (
         AdamWGroup(
             prefixes=("lm_head.",),
@@ -67,7 +67,7 @@ def adamw_groups(config: OptimizerConfig) -> tuple[AdamWGroup, ...]:
 
 
 def group_of(name: str, groups: tuple[AdamWGroup, ...]) -> AdamWGroup | None:
-    """The AdamW group of a parameter; None: it is Muon's."""
+    """Return the AdamW group of a parameter; None means Muon updates it."""
     if name.startswith(MUON_PREFIX):
         return None
     found = [group for group in groups if name.startswith(group.prefixes)]
@@ -76,7 +76,8 @@ def group_of(name: str, groups: tuple[AdamWGroup, ...]) -> AdamWGroup | None:
 
 
 def layer_of(name: str) -> float:
-    """The layer a parameter's gradient is ready after, in a backward pass from high to low."""
+    """Return the layer after which a backward pass (last layer first) has finished a gradient."""
+    # lm_head's is ready first, that of the embedding and the scalars, used by every layer, last.
     for prefix in (MUON_PREFIX, "value_embeds."):
         if name.startswith(prefix):
             return int(name.removeprefix(prefix).partition(".")[0])

@@ -1,12 +1,11 @@
-"""What nanochat's optimizer of January 2026 did otherwise: Newton-Schulz Muon, and clipping.
+"""The parts of nanochat's January 2026 optimizer that differ: Newton-Schulz Muon, and clipping.
 
-Muon was momentum and orthogonalisation alone: no decay of weights, no scaling of rows, of neurons
-or of the update's norm. Sources: Muon (Keller Jordan, 2024) with its quintic iteration.
+Muon was momentum and orthogonalisation alone: no weight decay, no scaling of rows, of neurons or of
+the update's norm. Source: Muon (Keller Jordan, 2024) with its quintic iteration.
 
-Two things are not as they were. nanochat took the norm it clips by from each rank's own gradients,
-before they were averaged, so that ranks scaled theirs unequally; here it is the norm of the
-gradient that the step uses. And it ran the iteration in bf16 even in an fp32 run; here `dtype`
-decides.
+Two deliberate differences from nanochat. It clipped by the norm of each rank's own gradients before
+they were averaged, so that ranks scaled theirs unequally; here it is the norm of the gradient that
+the step uses. And it ran the iteration in bf16 even in an fp32 run; here `dtype` decides.
 
 A stack is (N, R, C): N matrices of R rows (outputs) by C columns (inputs).
 """
@@ -17,8 +16,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-# a, b, c of Y <- a Y + (b A + c A^2) Y with A = Y Y^T: steepest at zero, so the singular values end
-# anywhere in about 0.7 to 1.2 rather than at 1
+# a, b, c of Y <- a Y + (b A + c A^2) Y with A = Y Y^T. Chosen for the steepest slope at zero, so
+# small singular values grow fast, and all end in about 0.7 to 1.2 rather than at 1.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NUM_ITERATIONS = 5
 
@@ -38,13 +37,16 @@ def newton_schulz_muon_(
     sqrt(R / C) times further.
     """
     lr *= math.sqrt(max(1.0, weights.size(-2) / weights.size(-1)))
+    # M <- mu M + (1 - mu) G, then Nesterov's look-ahead (1 - mu) G + mu M.
     momentum.lerp_(grads, 1.0 - mu)
     nesterov = grads.lerp_(momentum, mu)
     weights.sub_(newton_schulz(nesterov.to(dtype)).float(), alpha=lr)
 
 
 def newton_schulz(x: Tensor) -> Tensor:
-    """Roughly the orthogonal factor of each matrix of a stack, in x's dtype."""
+    """Return roughly the orthogonal factor of each matrix of a stack, in x's dtype."""
+    # Transposed if tall, so that Y Y^T is the smaller of the two products. The Frobenius norm
+    # bounds the largest singular value, so dividing by it brings all into the iteration's range.
     tall = x.size(-2) > x.size(-1)
     y = x.mT if tall else x
     y = y / (torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True) + 1e-7)
@@ -56,17 +58,17 @@ def newton_schulz(x: Tensor) -> Tensor:
 
 
 def squared_norm(grads: Iterable[Tensor]) -> Tensor:
-    """Sum of squares over all of these tensors, (), fp32.
+    """Return the sum of squares over all of these tensors, (), fp32.
 
-    The whole gradient's is the sum over ranks, if each element is counted on one rank.
+    Summed over ranks it is the whole gradient's, if each element is counted on one rank only.
     """
     norms = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in grads]
     return torch.stack(norms).square().sum()
 
 
 def clip_factor(total_norm: Tensor, grad_clip: float) -> Tensor:
-    """What every gradient is multiplied by so that their norm is at most `grad_clip`: () to ().
+    """Return the factor that limits the norm of the gradient to `grad_clip`: () to ().
 
-    A tensor, so that a step need not wait for the device. Not-a-number stays one.
+    A tensor, so that a step does not wait for the device. NaN stays NaN.
     """
     return (grad_clip / (total_norm + 1e-6)).clamp(max=1.0)

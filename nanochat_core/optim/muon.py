@@ -1,4 +1,7 @@
-"""Muon on stacks of equal matrices: momentum, orthogonalised, scaled per neuron, with decay.
+"""Muon on stacks of equally shaped matrices: the update is the orthogonalised momentum.
+
+An update is Nesterov momentum, rows equalised (MuonEq), orthogonalised (Polar Express), rescaled to
+the norm of an orthogonal matrix (Muon+) and per neuron (NorMuon), with cautious weight decay.
 
 Sources: Muon (Keller Jordan), Polar Express (arXiv 2505.16932), NorMuon (arXiv 2510.05491),
 cautious weight decay (arXiv 2510.12402); nanochat's constants.
@@ -12,7 +15,8 @@ import torch
 from torch import Tensor
 
 BETA2 = 0.9  # of NorMuon's second moment
-# a, b, c of each iteration Y <- a Y + (b A + c A^2) Y with A = Y Y^T
+# a, b, c of each iteration Y <- a Y + (b A + c A^2) Y with A = Y Y^T. Each triple is optimal for
+# the range of singular values that the one before leaves.
 POLAR_EXPRESS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -39,32 +43,40 @@ def muon_(
     matrix products. lr is before the shape factor: tall matrices step sqrt(R / C) times further.
     """
     lr *= math.sqrt(max(1.0, weights.size(-2) / weights.size(-1)))
+    # M <- mu M + (1 - mu) G, then Nesterov's look-ahead U = (1 - mu) G + mu M, both as lerps.
     momentum.lerp_(grads, 1.0 - mu)
     nesterov = grads.lerp_(momentum, mu)
+    # Rows are equalised first (MuonEq): a few iterations come closer to the orthogonal factor if
+    # no row dominates the norm by which they normalise.
     update = orthogonalise(equalise_rows(nesterov.to(dtype))).float()
     update = equalise_neurons(_with_norm_of_orthogonal(update), second_moment)
+    # Cautious decay: only where the update moves a weight towards zero as well, so that decay never
+    # works against the gradient. W <- W - lr (U + decay * W [U W >= 0]).
     decayed = torch.where(update * weights >= 0, weights, 0.0)
     weights.sub_(update.add_(decayed, alpha=weight_decay), alpha=lr)
 
 
 def second_moment_shape(rows: int, cols: int) -> tuple[int, int]:
-    """Shape of one matrix's second moment: the mean over its shorter side is what is kept."""
+    """Return the shape of one matrix's second moment: a value per index of its longer side."""
     return (rows, 1) if rows >= cols else (1, cols)
 
 
 def equalise_rows(x: Tensor) -> Tensor:
-    """Give every row the root mean square of the rows' norms."""
+    """Scale every row to the same norm, the root mean square of the rows' norms."""
+    # That mean is |X|_F / sqrt(R), so the norm of the matrix is unchanged.
     norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     mean = torch.linalg.vector_norm(norms, dim=-2, keepdim=True) / math.sqrt(x.size(-2))
     return x * (mean / norms.clamp(min=1e-6)).to(x.dtype)
 
 
 def orthogonalise(x: Tensor) -> Tensor:
-    """Nearly the orthogonal factor of each matrix (its singular values near 1), in x's dtype."""
+    """Return nearly the orthogonal factor of each matrix (singular values near 1), in x's dtype."""
+    # All singular values must be at most 1 at the start; 1.01 leaves room for bf16's rounding.
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
     y = x / (norm * 1.01 + 1e-6)
     tall = x.size(-2) > x.size(-1)
     for a, b, c in POLAR_EXPRESS:
+        # The smaller Gram matrix: Y (a + b A + c A^2) with A = Y^T Y if tall, else from the left.
         gram = y.mT @ y if tall else y @ y.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         left, right = (y, polynomial) if tall else (polynomial, y)
@@ -73,20 +85,23 @@ def orthogonalise(x: Tensor) -> Tensor:
 
 
 def equalise_neurons(update: Tensor, second_moment: Tensor) -> Tensor:
-    """NorMuon: divide by a running root mean square per row or column; keep each matrix's norm."""
+    """Divide by a running root mean square per row or column (NorMuon); keep each matrix's norm."""
     dim = -1 if second_moment.size(-1) == 1 else -2
     mean_square = update.square().mean(dim=dim, keepdim=True)
     second_moment.lerp_(mean_square, 1.0 - BETA2)
     scale = second_moment.clamp(min=1e-10).rsqrt()
     before = mean_square.sum(dim=(-2, -1), keepdim=True).sqrt()
     after = (mean_square * scale.square()).sum(dim=(-2, -1), keepdim=True).sqrt()
-    floor = 1e-10 / math.sqrt(update.size(dim))  # both norms lack this side's length
+    # `before` and `after` are the norms of update and scaled update divided by sqrt(size(dim)), a
+    # factor that cancels in their ratio; the floor of 1e-10 on the norm must be divided too.
+    floor = 1e-10 / math.sqrt(update.size(dim))
     return update * (scale * (before / after.clamp(min=floor)))
 
 
 def _with_norm_of_orthogonal(update: Tensor) -> Tensor:
-    """Muon+: give each matrix the Frobenius norm an orthogonal one would have."""
+    """Scale each matrix to the Frobenius norm of an orthogonal one, sqrt(min(R, C)) (Muon+)."""
     norm = torch.linalg.vector_norm(update, dim=(-2, -1), keepdim=True)
-    # A matrix whose gradient is zero (whatever feeds a zero projection, at first) stays zero.
+    # The clamp keeps a zero update zero: a matrix that feeds a projection initialised to zero has
+    # no gradient at first.
     target = math.sqrt(min(update.size(-2), update.size(-1)))
     return update * (target / norm.clamp(min=1e-6))

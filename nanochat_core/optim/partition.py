@@ -1,11 +1,11 @@
-"""How a model's parameters are divided into stacks, and each stack among the ranks.
+"""The division of a model's parameters into stacks, and of each stack among the ranks.
 
-Muon's matrices of one shape are stacked and divided whole, AdamW's tables by rows. What has less
-than SMALL elements every rank updates by itself.
+Muon's matrices of one shape are stacked and each is owned whole by one rank; AdamW's tables are
+divided by rows. Every rank updates parameters of less than SMALL elements by itself.
 
 The stacks are in the order in which a backward pass finishes them, from the last layer to the
-first, so that the sum over ranks of one can run while the gradients of the next are computed. A
-shape's matrices are therefore cut into several stacks where one would be larger than it need be.
+first, so that the sum over ranks of one overlaps with computing the gradients of the next. The
+matrices of one shape therefore form several stacks where a single one would be needlessly large.
 """
 
 import math
@@ -21,31 +21,32 @@ from nanochat_core.optim.muon import second_moment_shape
 from nanochat_core.optim.sharded_params import ShardedParams
 from nanochat_core.runtime.hardware.distributed import World
 
-SMALL = 1024  # elements
-# Elements of a stack that one rank owns, at most: on a GPU enough to keep it busy and a collective
-# at full speed; on a CPU what its cache holds of Muon's working memory, several times the stack.
+SMALL = 1024  # elements; below this a collective costs more than the update on every rank
+# Most elements of a stack that one rank owns: on a GPU enough to keep it busy and a collective at
+# full speed; on a CPU so few that Muon's working memory, several times the stack, fits its cache.
 STACK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParamGroup:
-    """A stack, and the rule that updates it."""
+    """A stack of parameters and the rule that updates it."""
 
     stack: ShardedParams
-    group: AdamWGroup | None  # None: Muon
+    group: AdamWGroup | None  # None means Muon
     lr: float
 
 
 def make_units(
     model: nn.Module, config: OptimizerConfig, dtype: torch.dtype, world: World
 ) -> list[ParamGroup]:
-    """Every parameter of the model in a stack, in the order a backward pass finishes them."""
+    """Return all parameters of the model in stacks, in the order a backward pass finishes them."""
     groups = adamw_groups(config)
     muon: dict[str, nn.Parameter] = {}
     units: list[ParamGroup] = []
     for name, parameter in model.named_parameters():
         group = group_of(name, groups)
         if group is None:
+            # Muon's masters are taken from the parameter, so it must not have been rounded yet.
             assert parameter.dtype == torch.float32, f"{name} is another optimizer's working weight"
             muon[name] = parameter
         else:
@@ -58,13 +59,14 @@ def make_units(
 
 
 def _stacks(muon: dict[str, nn.Parameter], world: World) -> Iterator[dict[str, nn.Parameter]]:
-    """Matrices of one shape, from the last layer to the first, in stacks of nearly equal size."""
+    """Yield matrices of one shape, last layer to first, in stacks of nearly equal size."""
     for shape in sorted({tuple(p.shape) for p in muon.values()}):
         named = [(name, p) for name, p in muon.items() if p.shape == shape]
         named.sort(key=lambda item: layer_of(item[0]), reverse=True)
         limit = max(1, STACK_ELEMENTS[named[0][1].device.type] // math.prod(shape)) * world.size
         size = math.ceil(len(named) / math.ceil(len(named) / limit))
-        size = -(-size // world.size) * world.size  # so that only the last stack is filled up
+        # A multiple of the world size, so that only the last stack is padded with zero matrices.
+        size = -(-size // world.size) * world.size
         for first in range(0, len(named), size):
             yield dict(named[first : first + size])
 
@@ -84,6 +86,7 @@ def _matrices(
 
 def _table(name: str, parameter: nn.Parameter, dtype: torch.dtype, world: World) -> ShardedParams:
     row, small = tuple(parameter.shape[1:]), parameter.numel() < SMALL
+    # Small parameters keep their own dtype, so scalars such as resid_lambdas stay fp32.
     return ShardedParams(
         {name: parameter},
         by_row=True,
@@ -95,5 +98,5 @@ def _table(name: str, parameter: nn.Parameter, dtype: torch.dtype, world: World)
 
 
 def _finished(unit: ParamGroup) -> tuple[float, int]:
-    """When a backward pass has finished the unit's gradients, larger is sooner; small ones last."""
+    """Return the sort key of a unit: larger if backward finishes it sooner; ties by size."""
     return min(layer_of(part.name) for part in unit.stack.parts), unit.stack.num_elements

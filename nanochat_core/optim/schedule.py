@@ -11,10 +11,12 @@ from nanochat_core.config import ScheduleConfig
 
 
 def lr_multiplier(step: int, num_steps: int, schedule: ScheduleConfig) -> float:
-    """What every learning rate is multiplied by at `step`."""
+    """Return the factor on every learning rate at `step`."""
     if step < schedule.warmup_steps:
+        # + 1: a factor of 0 at step 0 would waste the step.
         return (step + 1) / schedule.warmup_steps
     warmdown = warmdown_steps(num_steps, schedule)
+    # <=, while muon_momentum has <: both as in nanochat. At the boundary both formulas give 1.
     if step <= num_steps - warmdown:
         return 1.0
     remaining = (num_steps - step) / warmdown
@@ -22,7 +24,7 @@ def lr_multiplier(step: int, num_steps: int, schedule: ScheduleConfig) -> float:
 
 
 def muon_momentum(step: int, num_steps: int, schedule: ScheduleConfig) -> float:
-    """Muon's momentum at `step`. In a run too short for both, the warm-up wins."""
+    """Return Muon's momentum at `step`. In a run too short for both, the warmup has precedence."""
     if step < schedule.momentum_warmup_steps:
         progress = step / schedule.momentum_warmup_steps
         return _between(schedule.momentum_start, schedule.momentum_peak, progress)
@@ -34,12 +36,12 @@ def muon_momentum(step: int, num_steps: int, schedule: ScheduleConfig) -> float:
 
 
 def muon_weight_decay(step: int, num_steps: int, base: float) -> float:
-    """Muon's weight decay at `step`: a half cosine from `base` to 0."""
+    """Return Muon's weight decay at `step`: a half cosine from `base` to 0."""
     return base * 0.5 * (1.0 + math.cos(math.pi * step / num_steps))
 
 
 def warmdown_steps(num_steps: int, schedule: ScheduleConfig) -> int:
-    """Steps at the end of the run over which the learning rate falls."""
+    """Return the number of steps at the end of the run over which the learning rate falls."""
     return round(schedule.warmdown_fraction * num_steps)
 
 

@@ -1,16 +1,16 @@
 """The optimizer of every training stage: Muon for the matrices in blocks, AdamW for the rest.
 
-It owns the training state and divides it among the ranks (ZeRO-2; stack.py says how): gradients are
-summed to their owners, owners update, and every rank receives the working weights. One code path
-serves one rank and many, and on a GPU no rank reads a tensor on the host.
+It owns the training state and divides it among the ranks (ZeRO-2, see sharded_params.py): gradients
+are reduce-scattered to their owners, owners update, and the working weights are all-gathered. One
+code path serves one rank and many, and a step never waits for the GPU.
 
-Precision. The masters of matrices are fp32; the model's own parameters are the working weights,
+Precision: the masters of matrices are fp32; the model's own parameters are the working weights,
 cast once per step. The embedding tables follow nanochat: in bf16 they are their own masters, and
-their moments are bf16 too. They are most of a small model's parameters, each of their rows is met
-by few tokens of a batch and moves by a large learning rate, and the recipe's constants were found
-with them so. Gradients add up in fp32 over micro-steps and ranks.
+their moments are bf16 too. They are most of a small model's parameters, each row occurs in few
+tokens of a batch and has a large learning rate, and the recipe's constants were tuned for this.
+Gradients accumulate in fp32 over micro-steps and ranks.
 
-Saved state, one tensor per key, whole whatever the world size was:
+Saved state, one tensor per key, whole and independent of the world size:
 
     step                          int64 scalar, steps taken; AdamW's bias correction needs it
     weight/{parameter}            the master
@@ -20,7 +20,7 @@ Saved state, one tensor per key, whole whatever the world size was:
     exp_avg/{parameter}           AdamW, like the parameter and in its master's dtype
     exp_avg_sq/{parameter}        AdamW, likewise
 
-A rank's piece of a table, rows a and following, has the key with `#a` appended.
+A rank's slice of a table, from row a on, has the key with `#a` appended.
 """
 
 import weakref
@@ -40,21 +40,21 @@ from nanochat_core.runtime.hardware.distributed import World
 
 
 class Optimizer:
-    """Updates a model's parameters from their gradients, and owns the state of training.
+    """The optimizer of a model; it owns the training state.
 
-    A step is: `backward` for each micro-batch, `start_reduce_scatter`, `step`. All ranks must do
-    the same, but for the number of micro-batches, which may be none. Between `backward` and `step`
-    nothing else may be reduced over the GPUs before `start_reduce_scatter`.
+    A step is: `backward` for each micro-batch, `start_reduce_scatter`, `step`. All ranks must make
+    the same calls, except that the number of micro-batches may differ and may be 0. Between the
+    last `backward` and `start_reduce_scatter` no other collective may run on the GPUs.
     """
 
     def __init__(
         self, model: nn.Module, config: OptimizerConfig, *, precision: str, world: World
     ) -> None:
-        """Starts from the model's weights; the model must have its storage, and keeps it.
+        """Start from the model's weights; the model must be materialised (not on "meta").
 
-        From here on the model's parameters are working weights in the dtype of `precision`, which
-        is also that of Muon's matrix products. Weights are set by `load`, no longer by the model.
-        Their version counters (`Tensor._version`) move whenever they change.
+        Afterwards the model's parameters are working weights in the dtype of `precision`, which
+        is also that of Muon's matrix products. Set weights by `load`, no longer through the model.
+        Their version counters (`Tensor._version`) advance whenever they change.
         """
         self._dtype = compute_dtype(precision)
         self._newton_schulz = config.muon == "newton_schulz"
@@ -62,10 +62,10 @@ class Optimizer:
         self._world = world
         self._num_steps = 0
         self._units = make_units(model, config, self._dtype, world)
-        self._started = 0  # units whose gradients are being summed
+        self._started = 0  # units whose reduce-scatter has started
         self._has_gradients = False
-        self._collecting = False  # whether a backward pass of ours is running
-        self._missing: list[int] | None = None  # in the last one, by unit: gradients to come
+        self._collecting = False  # True while a backward pass of `backward` runs
+        self._missing: list[int] | None = None  # in the last pass: gradients to come, by unit
         for index, unit in enumerate(self._units):
             for part in unit.stack.parts:
                 part.parameter.register_post_accumulate_grad_hook(
@@ -75,7 +75,7 @@ class Optimizer:
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradients of `loss` to the step's. `last`: this rank's last for this step.
 
-        Never waits for another rank.
+        Does not wait for other ranks.
         """
         self._collecting = True
         self._missing = [len(unit.stack.parts) for unit in self._units] if last else None
@@ -85,21 +85,22 @@ class Optimizer:
             self._collecting, self._missing = False, None
 
     def start_reduce_scatter(self) -> None:
-        """Begin to sum what is not being summed yet, once this rank has its last gradient.
+        """Start the reduce-scatter of all units that have none yet, after the last `backward`.
 
-        Never waits for another rank. A parameter without a gradient on this rank counts as zero.
+        Does not wait for other ranks. A parameter without a gradient on this rank counts as zero.
         """
         for unit in self._units:
             for part in unit.stack.parts:
-                if part.parameter.grad is not None:  # not by `backward`
+                # Set by a caller's own backward pass: `collect` takes those of `backward`.
+                if part.parameter.grad is not None:
                     self._take(unit, part)
         for unit in self._units[self._started :]:
             unit.stack.start_sum()
         self._started = len(self._units)
 
     def drop_gradients(self) -> None:
-        """Forget the gradients of a step that failed on some rank. Every rank must do so."""
-        # Other ranks may have begun sums that this one has not: they must meet.
+        """Discard the gradients of a step that failed on some rank. All ranks must call this."""
+        # Other ranks may have started collectives that this rank has not: each needs all ranks.
         self.start_reduce_scatter()
         for unit in self._units:
             unit.stack.drop_gradients()
@@ -107,7 +108,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, *, lr_multiplier: float, momentum: float, weight_decay: float) -> None:
-        """One update from the gradients of all ranks, which are then dropped.
+        """Update the weights from the gradients of all ranks, then discard the gradients.
 
         `lr_multiplier` scales every learning rate; `momentum` and `weight_decay` are Muon's.
         """
@@ -120,20 +121,21 @@ class Optimizer:
             if clip is not None:
                 gradients = gradients.mul_(clip)
             self._update(unit, gradients, lr_multiplier, momentum, weight_decay)
+            # Freed before the next unit's: otherwise two units' gradients would be held at once.
             del gradients
             unit.stack.drop_gradients()
             unit.stack.start_share()
+        # Waited for only here: a unit's all-gather overlaps with the updates of those after it.
         for unit in self._units:
             unit.stack.finish_share()
         self._started, self._has_gradients = 0, False
 
     def gradients(self) -> dict[str, Tensor]:
-        """This rank's gradients of the step before `start_reduce_scatter`, by parameter, if it has
-        one."""
+        """Return this rank's gradients before `start_reduce_scatter`, by parameter that has one."""
         return {name: g for unit in self._units for name, g in unit.stack.gradients()}
 
     def pieces(self) -> dict[str, Tensor]:
-        """What this rank owns of the state. The tensors are the optimizer's own, on the device."""
+        """Return the state that this rank owns: the optimizer's own tensors, on the device."""
         result: dict[str, Tensor] = {}
         if self._world.is_first:
             result["step"] = torch.tensor(self._num_steps)
@@ -143,10 +145,10 @@ class Optimizer:
 
     @torch.no_grad()
     def load(self, read: Callable[[str], Tensor]) -> None:
-        """Take over a saved state, of any world size. Collective.
+        """Load a saved state, of any world size. Collective.
 
-        `read` gives the whole tensor of a key on the CPU; each rank reads what it owns a part of.
-        Raises ModelError when a shape is not this model's, and whatever `read` raises.
+        `read` returns the whole tensor of a key on the CPU; each rank reads the keys of which it
+        owns a part. Raises ModelError if a shape is not this model's, and whatever `read` raises.
         """
         self._num_steps = int(read("step"))
         for unit in self._units:
@@ -156,7 +158,7 @@ class Optimizer:
 
     @torch.no_grad()
     def gather(self) -> dict[str, Tensor]:
-        """The whole state on the host of the first rank; {} elsewhere. Collective."""
+        """Return the whole state on the host of the first rank; {} elsewhere. Collective."""
         result: dict[str, Tensor] = {}
         if self._world.is_first:
             result["step"] = torch.tensor(self._num_steps)
@@ -165,14 +167,14 @@ class Optimizer:
         return result
 
     def collect(self, index: int, part: ParamSlice) -> None:
-        """Take a parameter's gradient in a backward pass of ours; begin sums that are complete."""
+        """Take a parameter's gradient during `backward`; start every reduction that is complete."""
         if not self._collecting:
             return
         self._take(self._units[index], part)
         if self._missing is None:
             return
         self._missing[index] -= 1
-        # Always in the units' order: a rank that lacks a gradient must not sum another unit first.
+        # Always in the units' order: collectives match by order, and ranks may lack gradients.
         while self._started < len(self._units) and not self._missing[self._started]:
             self._units[self._started].stack.start_sum()
             self._started += 1
@@ -182,7 +184,8 @@ class Optimizer:
         self._has_gradients = True
 
     def _clip_factor(self, grad_clip: float) -> Tensor:
-        """What brings the norm of the whole gradient down to `grad_clip`. Collective."""
+        """Return the factor that limits the whole gradient's norm to `grad_clip`. Collective."""
+        # Replicated gradients are the same on all ranks: only the first counts them.
         counted = [u.stack for u in self._units if self._world.is_first or not u.stack.replicated]
         square = squared_norm([stack.summed_gradients() for stack in counted])
         return clip_factor(self._world.sum(square).sqrt(), grad_clip)
@@ -226,7 +229,8 @@ class Optimizer:
 def _collector(
     optimizer: "weakref.ref[Optimizer]", index: int, part: ParamSlice
 ) -> Callable[[Tensor], None]:
-    """The hook of a parameter, which lives as long as that, not as the optimizer."""
+    """Return the gradient hook of a parameter."""
+    # A weak reference: the parameter owns the hook, and may outlive the optimizer.
 
     def collect(parameter: Tensor) -> None:
         found = optimizer()

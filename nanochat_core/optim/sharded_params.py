@@ -8,8 +8,8 @@ its own gradients; masters and optimizer state of an item exist on its owner onl
     gradients          (W * n, ...)   of this rank; its owned slice becomes the sum over ranks
     masters, state     (n, ...)       of the owned items: rank r owns r * n up to (r + 1) * n
 
-W is the world size, n the items of a rank. Items that fill up the last slice are zero and stay so.
-Working weights and masters of one dtype are one storage, so that at fp32 nothing is copied.
+W is the world size, n the items of a rank. Items that pad the last slice are zero and stay zero.
+Working weights and masters of the same dtype share storage, so that at fp32 nothing is copied.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ Read = Callable[[str], Tensor]  # the whole tensor of a key, on the CPU
 
 @dataclass(frozen=True, kw_only=True)
 class ParamSlice:
-    """A parameter's place in a stack: items `first` up to `first + count`."""
+    """A parameter's slice of a stack: items `first` up to `first + count`."""
 
     name: str
     parameter: nn.Parameter
@@ -36,7 +36,7 @@ class ParamSlice:
 
 
 class ShardedParams:
-    """Parameters in one buffer, their gradients, and what this rank owns of them."""
+    """Parameters in one buffer, their gradients, and this rank's share of masters and state."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class ShardedParams:
         world: World,
         replicated: bool = False,
     ) -> None:
-        """Take the parameters, of one shape and dtype, into a buffer; they become views of it.
+        """Move the parameters, of one shape and dtype, into a buffer; they become views of it.
 
-        An item is a row of a parameter if `by_row`, else a parameter. `state` gives each kind of
-        optimizer state the shape it has for one item. `dtype` is that of working weights; a
-        parameter that is not fp32 keeps its dtype and has no other master. `replicated`: every
-        rank owns all items, and the sum over ranks reaches all of them.
+        An item is a row of a parameter if `by_row`, else a parameter. `state` maps each kind of
+        optimizer state to its shape for one item. `dtype` is that of the working weights; a
+        parameter that is not fp32 keeps its dtype and is its own master. `replicated`: every
+        rank owns all items, and gradients are all-reduced.
         """
         like = next(iter(parameters.values()))
         assert len({(p.shape, p.dtype, p.device) for p in parameters.values()}) == 1
@@ -76,7 +76,7 @@ class ShardedParams:
             part.parameter.data = self._of(part, self._weights)
         self.masters = initial[self._owned]
         if self._weights is not initial and owned < len(initial):
-            self.masters = self.masters.clone()  # and let go of what this rank does not own
+            self.masters = self.masters.clone()  # frees the fp32 items that this rank does not own
         self.state = {kind: self.masters.new_zeros((owned, *item)) for kind, item in state.items()}
         self.num_elements = initial.numel()
         self._gradients: Tensor | None = None
@@ -85,12 +85,13 @@ class ShardedParams:
         self._pending: dist.Work | None = None
 
     def take_gradient(self, part: ParamSlice) -> None:
-        """Add the parameter's gradient to this step's, in fp32, and drop it."""
+        """Add the parameter's gradient to this step's, in fp32, and clear `parameter.grad`."""
         grad, part.parameter.grad = part.parameter.grad, None
         assert grad is not None
         whole = grad.numel() == self._weights.numel()
         if self._gradients is None and whole and grad.dtype == self.masters.dtype:
-            # The parameter is the whole stack: its gradient serves, unless there comes another.
+            # The parameter is the whole stack: use its gradient without a copy. If another comes,
+            # `_in_fp32` moves the sum to the buffer.
             self._gradients = grad.contiguous().view(self._weights.shape)
         else:
             into = self._of(part, self._in_fp32())
@@ -101,20 +102,20 @@ class ShardedParams:
         self._taken.add(part.name)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """This rank's gradients of the step so far, by parameter."""
+        """Yield this rank's gradients of the step so far, by parameter."""
         for part in self.parts:
             if self._gradients is not None and part.name in self._taken:
                 yield part.name, self._of(part, self._gradients)
 
     def start_sum(self) -> None:
-        """Begin to sum the gradients over ranks. A parameter without one here counts as zero."""
+        """Start to sum the gradients over ranks. A parameter without one here counts as zero."""
         for part in self.parts:
             if part.name not in self._taken:
                 self._of(part, self._in_fp32()).zero_()
         if self._world.size == 1:
             return
-        # A sum may have left anything in what this rank does not own, and what fills up the last
-        # slice is no parameter's, whose gradient would overwrite it.
+        # The previous reduction may have left any values in items that this rank does not own. New
+        # gradients overwrite them, except in the padding, which belongs to no parameter.
         self._in_fp32()[len(self.parts) * self.parts[0].count :].zero_()
         if self.replicated:
             self._pending = self._world.start_sum(self._in_fp32())
@@ -122,34 +123,35 @@ class ShardedParams:
             self._pending = self._world.start_sum_to_owners(self._in_fp32())
 
     def summed_gradients(self) -> Tensor:
-        """The sum over ranks for the owned items (n, ...), once it is there.
+        """Wait for the sum over ranks; return it for the owned items (n, ...).
 
-        In the masters' dtype. May be overwritten.
+        In the masters' dtype. The caller may overwrite it.
         """
         self._wait()
         assert self._gradients is not None
         return self._gradients[self._owned].to(self.masters.dtype)
 
     def drop_gradients(self) -> None:
-        """Forget this step's gradients, once their sum is there or was not begun."""
+        """Discard this step's gradients, after waiting for a reduction that is in progress."""
         self._wait()
         self._gradients = None
         self._taken.clear()
 
     def start_share(self) -> None:
-        """Begin to give every rank the updated weights."""
+        """Start the all-gather of the updated weights."""
         if self.masters.dtype != self._weights.dtype:
             self._weights[self._owned].copy_(self.masters)
         if not self.replicated:
             self._pending = self._world.start_share(self._weights)
 
     def finish_share(self) -> None:
-        """Wait until the working weights are those of every owner."""
+        """Wait until this rank has the working weights of every owner."""
         self._wait()
+        # The collective writes to the buffer unseen by autograd; fp8.Quantised watches the version.
         torch.autograd.graph.increment_version([part.parameter for part in self.parts])
 
     def pieces(self) -> Iterator[tuple[str, Tensor]]:
-        """What this rank owns, by key; of replicated items, what the first rank owns."""
+        """Yield what this rank owns, by key; the first rank yields the replicated items."""
         if self.replicated and not self._world.is_first:
             return
         for kind, stacked in self._kinds():
@@ -163,7 +165,7 @@ class ShardedParams:
                 yield key, self._piece(part, rows, stacked)
 
     def load(self, read: Read) -> None:
-        """Take over masters and state. Every rank then needs `start_share`."""
+        """Load the owned masters and state. Every rank must then call `start_share`."""
         for kind, stacked in self._kinds():
             for part in self.parts:
                 rows = self._owned_rows(part)
@@ -179,7 +181,7 @@ class ShardedParams:
                 piece.copy_(saved[rows] if self._by_row else saved)
 
     def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors by key, on the host of the first rank; nothing elsewhere. Collective."""
+        """Yield whole tensors by key, on the host of the first rank; none elsewhere. Collective."""
         for kind, stacked in self._kinds():
             whole = stacked
             if self._world.size > 1 and not self.replicated:
@@ -197,30 +199,29 @@ class ShardedParams:
         yield from self.state.items()
 
     def _of(self, part: ParamSlice, stacked: Tensor) -> Tensor:
-        """The part's own tensor within one that has all items."""
+        """Return the part's view of a tensor of all items."""
         if self._by_row:
             return stacked[part.first : part.first + part.count]
         return stacked[part.first]
 
     def _owned_rows(self, part: ParamSlice) -> slice:
-        """Which of the part's items this rank owns; start >= stop: none."""
+        """Return the part's items that this rank owns; start >= stop means none."""
         return slice(
             max(self._owned.start - part.first, 0),
             min(self._owned.stop - part.first, part.count),
         )
 
     def _piece(self, part: ParamSlice, rows: slice, stacked: Tensor) -> Tensor:
-        """Those rows of the part within a tensor of the owned items."""
+        """Return the part's `rows` in a tensor of the owned items."""
         first = part.first - self._owned.start
         if self._by_row:
             return stacked[first + rows.start : first + rows.stop]
         return stacked[first]
 
     def _in_fp32(self) -> Tensor:
-        """The step's gradients where they add up: what came in as fp32, or a buffer that is kept.
-
-        Memory taken anew in each step would cost a CPU more than the sum.
-        """
+        """Return the fp32 tensor that accumulates the step's gradients."""
+        # Either the first gradient itself, if it is fp32, or a buffer that is reused by all steps:
+        # on a CPU, allocating it in each step would cost more than the sum.
         gradients = self._gradients
         if gradients is None or gradients.dtype != torch.float32:
             if self._buffer is None:
