@@ -5,7 +5,7 @@
     rows = 10_000       # the first so many; all of them when it is left out
     epochs = 2          # once when it is left out
 
-Those of ours are in mixtures/; a person's own is given by its path.
+Those of ours lie beside this file; a person's own is given by its path.
 """
 
 import tomllib
@@ -17,9 +17,9 @@ from tasks.base import TaskError
 
 # Each by its name, because a fingerprint sees the data files that a module names.
 FILES = (
-    "mixtures/midtrain.toml",
-    "mixtures/sft-without-midtraining.toml",
-    "mixtures/sft.toml",
+    "midtrain.toml",
+    "sft-without-midtraining.toml",
+    "sft.toml",
 )
 _DIRECTORY = Path(__file__).parent
 _KEYS = {"task", "rows", "epochs"}

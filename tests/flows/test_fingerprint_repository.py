@@ -48,7 +48,6 @@ UNHASHED = {
     "flows/miniseries/series.html.jinja": "the page of a miniseries",
     "infra/": "how machines are started",
     "nanochat_core/server/page/": "the chat page",
-    "tasks/mixtures/": "what is read from them is in the configuration",
 }
 
 
