@@ -1,13 +1,12 @@
-"""Fetched artifacts on this machine: verified at each use, shared by processes, limited in size.
+"""A cache of fetched artifacts: verified at each use, shared by processes, limited in size.
 
 {stage}/{fingerprint}-{record}/          files/, logs/, manifest.json
-{stage}/.{fingerprint}-{record}.new/     an unfinished fetch; the next one goes on with it
-{stage}/{fingerprint}-{record}.used      locked shared by whoever uses it; its time is the last use
-{stage}/{fingerprint}-{record}.lock      held by the one who fetches
+{stage}/.{fingerprint}-{record}.new/     an unfinished fetch; the next one resumes it
+{stage}/{fingerprint}-{record}.used      locked shared by each user; its mtime is the last use
+{stage}/{fingerprint}-{record}.lock      locked by the process that fetches
 
-What is in use is known by a kernel lock, which ends with its process, however that ends. It is
-flock and not the filelock package, because many may use an artifact at once and that package has no
-shared locks.
+An artifact in use is locked by the kernel, which releases the lock when the process ends, however
+it ends. The locks are flock and not the filelock package, which has no shared locks.
 """
 
 import contextlib
@@ -36,13 +35,13 @@ _NAME = re.compile(r"\.?(?P<name>[0-9a-f]{12}-[0-9a-f]{12})(\.new|\.used|\.lock)
 _LEAVING = re.compile(r"\.[0-9a-f]{12}-[0-9a-f]{12}\.[0-9a-f]{32}\.old")
 _BLOCK = 512  # bytes; st_blocks counts in these on every file system
 _SECONDS_BETWEEN_TRIES = 0.1
-_PATIENCE = 10.0  # seconds
+_PATIENCE = 10.0  # seconds to wait for another process that makes room
 _HINT = "check that NANOCHAT_HOME is a directory of yours on a disk with free space"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """Where one artifact lies in a cache."""
+    """The paths of one artifact in a cache."""
 
     directory: Path
 
@@ -64,21 +63,22 @@ class _Entry:
 
     @property
     def leaving(self) -> Path:
+        # Random: the leftover of a killed process must not be in the way of the rename.
         return self.directory.with_name(f".{self.directory.name}.{uuid.uuid4().hex}.old")
 
 
 class Cache:
-    """Fetched artifacts in `directory`, at most `limit` bytes of them beside what is in use.
+    """The cached artifacts in `directory`: at most `limit` bytes, not counting those in use.
 
-    What it handed out is in use until it is closed, or its process ends. Use it as a context
-    manager where it does not live as long as the process.
+    An artifact that was returned is in use until the cache is closed or the process ends. Use it as
+    a context manager where it does not live as long as the process.
     """
 
     def __init__(self, directory: Path, limit: int) -> None:
         self.directory = directory
         self.limit = limit
         self._lock = threading.Lock()
-        self._held: dict[Path, int] = {}  # plain descriptors: one forgotten stays open
+        self._held: dict[Path, int] = {}  # plain descriptors: no garbage collector closes them
 
     def __enter__(self) -> Self:
         return self
@@ -92,25 +92,26 @@ class Cache:
         self.close()
 
     def close(self) -> None:
-        """What was handed out is no longer in use."""
+        """Release all artifacts that were returned."""
         with self._lock:
             held, self._held = self._held, {}
             for descriptor in held.values():
-                with contextlib.suppress(OSError):  # of a disk that is full
+                with contextlib.suppress(OSError):  # a full disk must not keep it locked
                     os.utime(descriptor)  # used until here
                 os.close(descriptor)
 
     def find_copy(self, manifest: Manifest) -> Path | None:
-        """The artifact's directory, in use from now on, if there is one. It is not verified."""
+        """Return the artifact's directory, in use from now on, or None. It is not verified."""
         entry = self._entry(manifest)
         if not _is_directory(entry.directory):
             return None
         with _writing(entry.directory):
             self._use(entry)
+        # Again: before the lock was held another process could have removed it.
         return entry.directory if _is_directory(entry.directory) else None
 
     def use(self, manifest: Manifest) -> Path:
-        """The place of an artifact, in use from now on, whether it is there or not."""
+        """Return the path of an artifact, in use from now on, whether or not it exists."""
         entry = self._entry(manifest)
         with _writing(entry.directory):
             stage = entry.directory.parent
@@ -124,23 +125,23 @@ class Cache:
         return entry.directory
 
     def make_room(self) -> None:
-        """Drop artifacts until the limit is kept: the least recently used first, none in use.
+        """Remove artifacts that are not in use, least recently used first, down to the limit.
 
-        Also what processes that were killed left behind. Raises ArtifactError when it cannot.
+        Removes leftovers of killed processes too. Raises ArtifactError if the disk refuses.
         """
         with _writing(self.directory), _alone(self.directory / ".lock"):
             entries = sorted(self._entries(), key=_last_use)
             sizes = [_disk_use(e.directory) + _disk_use(e.unfinished) for e in entries]
             total = sum(sizes)
             for entry, size in zip(entries, sizes, strict=True):
-                # One that takes no space of its own frees none.
+                # An artifact whose files are hard links into a store frees no space.
                 is_needed = size if total > self.limit else not entry.exists
                 if is_needed and _drop(entry):
                     total -= size
 
     def _entry(self, manifest: Manifest) -> _Entry:
-        # By the whole manifest: another store's artifact of the same content has other records,
-        # which are not to replace those that a job is reading.
+        # By the whole manifest: another store's artifact of the same content has another manifest
+        # and other logs, which must not replace those that a job is reading.
         record = hashlib.sha256(manifest.to_json()).hexdigest()
         name = f"{short(manifest.fingerprint)}-{short(record)}"
         return _Entry(directory=self.directory / manifest.stage / name)
@@ -153,7 +154,7 @@ class Cache:
             os.utime(held)
 
     def _entries(self) -> Iterator[_Entry]:
-        """What is there, leftovers of killed processes removed. Strangers are left alone."""
+        """Yield the cached artifacts. Removes what killed processes left; ignores other files."""
         for stage in self.directory.iterdir():
             if not _is_directory(stage):
                 continue
@@ -169,25 +170,27 @@ class Cache:
 def fetch(
     store: Store, manifest: Manifest, cache: Cache, *, on_bytes: OnBytes = ignore_bytes
 ) -> Path:
-    """A local directory with the artifact: files/, logs/ and manifest.json, every byte verified.
+    """Return a local directory with the artifact: files/, logs/, manifest.json, each byte verified.
 
-    A copy in `cache` is used again, after it was verified too; what is damaged in it or missing is
-    fetched, file by file. The directory is in use until the cache is closed. Raises ArtifactError,
-    naming the file, when the store's own bytes are damaged or gone.
+    A cached copy is verified too; files that are damaged or missing in it are fetched. The
+    directory is in use until the cache is closed. Raises ArtifactError, naming the file, if the
+    store's own bytes are damaged or gone.
     """
+    # In use before anything is fetched: another process that makes room must not remove it.
     directory = cache.use(manifest)
     entry = _Entry(directory=directory)
     if not _is_whole(manifest, directory):
         with _fetching(entry.lock, on_bytes), _writing(directory):
             _complete(store, manifest, entry, on_bytes)
+        # After the fetch, when the size on disk is known. This artifact is in use and stays.
         cache.make_room()
     return directory
 
 
 def _complete(store: Store, manifest: Manifest, entry: _Entry, on_bytes: OnBytes) -> None:
-    """Fetch what is missing. A new directory gets its name when all is there.
+    """Fetch what is missing. A new directory gets its name only once it is complete.
 
-    One that exists is mended in place: another process may be reading the whole files in it.
+    One that exists is repaired in place: another process may be reading the whole files in it.
     """
     if not _is_directory(entry.directory):
         entry.directory.unlink(missing_ok=True)  # a link
@@ -198,6 +201,7 @@ def _complete(store: Store, manifest: Manifest, entry: _Entry, on_bytes: OnBytes
             (target / folder).unlink(missing_ok=True)
             (target / folder).mkdir(parents=True)
     places = list(_places(manifest, target))
+    # A stage may read a whole directory, and then any file that the manifest does not name.
     for intruder in set(_files_below(target)) - {path for _, path in places}:
         intruder.unlink()
     missing = find_missing(places)
@@ -205,6 +209,7 @@ def _complete(store: Store, manifest: Manifest, entry: _Entry, on_bytes: OnBytes
         shutil.rmtree(path, ignore_errors=True)  # nothing happens unless it is a directory
     scratch = entry.unfinished / "parts"
     fetch_verified(store, manifest, missing, scratch=scratch, on_bytes=on_bytes)
+    # Last, and in one step: a directory with a manifest once had all its files.
     record = scratch / "manifest.json"
     record.write_bytes(manifest.to_json())
     record.replace(target / "manifest.json")
@@ -214,14 +219,14 @@ def _complete(store: Store, manifest: Manifest, entry: _Entry, on_bytes: OnBytes
 
 
 def _is_whole(manifest: Manifest, directory: Path) -> bool:
-    """Whether the copy is exactly what the manifest says, all bytes read."""
+    """Return whether the copy is exactly what the manifest says. Reads all bytes."""
     try:
         if (directory / "manifest.json").read_bytes() != manifest.to_json():
             return False
         places = list(_places(manifest, directory))
         found = set(_files_below(directory)) if _is_directory(directory) else set[Path]()
         return found == {path for _, path in places} and not find_missing(places)
-    except OSError:
+    except OSError:  # the repair will succeed or say what is wrong
         return False
 
 
@@ -232,7 +237,7 @@ def _places(manifest: Manifest, directory: Path) -> Iterator[Place]:
 
 
 def _files_below(directory: Path) -> Iterator[Path]:
-    """Everything in files/ and logs/ that is no directory, links to directories too."""
+    """Yield everything in files/ and logs/ but directories; a link to a directory is yielded."""
     for folder in ("files", "logs"):
         if _is_directory(directory / folder):
             yield from files_below(directory / folder)
@@ -252,26 +257,21 @@ def _last_use(entry: _Entry) -> float:
 
 
 def _disk_use(directory: Path) -> int:
-    """Bytes of the disk that removing `directory` would free.
-
-    A file that has another name too, as one shared with a store on the same disk, frees nothing,
-    so it does not count against the limit; once the store drops it, it does.
-    """
+    """Return the bytes of disk space that removing `directory` would free."""
     total = 0
-    for folder, _, names in os.walk(directory):  # which takes it well that things go meanwhile
+    for folder, _, names in os.walk(directory):  # ignores directories that vanish meanwhile
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 status = os.lstat(os.path.join(folder, name))
+                # More links: a local store on the same disk has the file too, so removing it here
+                # frees nothing until the store drops it.
                 if status.st_nlink == 1:
                     total += status.st_blocks * _BLOCK
     return total
 
 
 def _drop(entry: _Entry) -> bool:
-    """Remove an artifact unless it is in use; whether it was removed.
-
-    It loses its name first, so that a crash in the middle leaves no half of it under that name.
-    """
+    """Remove an artifact unless it is in use. Returns whether it was removed."""
     with contextlib.ExitStack() as stack:
         descriptor = os.open(entry.used, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         stack.callback(os.close, descriptor)
@@ -279,26 +279,29 @@ def _drop(entry: _Entry) -> bool:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        if not _is_at(descriptor, entry.used):
+        if not _is_at(descriptor, entry.used):  # another process removed the artifact meanwhile
             return False
+        # Renamed first: a crash during rmtree must not leave a half under the artifact's name.
         leaving = entry.leaving
         with contextlib.suppress(FileNotFoundError):
             entry.directory.rename(leaving)
         shutil.rmtree(leaving, ignore_errors=True)
         shutil.rmtree(entry.unfinished, ignore_errors=True)
-        # Nobody can be inside: whoever fetches holds `used` too, and whoever waits for it sees that
-        # the file has gone and makes another.
+        # No process holds `lock`: one that fetches holds `used` too. `used` is removed last; a
+        # process that waits for it sees that the file is gone and creates another.
         entry.lock.unlink(missing_ok=True)
         entry.used.unlink(missing_ok=True)
         return True
 
 
 def _lock_shared(path: Path) -> int:
-    """A descriptor that holds a shared lock on the file which is at `path`."""
+    """Return a descriptor that holds a shared lock on the file at `path`."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
+            # flock is on the inode. If `_drop` unlinked it between open and lock, the lock excludes
+            # nothing: begin again with the file that is at `path` now.
             if _is_at(descriptor, path):
                 return descriptor
         except BaseException:
@@ -308,6 +311,7 @@ def _lock_shared(path: Path) -> int:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
+    """Return whether `path` still names the file that was opened."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     return False
@@ -315,9 +319,10 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Generator[None]:
-    """One process at a time makes room: two would each drop what one of them had to.
+    """Hold the lock of the whole cache, or continue without it after 10 s.
 
-    Another one that takes very long, or hangs, is not waited for: too much room is no harm.
+    Two processes at once would each remove what only one of them had to. That does no harm, so a
+    process that hangs is not waited for.
     """
     with path.open("w") as file:
         for _ in range(round(_PATIENCE / _SECONDS_BETWEEN_TRIES)):
@@ -331,22 +336,19 @@ def _alone(path: Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def _fetching(path: Path, on_bytes: OnBytes) -> Generator[None]:
-    """Hold the lock at `path`; while another process fetches the same artifact, wait.
-
-    `on_bytes` is told of no bytes meanwhile: whoever may have to stop does it there.
-    """
+    """Hold the lock at `path`; wait while another process fetches the same artifact."""
     while True:
         with file_lock.try_hold(path) as is_held:
             if is_held:
                 yield
                 return
-        on_bytes(0)
+        on_bytes(0)  # a caller that is to stop raises here
         time.sleep(_SECONDS_BETWEEN_TRIES)
 
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Generator[None]:
-    """What the operating system refuses is an ArtifactError."""
+    """Convert an OSError of the block to an ArtifactError."""
     try:
         yield
     except OSError as error:

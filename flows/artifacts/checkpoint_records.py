@@ -1,6 +1,6 @@
-"""What the store says of a checkpoint: {place}/COMMIT.json, put after its files.
+"""The store's record of a checkpoint: {place}/COMMIT.json, put after its files.
 
-flows/artifacts/checkpoints.py sends checkpoints and brings them back.
+flows/artifacts/checkpoints.py uploads and fetches the checkpoints.
 """
 
 import re
@@ -26,7 +26,7 @@ class _CommittedFile(TypedDict):
 
 
 class _Commit(TypedDict):
-    """What is read of the COMMIT.json of a job."""
+    """The fields that are read of a job's own COMMIT.json."""
 
     format: NotRequired[int]
     step: Count
@@ -44,13 +44,13 @@ class StoredCheckpoint:
     commit: Annotated[dict[str, Any], _Commit]  # the job's own COMMIT.json
     owner: str  # of the lease it was written under
     epoch: Count
-    rebuild: str = NONE  # that the job belongs to
+    rebuild: str = NONE  # id of the rebuild that the job belongs to
 
 
 def committed(store: Store, root: str) -> list[tuple[int, str]]:
-    """Step and place of the checkpoints in the store, the newest step first.
+    """Return step and key prefix of each committed checkpoint in the store, newest step first.
 
-    A key that no version of ours writes is none of them.
+    A key that no version of this program writes is ignored.
     """
     keys = [entry.key.removeprefix(f"{root}/") for entry in store.list(f"{root}/step-")]
     names = [key.removesuffix(f"/{COMMIT}") for key in keys if key.endswith(f"/{COMMIT}")]
@@ -65,12 +65,14 @@ def open_record(store: Store, place: str) -> StoredCheckpoint:
     if tree is None:
         raise ArtifactError(f"{store.url}/{key} is gone")
     found = read_record(StoredCheckpoint, tree, where=f"{store.url}/{key}", what="a checkpoint")
+    # Paths become local paths: check_key refuses one that would leave the directory.
     try:
         for file in found.files:
             check_key(file.path)
             check_key(file.key)
     except StoreError as error:
         raise ArtifactError(f"{store.url}/{key} is no checkpoint: {error}") from error
+    # A whole record under the key of another step was copied or moved there.
     if f"/step-{found.step:07d}/" not in key or found.commit["step"] != found.step:
         raise ArtifactError(f"{store.url}/{key} is the checkpoint of step {found.step}")
     return found

@@ -1,4 +1,4 @@
-"""Checkpoints of unfinished jobs in the store, so that any machine can go on with the same work.
+"""Checkpoints of unfinished jobs in the store, so that any machine can resume them.
 
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/...            the files, uploaded first
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/COMMIT.json    put last
@@ -6,9 +6,9 @@
 {stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/...  flows/build/checkpoint_shards.py
 {stage}/{fingerprint}/checkpoints/nodes/...                             flows/build/messages.py
 
-They are keyed by the fingerprint: another run, another node count or a colleague continues them.
-Each attempt to send one has a place of its own, so nothing that was committed is ever written to
-again. With the tensors go the job's events and segments, which the artifact will keep as its log.
+They are keyed by the fingerprint: another run, another node count or a colleague resumes them. Each
+attempt to send one has a prefix of its own, so nothing that was committed is ever overwritten. With
+the tensors go the job's events and segments, which become the artifact's log.
 """
 
 import contextlib
@@ -38,9 +38,9 @@ from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job, check_checkpoints, check_format, sync_directory, write_json
 
-KEEP = 2  # steps in the store; an older one goes after newer ones are there
+KEEP = 2  # steps in the store; an older one is removed once newer ones are committed
 _RECORDS = ("events.jsonl", "segments.jsonl")  # of the job, beside its checkpoints
-_FETCHES = 3  # damage on the way is mended by fetching again
+_FETCHES = 3  # tries: damage on the way may be gone at the next
 
 Tell: TypeAlias = Callable[[str], None]
 
@@ -55,13 +55,13 @@ def send(
     fence: Callable[[], None],
     there: Collection[File] = (),
 ) -> int:
-    """Store the checkpoint in `directory`, a copy of a directory of `job`'s; returns its step.
+    """Upload the checkpoint in `directory`, a copy of one of `job`'s directories; return its step.
 
-    Files that are `there` already, by name and contents, are not sent again.
-    `fence` raises when the job is not ours any more; it is asked before anything is sent, and again
-    right before the commit. Raises StoreError, and ArtifactError when an upload is not all there.
+    Files that are `there` in the store, by name and contents, are not uploaded again. `fence`
+    raises if the job's lease is lost. Raises StoreError, and ArtifactError if an upload arrived
+    incomplete.
     """
-    fence()
+    fence()  # only saves work: the call right before the commit decides
     commit = json.loads((directory / COMMIT).read_text(encoding="utf-8"))
     attempt = f"{place_of(job, commit['step'])}/{uuid.uuid4().hex[:12]}"
     committed: dict[str, Any] = commit["files"]
@@ -76,6 +76,7 @@ def send(
             store.upload(file.key, directory / name)
         files.append(file)
     files += _send_records(store, job, attempt)
+    # A store may report success for a part of the bytes. Contents are verified when fetched.
     for file in files:
         if (size := store.head(file.key).size) != file.size:
             raise ArtifactError(f"{file.key} arrived with {size} bytes instead of {file.size}")
@@ -88,18 +89,21 @@ def send(
         epoch=epoch,
         rebuild=rebuild_of(job.directory),
     )
+    # The record last, after the fence: without it the files are no checkpoint, and an owner that
+    # was replaced while it uploaded must not commit.
     fence()
     store.put(f"{attempt}/{COMMIT}", encode_record(asdict(record), format=FORMAT))
     return record.step
 
 
 def prune(store: Store, job: Job, *, sent: int) -> None:
-    """Remove all but the newest steps up to the one just sent. Raises StoreError.
+    """Remove all but the newest KEEP steps up to the one just sent. Raises StoreError.
 
-    Earlier ones that were never committed, of which only parts arrived, go too.
-    What is left goes next time. Later steps are what the job passed over when it began; they stay
-    as they are, and do not crowd out what it can go on from.
+    Earlier ones that were never committed are removed too. What an error leaves is removed next
+    time.
     """
+    # The job passed over later steps when it began. They stay, and do not count, or they would push
+    # out the steps that it can resume from.
     steps = dict.fromkeys(step for step, _ in committed(store, _root(job)) if step <= sent)
     kept = list(steps)[:KEEP]
     for step in _steps(store, job):
@@ -108,23 +112,26 @@ def prune(store: Store, job: Job, *, sent: int) -> None:
 
 
 def restore(store: Store, job: Job, *, tell: Tell) -> None:
-    """Bring the store's newest whole checkpoint to `job`, unless it has one as new of its own.
+    """Fetch the store's newest whole checkpoint, unless `job` has one as new on this machine.
 
-    One from before the rebuild that the job belongs to does not count.
-    A damaged one is named to `tell` and passed over for the one before; it stays, for the damage
-    may be this machine's. Raises StoreError when the store cannot be asked, StageError when this
-    machine's disk refuses, or when a checkpoint here or in the store is of another format.
+    A checkpoint of another rebuild does not count. A damaged one is reported and passed over
+    for the one before; it stays, because the damage may be this machine's. Raises StoreError
+    if the store cannot be reached, StageError if this machine's disk refuses or if a checkpoint,
+    here or in the store, is of another format.
     """
     check_checkpoints(job.checkpoints)
     stored = committed(store, _root(job))
-    for _, place in stored:  # all of them: what is saved from here on prunes older steps
+    # All of them, before any work: checkpoints saved from here on prune the older steps.
+    for _, place in stored:
         _check_format(store, place)
     for step, place in stored:
         local = job.checkpoints / f"step-{step:07d}"
+        # Steps are zero-padded in names, so paths compare as steps do.
         if any(d >= local and is_whole(d) for d in job.checkpoints.glob("step-*")):
             return
         try:
             found = open_record(store, place)
+            # State from before a forced rebuild must not be resumed, on any machine.
             if found.rebuild != rebuild_of(job.directory):
                 continue
             tell(f"fetching checkpoint step {found.step}/{found.total} from the store")
@@ -141,10 +148,10 @@ def restore(store: Store, job: Job, *, tell: Tell) -> None:
 
 
 def restore_step(store: Store, job: Job, step: int, *, commit: str, tell: Tell) -> None:
-    """Have the checkpoint of `step` whose commit is `commit`, and no other that counts.
+    """Make the checkpoint of `step` with digest `commit` the only one of `job` on this machine.
 
-    Later ones are set aside, earlier ones and what was never committed go. Step 0: have none.
-    Raises ArtifactError when the store has no such checkpoint whole, StoreError, StageError.
+    Later ones are set aside; earlier ones and those never committed are removed. Step 0 leaves
+    none. Raises ArtifactError if the store has no such checkpoint whole, StoreError, StageError.
     """
     check_checkpoints(job.checkpoints)
     local = job.checkpoints / f"step-{step:07d}"
@@ -174,10 +181,10 @@ def restore_step(store: Store, job: Job, step: int, *, commit: str, tell: Tell) 
 
 
 def settle(job: Job) -> Path | None:
-    """The job's newest whole checkpoint on this machine, after which there is nothing.
+    """Return the job's newest whole checkpoint on this machine and clear away all later ones.
 
-    What is no whole checkpoint is set aside, or removed if it was never committed. Raises
-    StageError when one is of another format.
+    A later one is damaged and is set aside, or was never committed and is removed. None means that
+    there is no whole one. Raises StageError if one is of another format.
     """
     check_checkpoints(job.checkpoints)
     for directory in sorted(job.checkpoints.glob("step-*"), reverse=True):
@@ -191,7 +198,7 @@ def settle(job: Job) -> Path | None:
 
 
 def is_stored(store: Store, job: Job, directory: Path) -> bool:
-    """Whether the store has this very checkpoint. Raises StoreError."""
+    """Return whether the store has this very checkpoint. Raises StoreError."""
     commit, step = commit_of(directory), step_of(directory)
     for found_step, place in committed(store, _root(job)):
         with contextlib.suppress(ArtifactError):
@@ -201,12 +208,12 @@ def is_stored(store: Store, job: Job, directory: Path) -> bool:
 
 
 def commit_of(directory: Path) -> str:
-    """What tells the commit of a whole local checkpoint from others of its step."""
+    """Return a digest that identifies a whole local checkpoint among others of its step."""
     return _digest(json.loads((directory / COMMIT).read_text(encoding="utf-8")))
 
 
 def step_of(directory: Path) -> int:
-    """The step of a checkpoint's directory."""
+    """Return the step that a checkpoint's directory is named after."""
     return int(directory.name.removeprefix("step-"))
 
 
@@ -222,7 +229,7 @@ def is_of_last_step(directory: Path) -> bool:
 def find_steps(
     store: Store, stage: str, fingerprint: str, *, rebuild: str = NONE
 ) -> tuple[int, int] | None:
-    """Step and total of the newest checkpoint in the store; for people, nothing is verified."""
+    """Return step and total of the newest checkpoint in the store. For display: not verified."""
     root = f"{stage}/{fingerprint}/checkpoints"
     for _, place in committed(store, root):
         try:
@@ -235,12 +242,12 @@ def find_steps(
 
 
 def forget(store: Store, stage: str, fingerprint: str) -> None:
-    """Remove every checkpoint of an artifact that exists by now, or that is made anew."""
+    """Remove every checkpoint of an artifact that exists by now or is being rebuilt."""
     _remove(store, f"{stage}/{fingerprint}/checkpoints")
 
 
 def is_whole(directory: Path) -> bool:
-    """Whether a local directory is a checkpoint whose every byte was committed."""
+    """Return whether a local directory is a checkpoint, every byte as it was committed."""
     try:
         commit = json.loads((directory / COMMIT).read_text(encoding="utf-8"))
         return all(
@@ -255,14 +262,15 @@ def _root(job: Job) -> str:
 
 
 def place_of(job: Job, step: int) -> str:
-    """Where the store has what belongs to a job's checkpoint of `step`."""
+    """Return the prefix of the store's keys for a job's checkpoint of `step`."""
     return f"{_root(job)}/step-{step:07d}"
 
 
 def _send_records(store: Store, job: Job, attempt: str) -> Iterator[File]:
-    """What the job told so far. It goes on telling, so a copy is taken in one read."""
+    """Store what the job has logged so far; return the files."""
     for name in _RECORDS:
         path = job.directory / name
+        # One read: the job keeps appending, and a second one would not match the sha256.
         if path.exists() and (data := path.read_bytes()):
             key = f"{attempt}/{name}"
             store.put(key, data)
@@ -271,21 +279,21 @@ def _send_records(store: Store, job: Job, attempt: str) -> Iterator[File]:
 
 
 def _set_aside(directory: Path) -> None:
-    """Give a checkpoint a name that nothing counts."""
+    """Rename a checkpoint so that it no longer counts as one; its files stay for a look."""
     aside = directory.with_name(f"aside-{directory.name}")
     shutil.rmtree(aside, ignore_errors=True)
     directory.rename(aside)
-    sync_directory(directory.parent)
+    sync_directory(directory.parent)  # a power cut must not bring the name back
 
 
 def _digest(commit: Mapping[str, Any]) -> str:
-    """Of the files that a commit names, and the step."""
+    """Return a digest of the step and the files that a commit names."""
     text = json.dumps([commit["step"], commit["files"]], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _steps(store: Store, job: Job) -> list[int]:
-    """Every step of which the store has anything."""
+    """Return every step of which the store has any object, committed or not."""
     root = f"{_root(job)}/"
     keys = [entry.key.removeprefix(root) for entry in store.list(f"{root}step-")]
     return list(dict.fromkeys(int(found[1]) for found in map(PLACE.match, keys) if found))
@@ -303,7 +311,7 @@ def _check_format(store: Store, place: str) -> None:
 
 
 def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None:
-    """Bring a checkpoint to its place: whole, or not at all, or an ArtifactError."""
+    """Fetch a checkpoint to `local`, whole or not at all. Raises ArtifactError if it is damaged."""
     fresh = local.with_name(f".{local.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -311,9 +319,11 @@ def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None
         for file in found.files:
             fetch_file(store, file, fresh / file.path)
         write_json(fresh / COMMIT, found.commit)
+        # The records move before the rename: a checkpoint that counts must not lack its events.
         for name in _RECORDS:
             if (fresh / name).exists():
                 _give_back(fresh / name, job.directory / name)
+        # A crash between the next two lines costs one more fetch: the store still has it.
         shutil.rmtree(local, ignore_errors=True)
         fresh.rename(local)
         sync_directory(local.parent)
@@ -322,7 +332,7 @@ def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None
 
 
 def fetch_file(store: Store, file: File, path: Path) -> None:
-    """Bring one file, durable and as it was committed, or raise ArtifactError."""
+    """Fetch one file, verified and flushed to disk. Raises ArtifactError if it is damaged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     what = ""
     for _ in range(_FETCHES):
@@ -333,15 +343,15 @@ def fetch_file(store: Store, file: File, path: Path) -> None:
         sha256 = sha256_of(path)
         if sha256 == file.sha256:
             with path.open("rb") as fetched:
-                os.fsync(fetched.fileno())
+                os.fsync(fetched.fileno())  # before the rename that makes the directory count
             return
         what = f"{file.key} has sha256 {sha256[:12]}, committed {file.sha256[:12]}"
-        path.unlink()
+        path.unlink()  # or the next fetch could resume the damaged file
     raise ArtifactError(what)
 
 
 def _give_back(record: Path, target: Path) -> None:
-    """The job's records from the store, where this machine has none of its own."""
+    """Move a record that was fetched to the job, unless this machine has one of its own."""
     if target.exists() and target.stat().st_size:
         record.unlink()
     else:
@@ -350,7 +360,8 @@ def _give_back(record: Path, target: Path) -> None:
 
 
 def _remove(store: Store, place: str) -> None:
-    """Remove what lies under a checkpoint's place, its COMMIT.json first."""
+    """Remove all objects under a prefix, COMMIT.json first."""
     keys = [entry.key for entry in store.list(f"{place}/")]
+    # A commit that outlived its files would be taken for a damaged checkpoint.
     for key in sorted(keys, key=lambda key: not key.endswith(f"/{COMMIT}")):
         store.delete(key)

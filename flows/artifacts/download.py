@@ -1,7 +1,7 @@
-"""A person's own copy of an artifact's files: verified, gone on with, nothing overwritten.
+"""Download an artifact's files to a person's own directory: verified, resumable, never overwriting.
 
-A directory that does not exist yet appears with all files at once. One that exists gets what it
-lacks, each file in one step.
+A directory that does not exist yet appears with all files at once. One that exists gets the files
+it lacks, each in one step.
 """
 
 import contextlib
@@ -17,22 +17,22 @@ from flows.identity.manifest import File, Manifest
 from infra.storage.base import OnBytes, Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
-_SCRATCH = ".nanochat-fetch"  # inside a directory that exists: it may be a disk of its own
+_SCRATCH = ".nanochat-fetch"  # inside an existing directory: it may be a mount point
 _SHOWN = 12  # names in an error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copied:
-    """What became of a copy."""
+    """The result of a download."""
 
     fetched: tuple[File, ...]
-    kept: tuple[File, ...]  # were there, and are whole
+    kept: tuple[File, ...]  # existed already, and are whole
 
 
 def choose_files(manifest: Manifest, path: str | None) -> tuple[File, ...]:
-    """The files of an artifact at `path`, a file or a folder in it; None: all.
+    """Return the files of an artifact at `path`, a file or a folder in it. None means all.
 
-    Raises ArtifactError, saying what there is.
+    Raises ArtifactError, which lists what exists, if there are none.
     """
     if path is None:
         return manifest.files
@@ -57,18 +57,18 @@ def copy_files(
     cached: Path | None,
     watch: Callable[[int], contextlib.AbstractContextManager[OnBytes]],
 ) -> Copied:
-    """Make `target` hold these files of an artifact, under the names they have in it.
+    """Download these files of an artifact to `target`, under the names they have in it.
 
-    `cached` is a directory that may have them on this machine. `watch` is given the number of bytes
-    to come. Raises ConfigError when something of the person's is in the way, ArtifactError when the
-    store's own bytes are damaged or gone.
+    `cached` is a directory on this machine that may have them. `watch` gets the number of bytes to
+    come. Raises ConfigError if a file of the person's is in the way, ArtifactError if the store's
+    own bytes are damaged or gone.
     """
     if os.path.lexists(target) and not target.is_dir():
         raise ConfigError(f"{target} exists already", hint="name another directory")
     target = target.resolve()
     exists = target.is_dir()
     missing = find_missing([(file, target / file.path) for file in files])
-    if exists:
+    if exists:  # before any transfer: a refusal must not cost a download
         _check_free(manifest, missing, target)
     if missing:
         with _scratch_of(target) as scratch:
@@ -92,7 +92,7 @@ def copy_files(
 
 
 def _unfinished(files: Sequence[File], directory: Path) -> list[Place]:
-    """What an interrupted copy still lacks; what does not belong to this one is removed."""
+    """Return the files that an interrupted download lacks; remove files that are not part of it."""
     places = [(file, directory / file.path) for file in files]
     for stranger in set(files_below(directory)) - {path for _, path in places}:
         stranger.unlink()
@@ -100,7 +100,7 @@ def _unfinished(files: Sequence[File], directory: Path) -> list[Place]:
 
 
 def _check_free(manifest: Manifest, missing: Sequence[Place], target: Path) -> None:
-    """Raises ConfigError where a file of the person's own would be overwritten or led astray."""
+    """Raise ConfigError if a file would overwrite a person's file or be led astray by a link."""
     for file, path in missing:
         if os.path.lexists(path):
             raise ConfigError(
@@ -119,15 +119,17 @@ def _check_free(manifest: Manifest, missing: Sequence[Place], target: Path) -> N
 
 @contextlib.contextmanager
 def _scratch_of(target: Path) -> Generator[Path]:
-    """The directory in which a copy to `target` is prepared, this process's alone.
+    """Yield the scratch directory of a download to `target`, locked for this process alone.
 
-    What is in it stays when the copy does not end well: the next one goes on from there.
+    After an error its contents stay, and the next download resumes from them.
     """
     if not target.name:
         raise ConfigError(f"{target} cannot be a copy's directory", hint="name one with --to")
+    # Beside the target, so on the same disk: the final rename is one step.
     beside = target.with_name(f".{target.name}.new")
     scratch = target / _SCRATCH if target.is_dir() else beside
     scratch.mkdir(parents=True, exist_ok=True)
+    # The lock is on the directory itself, so no lock file appears in a person's directory.
     descriptor = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:
@@ -137,12 +139,12 @@ def _scratch_of(target: Path) -> Generator[Path]:
                 f"another process is fetching into {target}", hint="wait until it has ended"
             ) from None
         yield scratch
-        shutil.rmtree(scratch)
+        shutil.rmtree(scratch)  # not in `finally`: after an error it is resumed
     finally:
         os.close(descriptor)
 
 
 def _top(path: str) -> str:
-    """The first part of a path; a folder ends in '/'."""
+    """Return the first part of a path; a folder ends in '/'."""
     first, slash, _ = path.partition("/")
     return first + slash

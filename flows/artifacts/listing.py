@@ -1,8 +1,8 @@
-"""Which artifacts and tags a store holds, as far as a person looks at them.
+"""List the artifacts and tags of a store for display.
 
-The index (index/{stage}/{created}-{fingerprint}) says which artifacts are the newest; it decides
-nothing, and may lack one or name one that is gone. Only what is shown is read, several records at a
-time, so a look at a store costs the same however much it holds.
+The index (index/{stage}/{created}-{fingerprint}) names the newest artifacts; it decides nothing,
+and may lack one or name one that is gone. Only records that are shown are read, several at a time,
+so the cost does not grow with the store.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,8 +18,8 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
 GONE = "gone"
-_RUNS = 20  # the latest: whose names are looked for
-_TRIES = 4  # entries of the index that are tried for each artifact that is shown
+_RUNS = 20  # the latest runs, whose names are looked up
+_TRIES = 4  # index entries tried for each artifact shown: some name artifacts that are gone
 
 Artifact: TypeAlias = tuple[str, str]  # stage, fingerprint
 Names: TypeAlias = dict[Artifact, tuple[str, ...]]  # tags and names of runs that lead to it
@@ -27,22 +27,22 @@ Names: TypeAlias = dict[Artifact, tuple[str, ...]]  # tags and names of runs tha
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """An artifact as it is listed."""
+    """One row of a list of artifacts."""
 
     stage: str
     fingerprint: str
     manifest: Manifest | None
     revoked: Revoked | None
     names: tuple[str, ...]  # NAME with which STAGE@NAME is this artifact
-    problem: str  # why there is no manifest; "" when there is
+    problem: str  # why there is no manifest; "" if there is one
 
     @property
     def size(self) -> int:
-        """Bytes of its files."""
+        """Return the bytes of its files, without logs. 0 without a manifest."""
         return sum(file.size for file in self.manifest.files) if self.manifest else 0
 
     def to_tree(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the row as JSON values, for `nanochat ls --json`."""
         made = self.manifest.provenance if self.manifest else None
         return {
             "stage": self.stage,
@@ -60,26 +60,26 @@ class Listed:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """Artifacts in the order of the table of stages, of one stage the newest first."""
+    """A list of artifacts, by the table of stages and then newest first."""
 
     artifacts: tuple[Listed, ...]
-    more: int  # entries of the index that were not looked at
+    more: int  # index entries that were not read
     unread: tuple[str, ...]  # why records that may name these artifacts cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tagged:
-    """A tag and what it stands for."""
+    """A tag and the run that it stands for."""
 
     name: str
     run: str  # id; "" when its record is damaged
     record: Run | None
-    problem: str  # why there is no record; "" when there is
+    problem: str  # why there is no record; "" if there is one
     is_damaged: bool = False  # one of the two records cannot be read
 
 
 def list_newest(store: Store, *, count: int, stage: str | None = None) -> Listing:
-    """The last `count` artifacts of each stage, or of one."""
+    """Return the last `count` artifacts of each stage, or of one."""
     index = read_index(store, stage)
     waiting = {name: index[name] for name in _order(index) if name in index}  # as the table has it
     entries = sum(map(len, waiting.values()))
@@ -88,6 +88,8 @@ def list_newest(store: Store, *, count: int, stage: str | None = None) -> Listin
     unread: list[str] = []
     names = names_of(store, unread=unread)
     shown: dict[str, list[Listed]] = {name: [] for name in waiting}
+    # Entries whose artifact is gone leave room, so this reads until each stage has `count`: in
+    # batches over all stages, whose records are read in parallel.
     while batch := list(_next_batch(waiting, {n: count - len(shown[n]) for n in shown})):
         for listed in read_all(lambda artifact: _look_at(store, artifact, names), batch):
             if listed.problem != GONE:
@@ -100,7 +102,7 @@ def list_newest(store: Store, *, count: int, stage: str | None = None) -> Listin
 
 
 def list_run(store: Store, run: Run, *, stage: str | None = None) -> Listing:
-    """The artifacts of a run, also those that are gone."""
+    """Return the artifacts of a run, also those that are gone."""
     order = {name: place for place, name in enumerate(_order(run.stages))}
     chosen = sorted((s for s in run.stages if stage in (s, None)), key=order.__getitem__)
     unread: list[str] = []
@@ -110,17 +112,17 @@ def list_run(store: Store, run: Run, *, stage: str | None = None) -> Listing:
 
 
 def list_artifact(store: Store, manifest: Manifest) -> Listing:
-    """One artifact, of which the manifest is known."""
+    """Return a list of one artifact whose manifest is known."""
     unread: list[str] = []
     listed = _list_known(store, manifest, names_of(store, unread=unread))
     return Listing(artifacts=(listed,), more=0, unread=tuple(unread))
 
 
 def names_of(store: Store, *, unread: list[str]) -> Names:
-    """Names of artifacts: every tag, and what the latest runs are called.
+    """Return the names of artifacts: every tag, and the names of the latest runs.
 
-    Of the runs of one name it is the latest that knows a stage, as for STAGE@NAME. A record that
-    cannot be read names nothing, and `unread` gets why.
+    Of several runs of one name the latest that has a stage counts, as for STAGE@NAME. A record that
+    cannot be read names nothing; the reason is appended to `unread`.
     """
     found: dict[Artifact, dict[str, None]] = {}
     tags = list_tags(store)
@@ -139,12 +141,12 @@ def names_of(store: Store, *, unread: list[str]) -> Names:
 
 
 def list_tags(store: Store) -> list[Tagged]:
-    """Every tag, in order of name. A damaged record is its problem, not an error."""
+    """Return every tag, in order of name. A damaged record is noted in its row, not an error."""
     return read_all(lambda name: _read_tag(store, name), tag_names(store))
 
 
 def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
-    """Rows as lines with aligned columns; those in `right` end together."""
+    """Return rows as lines with aligned columns; `right` has the indices of right-aligned ones."""
     cells = [[" ".join(cell.split()) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
@@ -155,7 +157,7 @@ def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list
 
 
 def _next_batch(waiting: dict[str, list[str]], wanted: Mapping[str, int]) -> Iterator[Artifact]:
-    """As many of each stage as are wanted; they are taken out of `waiting`."""
+    """Yield as many artifacts of each stage as are wanted, and remove them from `waiting`."""
     for stage, fingerprints in waiting.items():
         batch = fingerprints[: wanted[stage]]
         del fingerprints[: len(batch)]
@@ -163,7 +165,7 @@ def _next_batch(waiting: dict[str, list[str]], wanted: Mapping[str, int]) -> Ite
 
 
 def _look_at(store: Store, artifact: Artifact, names: Names) -> Listed:
-    """An artifact as it is listed. A damaged record is its problem, not an error."""
+    """Return an artifact's row. A damaged record is noted in the row, not an error."""
     try:
         if manifest := find_manifest(store, *artifact):
             return _list_known(store, manifest, names)
@@ -203,6 +205,6 @@ def _read_tag(store: Store, name: str) -> Tagged:
 
 
 def _order(stages: Iterable[str]) -> list[str]:
-    """The table's stages, then those of an older table."""
+    """Return the stages in the table's order, then those that the table no longer has."""
     table = [stage.name for stage in STAGES]
     return [*table, *sorted(set(stages) - set(table))]

@@ -1,8 +1,8 @@
-"""What a person calls an artifact, a model or a run, and what each name stands for.
+"""Resolve the names that people use for artifacts, models and runs.
 
-sft@tiny     what stage sft made in the latest run called tiny; also sft@<tag> and sft@<run id>
-sft/1a2b3c   the artifact whose fingerprint begins so; four digits, if they tell it apart
-tiny         of a tag or of runs: rl@tiny if there is one, else sft@tiny, else midtrain@tiny
+sft@tiny     the artifact of stage sft in the latest run called tiny; also sft@<tag>, sft@<run id>
+sft/1a2b3c   the artifact whose fingerprint begins so; at least four digits, and unambiguous
+tiny         of a tag or of runs: rl@tiny if it exists, else sft@tiny, else midtrain@tiny
 ./some/dir   a model directory
 
 Every name is checked before it becomes part of a key of the store.
@@ -30,7 +30,7 @@ from nanochat_core.errors import ArtifactError, ConfigError, ModelError
 CHAT_MODELS = (RL.name, SFT.name, MIDTRAIN.name)  # best first
 MODELS = (*CHAT_MODELS, PRETRAIN.name)
 
-# Is told how many bytes an artifact has, then how many more of them came.
+# Called with the size of an artifact in bytes; what it yields is called with each chunk's size.
 Watch: TypeAlias = Callable[[int], AbstractContextManager[OnBytes]]
 
 _STAGE_NAMES = [stage.name for stage in STAGES]
@@ -42,23 +42,24 @@ _SHOWN_WORDS = 20
 
 
 def watch_nothing(total: int) -> AbstractContextManager[OnBytes]:
-    """For whoever does not wait."""
+    """Return an `on_bytes` that reports no progress."""
     return contextlib.nullcontext(ignore_bytes)
 
 
 def is_artifact(name: str) -> bool:
-    """Whether `name` has the form of an artifact's: sft@tiny or sft/1a2b3c."""
+    """Return whether `name` has the form of an artifact's: sft@tiny or sft/1a2b3c."""
     return "@" in name or "/" in name
 
 
 def find_directory(name: str) -> Path | None:
-    """The directory that `name` is the path of, or None when it is no path.
+    """Return the directory at path `name`. None means that `name` is not a path.
 
-    Raises ModelError for a path to nothing.
+    Raises ModelError if it is a path, but not of a directory.
     """
     path = Path(name).expanduser()
     if path.is_dir():
         return path.absolute()
+    # sft/1a2b3c looks like a path: a directory of that name wins, else it is an artifact.
     is_path = "/" in name and name.partition("/")[0] not in _STAGE_NAMES
     if path.exists() or is_path or name.startswith(("~", ".")):
         what = "it is not a directory" if path.exists() else "there is no such directory"
@@ -71,9 +72,9 @@ def find_directory(name: str) -> Path | None:
 
 
 def open_artifact(store: Store, name: str) -> Manifest:
-    """The artifact called `name`, revoked or not.
+    """Return the artifact called `name`, revoked or not.
 
-    Raises ArtifactError or ConfigError, saying what there is, or which record is damaged.
+    Raises ArtifactError or ConfigError, with the names that exist, or the record that is damaged.
     """
     if "@" in name:
         return _made_by(store, name)[1]
@@ -83,9 +84,9 @@ def open_artifact(store: Store, name: str) -> Manifest:
 
 
 def open_run(store: Store, name: str) -> Run:
-    """The run that `name` stands for: the latest one called so, or the one an artifact is of.
+    """Return the run that `name` stands for: the latest one called so, or the one of an artifact.
 
-    Of sft@tiny it is the run that the artifact is found in, of sft/1a2b3c the one that built it.
+    For sft@tiny it is the run in which the artifact is found, for sft/1a2b3c the one that built it.
     """
     if "@" in name:
         return _made_by(store, name)[0]
@@ -103,13 +104,13 @@ def open_run(store: Store, name: str) -> Run:
 
 
 def open_usable(store: Store, name: str, *, warn: Callable[[str], None]) -> Manifest:
-    """The artifact called `name`, if it may be used. Raises ArtifactError if it was revoked.
+    """Return the artifact called `name`. Raises ArtifactError if it was revoked.
 
-    One that is asked for by its very fingerprint is given all the same, with a warning: whoever
-    does that wants to know what is wrong with it. Of revoked artifacts that it was made from there
-    is a warning too.
+    One that is named by its fingerprint is returned with a warning instead. Revoked artifacts that
+    it was made from are warned of too.
     """
     manifest = open_artifact(store, name)
+    # A person who types a fingerprint means these very bytes, perhaps to see what is wrong.
     if "/" in name and (revoked := find_revoked(store, manifest)):
         warn(str(revoked))
         return manifest
@@ -126,9 +127,10 @@ def open_model(
     warn: Callable[[str], None],
     watch: Watch = watch_nothing,
 ) -> Path:
-    """A verified local directory with the model called `name`; else as `open_usable`.
+    """Return a verified local directory with the model called `name`; else as `open_usable`.
 
-    What is not in the cache is fetched, and `watch` is told of it. Raises ModelError if it is none.
+    Files that are not cached are fetched, with their progress reported to `watch`. Raises
+    ModelError if it is not a model.
     """
     if directory := find_directory(name):
         return directory
@@ -143,7 +145,7 @@ def open_model(
 
 
 def suggest(word: str, known: list[str]) -> str:
-    """A hint: the closest of `known`, or all of them if they are not too many."""
+    """Return a hint: the closest of `known`, or the first 20 of them."""
     close = get_close_matches(word, known, n=1, cutoff=0.5)
     if close:
         return f"did you mean '{close[0]}'?"
@@ -153,21 +155,22 @@ def suggest(word: str, known: list[str]) -> str:
 
 
 def _suggest_name(store: Store, name: str) -> str:
-    """A hint for a name that stands for nothing; what is in the store is likelier than what not."""
+    """Return a hint for an unknown name: the closest tag or run, else all names and profiles."""
+    # First the names in the store: a person means one of them more often than a profile.
     there = known_names(store)
     near = get_close_matches(name, there, n=1, cutoff=0.5)
     return suggest(name, near or sorted({*there, *PROFILES}))
 
 
 def check_stage(stage: str) -> str:
-    """Return `stage` if there is one called so. Raises ConfigError."""
+    """Return `stage` if a stage is called so. Raises ConfigError."""
     if stage not in _STAGE_NAMES:
         raise ConfigError(f"there is no stage '{stage}'", hint=suggest(stage, _STAGE_NAMES))
     return stage
 
 
 def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
-    """The artifact STAGE@NAME, and of the runs that NAME stands for the latest that knows it."""
+    """Return the artifact STAGE@NAME, and the latest run called NAME that has it."""
     stage, _, name = reference.partition("@")
     check_stage(stage)
     if not name:
@@ -175,6 +178,7 @@ def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
     there_are_runs = False
     for run in runs_called(store, name):
         there_are_runs = True
+        # A run may name an artifact that is not published yet, or was collected: look further.
         if stage in run.stages and (manifest := find_manifest(store, stage, run.stages[stage])):
             return run, manifest
     if there_are_runs:
@@ -204,26 +208,23 @@ def _by_fingerprint(store: Store, reference: str) -> Manifest:
     if manifest is None:
         raise ArtifactError(
             f"there is no artifact {reference} in {store.url}",
-            hint=f"`nanochat ls --stage {stage}` lists those there are",
+            hint=f"`nanochat ls --stage {stage}` lists the artifacts that exist",
         )
     return manifest
 
 
 def _fingerprints(store: Store, stage: str, digits: str) -> list[str]:
-    """Fingerprints of the artifacts of a stage that begin with these digits.
-
-    What lies under the prefix is listed, not the index: that could lack an artifact whose builder
-    died, and has as many entries as artifacts were ever made. Under four digits lie the files of
-    one artifact, seldom of two: one request to S3, whatever the store holds.
-    """
+    """Return the fingerprints of a stage's artifacts that begin with these digits, sorted."""
     if len(digits) == _WHOLE:
         return [digits]
+    # Not from the index, which may lack an artifact whose builder died, and grows with the store.
+    # Four digits match the files of one artifact, seldom of two: one LIST request to S3.
     matches = (_MANIFEST.fullmatch(entry.key) for entry in store.list(f"{stage}/{digits}"))
     return sorted({match[1] for match in matches if match})
 
 
 def _candidates(store: Store, stage: str, fingerprints: list[str]) -> str:
-    """A few artifacts, told apart: as many digits as that needs, when each was made, by whom."""
+    """Return a hint that lists a few artifacts: enough digits to be unique, time and run."""
     lengths = range(len(short(fingerprints[0])), _WHOLE + 1)
     digits = next(n for n in lengths if len({f[:n] for f in fingerprints}) == len(fingerprints))
 
@@ -243,7 +244,7 @@ def _candidates(store: Store, stage: str, fingerprints: list[str]) -> str:
 
 
 def _builder(store: Store, manifest: Manifest) -> Run:
-    """The run that built an artifact, if it still knows it. Raises ArtifactError."""
+    """Return the run that built an artifact. Raises ArtifactError if its record lacks it."""
     run = find_run(store, manifest.provenance.run)
     if run is None or run.stages.get(manifest.stage) != manifest.fingerprint:
         what = "is not in its record" if run else "has no record"
@@ -257,7 +258,7 @@ def _builder(store: Store, manifest: Manifest) -> Run:
 
 
 def _newest_chat_model(store: Store, name: str) -> Manifest:
-    """The furthest trained chat model that `name` stands for, of several such the newest."""
+    """Return the furthest trained chat model that `name` stands for, the newest of several."""
     best: Manifest | None = None
     better = CHAT_MODELS
     there_are_runs = False
@@ -265,6 +266,7 @@ def _newest_chat_model(store: Store, name: str) -> Manifest:
         there_are_runs = True
         for rank, stage in enumerate(better):
             if stage in run.stages and (found := find_manifest(store, stage, run.stages[stage])):
+                # Only a model of a later stage replaces it: the runs come newest first.
                 best, better = found, better[:rank]
                 break
         if not better:

@@ -1,12 +1,12 @@
-"""What keeps an artifact from being collected while somebody is about to use it.
+"""Pins keep artifacts from being collected while a command works with them.
 
-Garbage collection takes a lease, reads what is in use, and deletes the rest (flows/gc/collect.py).
-Whoever is about to use an artifact that exists already says so in the store first, in a run's
-record or in a pin; then waits while a collection is under way, which may have looked before; then
-looks for the artifact again. Either the collector saw what was said, or the artifact is seen to be
-gone.
+Garbage collection acquires a lease, reads what is in use, and deletes the rest
+(flows/gc/collect.py). A process that is about to use an existing artifact does three things in this
+order: it records the use in the store (a run's record, or a pin); it waits while a collection is
+under way, which may have read the records before; it looks for the artifact again. So either the
+collector saw the record, or the process sees that the artifact is gone.
 
-    gc/sweep/lease.json    who is collecting; a lease like that of a fingerprint
+    gc/sweep/lease.json    the collector's lease, like that of a fingerprint
     gc/pins/{id}.json      artifacts that a command works with; removed when it ends
 """
 
@@ -22,30 +22,32 @@ from flows.leases import lease
 from infra.storage.base import Store
 from nanochat_core.errors import StoreError
 
-SWEEP = ("gc", "sweep")  # in place of a stage and a fingerprint
+SWEEP = ("gc", "sweep")  # instead of a stage and a fingerprint
 PINS = "gc/pins/"
 FORMAT = 1
 SECONDS_BETWEEN_LOOKS = 1.0
 
 Tell: TypeAlias = Callable[[str], None]
-Pause: TypeAlias = Callable[[float], None]  # sleeps; raises when the caller is to stop
+Pause: TypeAlias = Callable[[float], None]  # sleeps; raises if the caller is to stop
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pin:
-    """Artifacts that are not to be collected."""
+    """Artifacts that must not be collected, and the reason."""
 
     artifacts: tuple[tuple[Name, Digest], ...]  # stage, fingerprint
     why: str
 
 
 def reserve(store: Store, record: Callable[[], None], *, tell: Tell, pause: Pause) -> None:
-    """Keep artifacts from now on, if they are there: the caller looks for them afterwards.
+    """Protect artifacts from collection, if they exist: the caller looks for them afterwards.
 
-    `record` writes into the store that they are in use. It is called once more after each
-    collection that was waited for: what was said during one may have come too late.
+    `record` writes to the store that they are in use; it is called again after each collection that
+    was waited for, and must be idempotent.
     """
     record()
+    # What was written during a collection may have come too late for it, or been deleted with the
+    # record that it replaced.
     while wait_for_sweep(store, tell=tell, pause=pause):
         record()
 
@@ -59,11 +61,11 @@ def pin(
     tell: Tell,
     pause: Pause,
 ) -> Generator[None]:
-    """Keep these artifacts, with all that lies under their fingerprints, while the block runs.
+    """Protect these artifacts, with all objects under their fingerprints, while the block runs.
 
-    For what belongs to no run, and for whoever publishes a manifest that names files of another
-    artifact. Whether they are there is looked at inside the block. What a killed process pinned
-    stays until its pin is as old as a run's record may get.
+    For work that belongs to no run, and for a manifest that names files of another artifact. The
+    caller looks for the artifacts inside the block. The pin of a killed process expires at the age
+    at which a run's record does.
     """
     key = f"{PINS}{uuid.uuid4().hex}.json"
     data = encode_record(
@@ -78,7 +80,7 @@ def pin(
 
 
 def find_pin(store: Store, key: str) -> Pin | None:
-    """The pin at `key`. Raises ArtifactError when it is damaged."""
+    """Return the pin at `key`, or None if it is gone. Raises ArtifactError if it is damaged."""
     tree = find_document(store, key, format=FORMAT)
     if tree is None:
         return None
@@ -86,11 +88,11 @@ def find_pin(store: Store, key: str) -> Pin | None:
 
 
 def wait_for_sweep(store: Store, *, tell: Tell, pause: Pause) -> bool:
-    """Wait until nobody collects garbage; whether that took any waiting. Costs one GET if not."""
-    told: str | None = None
+    """Wait until no process collects garbage. Returns whether it had to wait. One GET if not."""
+    reported: str | None = None
     while (holder := lease.find_holder(store, *SWEEP)) is not None:
-        if told != holder.record.owner:
-            told = holder.record.owner
+        if reported != holder.record.owner:  # once for each collector
+            reported = holder.record.owner
             tell(f"waiting: garbage is being collected by {holder}")
         pause(SECONDS_BETWEEN_LOOKS)
-    return told is not None
+    return reported is not None

@@ -1,13 +1,13 @@
-"""Publishing artifacts and finding them: bytes first, manifest last.
+"""Publish artifacts and find them: files first, manifest last.
 
-Fetching is in flows/artifacts/cache.py, what artifacts share in flows/artifacts/shared_files.py.
-The keys:
+Fetching is in flows/artifacts/cache.py, sharing of files in flows/artifacts/shared_files.py. The
+keys:
 
-{stage}/{fingerprint}/files/{attempt}/...   uploaded first, by each attempt in its own place
+{stage}/{fingerprint}/files/{attempt}/...   uploaded first, by each attempt under its own prefix
 {stage}/{fingerprint}/logs/{attempt}/...
 {stage}/{fingerprint}/manifest.json         put-if-absent, last: from then on the artifact exists
-{stage}/{fingerprint}/divergences/{attempt}.json   manifest of one that came too late and differed
-{stage}/{fingerprint}/superseded/{digest}.json     manifest of one that was built again on purpose
+{stage}/{fingerprint}/divergences/{attempt}.json   manifest of one that was second and differed
+{stage}/{fingerprint}/superseded/{digest}.json     manifest of one that was rebuilt on purpose
 index/{stage}/{created}-{fingerprint}       empty; lists artifacts for people, decides nothing
 """
 
@@ -33,28 +33,29 @@ from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError
 
 _ENTRY = re.compile(r"index/([^/]+)/.*-([0-9a-f]{64})")
-_PUT_ASIDE = "superseded"  # in a manifest's place: the digest of the one that was put aside
+_PUT_ASIDE = "superseded"  # in a note that replaces a manifest: that manifest's digest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What became of an attempt to publish."""
+    """The result of an attempt to publish."""
 
-    manifest: Manifest  # the one that counts: ours, or that of whoever was first
-    adopted: bool  # somebody was first
+    manifest: Manifest  # the one that counts: ours, or that of the first attempt
+    adopted: bool  # another attempt was first
     divergence: str | None  # key of our manifest, when the adopted artifact has other contents
 
 
 def find_manifest(store: Store, stage: str, fingerprint: str) -> Manifest | None:
-    """The artifact, or None only when the store says there is none.
+    """Return the manifest of an artifact. None means that the store has answered: no such artifact.
 
-    Raises StoreError when the store cannot be asked, ArtifactError when its answer is damaged.
+    Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
     """
     key = _manifest_key(stage, fingerprint)
     tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
     if tree is None or _PUT_ASIDE in tree:
         return None
     manifest = Manifest.from_tree(tree, where=f"{store.url}/{key}")
+    # Its own checks pass: a whole manifest under another key was copied or moved there.
     if (manifest.stage, manifest.fingerprint) != (stage, fingerprint):
         raise ArtifactError(
             f"{store.url}/{key} is the manifest of {manifest.name}",
@@ -77,12 +78,13 @@ def publish(
 ) -> Published:
     """Store the files under `output` as the artifact `identity`; `logs` are single files beside it.
 
-    `fence` is called last, right before the manifest is written, and raises if this attempt has
-    lost its right to (see flows/leases/lease.py). Whoever finds that another attempt was first
-    adopts its artifact. `persist` repeats each file's upload, and the commit with its fence, while
-    the store does not answer. Raises ArtifactError when `output` holds nothing, or something that
-    no artifact can hold, or cannot be read, and StoreError.
+    `fence` is called right before the manifest is written, and raises if this attempt has lost its
+    lease (flows/leases/lease.py). If another attempt was first, its artifact is adopted. `persist`
+    retries each file's upload, and the commit with its fence, while the store does not answer.
+    Raises StoreError, and ArtifactError if `output` is empty, cannot be read, or holds something
+    that is not a plain file.
     """
+    # Random: an upload of another attempt, however late, writes to other keys.
     attempt = uuid.uuid4().hex[:12]
     place = f"{identity.stage}/{identity.fingerprint}"
     with contextlib.ExitStack() as stack:
@@ -91,6 +93,8 @@ def publish(
             sizes = [path.stat().st_size for path in found]
 
             def share() -> Shared:
+                # On the outer stack: the pin must hold until the manifest is written, which from
+                # then on keeps the shared files from being collected.
                 earlier = newest_manifests(store, identity.stage, LOOKED_AT)
                 return stack.enter_context(sharing(store, identity, sizes, earlier))
 
@@ -127,17 +131,22 @@ def commit(
 
     If another attempt was first, its artifact is adopted. `fence` and `persist` as for `publish`.
     """
+    # Read it as others will: a manifest that readers refuse would block its key.
     data = manifest.to_json()
     Manifest.from_json(data, where=f"the new manifest of {manifest.name}")
     key = _manifest_key(manifest.stage, manifest.fingerprint)
+    # Read once, outside the retried write: a retry after a lost answer must not overwrite the note
+    # of a rebuild that began meanwhile, so its condition stays the same.
     found = persist(lambda: find_stored(store, key, format=FORMAT, earlier=EARLIER))
     if persist(lambda: _put_manifest(store, key, data, found, fence)):
+        # After the manifest: the index decides nothing, and may lack an artifact after a crash.
         persist(lambda: _add_to_index(store, manifest))
         return Published(manifest=manifest, adopted=False, divergence=None)
     return persist(lambda: _adopt(store, manifest, attempt))
 
 
 def _adopt(store: Store, ours: Manifest, attempt: str) -> Published:
+    """Return the artifact that was first; record ours if its contents differ."""
     winner = find_manifest(store, ours.stage, ours.fingerprint)
     if winner is None:
         raise ArtifactError(
@@ -155,13 +164,11 @@ def _adopt(store: Store, ours: Manifest, attempt: str) -> Published:
 
 
 def supersede(store: Store, manifest: Manifest, *, fence: Callable[[], None]) -> None:
-    """Put this artifact aside so that its stage is built again; its files and manifest are kept.
+    """Put this artifact aside so that its stage is built again; its files and manifest stay.
 
-    A note takes the manifest's place, and the next manifest the note's, each only if nothing was
-    written since it was read. What a network or a stopped process brings long after is void so,
-    where a late removal would take away the next artifact. `fence` as for `publish`. Safe to repeat
-    after a crash; nothing happens when it is put aside already. Raises ArtifactError when another
-    manifest stands there.
+    A note replaces the manifest, and the next manifest the note. `fence` as for `publish`.
+    Idempotent, also after a crash: no-op if the artifact is put aside already. Raises ArtifactError
+    if another manifest is there.
     """
     key = _manifest_key(manifest.stage, manifest.fingerprint)
     found = find_stored(store, key, format=FORMAT, earlier=EARLIER)
@@ -170,8 +177,11 @@ def supersede(store: Store, manifest: Manifest, *, fence: Callable[[], None]) ->
     tree, stored = found
     fence()
     if Manifest.from_tree(tree, where=f"{store.url}/{key}") == manifest:
+        # The copy before the note, or a crash in between would lose the manifest.
         store.put(f"{key.rpartition('/')[0]}/superseded/{short(manifest.digest)}.json", stored.data)
-        note = {_PUT_ASIDE: manifest.digest, "by": uuid.uuid4().hex}  # like no note before
+        # A conditional replacement, never a deletion: a deletion that a network delivers late would
+        # remove the next artifact. The random part gives no two notes the same version.
+        note = {_PUT_ASIDE: manifest.digest, "by": uuid.uuid4().hex}
         if store.put_if_same(key, encode_record(note, format=FORMAT), version=stored.version):
             return
     raise ArtifactError(
@@ -191,12 +201,11 @@ def _put_manifest(
     found: tuple[dict[str, Any], VersionedObject] | None,
     fence: Callable[[], None],
 ) -> bool:
-    """Write a manifest where none is, or the note of one that was put aside; whether it was.
+    """Write a manifest where there is none, or over the note of one that was put aside.
 
-    Which of the two was `found` before the write, and not again when it is repeated because its
-    answer was lost: that must not bring back what was put aside meanwhile.
+    `found` is what the key held before the first try. Returns False if another attempt was first.
     """
-    fence()
+    fence()  # last: in the gap before the write, put-if-absent alone decides
     if found is None:
         return store.put_if_absent(key, data)
     tree, stored = found
@@ -211,12 +220,12 @@ def newest_manifests(
     keep: Callable[[Manifest], bool] = lambda manifest: True,
     unread: list[str] | None = None,
 ) -> Iterator[Manifest]:
-    """The last artifacts of a stage, newest first: what reasons and estimates refer to.
+    """Return the last `count` artifacts of a stage that `keep` accepts, newest first, lazily.
 
-    Fewer than `count` when many of the latest are gone, or not such as to `keep`. A manifest that
-    cannot be read is left out, and `unread` gets why.
+    Fewer if many of the latest are gone or not accepted. A manifest that cannot be read is left
+    out, and the reason appended to `unread`.
     """
-    names = islice(indexed(store, stage), 4 * count)
+    names = islice(indexed(store, stage), 4 * count)  # bounds the reads where many are gone
     found = (_find_whole(store, stage, name, unread) for name in names)
     yield from islice((m for m in found if m is not None and keep(m)), count)
 
@@ -228,6 +237,7 @@ def indexed(store: Store, stage: str) -> list[str]:
 
 def read_index(store: Store, stage: str | None = None) -> dict[str, list[str]]:
     """Return the fingerprints of each stage, or of one, the newest first, by a single LIST."""
+    # Keys are listed in ascending order and begin with the time of creation.
     keys = [entry.key for entry in store.list(f"index/{stage}/" if stage else "index/")]
     found: dict[str, dict[str, None]] = {}
     for match in filter(None, map(_ENTRY.fullmatch, reversed(keys))):
@@ -250,9 +260,10 @@ def _files_of(stage: str, output: Path) -> list[Path]:
     found = list(_walk(output)) if output.is_dir() else []
     if not found:
         raise ArtifactError(
-            f"{stage} left no files in {output}", hint="its job did not do its work"
+            f"{stage} left no files in {output}", hint="a job has to write one file at least"
         )
     for path in found:
+        # The target of a link would not be uploaded.
         if path.is_symlink() or not path.is_file():
             raise ArtifactError(
                 f"{stage} left {path}, which is not a plain file", hint="artifacts hold files only"
@@ -261,7 +272,8 @@ def _files_of(stage: str, output: Path) -> list[Path]:
 
 
 def _walk(directory: Path) -> Iterator[Path]:
-    """All that is no directory. Not rglob, which passes over a directory that it may not read."""
+    """Return everything below a directory but the directories."""
+    # Not rglob, which skips a directory without permission: files would be missing silently.
     with os.scandir(directory) as entries:
         for entry in entries:
             path = directory / entry.name
@@ -273,7 +285,7 @@ def _walk(directory: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _reading_output(stage: str) -> Generator[None]:
-    """What the operating system refuses is an ArtifactError: the store's refusals are its own."""
+    """Convert an OSError of the block to an ArtifactError. A store raises errors of its own."""
     try:
         yield
     except OSError as error:
@@ -294,14 +306,14 @@ def _upload(
     on_bytes: OnBytes,
     persist: Persist,
 ) -> tuple[File, ...]:
-    """Store files whose bytes are nowhere in `shared`."""
+    """Upload the files whose bytes no object in `shared` has; return the records of all."""
 
     def upload_one(path: Path, on_bytes: OnBytes) -> File:
         name = path.relative_to(base).as_posix()
         size, sha256, content = path.stat().st_size, sha256_of(path), content_of(path)
         key = find_shared(store, shared, size=size, sha256=sha256)
         if key is not None:
-            on_bytes(size)
+            on_bytes(size)  # no transfer, but progress is counted in bytes of the whole artifact
             return File(path=name, size=size, sha256=sha256, key=key, content=content)
         key = f"{prefix}/{name}"
         file = File(path=name, size=size, sha256=sha256, key=key, content=content)
@@ -309,19 +321,20 @@ def _upload(
         return file
 
     def upload_until_stored(path: Path, on_bytes: OnBytes) -> File:
+        # Retried by file: an outage near the end must not repeat the whole upload.
         return persist(lambda: upload_one(path, on_bytes))
 
     return tuple(transfer_each(upload_until_stored, paths, on_bytes=on_bytes))
 
 
 def _other_contents(store: Store, place: str, digest: str) -> list[str]:
-    """Earlier artifacts of this fingerprint that came out differently."""
+    """Return keys of superseded manifests of this fingerprint with other contents."""
     keys = [entry.key for entry in store.list(f"{place}/superseded/")]
     return [key for key in keys if not key.endswith(f"/{short(digest)}.json")]
 
 
 def _add_to_index(store: Store, manifest: Manifest) -> None:
-    """At the time it was made, or accepted."""
+    """Add an artifact to the index under the time at which it was made or accepted."""
     when = manifest.accepted["when"] if manifest.accepted else manifest.provenance.created
     stamp = "".join(c for c in when.lower() if c.isalnum())
     store.put(f"index/{manifest.stage}/{stamp}-{manifest.fingerprint}", b"")

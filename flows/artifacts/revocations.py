@@ -1,11 +1,11 @@
-"""Taking back an artifact that turned out to be wrong: {stage}/{fingerprint}/revoked.json.
+"""Revoke an artifact that turned out to be wrong: {stage}/{fingerprint}/revoked.json.
 
-Nothing is deleted: files and manifest stay, for whoever wants to know what happened. A revocation
-names the very build that it takes back, so what is built in its place is valid without anybody
-having to remove the record, which could arrive late and remove another. A revoked artifact counts
-as not there, so the plan builds it again, and nobody opens it by name. Bytes that were accepted
-under another fingerprint (flows/plan/accept.py) are the same bytes: they are revoked with the
-artifact they came from. What was made from revoked artifacts can be used, with a warning.
+Nothing is deleted: files and manifest stay for inspection. A revocation names one build (owner and
+epoch), so the next build of the fingerprint is valid while the record stays: no process has to
+delete it, and no late deletion can remove another. A revoked artifact counts as absent: the plan
+builds it again, and it is not opened by name. Bytes that were accepted under another fingerprint
+(flows/plan/accept.py) are the same bytes: they are revoked with the artifact they came from. What
+was made from revoked artifacts can be used, with a warning.
 """
 
 import getpass
@@ -30,7 +30,7 @@ _THREADS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Revocation:
-    """Who took an artifact back, when, and why."""
+    """The record that one build of an artifact was revoked: the reason, the time and the person."""
 
     why: str  # one line
     when: str  # UTC, 2026-11-21T05:53:38Z
@@ -39,7 +39,8 @@ class Revocation:
     epoch: Count  # of that lease
 
     def is_of(self, manifest: Manifest) -> bool:
-        """Whether it takes back these bytes: the fingerprint may have been built again since."""
+        """Return whether it revokes this build of the fingerprint, and not an earlier one."""
+        # Owner and epoch, not the digest: a later build may have the same bytes and be valid.
         made = manifest.provenance
         return (self.owner, self.epoch) == (made.owner, made.epoch)
 
@@ -57,7 +58,7 @@ class Revoked:
 
     @property
     def name(self) -> str:
-        """What a person calls the artifact: stage/fingerprint."""
+        """Return the artifact's name: stage/fingerprint, shortened."""
         return f"{self.stage}/{short(self.fingerprint)}"
 
     def __str__(self) -> str:
@@ -65,9 +66,9 @@ class Revoked:
 
 
 def find_revocation(store: Store, stage: str, fingerprint: str) -> Revocation | None:
-    """What was taken back last of this fingerprint, or None only when the store knows of nothing.
+    """Return the last revocation of a fingerprint. None means that the store has answered: none.
 
-    Raises StoreError when the store cannot be asked, ArtifactError when its answer is damaged.
+    Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
     """
     key = revocation_key(stage, fingerprint)
     tree = find_document(store, key, format=FORMAT)
@@ -75,7 +76,7 @@ def find_revocation(store: Store, stage: str, fingerprint: str) -> Revocation | 
 
 
 def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -> Revocation:
-    """Take an artifact back. Raises ArtifactError when somebody did already."""
+    """Revoke an artifact. Raises ArtifactError if it is revoked already."""
     made = manifest.provenance
     revocation = Revocation(
         why=one_line(why), when=when, who=who, owner=made.owner, epoch=made.epoch
@@ -85,10 +86,11 @@ def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -
     found = find_stored(store, key, format=FORMAT)
     if found is None:
         done = store.put_if_absent(key, data)
-    else:  # of an earlier build, unless somebody was quicker
+    else:  # a record of an earlier build is replaced, unless another person was quicker
         is_other = not revocation_from(found[0], where=f"{store.url}/{key}").is_of(manifest)
         done = is_other and store.put_if_same(key, data, version=found[1].version)
     if not done:
+        # Read again: who was quicker, and why, belongs in the error.
         earlier = find_revocation(store, manifest.stage, manifest.fingerprint)
         raise ArtifactError(
             f"{manifest.name} was {earlier or 'revoked'}",
@@ -98,7 +100,7 @@ def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -
 
 
 def undo_revocation(store: Store, manifest: Manifest) -> Revocation:
-    """Make a revoked artifact valid again; returns what was said. Raises ArtifactError if none."""
+    """Make a revoked artifact valid again; return its revocation. Raises ArtifactError if none."""
     revocation = find_revocation(store, manifest.stage, manifest.fingerprint)
     if revocation is None or not revocation.is_of(manifest):
         raise ArtifactError(f"{manifest.name} is not revoked", hint="there is nothing to undo")
@@ -107,7 +109,7 @@ def undo_revocation(store: Store, manifest: Manifest) -> Revocation:
 
 
 def find_revoked(store: Store, manifest: Manifest) -> Revoked | None:
-    """The revocation of an artifact, or of one whose bytes it shares: the first that is found."""
+    """Return the revocation of an artifact, or of one it was accepted from, or None."""
     for fingerprint in (manifest.fingerprint, *accepted_from(manifest)):
         found = find_revocation(store, manifest.stage, fingerprint)
         if found is not None and found.is_of(manifest):
@@ -116,9 +118,9 @@ def find_revoked(store: Store, manifest: Manifest) -> Revoked | None:
 
 
 def check_not_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
-    """The revoked artifacts that this one was made from, to warn of.
+    """Return the revoked artifacts that this one was made from, to warn of.
 
-    Raises ArtifactError when the artifact itself is revoked.
+    Raises ArtifactError if the artifact itself is revoked.
     """
     found = find_revoked(store, manifest)
     if found is not None:
@@ -132,10 +134,11 @@ def check_not_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
 
 
 def ancestors_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
-    """Every revoked artifact among those that this one was made from, through any number of stages.
+    """Return every revoked artifact that this one was made from, through any number of stages.
 
-    One that is gone ends the search in its direction: nothing more is known of how it was made.
+    An artifact that is gone ends the search on its branch, since its inputs are unknown.
     """
+    # Breadth first, so that the records of one level are read in parallel.
     found: dict[tuple[str, str], Revoked] = {}
     seen: set[tuple[str, str]] = set()
     level = _inputs_of([manifest], seen)
@@ -149,26 +152,26 @@ def ancestors_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
 
 
 def accepted_from(manifest: Manifest) -> tuple[str, ...]:
-    """Fingerprints under which a person accepted these bytes before, the latest first."""
+    """Return the fingerprints that these bytes were accepted from, latest first."""
     accepted = manifest.accepted
     return (accepted["from"], *accepted["earlier"]) if accepted else ()
 
 
 def one_line(why: str) -> str:
-    """A person's reason as it is recorded. Raises ConfigError when it says nothing."""
+    """Return a person's reason as one line. Raises ConfigError if it is empty or too long."""
     line = " ".join(why.split())
     if not line or not line.isprintable():
         raise ConfigError("no reason is given", hint='say it in a line: --why "..."')
     if len(line) > _MAX_WHY:
         raise ConfigError(
-            f"the reason has {len(line)} characters, at most {_MAX_WHY} are kept",
+            f"the reason has {len(line)} characters, at most {_MAX_WHY} are stored",
             hint="say it in a line",
         )
     return line
 
 
 def this_person() -> str:
-    """Who is at the command line: user@host."""
+    """Return the person at the command line: user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):  # a container's user has no name
@@ -177,7 +180,7 @@ def this_person() -> str:
 
 
 def revocation_key(stage: str, fingerprint: str) -> str:
-    """Where the record lies that takes an artifact back."""
+    """Return the key of an artifact's revocation."""
     return f"{stage}/{fingerprint}/revoked.json"
 
 
@@ -190,7 +193,7 @@ def revocation_from(tree: Facts, *, where: str) -> Revocation:
 def _look_at(store: Store, stage: str, fingerprint: str) -> tuple[Revoked | None, Manifest | None]:
     try:
         manifest = find_manifest(store, stage, fingerprint)
-    except ArtifactError:  # damaged: as good as gone for a look around
+    except ArtifactError:  # damaged: like one that is gone, since this only warns
         manifest = None
     if manifest is not None:
         return find_revoked(store, manifest), manifest
@@ -201,7 +204,7 @@ def _look_at(store: Store, stage: str, fingerprint: str) -> tuple[Revoked | None
 
 
 def _inputs_of(manifests: Iterable[Manifest], seen: set[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Inputs that were not looked at yet; they are added to `seen`."""
+    """Return the inputs that are not in `seen` yet, and add them to it."""
 
     def fresh() -> Iterator[tuple[str, str]]:
         for manifest in manifests:

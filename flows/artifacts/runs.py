@@ -1,7 +1,7 @@
-"""Records of runs, live ones too (runs/{run}.json), and tags that stand for one (refs/{name}.json).
+"""Read and write records of runs (runs/{run}.json) and tags that point at one (refs/{name}.json).
 
 A run's name is its profile's unless the person gave one; its id adds the time. A name stands for a
-tag, else for the run with this id, else for the runs called so, latest first.
+tag, else for the run with this id, else for the runs of this name, latest first.
 """
 
 import datetime
@@ -25,7 +25,7 @@ TAG_FORMAT = 4
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 _THREADS = 8  # small records read at the same time
-_SWAPS = 20  # others who point the same tag elsewhere while we try to
+_SWAPS = 20  # tries: each fails only if another process has set the same tag meanwhile
 _ID = re.compile(r"(.+)-(\d{8}t\d{6}z)-[0-9a-f]{4}")  # as new_run_id makes them
 _MAX_SHOWN = 60  # characters of a name that is refused
 
@@ -59,24 +59,24 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tag:
-    """What the record of a tag says."""
+    """The record of a tag."""
 
     tag: str
     run: Name
 
 
 def timestamp(seconds: float) -> str:
-    """Unix seconds as UTC text: 2026-11-21T05:53:38Z."""
+    """Return unix seconds as UTC text: 2026-11-21T05:53:38Z."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def new_run_id(name: str, started: str) -> str:
-    """An id that no other run has; ids of one name sort by time."""
+    """Return an id that no other run has; ids of one name sort by time."""
     return f"{name}-{_stamp(started)}-{uuid.uuid4().hex[:4]}"
 
 
 def check_name(name: str) -> str:
-    """Return `name` if a run or a tag can be called so. Raises ConfigError."""
+    """Return `name` if it can name a run or a tag. Raises ConfigError."""
     try:
         check_key(name)
     except StoreError as error:
@@ -90,12 +90,12 @@ def check_name(name: str) -> str:
 
 
 def write_run(store: Store, run: Run) -> None:
-    """Record a run: at its start, and again whenever it knows more."""
+    """Write the record of a run: at its start, and again with each artifact."""
     store.put(f"runs/{run.run}.json", encode_record(asdict(run), format=FORMAT))
 
 
 def find_run(store: Store, run: str) -> Run | None:
-    """The record of a run by its id. Raises ArtifactError, naming it, when it is damaged."""
+    """Return the record of a run by its id, or None. Raises ArtifactError if it is damaged."""
     key = f"runs/{run}.json"
     tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
     if tree is None:
@@ -112,10 +112,10 @@ def find_run(store: Store, run: str) -> Run | None:
 
 
 def runs_called(store: Store, name: str) -> Iterator[Run]:
-    """The run that `name` stands for, or the runs called so, latest first; read as needed.
+    """Yield the run that `name` stands for, or all runs of this name, latest first, read lazily.
 
-    Raises ConfigError for what cannot be a name, ArtifactError for a damaged record, or a tag whose
-    run is gone.
+    Raises ConfigError if it cannot be a name, ArtifactError if a record is damaged or the run of a
+    tag is gone.
     """
     check_name(name)
     if (tagged := find_tag(store, name)) is not None:
@@ -127,7 +127,9 @@ def runs_called(store: Store, name: str) -> Iterator[Run]:
 
 
 def newest_runs(store: Store, name: str) -> Iterator[Run]:
-    """Every run called `name`, newest first; read as needed, several at a time after the first."""
+    """Yield every run called `name`, newest first; read lazily, in parallel after the first."""
+    # The prefix d12- also lists d12-long-...; an id that a person chose may belong to any name, so
+    # its record is read too.
     entries = reversed(list(store.list(f"runs/{name}-")))
     ids = [run for run in map(_id_of, entries) if name_in(run) in (name, None)]
     for start, end in _batches(len(ids)):
@@ -137,9 +139,9 @@ def newest_runs(store: Store, name: str) -> Iterator[Run]:
 
 
 def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
-    """Return the last runs of any name, the latest first; only these are read.
+    """Return the last `count` runs of any name, latest first; only these are read.
 
-    A record that cannot be read is left out, and `unread` gets why.
+    A record that cannot be read is left out; the reason is appended to `unread`.
     """
     entries = sorted(store.list("runs/"), key=_time_of, reverse=True)
     ids = [_id_of(entry) for entry in entries[:count]]
@@ -148,7 +150,8 @@ def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
 
 
 def known_names(store: Store) -> list[str]:
-    """Every tag and every name of a run; read are only runs whose id does not tell, and few."""
+    """Return every tag and every name of a run, sorted. May lack names of runs with chosen ids."""
+    # The id has the name; records are read only for a few ids that a person chose.
     runs = [_id_of(entry) for entry in store.list("runs/")]
     names = {run: name_in(run) for run in runs}
     odd = [run for run, name in names.items() if name is None][-_THREADS:]
@@ -160,12 +163,12 @@ def known_names(store: Store) -> list[str]:
 
 
 def tag_names(store: Store) -> list[str]:
-    """Every tag."""
+    """Return the name of every tag."""
     return [e.key.removeprefix("refs/").removesuffix(".json") for e in store.list("refs/")]
 
 
 def find_tag(store: Store, name: str) -> str | None:
-    """The id of the run that a tag points at. Raises ArtifactError when its record is damaged."""
+    """Return the id of the run that a tag points at, or None. Raises ArtifactError if damaged."""
     key = f"refs/{name}.json"
     try:
         tree = find_document(store, key, format=TAG_FORMAT)
@@ -181,10 +184,10 @@ def find_tag(store: Store, name: str) -> str | None:
 
 
 def point(store: Store, name: str, run: str) -> str | None:
-    """Make the tag `name` stand for the run with id `run`; returns what it stood for before.
+    """Point the tag `name` at the run with id `run`; return the run it pointed at before.
 
-    Of several who do so the last one wins, and each is told what it replaced. A damaged record is
-    replaced too, as if there had been none.
+    Of several processes that do so the last wins, and each gets the value that it replaced. A
+    damaged record is replaced too, as if there had been none.
     """
     key, data = (
         f"refs/{check_name(name)}.json",
@@ -201,32 +204,34 @@ def point(store: Store, name: str, run: str) -> str | None:
             old = find_tag(store, name)
         except ArtifactError:
             old = None
-        # Whatever was written in between has another version, so `old` is what is replaced.
+        # The version was read before `old`: if another process wrote in between, this write fails,
+        # so `old` is always the value that is replaced.
         if store.put_if_same(key, data, version=version):
             return old
     raise StoreError(
         f"tag {name} in {store.url} changes faster than it can be written",
-        hint="somebody else sets it, again and again; try again later",
+        hint="another process sets it again and again; retry later",
     )
 
 
 def remove_tag(store: Store, name: str) -> None:
-    """Forget a tag; the run it stood for stays."""
+    """Remove a tag; the run it points at stays."""
     store.delete(f"refs/{check_name(name)}.json")
 
 
 def read_all(read: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """`read` of each item, in order, several at the same time; the first error is raised."""
+    """Return `read` of each item, in order, read in parallel. The first error is raised."""
     return list(_read_lazily(read, items))
 
 
 def _read_lazily(read: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
-    """Results in order; an error is raised in its turn, so never for what nobody asked for."""
+    """Yield results in order; an error is raised at its item, so never for one not consumed."""
     return in_parallel(read, items, threads=min(_THREADS, max(1, len(items))))
 
 
 def _batches(count: int) -> Iterable[tuple[int, int]]:
-    """The first alone, it is mostly all that is wanted; then as many as there are threads."""
+    """Yield ranges of indices: the first alone, then as many as there are threads."""
+    # Most callers stop after the latest run.
     yield 0, 1
     yield from ((start, start + _THREADS) for start in range(1, count, _THREADS))
 
@@ -254,13 +259,13 @@ def _id_of(entry: ObjectInfo) -> str:
 
 
 def name_in(run: str) -> str | None:
-    """The name in a run's id, None when the id was given by hand."""
+    """Return the name in a run's id. None means that a person chose the id."""
     match = _ID.fullmatch(run)
     return match[1] if match else None
 
 
 def _time_of(entry: ObjectInfo) -> tuple[str, float]:
-    """When a run started, by its id; where that does not tell, when it was last heard of."""
+    """Return a sort key: the start time in a run's id, else the time of its record's last write."""
     match = _ID.fullmatch(_id_of(entry))
     return match[2] if match else _stamp(timestamp(entry.modified)), entry.modified
 
@@ -275,7 +280,7 @@ def _no_name(name: str) -> str:
 
 
 class RunRecord:
-    """The record of one run. Its stages may be built at the same time."""
+    """The record of one run, safe for threads: its stages may be built at the same time."""
 
     def __init__(self, store: Store, run: Run) -> None:
         self._store = store
@@ -283,19 +288,20 @@ class RunRecord:
         self._lock = threading.Lock()
 
     def write(self) -> None:
-        """Put what is known into the store."""
+        """Write the record to the store as it is."""
         with self._lock:
             write_run(self._store, self._run)
 
     def add(self, stage: str, fingerprint: str) -> None:
-        """Say that the run uses an artifact. Written each time, though it may be known already."""
+        """Record that the run uses an artifact. Writes even if it is recorded already."""
+        # The write is inside the lock: an older record must not replace a newer one.
         with self._lock:
             known = {**self._run.stages, stage: fingerprint}
             self._run = replace(self._run, stages=known)
             write_run(self._store, self._run)
 
     def end(self, status: Status, stages: dict[str, str] | None = None) -> Run:
-        """Write the last record; `stages` are all artifacts, if they are known better by now."""
+        """Write and return the final record. `stages` replaces the artifacts; None leaves them."""
         with self._lock:
             self._run = replace(
                 self._run,

@@ -1,8 +1,8 @@
-"""Large files that an earlier artifact of a stage has already: named again, not stored again.
+"""Sharing of large files: bytes that an earlier artifact of the stage has are not stored again.
 
-170 shards name the 8 of the artifact before them by its keys, so that neither their upload nor
-their space is paid twice. A manifest that names files of an older artifact keeps them from being
-collected (flows/gc/reach.py); until it is written a pin does.
+An artifact of 170 shards names the 8 of the artifact before it by their keys, which saves upload
+and space. A manifest that names files of an older artifact keeps them from being collected
+(flows/gc/reach.py); until it is written a pin does.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from flows.identity.fingerprint import Identity, short
 from flows.identity.manifest import Manifest
 from infra.storage.base import ObjectNotFound, Store
 
-LEAST_SIZE = 1 << 20  # bytes; storing a smaller file costs no more than looking for it
+LEAST_SIZE = 1 << 20  # bytes; storing a smaller file costs no more than to look for it
 LOOKED_AT = 4  # earlier artifacts
 
 Shared: TypeAlias = dict[tuple[int, str], str]  # size and sha256 -> key of an object
@@ -24,12 +24,11 @@ Shared: TypeAlias = dict[tuple[int, str], str]  # size and sha256 -> key of an o
 def sharing(
     store: Store, identity: Identity, sizes: Iterable[int], earlier: Iterable[Manifest]
 ) -> Generator[Shared]:
-    """Objects of `earlier` artifacts with one of these `sizes`, not collected in the block.
+    """Yield objects of `earlier` artifacts with one of these `sizes`, pinned while the block runs.
 
-    None while garbage is collected, which may be about to delete them: storing files again is
-    sooner done than waited for. None either when this artifact was put aside to be built again: a
-    person asks for that when the store's bytes are damaged.
+    Yields none while garbage is collected, and none if this artifact was put aside to be rebuilt.
     """
+    # A rebuild must store its files again: a person asks for one when the store's are damaged.
     large = {size for size in sizes if size >= LEAST_SIZE}
     shared: Shared = {}
     if large and not _was_put_aside(store, identity):
@@ -41,13 +40,14 @@ def sharing(
         if shared:
             places = {tuple(key.split("/")[:2]) for key in shared.values()}
             why = f"publishing {identity.stage}/{short(identity.fingerprint)}"
+            # A collection under way may be about to delete them; to upload is quicker than to wait.
             try:
                 stack.enter_context(
                     pin(
                         store,
                         [(stage, fingerprint) for stage, fingerprint in sorted(places)],
                         why=why,
-                        tell=_tell_nobody,
+                        tell=_ignore,
                         pause=_do_not_wait,
                     )
                 )
@@ -57,7 +57,7 @@ def sharing(
 
 
 def find_shared(store: Store, shared: Shared, *, size: int, sha256: str) -> str | None:
-    """The key of an object with these bytes, if it is there, whole by its size."""
+    """Return the key of an object with these bytes. None means no such object, or one cut short."""
     key = shared.get((size, sha256))
     if key is None:
         return None
@@ -68,11 +68,11 @@ def find_shared(store: Store, shared: Shared, *, size: int, sha256: str) -> str 
 
 
 class _Collecting(Exception):
-    """Garbage is being collected. Nobody sees it."""
+    """Garbage is being collected. Caught in `sharing`."""
 
 
-def _tell_nobody(text: str) -> None:
-    """There is no waiting to tell of."""
+def _ignore(text: str) -> None:
+    """Report nothing, since nothing is waited for."""
 
 
 def _do_not_wait(seconds: float) -> None:

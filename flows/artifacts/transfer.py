@@ -1,8 +1,8 @@
-"""Bringing an artifact's files here: no byte counts before it was compared with the manifest.
+"""Fetch an artifact's files and verify each byte against the manifest before it is used.
 
-Stores and networks hand out wrong bytes as a success: a shortened part, a flipped bit, another
-object. What comes out wrong is asked for again, since the damage may have happened on the way; what
-stays wrong is an error that names the file and the command that mends it.
+Stores and networks report success for wrong bytes: a shortened part, a flipped bit, another object.
+A file that is wrong is fetched again, since the damage may have happened on the way. One that stays
+wrong is an error that names the file and the command that repairs it.
 """
 
 import hashlib
@@ -22,25 +22,23 @@ from infra.storage.base import BadObject, ObjectNotFound, OnBytes, Store, ignore
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError
 
-TRIES = 3  # of one file that comes out wrong
+TRIES = 3  # for one file whose bytes are wrong
 _THREADS = 8
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-Place: TypeAlias = tuple[File, Path]  # a file and where it belongs on this machine
+Place: TypeAlias = tuple[File, Path]  # a file and its path on this machine
 
 
 def find_fault(file: File, path: Path) -> str | None:
-    """What is wrong with the local copy of a file, to be said after its name; None: it is whole.
-
-    A link is as good as nothing: what it points at is not ours.
-    """
+    """Return what is wrong with the local copy of a file, as a predicate. None means whole."""
     try:
-        status = path.lstat()
+        status = path.lstat()  # not stat: what a link points to is not ours
     except (FileNotFoundError, NotADirectoryError):
         return "is gone"
     if not stat.S_ISREG(status.st_mode):
         return "is not a plain file"
+    # The size first: it costs no read, and finds most damage.
     if status.st_size != file.size:
         return f"has {status.st_size} bytes, its manifest says {file.size}"
     try:
@@ -53,7 +51,7 @@ def find_fault(file: File, path: Path) -> str | None:
 
 
 def files_below(directory: Path) -> Iterator[Path]:
-    """Everything below that is no directory; of a link to a directory the link itself."""
+    """Yield everything below but directories; of a link to a directory the link itself."""
     for folder, directories, names in os.walk(directory):
         for name in directories:
             if (path := Path(folder, name)).is_symlink():
@@ -62,7 +60,7 @@ def files_below(directory: Path) -> Iterator[Path]:
 
 
 def find_missing(places: Iterable[Place]) -> list[Place]:
-    """Those that are not whole on this machine, all bytes of the others read."""
+    """Return the files that are not whole on this machine. Reads all bytes of the others."""
     known = list(places)
     faults = transfer_each(lambda place, _: find_fault(*place), known)
     return [place for place, fault in zip(known, faults, strict=True) if fault is not None]
@@ -78,12 +76,12 @@ def fetch_verified(
     private: bool = False,
     on_bytes: OnBytes = ignore_bytes,
 ) -> None:
-    """Put each file where it belongs, in one step and verified, over what is there.
+    """Put each file at its path, verified, in one step, replacing what is there.
 
-    They pass through `scratch`, a directory on the same disk, where an interrupted transfer is gone
-    on with. Files that are whole below `cached` are copied from there. A `private` copy is a
-    person's own: writable, and never a hard link of the store's object. Raises ArtifactError when
-    the store's own bytes are damaged or gone.
+    Files pass through `scratch`, a directory on the same disk, from which an interrupted transfer
+    is resumed. Files that are whole below `cached` are copied from there. A `private` copy is
+    writable and never a hard link of the store's object. Raises ArtifactError if the store's own
+    bytes are damaged or gone.
     """
 
     def fetch_one(place: Place, on_bytes: OnBytes) -> None:
@@ -91,10 +89,10 @@ def fetch_verified(
         staged = scratch / scratch_name(file)
         if cached is not None and _copy_whole(file, cached / file.path, staged):
             on_bytes(file.size)
-        elif find_fault(file, staged) is not None:
+        elif find_fault(file, staged) is not None:  # else an earlier transfer has left it whole
             fetch_file(store, manifest, file, staged, private=private, on_bytes=on_bytes)
         path.parent.mkdir(parents=True, exist_ok=True)
-        staged.replace(path)
+        staged.replace(path)  # in one step: a process that reads the old file keeps it
 
     scratch.mkdir(parents=True, exist_ok=True)
     transfer_each(fetch_one, places, on_bytes=on_bytes)
@@ -109,7 +107,7 @@ def fetch_file(
     private: bool = False,
     on_bytes: OnBytes = ignore_bytes,
 ) -> None:
-    """Write one file of an artifact to `path`, verified. Raises ArtifactError, StoreError."""
+    """Fetch one file of an artifact to `path`, verified. Raises ArtifactError, StoreError."""
     fault = fetch_or_fault(store, manifest, file, path, private=private, on_bytes=on_bytes)
     if fault is not None:
         raise damaged(store, manifest, file, fault)
@@ -124,9 +122,10 @@ def fetch_or_fault(
     private: bool = False,
     on_bytes: OnBytes = ignore_bytes,
 ) -> str | None:
-    """Like `fetch_file`, but what is wrong with the store's own object is returned.
+    """Do as `fetch_file`, but return what is wrong with the store's own object.
 
-    Nothing is at `path` then. Still raises ArtifactError when the damage happens on the way.
+    Then `path` does not exist. None means that the file is whole. Raises ArtifactError if the
+    damage happens on the way.
     """
     faults: list[str] = []
     for _ in range(TRIES):
@@ -139,8 +138,9 @@ def fetch_or_fault(
         fault = find_fault(file, path)
         if fault is None:
             return None
-        path.unlink(missing_ok=True)  # so that nothing of it is gone on with
+        path.unlink(missing_ok=True)  # or the next try could resume the damaged file
         faults.append(fault)
+    # A damaged object gives the same wrong bytes each time; a damaged path gives others.
     if len(set(faults)) > 1:
         raise ArtifactError(
             f"{_name_in(store, manifest, file)} came out wrong {TRIES} times, not twice the same: "
@@ -152,7 +152,7 @@ def fetch_or_fault(
 
 
 def damaged(store: Store, manifest: Manifest, file: File, fault: str) -> ArtifactError:
-    """The error for a file whose object in the store is not what the manifest says."""
+    """Return the error for a file whose object in the store is not what the manifest says."""
     return ArtifactError(
         f"{_name_in(store, manifest, file)} {fault}",
         hint="the store's copy is damaged; if another store has a whole one, `nanochat push "
@@ -167,26 +167,27 @@ def transfer_each(
     *,
     on_bytes: OnBytes = ignore_bytes,
 ) -> list[_Result]:
-    """Results in order. The first call that fails stops the others, and its error is raised.
+    """Call `function` on each item in threads and return the results in order.
 
-    Each call is given an `on_bytes` of its own, which is where it is stopped: at the next chunk, so
-    that neither an error nor Ctrl-C waits for gigabytes.
+    The first call that fails stops the others, and its error is raised.
     """
     if len(items) == 1:
         return [function(items[0], on_bytes)]
     stop = threading.Event()
 
-    def tell(count: int) -> None:
+    def count_or_stop(count: int) -> None:
+        # Python cannot end a thread from outside. This is called at each chunk, so neither an error
+        # nor Ctrl-C waits for gigabytes.
         if stop.is_set():
             raise _Stopped
         on_bytes(count)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        futures = [pool.submit(function, item, tell) for item in items]
+        futures = [pool.submit(function, item, count_or_stop) for item in items]
         try:
             for future in as_completed(futures):
                 future.result()
-        except BaseException:
+        except BaseException:  # also KeyboardInterrupt: leaving the block waits for the threads
             stop.set()
             for future in futures:
                 future.cancel()
@@ -195,10 +196,12 @@ def transfer_each(
 
 
 class _Stopped(Exception):
-    """Another call failed, or the person has had enough. Nobody sees it."""
+    """Another call failed, or the person pressed Ctrl-C. Never leaves `transfer_each`."""
 
 
 def _own(path: Path) -> None:
+    """Make a fetched file writable, and independent of the store's object."""
+    # A local store may fetch by hard link: a write to that would change the store's object.
     if path.stat().st_nlink > 1:
         copy = path.with_name(f"{path.name}.copy")
         shutil.copyfile(path, copy)
@@ -207,8 +210,9 @@ def _own(path: Path) -> None:
 
 
 def _copy_whole(file: File, source: Path, target: Path) -> bool:
-    """Whether a whole copy of `source` lies at `target` afterwards."""
+    """Copy a cached file to `target`. Returns whether the copy is whole."""
     try:
+        # copyfile would write through a hard link of the store's object that an earlier fetch left.
         target.unlink(missing_ok=True)
         shutil.copyfile(source, target)
         return find_fault(file, target) is None
@@ -217,7 +221,7 @@ def _copy_whole(file: File, source: Path, target: Path) -> bool:
 
 
 def scratch_name(file: File) -> str:
-    """Of a file on its way: the same each time, so that an interrupted transfer is gone on with."""
+    """Return a file's name in the scratch directory: the same each time, so transfers resume."""
     return hashlib.sha256(file.key.encode()).hexdigest()[:32]
 
 
@@ -228,15 +232,15 @@ def _name_in(store: Store, manifest: Manifest, file: File) -> str:
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-_AHEAD = 4  # items a thread that are asked for before the first result is taken
+_AHEAD = 4  # items per thread submitted ahead of the result that is taken
 
 
 def in_parallel(
     function: Callable[[_Item], _Result], items: Iterable[_Item], *, threads: int
 ) -> Iterator[_Result]:
-    """Results in order; `items` may be endless. The first error is raised in its turn.
+    """Yield results in order; `items` may be endless. An error is raised at its item's position.
 
-    One thread means the caller's own.
+    `threads=1` runs in the caller's own thread.
     """
     if threads == 1:
         yield from map(function, items)
@@ -246,7 +250,7 @@ def in_parallel(
         try:
             for item in items:
                 waiting.append(pool.submit(function, item))
-                if len(waiting) > threads * _AHEAD:
+                if len(waiting) > threads * _AHEAD:  # bounds memory for endless `items`
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

@@ -149,7 +149,9 @@ def try_acquire(
             return LeaseGrant(stage=stage, fingerprint=fingerprint, record=mine)
     if seen is not None:
         return seen
-    raise StoreUnavailable(f"{store.url}/{key} exists for writers and not for readers")
+    raise StoreUnavailable(
+        f"{store.url}/{key} cannot be created, since it exists, nor read, since it does not"
+    )
 
 
 def renew(store: Store, held: LeaseGrant, *, step: int, total: int) -> LeaseGrant:
@@ -161,7 +163,7 @@ def renew(store: Store, held: LeaseGrant, *, step: int, total: int) -> LeaseGran
         new = replace(record, beat=record.beat + 1, step=step, total=total)
         if store.put_if_same(key, _to_json(new), version=stored.version):
             return replace(held, record=new)
-    raise StoreUnavailable(f"{store.url}/{key} changes whenever it is renewed")
+    raise StoreUnavailable(f"{store.url}/{key} changed during each of {_TRIES} tries to renew it")
 
 
 def check(store: Store, held: LeaseGrant) -> None:

@@ -148,7 +148,7 @@ def test_an_unknown_prefix_says_where_to_look(store: Counting):
     for name in ("sft/0000", f"sft/{'0' * 64}"):
         error, hint = refusal(lambda name=name: open_artifact(store, name))
         assert error == f"there is no artifact {name} in {store.url}"
-        assert hint == "`nanochat ls --stage sft` lists those there are"
+        assert hint == "`nanochat ls --stage sft` lists the artifacts that exist"
 
 
 @pytest.mark.parametrize(
