@@ -20,7 +20,8 @@ class Completion:
 
 
 def end_tokens(tokenizer: Tokenizer) -> frozenset[int]:
-    """The tokens that end an answer."""
+    """Return the tokens that end an answer."""
+    # bos too: it begins the next document, so a model that writes it has finished this one.
     return frozenset((tokenizer.special("<|assistant_end|>"), tokenizer.bos))
 
 
@@ -39,16 +40,16 @@ class Answer:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing may follow."""
+        """True if no token may follow."""
         return self.finished or len(self.ids) >= self.limit
 
     @property
     def is_forced(self) -> bool:
-        """Whether a tool has the next token ready."""
+        """True if a tool's result provides the next token."""
         return bool(self._calls.forced)
 
     def take(self, sampled: int) -> None:
-        """One step: a token that a tool has ready goes first, else `sampled` is written."""
+        """Write one token: the next one of a tool's result, or else `sampled`."""
         if self._calls.forced:
             token, sampled_by_model = self._calls.forced.popleft(), 0
         else:
@@ -62,5 +63,5 @@ class Answer:
         self._calls.see(token, room=self.limit - len(self.ids))
 
     def completion(self) -> Completion:
-        """The answer as it is."""
+        """Return the answer as it is."""
         return Completion(ids=self.ids, mask=self.mask, finished=self.finished)

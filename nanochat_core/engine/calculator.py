@@ -1,7 +1,7 @@
 """The calculator that a model may call: arithmetic, and counting letters in a string literal.
 
-The expression is written by a model, so it is read as data: cut into the few tokens of the grammar,
-parsed, and walked. Nothing is ever executed by name. Any thread may call it.
+A model writes the expression, so it is untrusted data: cut into the few tokens of the grammar,
+parsed, and walked. No name is ever looked up or called. Any thread may call it.
 
     numbers      12  1,234.5  .5  1e3       (commas between digits are dropped)
     operators    + - * / // % and unary + -, parentheses
@@ -49,7 +49,7 @@ _UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {
 
 
 def calculate(expression: str) -> str | None:
-    """The value of `expression` as text, or None when it has none. Never raises.
+    """Return the value of `expression` as text, or None if it has none. Never raises.
 
     Integers are exact; a float has at most 12 significant digits and no trailing ".0".
     """
@@ -58,14 +58,15 @@ def calculate(expression: str) -> str | None:
         return None
     try:
         value = _evaluate(ast.parse(source, mode="eval").body)
-    # The parser's and the arithmetic's ways of saying no.
+    # All that the parser and the arithmetic raise for what has no value: nesting, 1/0, overflow.
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return None
     return None if value is None else _format(value)
 
 
 def _clean(expression: str) -> str | None:
-    """The expression's tokens, spaced apart, commas gone from numbers; None if one is foreign."""
+    """Return the expression's tokens, separated by blanks and without commas in numbers; None if
+    one is not of the grammar."""
     if len(expression) > MAX_CHARS:
         return None
     text = expression.strip(" \t\r\n")
@@ -75,7 +76,7 @@ def _clean(expression: str) -> str | None:
         match = _TOKEN.match(text, position)
         if match is None or len(tokens) == MAX_TOKENS:
             return None
-        if match.lastgroup == last == "text":  # Python would join them
+        if match.lastgroup == last == "text":  # Python would join adjacent literals
             return None
         last = match.lastgroup
         token = match[last or 0]
@@ -85,6 +86,7 @@ def _clean(expression: str) -> str | None:
 
 
 def _evaluate(node: ast.expr) -> Number | None:
+    # Only nodes listed here have a value; each result is bounded before it is used again.
     match node:
         case ast.Constant(value=int() | float() as value):
             result = value

@@ -1,10 +1,10 @@
-"""Token ids in, token ids out: answers of a model, many prompts and samples at a time.
+"""Generates answers of a model, many prompts and samples at a time: token ids in, token ids out.
 
-Everything goes through one scheduler (see `scheduler`), whoever asks. Until `start`, whoever waits
-for answers does the work, on its own thread; after it, a thread of the engine's does.
+All requests go through one scheduler (see `scheduler`). Before `start`, a caller that waits for
+answers runs its steps on its own thread; after it, the engine's thread does.
 
-Randomness belongs to (seed, sample index, position), see `sampling`: a request draws the same
-numbers alone and in a crowd. Whether the logits are the same, too, is the runner's: see
+Random numbers depend on (seed, sample index, position) only, see `sampling`: a request draws the
+same ones alone and in a batch. Whether its logits are the same too depends on the runner: see
 docs/concepts/engine.md.
 """
 
@@ -25,8 +25,8 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.tokenizer.bpe import Tokenizer
 
-LISTEN_SECONDS = 1.0  # how long the engine's thread, or who waits for it, sleeps at a time
-SLICE_SECONDS = 0.01  # of a decode call while the engine's thread runs, about
+LISTEN_SECONDS = 1.0  # longest sleep of the engine's thread, and of callers that wait for it
+SLICE_SECONDS = 0.01  # of a decode call while the engine's thread runs, about: new requests wait
 
 _T = TypeVar("_T")
 
@@ -50,9 +50,10 @@ class Engine:
         runner: str | None = None,
         on_choice: Callable[[Choice], None] | None = None,
     ) -> None:
-        """`precision`, `memory`, `runner`, `on_choice`: see `open_runner`.
+        """Set the engine up. `precision`, `memory`, `runner`, `on_choice`: see `open_runner`.
 
-        `num_slots`: answers that are written at a time. `max_queue`: requests that may wait.
+        `num_slots`: answers that are written at a time. `max_queue`: requests that may wait; None:
+        any number.
         `context`: tokens that prompt and answer may hold, the model's sequence_len at most.
         """
         self.model = model
@@ -76,10 +77,10 @@ class Engine:
         self._stopped = threading.Event()
         self._failure: BaseException | None = None  # what ended the engine's thread
 
-    # ---- for a server: asked from many threads, answered by one
+    # ---- for a server: many threads submit, one generates
 
     def start(self) -> None:
-        """From now on a thread does the work."""
+        """Start the engine's thread, which runs all steps from then on."""
         assert self._thread is None, "the engine was started before"
         self.scheduler.slice_for(SLICE_SECONDS)
         self._stopped.clear()
@@ -88,7 +89,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End that thread; what is in flight is called off."""
+        """Stop the engine's thread; requests in flight fail."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._stopped.set()
@@ -99,20 +100,22 @@ class Engine:
             self._failure = None
 
     def submit(self, request: Request) -> RequestHandle:
-        """Take a request, see `Scheduler.submit`. Raises RuntimeError when the engine's thread
-        has failed."""
+        """Take a request, see `Scheduler.submit`. Raises RuntimeError if the engine's thread has
+        failed."""
         self._check_thread()
         ticket = self.scheduler.submit(request)
-        self._check_thread()  # also after it: what came in before the thread failed was ended by it
+        # Checked again: the thread may have failed in between, and then no step ends this request.
+        # One submitted before the failure has been ended by `_serve`.
+        self._check_thread()
         return ticket
 
     def stats(self) -> Stats:
-        """The scheduler's numbers."""
+        """Return the scheduler's numbers."""
         return self.scheduler.stats()
 
     @property
     def scheduler(self) -> Scheduler:
-        """What this engine's requests go through."""
+        """The scheduler of all requests; opened, with the runner, on first use."""
         with self._opening:
             if self._scheduler is None:
                 tools = ToolTokens.of(self.tokenizer)
@@ -128,13 +131,13 @@ class Engine:
             return self._scheduler
 
     def refresh(self) -> None:
-        """The model's weights were written to: take them over, and forget what they replaced."""
+        """Load the model's current weights into the runner, and drop pages made with older ones."""
         with self._opening:
             scheduler = self._scheduler
         if scheduler is not None:
             scheduler.refresh()
 
-    # ---- for whoever waits for answers
+    # ---- for callers that wait for answers
 
     def generate(
         self,
@@ -148,9 +151,9 @@ class Engine:
         """Yield a (token_column, token_masks) per step: the next token of each sample.
 
         Mask 1: sampled by the model, 0: forced by a tool. A sample's last token is the one that
-        ended it (`ends`); while others go on, its column repeats that token with mask 0. It stops
-        when all have ended, after `max_tokens` columns, or when sequence_len is full. Raises
-        DataError when the prompt is empty or leaves no room.
+        ended it (`ends`); while others continue, its column repeats that token with mask 0. It
+        stops when all have ended, after `max_tokens` columns, or when sequence_len is full. Raises
+        DataError if the prompt is empty or leaves no room.
         """
         events: SimpleQueue[Event] = SimpleQueue()
         request = Request(
@@ -161,7 +164,7 @@ class Engine:
             draw=SamplingParams(temperature=temperature, top_k=top_k),
             seed=seed,
         )
-        # Forced tokens come at once: what is ahead of the others waits here.
+        # Forced tokens come all at once: a sample that is ahead of the others waits here.
         ahead: list[deque[tuple[int, int]]] = [deque() for _ in range(num_samples)]
         last = [-1] * num_samples
         going = set(range(num_samples))
@@ -181,6 +184,8 @@ class Engine:
                 last = [token for token, _ in taken]
                 yield list(last), [mask for _, mask in taken]
         finally:
+            # The caller left the loop early. `settle` frees the slots at once: without an engine
+            # thread there may be no next step.
             if going:
                 ticket.cancel()
                 self.scheduler.settle()
@@ -188,7 +193,7 @@ class Engine:
     def generate_batch(
         self, tokens: Sequence[int], num_samples: int = 1, **settings: Any
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """(results, masks) of each sample: prompt and answer, without the token that ended it.
+        """Return (results, masks) of each sample: prompt and answer, without the ending token.
 
         `settings` are those of `generate`. The mask is 0 on the prompt and on forced tokens.
         """
@@ -213,14 +218,14 @@ class Engine:
         top_k: int | None,
         seeds: Sequence[int],
     ) -> list[list[Completion]]:
-        """`num_samples` answers to each prompt, in the order of `prompts`; `seeds` has one each.
+        """Return `num_samples` answers to each prompt, in the order of `prompts`; a seed each.
 
-        All are in flight together. Nothing that was read before is made use of, so that the same
-        call gives the same answers whatever came before it. Raises DataError when a prompt is empty
+        All are in flight together. Pages cached by earlier calls are not used, so that the same
+        call gives the same answers whatever came before it. Raises DataError if a prompt is empty
         or leaves no room.
         """
         assert len(seeds) == len(prompts), f"{len(seeds)} seeds for {len(prompts)} prompts"
-        for prompt in prompts:  # before any is taken
+        for prompt in prompts:  # all before the first is submitted: a refusal leaves none behind
             self.limit_for(prompt, max_tokens)
         if self._thread is None:
             self.scheduler.forget()
@@ -248,11 +253,12 @@ class Engine:
         return [answers.completions() for answers in found]
 
     def limit_for(self, prompt: Sequence[int], max_tokens: int | None) -> int:
-        """How many tokens may follow `prompt`. Raises DataError when it is empty or too long."""
+        """Return how many tokens may follow `prompt`; see `Scheduler.limit_for`."""
         return self.scheduler.limit_for(prompt, max_tokens)
 
     def _next(self, queue: "SimpleQueue[_T]") -> _T:
-        """What comes next in a queue that events end up in; works for it if nobody else does."""
+        """Return the next item of a queue that a sink fills; without an engine thread, run steps
+        until there is one."""
         while True:
             try:
                 return queue.get_nowait()
@@ -261,6 +267,7 @@ class Engine:
                 if self._thread is None:
                     self._work()
                     continue
+            # With a timeout, so that a failure of the engine's thread is noticed.
             try:
                 return queue.get(timeout=LISTEN_SECONDS)
             except Empty:
@@ -268,12 +275,13 @@ class Engine:
 
     def _work(self) -> bool:
         try:
-            goes_on = self.scheduler.step()
+            has_more = self.scheduler.step()
         except BaseException as error:
+            # The step stopped midway, so the scheduler's state is not to be trusted: end all.
             self.scheduler.abandon(ENGINE_FAILED, error if isinstance(error, Exception) else None)
             raise
         HEART.beat("answering")
-        return goes_on
+        return has_more
 
     def _serve(self) -> None:
         try:
@@ -282,7 +290,8 @@ class Engine:
                     self.scheduler.wait(LISTEN_SECONDS)
         except BaseException as error:
             self._failure = error
-            self.scheduler.abandon(ENGINE_FAILED)  # who came after `_work` did, and before this
+            # `_failure` is set first: a request that `submit` lets in before that is ended here.
+            self.scheduler.abandon(ENGINE_FAILED)
             raise
 
     def _check_thread(self) -> None:
@@ -290,11 +299,11 @@ class Engine:
             raise RuntimeError("the engine's thread has failed") from self._failure
 
     def _check_end(self, event: EndEvent) -> None:
-        """Raises what kept an answer from its end."""
+        """Raise the error of an answer that failed or was cancelled."""
         if event.reason == "failed":
             raise event.cause or RuntimeError(event.error)
         if event.reason == "cancelled":
-            raise RuntimeError("the answer was called off by somebody else")
+            raise RuntimeError("the request was cancelled by another caller")
 
 
 class _Answers:
@@ -307,7 +316,7 @@ class _Answers:
         self._done = done
 
     def take(self, event: Event) -> None:
-        """A request's sink."""
+        """Take an event, as a request's sink."""
         if isinstance(event, EndEvent):
             self._finished[event.sample] = event.reason == "stop"
             self._done.put(event)
@@ -316,7 +325,7 @@ class _Answers:
             self._masks[event.sample].append(int(event.sampled))
 
     def completions(self) -> list[Completion]:
-        """The answers, without the tokens that ended them."""
+        """Return the answers, without the tokens that ended them."""
         return [
             Completion(ids=ids[:-1], mask=mask[:-1], finished=True)
             if finished

@@ -1,6 +1,6 @@
-"""What is asked of the engine, and what it tells whoever asked.
+"""The engine's request and event types, and the check of a request's numbers.
 
-Token ids only: text, conversations and stop strings are for the callers.
+Token ids only: callers handle text, conversations and stop strings.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,19 +9,21 @@ from typing import Literal, TypeAlias
 
 from nanochat_core.errors import DataError, NanochatError
 
-ENGINE_FAILED = "the engine failed"  # all that whoever asked is told of a runner's exception
+# The only error text that a client gets for a runner's exception: the exception's own message may
+# quote a prompt or a path.
+ENGINE_FAILED = "the engine failed"
 MOST_SAMPLES = 4096  # of a request
 MOST_TEMPERATURE = 1000.0
 MOST_PENALTY = 100.0  # and its inverse the least: beyond, logits leave fp32
 
 
 class QueueFull(NanochatError):
-    """As many requests wait as may."""
+    """The limit of waiting requests is reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How the next token is drawn from the logits."""
+    """Settings with which the next token is sampled from the logits."""
 
     temperature: float = 1.0  # 0: always the likeliest token, whatever the rest says
     top_k: int | None = None  # the k likeliest compete; None, 0 and below: all
@@ -32,7 +34,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class LogProbs:
-    """What the model thought of a token, in nats, of its distribution before `Draw` bent it."""
+    """Log-probabilities in nats of a token and its alternatives.
+
+    They are of the model's own distribution, before `SamplingParams` changed it.
+    """
 
     chosen: float
     top: tuple[tuple[int, float], ...]  # the likeliest tokens and their log-probabilities
@@ -50,14 +55,14 @@ class TokenEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class EndEvent:
-    """Nothing more comes of this sample."""
+    """The last event of a sample."""
 
     sample: int
-    # "stop": the model ended it. "length": max_tokens or the context is full. "cancelled": whoever
-    # asked called it off. "failed": the engine could not go on; `error` says why.
+    # "stop": the model ended it. "length": max_tokens or the context is full. "cancelled": the
+    # client cancelled the request. "failed": the engine could not continue; `error` says why.
     reason: Literal["stop", "length", "cancelled", "failed"]
     error: str = ""
-    cause: Exception | None = field(default=None, compare=False)  # for whoever logs it, in-process
+    cause: Exception | None = field(default=None, compare=False)  # for logs within this process
 
 
 Event: TypeAlias = TokenEvent | EndEvent
@@ -75,14 +80,14 @@ class Request:
     num_samples: int = 1
     max_tokens: int | None = None  # of one answer, the ending token not counted; None: the context
     draw: SamplingParams = SamplingParams()
-    seed: int = 42  # sample i of a request draws what it draws alone, whatever else is in flight
+    seed: int = 42  # sample i draws the same numbers alone and among other requests
     cache_salt: int = 0  # 0 or more; cached pages are shared among requests of one salt
     priority: int = 0  # lower goes first; equals in the order they came
-    num_log_probs: int | None = None  # alternatives told with each token; None: no log_probs at all
+    num_log_probs: int | None = None  # alternatives for each token; None: no log_probs at all
 
 
 def check_request(request: Request, *, most_log_probs: int) -> None:
-    """Raises DataError for numbers that no runner can draw with; NaN is in no range."""
+    """Raise DataError if a number is out of the range that runners can sample with."""
     draw, alternatives = request.draw, request.num_log_probs
     for name, value, least, most in (
         ("temperature", draw.temperature, 0.0, MOST_TEMPERATURE),
@@ -93,6 +98,7 @@ def check_request(request: Request, *, most_log_probs: int) -> None:
         ("num_log_probs", 0 if alternatives is None else alternatives, 0, most_log_probs),
         ("seed", request.seed, -(2**63), 2**63 - 1),
     ):
+        # Written so that NaN, for which every comparison is false, is refused too.
         if not least <= value <= most:
             raise DataError(
                 f"{name} is {value}, expected {least} to {most}",

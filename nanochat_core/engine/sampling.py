@@ -1,9 +1,9 @@
-"""From logits to the next token, with randomness that belongs to the row.
+"""Samples the next token from logits, with random numbers that depend on the row alone.
 
-A row's uniform number is a hash of (seed, sample index, position), not the next draw of a shared
+A row's uniform number is a hash of (seed, sample index, position), not the next number of a shared
 generator: a row's text does not depend on which other rows share its batch, nor on their order.
 
-How a token is drawn, in this order:
+A token is sampled in this order:
 
 1. temperature 0: the likeliest token of the logits as they are (the lowest id of equals), and
    nothing of what follows;
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from nanochat_core.engine.requests import SamplingParams
 
+# SplitMix64's constants, see `_mix`.
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -40,12 +41,13 @@ TINY = 1e-30  # stands for a temperature or a top_p of 0 where it must not divid
 
 
 def row_keys(seeds: Tensor, samples: Tensor) -> Tensor:
-    """One random stream per row. Seeds and sample indices (B,) int64; keys (B,) int64."""
+    """Return one random stream's key per row. Seeds, sample indices and keys (B,) int64."""
     return _mix(_mix(seeds + _GOLDEN) + samples * _GOLDEN)
 
 
 def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
-    """Each row's number in [0, 1) for the token at `positions`. All (B,); fp32 result."""
+    """Return each row's number in [0, 1) for the token at `positions`. All (B,); fp32 result."""
+    # The upper bits, which are the best mixed. The product is exact: 23 bits fit fp32's mantissa.
     bits = _mix(keys + (positions + 1) * _GOLDEN)
     return _shift(bits, 64 - _UNIFORM_BITS).float() * 2.0**-_UNIFORM_BITS
 
@@ -62,9 +64,10 @@ def sample(
     repetition_penalty: float = 1.0,
     seen: Tensor | None = None,
 ) -> Tensor:
-    """The next token of every row, all drawn alike: (B, V) fp32 logits to (B,) int64 ids.
+    """Sample the next token of every row, with the same parameters for all.
 
-    `seen` (B, V) bool: the tokens that the repetition penalty is for. keys, positions (B,) int64.
+    logits (B, V) fp32; returns (B,) int64 ids. `seen` (B, V) bool: the tokens that the repetition
+    penalty applies to. keys, positions (B,) int64.
     """
     if temperature == 0.0:
         return logits.argmax(dim=-1)
@@ -77,7 +80,8 @@ def sample(
         logits, candidates = torch.sort(logits, dim=-1, descending=True, stable=True)
     logits = _finite(logits)
     top = logits.amax(dim=-1, keepdim=True)
-    weights = ((logits - top) / max(temperature, TINY)).exp_()  # (B, K); the likeliest token's is 1
+    # (B, K). Not normalised: the likeliest token's weight is 1, which makes min_p a plain bound.
+    weights = ((logits - top) / max(temperature, TINY)).exp_()
     if top_p < 1.0:
         weights = torch.where(_leading(weights, max(top_p, TINY)), weights, 0.0)
     if min_p > 0.0:
@@ -94,13 +98,14 @@ def sample_each(
     seen: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """`sample`, with a `Draw` for each row. Rows that are drawn alike are drawn together.
+    """Sample as `sample` does, with `SamplingParams` for each row; equal ones share one call.
 
-    softcap: that the logits have yet to go through. It changes no order, so that where few tokens
-    compete only they need to.
+    softcap: one that the logits have yet to go through; None: there is none left. It is monotonic,
+    so that with a top_k only the k likeliest need it.
     """
     rows_of: dict[SamplingParams, list[int]] = {}
     for row, draw in enumerate(draws):
+        # All of temperature 0 are one group: their other settings change nothing.
         rows_of.setdefault(draw if draw.temperature else GREEDY, []).append(row)
     if len(rows_of) == 1:
         return _sample_alike(logits, keys, positions, next(iter(rows_of)), seen, softcap)
@@ -115,13 +120,13 @@ def sample_each(
 
 
 def cap(logits: Tensor, softcap: float) -> Tensor:
-    """Between -softcap and softcap, as the model's last operation."""
+    """Squash logits to between -softcap and softcap, as the model's last operation does."""
     return (logits / softcap).tanh_().mul_(softcap)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawRows:
-    """A `Draw` for each of B rows, as tensors on a device."""
+    """The `SamplingParams` of B rows, as tensors on a device."""
 
     temperature: Tensor  # (B,) fp32
     top_k: Tensor  # (B,) int64; V where all compete
@@ -131,7 +136,7 @@ class DrawRows:
 
     @classmethod
     def of(cls, draws: Sequence[SamplingParams], *, vocab_size: int, device: torch.device) -> Self:
-        """Those of `draws`."""
+        """Return the rows of `draws`."""
 
         def floats(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float32, device=device)
@@ -146,7 +151,7 @@ class DrawRows:
 
 
 def candidates_of(draw: SamplingParams, vocab_size: int) -> int:
-    """How many tokens compete after top_k."""
+    """Return how many tokens compete after top_k."""
     limited = draw.top_k is not None and 0 < draw.top_k < vocab_size
     return draw.top_k if limited and draw.top_k is not None else vocab_size
 
@@ -160,11 +165,14 @@ def sample_rows(
     num_candidates: int,
     seen: Tensor | None = None,
 ) -> Tensor:
-    """`sample` with every setting a tensor of rows: one sequence of operations, whatever they are.
+    """Sample as `sample` does, with every setting a tensor of rows.
 
-    Nothing is asked of the device, so a CUDA graph can hold it. `num_candidates` is at least the
-    top_k of every row that has one, and V where a row has a top_p and no top_k.
+    The sequence of operations is the same for all settings and never waits for the device, so a
+    CUDA graph can hold it. `num_candidates` is at least the top_k of every row that has one, and V
+    if a row has a top_p and no top_k.
     """
+    # A graph cannot branch: the token is computed in all three ways (greedy, over the whole
+    # vocabulary, over ranked candidates), and each row selects one.
     vocab = logits.size(-1)
     greedy = logits.argmax(dim=-1)
     if seen is not None:
@@ -189,8 +197,8 @@ def sample_rows(
 
 
 def log_probs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What the model thought of `tokens` (B,): their log-probabilities in nats (B,), and the ids
-    and log-probabilities (B, num_top) of the likeliest. Of the logits (B, V) as they are."""
+    """Return the log-probabilities in nats (B,) of `tokens` (B,), and ids and log-probabilities
+    (B, num_top) of the likeliest tokens, all by the logits (B, V) as they are."""
     values = torch.log_softmax(logits, dim=-1)
     chosen = values.gather(-1, tokens[:, None])[:, 0]
     top, ids = torch.topk(values, num_top, dim=-1)
@@ -205,9 +213,11 @@ def _sample_alike(
     seen: Tensor | None,
     softcap: float | None,
 ) -> Tensor:
-    """`sample` by a `Draw`, of logits that may lack their softcap."""
+    """Sample as `sample` does, from logits that may lack their softcap."""
+    # Not needed for temperature 0: the softcap does not change which logit is the largest.
     if softcap is not None and draw.temperature != 0.0:
         count = candidates_of(draw, logits.size(-1))
+        # A repetition penalty works on capped logits and may change the order: no short cut.
         if count < logits.size(-1) and draw.repetition_penalty == 1.0:
             values, candidates = torch.topk(logits, count, dim=-1)
             choice = sample(cap(values, softcap), keys, positions, **_settings(draw))
@@ -221,38 +231,43 @@ def _settings(draw: SamplingParams) -> dict[str, Any]:
 
 
 def _penalised(logits: Tensor, seen: Tensor, penalty: float | Tensor) -> Tensor:
-    """Seen tokens are made less likely (Keskar et al. 2019): positive logits are divided, others
-    multiplied."""
+    """Make seen tokens less likely (Keskar et al. 2019): divide positive logits by the penalty,
+    multiply others."""
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def _leading(weights: Tensor, top_p: float | Tensor) -> Tensor:
-    """Which of the weights (B, K), sorted, are needed to reach the share top_p of them all."""
+    """Return a mask (B, K) of the sorted weights that are needed to reach the share top_p."""
     cumulative = weights.cumsum(dim=-1)
+    # Shifted by one: the weight with which the sum crosses the share is still needed.
     return F.pad(cumulative[:, :-1], (1, 0)) < top_p * cumulative[:, -1:]
 
 
 def _choose(weights: Tensor, numbers: Tensor) -> Tensor:
-    """Where in the weights (B, K) the numbers (B,) in [0, 1) fall: (B,). Never on a weight of 0."""
+    """Return the index (B,) in the weights (B, K) at which the numbers (B,) in [0, 1) fall.
+
+    Inverse transform sampling; never returns the index of a weight of 0.
+    """
     cumulative = weights.cumsum(dim=-1)
     threshold = numbers[:, None] * cumulative[:, -1:]
+    # right=True: a threshold equal to a sum passes over the weights of 0 that end there.
     choice = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
     return choice.clamp_(max=weights.size(-1) - 1)
 
 
 def _finite(logits: Tensor) -> Tensor:
-    """What is not a number is the least likely, so that whatever a model gives, a token is drawn;
-    where nothing is a number, any."""
+    """Replace NaN by the least logit, so that a token is sampled whatever the model gives; if all
+    are NaN, any token."""
     return logits.nan_to_num(nan=torch.finfo(logits.dtype).min)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014) on int64, which wraps as uint64 does."""
+    """Apply SplitMix64's finaliser (Steele, Lea and Flood 2014) to int64, which wraps as uint64."""
     x = (x ^ _shift(x, 30)) * _MIX1
     x = (x ^ _shift(x, 27)) * _MIX2
     return x ^ _shift(x, 31)
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift: torch's own copies the sign."""
+    """Shift right logically: torch's own shift copies the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

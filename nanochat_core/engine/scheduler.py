@@ -1,11 +1,11 @@
-"""Continuous batching: which samples have the runner's slots and pages, step by step.
+"""Continuous batching: assigns the runner's slots and pages to sequences, step by step.
 
-A step takes in what was asked and called off, gives free slots to whoever waits, lets the runner
-read a bounded number of prompt tokens, and decodes: so a sample begins, ends or goes at any step,
-and a long prompt holds nobody up. Too few pages make samples wait; where those that run need more,
-the newest gives up its own and is read again later, to go on with the same text.
+A step takes new and cancelled requests, gives free slots to waiting sequences, prefills a bounded
+number of prompt tokens, and decodes. So a sequence can begin or end at any step, and a long prompt
+does not stall the others. If pages run out, sequences wait; if running ones need more, the newest
+is preempted: it loses its pages, is prefilled again later and resumes with the same text.
 
-A tool call parks its slot. The result is read like a piece of a prompt, and decoding goes on.
+A tool call parks its slot. The result is prefilled like a piece of a prompt, then decoding resumes.
 """
 
 import heapq
@@ -26,8 +26,8 @@ from nanochat_core.errors import DataError
 
 
 class Scheduler:
-    """Requests in, events out. `submit`, `cancel` and `stats` may be called from any thread;
-    `step` too, one at a time: whoever calls it does the work."""
+    """A queue of requests and the sequences that run. `submit`, `cancel` and `stats` may be called
+    from any thread; `step` too, one at a time: its caller's thread does the work."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Scheduler:
         max_steps: int = 8,
         slice_seconds: float | None = None,
     ) -> None:
-        """`context`: tokens that prompt and answer may hold. `max_queue`: requests that may wait.
+        """Set an empty scheduler up. `context`: tokens that prompt and answer may hold.
 
-        `prefill_tokens`: at most so many are read per step. A decode call is up to `max_steps`
-        steps, and with `slice_seconds` no longer than about that: what is called off or comes in
-        waits for it.
+        `max_queue`: requests that may wait; None: any number. `prefill_tokens`: the most that are
+        prefilled per step. A decode call is up to `max_steps` steps, and with `slice_seconds` no
+        longer than about that: new and cancelled requests wait for it to end.
         """
         self.runner = runner
         self._slots = Slots(
@@ -66,7 +66,8 @@ class Scheduler:
         self._context = context
         self._max_queue = max_queue
         self._waiting: list[tuple[tuple[int, int, int], TokenSequence]] = []  # a heap
-        # What other threads touch.
+        # Shared with other threads. `_changed` guards the counts and wakes `wait`; the deques are
+        # atomic. `_stepping` serialises steps, and is reentrant because `refresh` calls `forget`.
         self._changed = threading.Condition()
         self._stepping = threading.RLock()
         self._arrived: deque[RequestHandle] = deque()
@@ -77,11 +78,10 @@ class Scheduler:
     # ---- for any thread
 
     def submit(self, request: Request) -> RequestHandle:
-        """Take a request. Its events come from whoever calls `step`.
+        """Queue a request. Its sink is called on the thread that calls `step`.
 
-        Raises DataError when the prompt is empty, too long, no tokens of this model or more than
-        all pages hold, or a number is out of range, and QueueFull when as many requests wait as
-        may.
+        Raises DataError if the prompt is empty, too long, not of this model's tokens or more than
+        all pages hold, or if a number is out of range; QueueFull if `max_queue` requests wait.
         """
         check_request(request, most_log_probs=min(MOST_LOG_PROBS, self.runner.vocab_size))
         limit = self.limit_for(request.prompt, request.max_tokens)
@@ -106,7 +106,8 @@ class Scheduler:
         return ticket
 
     def limit_for(self, prompt: Sequence[int], max_tokens: int | None) -> int:
-        """How many tokens may follow `prompt`. Raises DataError when it cannot be answered."""
+        """Return how many tokens may follow `prompt`. Raises DataError if it is empty, too long or
+        not of this model's tokens."""
         if not prompt:
             raise DataError("the prompt is empty", hint="it needs at least <|bos|>")
         if not 0 <= min(prompt) <= max(prompt) < self.runner.vocab_size:
@@ -125,7 +126,7 @@ class Scheduler:
         return room if max_tokens is None else min(max_tokens, room)
 
     def stats(self) -> Stats:
-        """The numbers of this moment."""
+        """Return the numbers of this moment."""
         slots, groups = self._slots, self._slots.groups
         counts = asdict(slots.counts)
         running = self.runner.num_slots - len(slots.free)
@@ -143,7 +144,7 @@ class Scheduler:
         )
 
     def wait(self, seconds: float) -> None:
-        """Sleep until something is asked or called off, or for so long."""
+        """Sleep until a request comes or is cancelled, at most `seconds`."""
         with self._changed:
             if not self._arrived and not self._called_off:
                 self._changed.wait(seconds)
@@ -155,37 +156,39 @@ class Scheduler:
 
     @property
     def failure(self) -> Exception | None:
-        """What the runner raised last."""
+        """The runner's latest exception; None if it raised none."""
         return self._passes.failure
 
-    # ---- for whoever does the work
+    # ---- for the thread that runs the steps
 
     def step(self) -> bool:
-        """Go on by a step; whether anything is left to do."""
+        """Run one step. Returns whether any work is left."""
         with self._stepping:
             self._take_in()
             self._admit()
             for sample in self._passes.read():
                 self._share(sample)
-            self._admit()  # the other samples of prompts that were read just now
+            # Again: the other samples of prompts that were prefilled just now can begin.
+            self._admit()
             self._passes.draw()
             self._passes.decode()
             asked = self._waiting or self._arrived or self._called_off
             return bool(asked) or not self._passes.is_idle
 
     def settle(self) -> None:
-        """Take in what was asked and called off, and do nothing else."""
+        """Take new and cancelled requests, without running a step."""
         with self._stepping:
             self._take_in()
 
     def refresh(self) -> None:
-        """The model's weights were written to: whoever is in flight is read again with them."""
+        """Load the model's current weights; sequences in flight are prefilled again with them."""
         with self._stepping:
+            # Before the weights change: `forget` reads the steps that still run on the old ones.
             self.forget()
             self.runner.refresh()
 
     def forget(self) -> None:
-        """Nothing that was read before is found again, as if the scheduler were new."""
+        """Preempt all sequences and empty the prefix cache, as if the scheduler were new."""
         with self._stepping:
             self._passes.drain()
             self._slots.vacate()
@@ -197,7 +200,7 @@ class Scheduler:
             self._passes.slice_seconds = seconds
 
     def abandon(self, error: str, cause: Exception | None = None) -> None:
-        """Fail all that is in flight: a step was cut off in the middle."""
+        """Fail all requests in flight, after a step that did not finish."""
         with self._stepping:
             self._take_in()
             in_flight = [sample for _, sample in self._waiting] + self._slots.running
@@ -224,8 +227,8 @@ class Scheduler:
             )
 
     def _take_in(self) -> None:
-        # First these: whoever calls off a request that comes in from here on is for the next time,
-        # while of these none is left to open.
+        # Take the cancellations before the arrivals: every request in this list was submitted
+        # before, so the loop below opens it. One cancelled from here on waits for the next step.
         called_off = [self._called_off.popleft() for _ in range(len(self._called_off))]
         while self._arrived:
             self._open(self._arrived.popleft())
@@ -237,7 +240,8 @@ class Scheduler:
                 for sample in ticket.samples:
                     self._slots.end(sample, "cancelled")
         counts, running = self._slots.counts, self._slots.running
-        # Of those that are over most would stay until all before them have begun.
+        # Ended sequences leave the heap only at its top. Rebuild it once they are the majority, or
+        # cancelled requests would hold memory until all before them have begun.
         if called_off and len(self._waiting) > 2 * (counts.in_flight - len(running)):
             self._waiting = [row for row in self._waiting if row[1].phase is not Phase.OVER]
             heapq.heapify(self._waiting)
@@ -266,7 +270,7 @@ class Scheduler:
                 self._num_queued -= 1
 
     def _admit(self) -> None:
-        """Give slots to those who wait, in their order."""
+        """Give slots to waiting sequences, in their order."""
         while self._waiting:
             sample = self._waiting[0][1]
             ticket = sample.ticket
@@ -274,6 +278,8 @@ class Scheduler:
                 if sample.is_fresh and ticket.leader is not None:
                     ticket.followers.append(sample)
                 elif not self._slots.make_room(sample):
+                    # Smaller ones behind it wait too: overtaken at each step, a long prompt would
+                    # never find enough pages free.
                     return
                 elif sample.is_fresh and ticket.stem is not None:
                     self._slots.fork(sample, ticket.stem)
@@ -287,7 +293,7 @@ class Scheduler:
             heapq.heappop(self._waiting)
 
     def _share(self, sample: TokenSequence) -> None:
-        """A sample has read its tokens: if they are the prompt, others of its ticket may begin."""
+        """Let the request's other samples begin, if `sample` has prefilled their prompt."""
         ticket = sample.ticket
         if ticket.leader is sample:
             if ticket.num_to_begin:
@@ -295,7 +301,7 @@ class Scheduler:
             self._note_left(sample)
 
     def _note_left(self, sample: TokenSequence) -> None:
-        """A sample has no slot any more, or nobody has to wait for it."""
+        """Requeue a sequence that lost its slot, and those that waited for it to prefill."""
         self._queue(sample)
         ticket = sample.ticket
         if ticket.leader is sample:

@@ -1,4 +1,4 @@
-"""What is in flight: a request's ticket and its samples, as the scheduler keeps them."""
+"""State of requests in flight: a handle for each request, a sequence for each of its samples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,22 +10,23 @@ from nanochat_core.engine.answer import Answer
 from nanochat_core.engine.kv_cache.pages import Tables
 from nanochat_core.engine.requests import Event, Request
 
-# How many later requests of the next better priority may go first: waiting has an end.
+# How many later requests of the next better priority may go first. Finite, so that a steady stream
+# of urgent requests cannot starve the others.
 PATIENCE = 64
 
 
 class Phase(Enum):
-    """Where a sample is."""
+    """Stage of a sequence's life in the scheduler."""
 
-    WAITING = "waiting"  # for a slot, or for its prompt to be read by another sample
-    READING = "reading"  # has a slot, and tokens that the runner is yet to read
-    DRAWING = "drawing"  # has a slot, and logits to draw the next token from
-    DECODING = "decoding"  # has a slot and draws a token in each step
+    WAITING = "waiting"  # for a slot, or for another sequence to prefill the same prompt
+    READING = "reading"  # has a slot, and tokens that the runner has yet to prefill
+    DRAWING = "drawing"  # has a slot, and logits to sample the next token from
+    DECODING = "decoding"  # has a slot and samples a token in each step
     OVER = "over"
 
 
 class TokenSequence:
-    """One answer: its tokens, what the runner has read of them, and where it is."""
+    """One sample of a request: its tokens, how many the runner has read, and its phase."""
 
     __slots__ = (
         "answer",
@@ -50,32 +51,33 @@ class TokenSequence:
         self.tables: Tables | None = None  # while it has a slot
         self.keys: list[bytes] = []  # of its first full pages, see `prefix_cache`
         self.phase = Phase.WAITING
-        # A request's samples take turns with those of later requests.
+        # Sample i ranks as if its request had come i requests later: one request with many samples
+        # does not hold up all that come after it.
         place = ticket.arrival + PATIENCE * ticket.request.priority + index
         self.order = (place, ticket.arrival, index)
 
     @property
     def slot(self) -> int:
-        """The slot that it has."""
+        """The slot that it holds."""
         assert self.tables is not None
         assert self.tables.slot is not None
         return self.tables.slot
 
     @property
     def held(self) -> Tables:
-        """The pages that it has."""
+        """The pages that it holds."""
         assert self.tables is not None
         return self.tables
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nothing of its answer is there."""
+        """True if its answer has no token yet."""
         return not self.answer.ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedPrefix:
-    """A prompt that was read, for the samples that are yet to begin."""
+    """A prefilled prompt, held for the samples of its request that have not begun."""
 
     tables: Tables
     logits: Tensor  # (1, V) of its last token
@@ -84,7 +86,7 @@ class SharedPrefix:
 
 @dataclass(kw_only=True, eq=False)
 class RequestHandle:
-    """A request that was taken. Any thread may call it off."""
+    """A request in flight. Any thread may cancel it."""
 
     request: Request
     prompt: list[int]
@@ -92,7 +94,7 @@ class RequestHandle:
     limit: int  # tokens that an answer may hold
     call_off: Callable[["RequestHandle"], None]
     is_cancelled: bool = False
-    sink_failed: bool = False  # it raised: nothing is told any more
+    sink_failed: bool = False  # it raised: it gets no more events
     is_queued: bool = True  # no sample has begun
     samples: list[TokenSequence] = field(default_factory=list)
     num_to_begin: int = 0  # samples that neither read nor drew anything
@@ -106,27 +108,29 @@ class RequestHandle:
         return len(self.prompt) + self.limit
 
     def cancel(self) -> None:
-        """Call the request off: at the next step its slots and pages are free."""
+        """Cancel the request; the next step frees its slots and pages."""
+        # The flag first: `steps` reads it and discards tokens that were sampled meanwhile.
         self.is_cancelled = True
         self.call_off(self)
 
 
 def tell(ticket: RequestHandle, event: Event) -> None:
-    """Hand an event over. A sink that raises gets no more, and its request is called off."""
+    """Pass an event to the request's sink. A sink that raises gets no more events, and its request
+    is cancelled."""
     if ticket.sink_failed:
         return
     try:
         ticket.request.sink(event)
-    except Exception:  # noqa: BLE001 - whatever it is, it is of this request alone
+    except Exception:  # noqa: BLE001 - a client's error concerns its own request alone
         ticket.sink_failed = True
         ticket.cancel()
 
 
 @dataclass(kw_only=True)
 class Counts:
-    """What `Stats` counts, as it goes."""
+    """Running totals, which `Stats` copies."""
 
-    in_flight: int = 0  # samples that are not over
+    in_flight: int = 0  # samples that have not ended
     prompt_tokens: int = 0
     prefix_tokens: int = 0
     tokens: int = 0
@@ -138,7 +142,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """Numbers of a scheduler for people to watch; counts are since it was made."""
+    """A scheduler's numbers at one moment, for monitoring; counts are since it was made."""
 
     slots: int
     running: int  # samples that have a slot
@@ -146,11 +150,11 @@ class Stats:
     queued: int  # requests of which no sample has begun
     pages: int  # of all groups
     pages_free: int  # hold nothing
-    pages_cached: int  # held by nobody and kept for a prompt that begins alike
+    pages_cached: int  # held by no sequence; cached for a prompt with the same prefix
     requests: int
     prompt_tokens: int  # of all prompts that were begun, repetitions included
     prefix_tokens: int  # of these, taken from the cache or from another sample
-    tokens: int  # told, forced ones included
+    tokens: int  # passed to sinks, forced ones included
     cancellations: int  # requests
     preemptions: int  # samples
     failures: int  # samples
@@ -159,5 +163,5 @@ class Stats:
 
     @property
     def pages_used(self) -> int:
-        """Pages that somebody holds."""
+        """Pages that a sequence or a shared prefix holds."""
         return self.pages - self.pages_free - self.pages_cached

@@ -1,8 +1,8 @@
-"""How fast answers come: time to the first token, tokens per second, share of the bandwidth.
+"""Measures decoding: time to the first token, tokens per second, share of the memory bandwidth.
 
-Measured through the scheduler, as every answer goes. A step of decoding has to read all matrices
-and what its rows keep of the past; that many bytes, over what the memory gives, is the time a step
-takes at best. Embedding tables are not counted: a step reads a few rows of them.
+It measures through the scheduler, as answers are really made. A decode step has to read all
+matrices and the keys and values of its rows; those bytes over the memory's bandwidth are the least
+time that a step can take. Embedding tables are not counted: a step reads a few rows of them.
 """
 
 import statistics
@@ -34,7 +34,7 @@ NEVER = -1  # no token
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """One batch size: medians over rounds."""
+    """Measurements of one batch size: medians over rounds."""
 
     batch_size: int
     first_token: float  # seconds from the request to the first token of every answer
@@ -45,7 +45,7 @@ class Speed:
 
 
 def make_endless(runner: Runner, *, context: int) -> Scheduler:
-    """A scheduler that ends answers at their limits only; `context` as there."""
+    """Return a scheduler that ends answers at their limits only; `context` as there."""
     tools = ToolTokens(
         tokenizer=Tokenizer({bytes([i]): i for i in range(256)}),
         **dict.fromkeys(("python_start", "python_end", "output_start", "output_end"), NEVER),
@@ -64,14 +64,14 @@ def measure_speed(
     rounds: int = 3,
     draw: SamplingParams = SamplingParams(top_k=50),  # noqa: B008 - frozen
 ) -> Iterator[Speed | None]:
-    """Answer `prompt` with `batch_size` samples of `num_tokens` tokens; None after each round, and
-    at the end the result. One more round warms up.
+    """Time answers to `prompt` by `batch_size` samples of `num_tokens` tokens. Yields None after
+    each round, for progress, and the result at the end. One more round warms up.
 
     The scheduler must not end answers early. bandwidth: bytes per second.
     """
     found: list[tuple[float, float]] = []
     for number in range(rounds + 1):
-        scheduler.forget()
+        scheduler.forget()  # or the prompt would be cached after the first round
         timed = time_answers(scheduler, prompt, batch_size, num_tokens, seed=number, draw=draw)
         if number:
             found.append(timed)
@@ -98,7 +98,7 @@ def time_answers(
     draw: SamplingParams,
     on_first: Callable[[], None] = lambda: None,
 ) -> tuple[float, float]:
-    """Seconds until every answer has a first token, and from there to the last token of all.
+    """Return the seconds until every answer has a first token, and from there to the last token.
 
     on_first: called in between.
     """
@@ -118,6 +118,7 @@ def time_answers(
                 on_first()
                 came = time.perf_counter()
 
+    # Kernels run asynchronously: without waiting, the clock would time their launches.
     wait_for_gpu()
     began = time.perf_counter()
     scheduler.submit(
@@ -139,15 +140,17 @@ def time_answers(
 
 
 def wait_for_gpu() -> None:
-    """Until what was launched is done; at once where no GPU is in use."""
+    """Wait until all launched kernels are done; return at once if no GPU is in use."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 def bytes_per_step(model: GPT, choice: Choice, *, rows: int, length: int) -> int:
-    """What a decode step reads: all matrices, and keys and values of rows of `length` tokens."""
+    """Return the bytes that a decode step reads: all matrices, and the keys and values of `rows`
+    sequences of `length` tokens."""
     config = model.config
     matrices = num_matrix_params(config, model.numerics) + num_lm_head_params(config)
+    # int8 is of matrices only; and on a CPU the torch runner's pages are always fp32.
     kept = BYTES["bf16" if choice.precision == "int8" else choice.precision]
     if choice.runner == "torch" and model.lm_head.weight.device.type == "cpu":
         kept = BYTES["fp32"]
@@ -155,13 +158,14 @@ def bytes_per_step(model: GPT, choice: Choice, *, rows: int, length: int) -> int
 
 
 def past_bytes(config: ModelConfig, length: int, kept: int) -> int:
-    """Keys and values that the next token of a sequence sees; `kept` bytes a number."""
+    """Return the bytes of keys and values that a sequence's next token sees; `kept` bytes each."""
+    # window + 1: the keys to the left and the query's own. * 2: keys and values.
     seen = sum(min(window + 1, length) for window in config.windows)
     return seen * 2 * config.num_kv_heads * head_dim(config) * kept
 
 
 def read_bandwidth(device: torch.device, *, threads: int) -> float:
-    """Bytes per second that reading gets out of the memory, the best of two seconds."""
+    """Measure the memory's read bandwidth in bytes per second, the best of two seconds."""
     best = float("inf")
     if device.type == "cuda":
         numbers = torch.ones(GPU_PROBE_BYTES // 4, device=device)
@@ -173,7 +177,7 @@ def read_bandwidth(device: torch.device, *, threads: int) -> float:
             torch.cuda.synchronize(device)
             best = min(best, time.perf_counter() - began)
         return GPU_PROBE_BYTES / best
-    # On the pages that weights lie on: on small ones reading is a third slower and more.
+    # On large pages, as the weights are: on small ones reading is at least a third slower.
     pieces = Arena().zeros((PROBE_BYTES // 4,), torch.float32).fill_(1).tensor_split(threads)
     until = time.perf_counter() + PROBE_SECONDS
     with ThreadPoolExecutor(threads) as pool:

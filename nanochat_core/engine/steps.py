@@ -1,7 +1,7 @@
-"""The runner's passes: reading what is to be read, drawing, decoding, and taking what came.
+"""The runner's passes of a step: prefill, the first sampled token, decode, and their results.
 
-What a slot drew is written into its sample's answer and told. A call for a tool has parked the
-slot; the tool's result is told at once, and read like a piece of a prompt.
+A sampled token is appended to its sequence's answer and passed to the request's sink. A tool call
+parks the slot; the tool's result is passed on at once, and prefilled like a piece of a prompt.
 """
 
 import logging
@@ -19,13 +19,13 @@ from nanochat_core.engine.slots import Slots
 
 _LOG = logging.getLogger(__name__)
 
-STEP_ROWS = 32  # rows times steps that a decode call is worth; what it costs besides is then small
+STEP_ROWS = 32  # rows times steps of a decode call: enough to make its fixed cost small
 SMOOTHING = 0.1  # of seconds_per_step: the share of the latest
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Launched:
-    """A decode call, and who was in it."""
+    """A decode call under way, and its sequences."""
 
     samples: list[TokenSequence]
     pending: Pending
@@ -33,13 +33,13 @@ class _Launched:
 
 
 class StepRunner:
-    """What is done with the samples in the slots, pass by pass."""
+    """Runs the passes over the sequences that have slots."""
 
     def __init__(
         self, slots: Slots, *, call_end: int, max_steps: int, slice_seconds: float | None
     ) -> None:
-        """`call_end`: the token that parks a slot until a tool has answered. The rest is as in
-        `Scheduler`."""
+        """Set up an idle runner. `call_end`: the token that parks a slot until a tool has answered.
+        The rest is as in `Scheduler`."""
         self.slots = slots
         self.runner = slots.runner
         self.counts = slots.counts
@@ -53,25 +53,26 @@ class StepRunner:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the runner has nothing to do."""
+        """True if no sequence has a slot and no decode call is under way."""
         return not self.slots.running and self._under_way is None
 
     def _in(self, phase: Phase) -> list[TokenSequence]:
         return [sample for sample in self.slots.running if sample.phase is phase]
 
     def read(self) -> list[TokenSequence]:
-        """Read some tokens of those who have some to read; given are those who have none left."""
+        """Prefill some tokens of sequences that need it. Returns those that are now complete."""
         chunks, readers = self._plan_chunks()
         if not chunks:
             return []
         try:
             logits = self.runner.prefill(chunks)
-        except Exception as error:  # noqa: BLE001 - whatever it is, others can go on
+        except Exception as error:  # noqa: BLE001 - whatever it is, other sequences can continue
             self._fail(readers, error)
             return []
         done: list[TokenSequence] = []
         for chunk, sample in zip(chunks, readers, strict=True):
             sample.read += len(chunk.tokens)
+            # Before `trim`, which may release the pages: with a key they stay cached.
             self.slots.name(sample, sample.read)
             sample.held.trim(sample.read)
             if chunk.wants_logits:
@@ -86,13 +87,14 @@ class StepRunner:
         coming: set[bytes] = set()  # keys of pages that this pass fills
         waiting = sorted(self._in(Phase.READING), key=lambda sample: sample.order)
         for sample in waiting:
-            # It may have made room for an older one.
+            # An older sequence's `grow` in this loop may have preempted it.
             if sample.phase is not Phase.READING or budget <= 0:
                 continue
             if not sample.read and not self._find_prefix(sample, coming):
                 continue
             start = sample.read
-            # The oldest gets the most, but not everything while others have something to read.
+            # Half of what is left, in order of age: the oldest gets most, but a long prompt does
+            # not keep the others from starting.
             share = budget if sample is waiting[-1] else max(budget // 2, self._size)
             stop = min(len(sample.tokens), start + min(share, budget))
             if not self.slots.grow(sample, stop):
@@ -112,8 +114,9 @@ class StepRunner:
         return chunks, readers
 
     def _find_prefix(self, sample: TokenSequence, coming: set[bytes]) -> bool:
-        """Begin with pages that are there; False: better wait for what is being read just now."""
-        # One token at least is read, for its logits.
+        """Adopt cached pages of the prompt's beginning. Returns False if the next page is being
+        filled by another sequence in this pass: then it waits and finds that page later."""
+        # At least one token must be read: the pages hold no logits.
         known = (len(sample.tokens) - 1) // self._size
         salt = sample.ticket.request.cache_salt
         extend_keys(sample.keys, sample.tokens, known, self._size, salt=salt)
@@ -127,10 +130,10 @@ class StepRunner:
             self.counts.prefix_tokens += sample.read
         return True
 
-    # ---- drawing and decoding
+    # ---- sampling and decoding
 
     def draw(self) -> None:
-        """Draw the first token after what was read."""
+        """Sample the first token of sequences whose prefill is complete."""
         samples = self._in(Phase.DRAWING)
         if not samples:
             return
@@ -144,17 +147,19 @@ class StepRunner:
                 lengths,
                 befores,
             )
-        except Exception as error:  # noqa: BLE001 - whatever it is, others can go on
+        except Exception as error:  # noqa: BLE001 - whatever it is, other sequences can continue
             self._fail(samples, error)
             return
+        # Before `_take`: it may send a sequence back to READING, for a tool's result.
         for sample in samples:
             sample.phase, sample.logits = Phase.DECODING, None
         self._take(samples, columns)
 
     def decode(self) -> None:
-        """Launch steps, and read those that are done."""
+        """Launch decode steps, and process the results of finished ones."""
         started = time.perf_counter()
         launched = self._launch()
+        # The device runs the new call while the host processes the results of the last one.
         if self.runner.is_asynchronous:
             launched, self._under_way = self._under_way, launched
         if launched is None:
@@ -166,16 +171,17 @@ class StepRunner:
         self.seconds_per_step = seconds
 
     def drain(self) -> None:
-        """Read what is under way."""
+        """Wait for the decode call under way and process its results."""
         launched, self._under_way = self._under_way, None
         if launched is not None:
             self._finish(launched)
 
     def abandon(self) -> None:
-        """Whatever is under way is void."""
+        """Drop the decode call under way, without its results."""
         self._under_way = None
 
     def _launch(self) -> _Launched | None:
+        # The call under way has not been read: the host's copy of its sequences lags by `ahead`.
         under_way = self._under_way
         later = set(under_way.samples) if under_way is not None else set[TokenSequence]()
         ahead = under_way.num_steps if under_way is not None else 0
@@ -188,13 +194,14 @@ class StepRunner:
                 sample.held.trim(read)
             start = read + ahead if sample in later else read
             if start + 1 >= total:
-                continue  # with what is under way it holds all that it may
+                continue  # the call under way brings it to its limit
             batch.append(sample)
-            upto = min(start + num_steps, total - 1)
+            upto = min(start + num_steps, total - 1)  # the last token is never read: no page
             if upto > sample.held.capacity:
                 short.append((sample, upto))
+        # The oldest first, so that it is the newest that are preempted.
         for sample, upto in sorted(short, key=lambda pair: pair[0].order):
-            if sample.phase is Phase.DECODING:  # else it made room for an older one
+            if sample.phase is Phase.DECODING:  # else it was preempted in this loop
                 self.slots.grow(sample, upto)
         batch = [sample for sample in batch if sample.phase is Phase.DECODING]
         if not batch:
@@ -205,7 +212,7 @@ class StepRunner:
                 [sample.ticket.total for sample in batch],
                 num_steps,
             )
-        except Exception as error:  # noqa: BLE001 - whatever it is, others can go on
+        except Exception as error:  # noqa: BLE001 - whatever it is, other sequences can continue
             self._fail(batch, error)
             return None
         return _Launched(samples=batch, pending=pending, num_steps=num_steps)
@@ -213,7 +220,7 @@ class StepRunner:
     def _num_steps(self, ahead: int) -> int:
         decoding = self._in(Phase.DECODING)
         if len(decoding) < len(self.slots.running) or not decoding:
-            return 1  # somebody has something to read
+            return 1  # a sequence waits for a prefill, or for its first token
         left = max(sample.ticket.total - len(sample.tokens) for sample in decoding) - ahead
         steps = min(self._max_steps, STEP_ROWS // len(decoding), left)
         if self.slice_seconds is not None and self.seconds_per_step:
@@ -221,33 +228,34 @@ class StepRunner:
         return max(1, steps)
 
     def _finish(self, launched: _Launched) -> None:
-        # Who has left since then draws it all again, or is over.
+        # A sequence that was preempted since the launch samples the same tokens again after its
+        # prefill: random numbers depend on seed, sample and position only.
         current = [s if s.phase is Phase.DECODING else None for s in launched.samples]
         try:
             columns = launched.pending.read()
-        except Exception as error:  # noqa: BLE001 - whatever it is, others can go on
+        except Exception as error:  # noqa: BLE001 - whatever it is, other sequences can continue
             self._fail([sample for sample in current if sample is not None], error)
             return
         self.counts.steps += launched.num_steps
         self._take(current, columns)
 
-    # ---- what was drawn
+    # ---- results
 
     def _take(self, samples: Sequence[TokenSequence | None], columns: DecodeOutput) -> None:
-        """Write what was drawn into the answers of those that are still there."""
+        """Write sampled tokens into the answers; None stands for a sequence that left."""
         log_probs = columns.log_probs
         for i, sample in enumerate(samples):
             if sample is None:
                 continue
             for step, column in enumerate(columns.tokens):
-                # Parked, or called off by whoever was told the token before.
+                # Parked, or cancelled by its client at the token before.
                 if column[i] < 0 or sample.ticket.is_cancelled:
                     break
                 if not self._write(sample, column[i], log_probs[step][i] if log_probs else None):
                     break
 
     def _write(self, sample: TokenSequence, token: int, log_probs: LogProbs | None) -> bool:
-        """One drawn token; whether the slot goes on with it."""
+        """Append one sampled token. Returns whether the slot continues with the next one."""
         answer, ticket = sample.answer, sample.ticket
         answer.take(token)
         self.counts.tokens += 1
@@ -269,8 +277,9 @@ class StepRunner:
         return False
 
     def _write_result(self, sample: TokenSequence) -> None:
-        """What a tool has said, if anything, follows; it is read together with the call's end."""
+        """Append a tool's result, if it has one; it is prefilled together with the call's end."""
         answer = sample.answer
+        # The slot parked on the call's last token before reading it.
         sample.read = len(sample.tokens) - 1
         sample.phase = Phase.READING
         forced: list[int] = []

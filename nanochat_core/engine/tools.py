@@ -1,8 +1,8 @@
-"""Tool use inside an answer: what the model writes between python_start and python_end is
-calculated, and the result is put into the answer between output_start and output_end.
+"""Tool use inside an answer: evaluates what the model writes between python_start and python_end,
+and puts the result into the answer between output_start and output_end.
 
 Token ids only, one `ToolCalls` per row, no tensors. A call without a value (see `calculator`), or
-whose result does not fit into the row any more, is ignored: the row goes on without a result.
+whose result does not fit into the row, is ignored: the row continues without a result.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ class ToolTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """Look the special tokens up."""
+        """Look up the special tokens of `tokenizer`."""
         return cls(
             tokenizer=tokenizer,
             python_start=tokenizer.special("<|python_start|>"),
@@ -58,6 +58,7 @@ class ToolCalls:
                 self._insert(result, room)
 
     def _insert(self, result: str, room: int) -> None:
+        # Whole or not at all: half a result would be read as another number. + 2: its two marks.
         ids = self._tokens.tokenizer.encode(result)
         if len(ids) + 2 <= room:
             self.forced.extend([self._tokens.output_start, *ids, self._tokens.output_end])

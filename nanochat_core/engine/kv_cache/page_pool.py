@@ -1,4 +1,4 @@
-"""The memory of the pages, in torch's layout, and which page stands where in each slot's table.
+"""The torch runners' KV cache memory, in pages, and each slot's page table.
 
 Shapes: P pages of S tokens, L layers of a group, K key/value heads, D head dim.
 """
@@ -15,8 +15,8 @@ from nanochat_core.engine.runner import PageGroup
 class PagePool:
     """Keys and values of one group, (L, P, S, K, D) each, and a table of pages per slot.
 
-    Where a slot's pages follow each other in memory, its keys are a view; else they are copied
-    together for the pass.
+    If a slot's pages are contiguous in memory, its keys are a view; else they are gathered for the
+    pass.
     """
 
     def __init__(
@@ -38,14 +38,15 @@ class PagePool:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.place = {layer: i for i, layer in enumerate(group.layers)}
         self.table = np.zeros((num_slots, -(-max_len // page_size)), dtype=np.int64)
-        # The first entry from which on the pages up to this one follow each other.
+        # _run[slot, i]: the first entry from which the pages up to entry i are contiguous.
         self._run = np.tile(np.arange(self.table.shape[1]), (num_slots, 1))
 
     def set_table(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Entries first.. of the slot's table."""
+        """Set entries `first` and on of the slot's table."""
         row, run = self.table[slot], self._run[slot]
         assert first + len(pages) <= len(row), f"entries {first}+{len(pages)} of {len(row)}"
         row[first : first + len(pages)] = pages
+        # Runs of later entries may begin in the ones just set; scratch ends the table in use.
         for i in range(first, len(row)):
             if i >= first + len(pages) and not row[i]:
                 break
@@ -53,29 +54,29 @@ class PagePool:
             run[i] = run[i - 1] if follows else i
 
     def clear_table(self, slot: int) -> None:
-        """The scratch page everywhere."""
+        """Set all of the slot's entries to the scratch page."""
         self.table[slot] = 0
         self._run[slot] = np.arange(self.table.shape[1])
 
     def copy_page(self, source: int, target: int) -> None:
-        """All layers of it."""
+        """Copy all layers of a page."""
         self.keys[:, target] = self.keys[:, source]
         self.values[:, target] = self.values[:, source]
 
     def places(self, slot: int, first: int, last: int) -> np.ndarray:
-        """Where positions first.. below last are, as indices into (P * S): (last - first,)."""
+        """Return the indices into (P * S) of positions `first` to `last - 1`: (last - first,)."""
         positions = np.arange(first, last)
         pages = self.table[slot, positions // self.page_size]
         return pages * self.page_size + positions % self.page_size
 
     def write(self, layer: int, places: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store k and v (N, K, D) at `places` (N,) of a layer."""
+        """Write k and v (N, K, D) at `places` (N,) of a layer."""
         at = self.place[layer]
         self.keys[at].flatten(0, 1).index_copy_(0, places, k.to(self.keys.dtype))
         self.values[at].flatten(0, 1).index_copy_(0, places, v.to(self.values.dtype))
 
     def find(self, slot: int, first: int, last: int) -> "PageRange":
-        """Positions first.. below last of a slot, for `read`."""
+        """Return positions `first` to `last - 1` of a slot as a range, for `read`."""
         size = self.page_size
         low, high = first // size, (last - 1) // size
         if self._run[slot, high] <= low:
@@ -84,7 +85,7 @@ class PagePool:
         return PageRange(first % size, last - first, pages.to(self.keys.device))
 
     def read(self, layer: int, stretch: "PageRange") -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer there, (1, K, T, D) each."""
+        """Return a layer's keys and values in the range, (1, K, T, D) each."""
         at = self.place[layer]
         found: list[Tensor] = []
         for pool in (self.keys[at], self.values[at]):
@@ -95,7 +96,8 @@ class PagePool:
 
 
 class PageRange:
-    """Neighbouring positions of a slot: tokens from `offset` on, of all pages or of some copied."""
+    """Consecutive positions of a slot: `length` tokens from `offset` on, in the whole pool if
+    `pages` is None, else in those pages once they are gathered."""
 
     def __init__(self, offset: int, length: int, pages: Tensor | None) -> None:
         self.offset, self.length, self.pages = offset, length, pages

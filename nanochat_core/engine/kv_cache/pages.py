@@ -1,8 +1,8 @@
-"""Who holds which page of the KV cache, and each sequence's tables.
+"""Reference counts of the KV cache's pages, and each sequence's page tables.
 
-Pages are counted, not copied: a sequence, a prompt that several samples share, and the prefix cache
-may hold the same one. A page that nobody holds is free; if it has a key it is found again under
-that key (see `prefix_cache`) until its memory is wanted, the longest unused first.
+Pages are shared by reference count, not copied: several sequences and a shared prompt may hold the
+same one. A page without a holder is free; if it has a key it stays cached under that key (see
+`prefix_cache`) until its memory is needed, the least recently used first.
 """
 
 from collections import OrderedDict
@@ -21,7 +21,7 @@ class Pages:
         self.window = group.window
         self.num_pages = group.num_pages - 1  # that can be held
         self._free = list(range(self.num_pages, 0, -1))
-        # Held by nobody but known by a key; the longest unused first.
+        # Cached: no holder, but a key. An ordered set, the least recently used first.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._holders = [0] * group.num_pages
         self._keys: dict[int, bytes] = {}
@@ -29,16 +29,17 @@ class Pages:
 
     @property
     def available(self) -> int:
-        """How many can be taken."""
+        """Number of pages that can be taken."""
         return len(self._free) + len(self._idle)
 
     @property
     def num_idle(self) -> int:
-        """How many nobody holds and the prefix cache knows."""
+        """Number of cached pages: they have a key and no holder."""
         return len(self._idle)
 
     def take(self) -> int:
-        """A page for whoever asks, with nothing of use in it. One must be available."""
+        """Take a page for one holder, evicting a cached one if none is free. One must be
+        available."""
         if self._free:
             page = self._free.pop()
         else:
@@ -48,14 +49,14 @@ class Pages:
         return page
 
     def hold(self, page: int) -> None:
-        """One holder more."""
+        """Add a holder to a page that is held or cached."""
         if not self._holders[page]:
             del self._idle[page]
         self._holders[page] += 1
 
     def drop(self, page: int) -> None:
-        """One holder less."""
-        assert self._holders[page] > 0, f"page {page} is dropped and nobody holds it"
+        """Remove a holder. A page without one becomes cached if it has a key, else free."""
+        assert self._holders[page] > 0, f"page {page} is dropped and has no holder"
         self._holders[page] -= 1
         if self._holders[page]:
             return
@@ -65,17 +66,17 @@ class Pages:
             self._free.append(page)
 
     def name(self, page: int, key: bytes) -> None:
-        """Let a full page be found under its key; the first of equal ones is."""
+        """Make a full page findable by its key. Of pages with the same content the first is."""
         if page not in self._keys and key not in self._pages:
             self._keys[page] = key
             self._pages[key] = page
 
     def find(self, key: bytes) -> int | None:
-        """The page of that key."""
+        """Return the page of that key; None means that there is none."""
         return self._pages.get(key)
 
     def forget(self) -> None:
-        """No page is found any more."""
+        """Forget all keys; cached pages become free."""
         self._free += self._idle
         self._idle.clear()
         self._keys.clear()
@@ -83,7 +84,7 @@ class Pages:
 
 
 class Tables:
-    """One sequence's pages in every group, which the runner is told of when it has a slot."""
+    """One sequence's pages in every group. While it has a slot, the runner's tables follow."""
 
     def __init__(self, groups: Sequence[Pages], runner: Runner, *, slot: int | None) -> None:
         self._groups = groups
@@ -97,7 +98,7 @@ class Tables:
         self._plan_trim()
 
     def adopt(self, found: Sequence[Sequence[int]]) -> None:
-        """Begin with pages of the prefix cache: of each group one a logical page, or SCRATCH."""
+        """Begin with cached pages: for each group one, or SCRATCH, per logical page."""
         for i, pages in enumerate(found):
             self.firsts[i] = sum(1 for page in pages if page == SCRATCH)
             for page in pages[self.firsts[i] :]:
@@ -108,10 +109,12 @@ class Tables:
         self._plan_trim()
 
     def grow(self, upto: int) -> bool:
-        """Have pages for all positions below `upto`; False, and nothing, if there are too few."""
+        """Take pages for all positions below `upto`. Returns False, and takes none, if there are
+        too few."""
         missing = -(-(upto - self.capacity) // self._size)
         if missing <= 0:
             return True
+        # All groups are checked before a page is taken: a failed call changes nothing.
         if any(group.available < missing for group in self._groups):
             return False
         for i, group in enumerate(self._groups):
@@ -122,7 +125,7 @@ class Tables:
         return True
 
     def trim(self, position: int) -> None:
-        """Give back what no query at `position` or to the right of it sees."""
+        """Release the pages that no query at `position` or to its right sees."""
         for i, group in enumerate(self._groups):
             first = min(first_seen(position, group.window, self._size), len(self.pages[i]))
             old = self.firsts[i]
@@ -135,11 +138,11 @@ class Tables:
         self._plan_trim()
 
     def fork(self, length: int, *, slot: int | None) -> Self:
-        """Another sequence's tables, with the first `length` positions of this one.
+        """Return another sequence's tables, with the first `length` positions of this one.
 
-        Full pages are shared. A last page that is not full is copied when there is a slot, for
-        which one page of each group must be available; without one it is shared: that is to keep
-        what was read, not to go on.
+        Full pages are shared. A last page that is not full is copied if there is a slot, for which
+        one page of each group must be available. Without a slot it is shared: such tables only hold
+        the prompt and are never written to.
         """
         other = type(self)(self._groups, self._runner, slot=slot)
         full, rest = divmod(length, self._size)
@@ -159,14 +162,16 @@ class Tables:
         return other
 
     def name(self, keys: Sequence[bytes]) -> None:
-        """Let the full pages, which `keys` has one for each of, be found by others."""
+        """Add full pages to the prefix cache; `keys` has one for each."""
         for i, group in enumerate(self._groups):
             for index in range(self.firsts[i], len(keys)):
                 group.name(self.pages[i][index], keys[index])
 
     def drop(self) -> None:
-        """Give all pages back, the last first: it is the least likely to be asked for again."""
+        """Release all pages."""
         for i, group in enumerate(self._groups):
+            # The last page first, so that it is evicted first: a longer prefix is less often
+            # shared, and its pages are of no use without those before them.
             for page in reversed(self.pages[i][self.firsts[i] :]):
                 group.drop(page)
             self.pages[i] = []
@@ -187,10 +192,11 @@ class Tables:
 
 
 def first_seen(position: int, window: int, page_size: int) -> int:
-    """The first logical page that a query at `position` sees."""
+    """Return the first logical page that a query at `position` sees."""
     return max(0, position - window) // page_size
 
 
 def most_pages(length: int, window: int, page_size: int, *, ahead: int) -> int:
-    """How many pages a sequence of `length` tokens holds at most, `ahead` of them not yet read."""
+    """Return the most pages that a sequence of `length` tokens holds, `ahead` of them unread."""
+    # + 2: the window may begin inside one page, and what is ahead may end inside another.
     return min(-(-length // page_size), (window + ahead) // page_size + 2)

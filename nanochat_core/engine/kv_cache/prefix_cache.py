@@ -1,9 +1,9 @@
-"""Pages that were filled before: of earlier turns of a conversation, of a shared beginning.
+"""Prefix cache: finds pages that hold the beginning of a prompt, for example a conversation's past.
 
-What a page holds depends on its tokens and on all before them, so its key is a hash of both: a
-chain, each page's key made of the one before it and its own tokens. Only full pages have one. The
-chain begins with the request's salt, so requests of different salts share no pages: how long a
-first token takes says nothing of what another salt's prompts were.
+A page's keys and values depend on its tokens and on all before them, so its cache key is a hash of
+both: a chain, each made of the previous key and the page's own tokens. Only full pages have one.
+The chain begins with the request's salt, so requests of different salts share no pages: the time to
+a first token reveals nothing about the prompts of another salt.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from nanochat_core.engine.kv_cache.pages import SCRATCH, Pages, first_seen
 
-KEY_BYTES = 16  # of blake2b: nobody finds two texts of one key
+KEY_BYTES = 16  # of blake2b, a cryptographic hash: no client can construct two texts of one key
 
 
 def extend_keys(
@@ -28,9 +28,10 @@ def extend_keys(
 def find_prefix(
     groups: Sequence[Pages], keys: Sequence[bytes], page_size: int
 ) -> list[list[int]] | None:
-    """The longest known beginning: of each group one page a key, SCRATCH where none is needed.
+    """Find the longest cached beginning: for each group one page per key, SCRATCH if not needed.
 
-    A group of a short window needs the pages that the next token's query sees, no others.
+    A group of a short window needs only the pages that the next token's query sees. None means that
+    no page is cached.
     """
     count = _longest_run(groups, keys)
     by_window = sorted(groups, key=lambda group: group.window)
@@ -39,14 +40,14 @@ def find_prefix(
         shorter = next((page for page in missing if page is not None), None)
         if shorter is None:
             return [_find(group, keys[:count], page_size) for group in groups]
-        # Every count between needs the missing page, too: its window begins no later. Windows do
-        # not overlap by more than one, so that the pages are looked up some two times in all.
+        # Every count in between needs the missing page too, as its window begins no later. The
+        # windows tried overlap by at most one page, so each is looked up about twice in all.
         count = shorter
     return None
 
 
 def _longest_run(groups: Sequence[Pages], keys: Sequence[bytes]) -> int:
-    """No beginning longer than this is known to the group that sees the farthest."""
+    """Return an upper bound of the cached beginning, by the group of the widest window."""
     widest = max(groups, key=lambda group: group.window)
     last = len(keys)
     while last and widest.find(keys[last - 1]) is None:

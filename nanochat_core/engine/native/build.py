@@ -1,11 +1,10 @@
-"""The compiled kernels: built once per machine from the .cpp and .h files beside this module.
+"""Builds and loads the compiled kernels, once per machine, from the .cpp and .h files here.
 
-A build is kept in a cache folder under a name made of all that it depends on: sources, flags, the
-compiler's version, the processor. It is written under another name, loaded, and renamed, so that
-processes that build at the same time do no harm. It ends with a digest of itself, which is compared
-before it is loaded: a part of a library kills the process that maps it. A file that is not whole,
-not a library, or not ours is built again. What stands in the way is told as a reason, not raised:
-there is another runner.
+A build is cached in a folder under a name made of all that it depends on: sources, flags, the
+compiler's version, the processor. It ends with a digest of itself, which is checked before it is
+loaded: a truncated library kills the process that maps it. A file that is not whole, not a library,
+or owned by another user is built again. If the kernels cannot be built, callers get a reason and
+use another runner.
 """
 
 import ctypes
@@ -47,12 +46,12 @@ Sources: TypeAlias = tuple[tuple[str, bytes], ...]  # name and content of each o
 
 
 class Unavailable(Exception):
-    """The kernels cannot be had here; the message is a reason fit to be shown."""
+    """The kernels cannot be built or loaded here; the message is a reason to show to users."""
 
 
 @lru_cache(maxsize=1)
 def processor_flags() -> frozenset[str]:
-    """What the processor can do, in the kernel's words; empty where it is not Linux on x86."""
+    """Return the processor's features by Linux' names; empty if this is not Linux on x86."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -62,7 +61,7 @@ def processor_flags() -> frozenset[str]:
 
 
 def unable_here(flags: frozenset[str] | None = None) -> str | None:
-    """Why kernels cannot be built or run on this machine; None: they can."""
+    """Return why kernels cannot be built or run on this machine; None means that they can."""
     missing = NEEDED_FLAGS - (processor_flags() if flags is None else flags)
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
         return f"the kernels are for Linux on x86-64, this is {platform.system()} on " + (
@@ -76,12 +75,12 @@ def unable_here(flags: frozenset[str] | None = None) -> str | None:
 
 
 def find_compiler() -> str | None:
-    """The path of the first compiler there is."""
+    """Return the path of the first of COMPILERS that is installed, or None."""
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
 def load_kernels(cache: Path | None = None) -> ctypes.CDLL:
-    """The library, from the cache folder (the user's by default) or built into it.
+    """Load the library from the cache folder (the user's by default), or build it into that.
 
     Raises Unavailable.
     """
@@ -91,26 +90,28 @@ def load_kernels(cache: Path | None = None) -> ctypes.CDLL:
     assert compiler is not None
     try:
         folder = (cache or user_cache()) / "kernels"
-    except RuntimeError as error:  # nobody's home is known
-        raise Unavailable(f"there is no folder to keep the kernels in: {error}") from error
+    except RuntimeError as error:  # the user's home directory is unknown
+        raise Unavailable(f"there is no cache folder for the kernels: {error}") from error
     try:
         note_version("compiler", _version(compiler).partition("\n")[0])
         sources = _read_sources(SOURCES)
         path = folder / f"{_fingerprint(compiler, sources)}.so"
         if _is_ours_and_whole(path):
-            with suppress(OSError):
+            with suppress(OSError):  # not loadable in spite of its digest: built again below
                 return _open(path)
         folder.mkdir(parents=True, exist_ok=True)
         return _build(compiler, path, sources)
     except (OSError, RuntimeError) as error:
-        raise Unavailable(f"the kernels cannot be kept in {folder}: {error}") from error
+        raise Unavailable(f"the kernels cannot be stored in {folder}: {error}") from error
 
 
 def _is_ours_and_whole(path: Path) -> bool:
-    """Whether the file was written by this user or root, and is what was written.
+    """Return whether the file was written by this user or root, and matches its digest.
 
-    OSError other than that there is none: it cannot be read.
+    False if there is none. Raises OSError if it cannot be read.
     """
+    # The owner, because a library's code runs on loading: in a shared cache folder another user
+    # could have put it there. Of the open file, so that the two checks are of the same one.
     try:
         with path.open("rb") as file:
             owner, data = os.fstat(file.fileno()).st_uid, file.read()
@@ -121,7 +122,7 @@ def _is_ours_and_whole(path: Path) -> bool:
 
 
 def _open(path: Path) -> ctypes.CDLL:
-    """OSError: it is no library, or another one."""
+    """Load the library at `path`. Raises OSError if it is not one, or lacks a function."""
     library = ctypes.CDLL(str(path))
     int32, int64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
     for name, result, arguments in (
@@ -143,11 +144,13 @@ def _open(path: Path) -> ctypes.CDLL:
 
 @lru_cache(maxsize=1)
 def _read_sources(folder: Path) -> Sources:
-    """Read them once: the compiler gets the bytes that the library is named after."""
+    """Read the sources once: the compiler gets the bytes that the library is named after."""
     return tuple((name, (folder / name).read_bytes()) for name in FILES)
 
 
 def _build(compiler: str, path: Path, sources: Sources) -> ctypes.CDLL:
+    # Built in a folder of its own and renamed at the end: processes that build at the same time
+    # each replace a whole file by an equal one.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as scratch:
         for name, data in sources:
             (Path(scratch) / name).write_bytes(data)
@@ -164,10 +167,13 @@ def _build(compiler: str, path: Path, sources: Sources) -> ctypes.CDLL:
             why = lines[0] if lines else f"exit status {run.returncode}"
             raise Unavailable(f"{compiler} does not build the kernels: {why}")
         digest = hashlib.sha256(built.read_bytes()).digest()
-        with built.open("ab") as file:  # a loader does not look behind the last section
+        # Loaders ignore what follows the last section. fsync before the rename: after a power loss
+        # the name must not lead to a file whose data was never written.
+        with built.open("ab") as file:
             file.write(digest)
             file.flush()
             os.fsync(file.fileno())
+        # Loaded before the rename: what cannot be loaded never gets the name.
         library = _open(built)
         built.replace(path)
         return library

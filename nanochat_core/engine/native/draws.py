@@ -1,4 +1,4 @@
-"""How each slot of the native runner draws, in the kernels or by sampling.py."""
+"""Sampling parameters of the native runner's slots, and sampling in the kernels or sampling.py."""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,24 +14,24 @@ _RULE = np.dtype([("temperature", np.float32), ("top_k", np.int32), ("key", np.i
 
 
 class Draws:
-    """The rules of all slots. `rules` (num_slots,) is kernels_draw.h's DrawRule."""
+    """The sampling parameters of all slots. `rules` (num_slots,) is kernels_draw.h's DrawRule."""
 
     def __init__(self, library: ctypes.CDLL, *, num_slots: int, vocab_size: int) -> None:
         self.rules = np.zeros(num_slots, _RULE)
-        self.is_special = [False] * num_slots  # more than a temperature and a top_k
+        self.is_special = [False] * num_slots  # needs more than a temperature and a top_k
         self.num_log_probs: list[int | None] = [None] * num_slots
         self._draws: list[SamplingParams] = [SamplingParams()] * num_slots
         self._library = library
         self._shape = (num_slots, vocab_size)
-        self._seen: Tensor | None = None  # (num_slots, V) bool, once a draw asks for it
+        self._seen: Tensor | None = None  # (num_slots, V) bool; made for the first penalty
 
     def start(
         self, slot: int, *, draw: SamplingParams, seed: int, sample: int, num_log_probs: int | None
     ) -> None:
-        """As the runner's."""
+        """Set a slot's parameters, see `Runner.start`."""
         key = self._library.nf_row_key(seed, sample)
         top_k = min(max(draw.top_k or 0, 0), self._shape[1])
-        # Not so little that it is 0 in fp32, where it means something else.
+        # At least TINY: a smaller number is 0 in fp32, and 0 means the likeliest token.
         temperature = max(draw.temperature, TINY) if draw.temperature else 0.0
         self.rules[slot] = (temperature, top_k, key)
         self._draws[slot], self.num_log_probs[slot] = draw, num_log_probs
@@ -44,12 +44,12 @@ class Draws:
             self._seen[slot] = False
 
     def remember(self, slot: int, tokens: Sequence[int]) -> None:
-        """As the runner's."""
+        """Count tokens as seen, see `Runner.remember`."""
         if self._seen is not None and self._draws[slot].repetition_penalty != 1.0:
             self._seen[slot, torch.tensor(tokens, dtype=torch.int64)] = True  # there may be none
 
     def wants_torch(self, slots: Sequence[int]) -> bool:
-        """Whether one of the slots needs more than the kernels give."""
+        """Return whether one of the slots needs what the kernels do not compute."""
         return any(self.is_special[s] or self.num_log_probs[s] is not None for s in slots)
 
     def draw(
@@ -59,8 +59,10 @@ class Draws:
         logits: Tensor,
         positions: Sequence[int],
     ) -> tuple[list[int], list[LogProbs | None]]:
-        """A token for each slot from its row of capped logits (n, V), to stand at its position;
-        and what was thought of it, empty where no slot wants that."""
+        """Sample a token for each slot from its row of capped logits (n, V), for its position.
+
+        Returns the tokens and their log-probabilities, an empty list if no slot wants any.
+        """
         if logits.stride(1) != 1:
             logits = logits.contiguous()
         which, where = np.array(slots, np.int32), np.array(positions, np.int32)
@@ -74,6 +76,7 @@ class Draws:
             logits.stride(0),
             out.ctypes.data,
         )
+        # The kernels sampled these rows too, without their other settings: replace the tokens.
         rows = [i for i, slot in enumerate(slots) if self.is_special[slot]]
         if rows:
             out[rows] = self._draw_special([slots[i] for i in rows], logits[rows], where[rows])

@@ -108,8 +108,8 @@ static void multiply(const Matrix& m, const Activations& a, int first_row, int n
     const int log_width = tile_width(biggest, first_panel + num_panels - p), width = 1 << log_width;
     const int32_t* panels[MAX_TILE_PANELS];
     for (int c = 0; c < width; ++c) panels[c] = m.data + (p + c) * panel_words;
-    // The first block of rows brings the panels in from memory. Short ones end before the processor
-    // has seen where they lead: it is told of the next ones.
+    // The first block of rows brings the panels in from memory. Short ones end before the
+    // processor's prefetcher has found their direction: the next ones are prefetched explicitly.
     const size_t whole = width * panel_words, ahead = whole <= NEAR ? whole : 512;
     for (int b = 0; b < blocks; ++b) {
       const int row = first_row + b * num_rows / blocks;

@@ -102,7 +102,7 @@ class Model : public Engine {
   }
 
   // Of the last layer only the wanted rows are of use, once all keys and values are written: rows
-  // that go on, and which row of the pass the i-th of them is.
+  // that continue, and which row of the pass the i-th of them is.
   bool is_cut(int layer) const {
     return layer == spec.depth - 1 && pass_.num_wanted < pass_.num_rows;
   }

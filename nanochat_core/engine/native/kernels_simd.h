@@ -12,7 +12,7 @@
 
 // A form packs DEPTH numbers of a row of activations into 32 bits, and the same of 16 matrix
 // columns into 512; `step` multiplies and adds to 16 sums. A sum takes its products one step after
-// the other, always: that makes a result the same in whatever company it is computed.
+// the other, always: that makes a row's result the same whatever rows it is computed with.
 //
 // `step` is written as the instruction itself: through the intrinsics gcc 12 keeps the sums of a
 // tile in memory, at a third of the speed.

@@ -1,12 +1,12 @@
 // A crew of threads that goes through a pass together, phase by phase.
 //
-// A phase is a number of tickets; whoever comes first takes the next. The one that finishes the
-// last ticket opens the next phase. Nobody waits for a thread, only for tickets: a thread that the
-// system has put aside holds up the others no longer than the ticket it has in hand, which is what
-// makes this fit for a machine that is shared. Where even that holds up the caller for long, it
-// goes on without the others for a while: one thread of its own is more than two that wait for each
-// other's turns. Every thread walks through the same list of phases; one that comes late finds no
-// tickets left and catches up.
+// A phase is a number of tickets; the first thread that comes takes the next. The one that finishes
+// the last ticket opens the next phase. No thread waits for a thread, only for tickets: one that
+// the system has preempted delays the others no longer than the ticket that it holds, which makes
+// this fit for a shared machine. If even that delays the caller for long, it continues without the
+// others for a while: one thread alone is faster than two that wait for each other's time slices.
+// Every thread walks through the same list of phases; one that comes late finds no tickets left and
+// catches up.
 #pragma once
 
 #include <immintrin.h>

@@ -1,7 +1,7 @@
-"""Memory of the native runner: large pages, where the system has them.
+"""Memory of the native runner, on large pages if the system has them.
 
-Weights are read from end to end at each step. On pages of 4 KB the processor's prefetching stops
-at every one of them and each costs a look into the page table; pages of 2 MB are asked for here.
+Weights are read from end to end at each step. On pages of 4 KB the processor's prefetcher stops at
+every page boundary and each page costs a TLB miss; this asks for pages of 2 MB.
 """
 
 import math
@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64  # bytes: a cache line, and a vector of the kernels
-BLOCK = 2**26  # bytes; what is never written to costs an address only
+BLOCK = 2**26  # bytes; pages that are never written to take no memory
 
 
 class Arena:
-    """Zeroed tensors that live side by side; their memory goes when the last of them does."""
+    """Zeroed tensors side by side in one mapping, which is freed with the last of them."""
 
     def __init__(self) -> None:
         self._block: mmap.mmap | None = None
         self._used = 0
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """As torch.zeros, aligned to 64 bytes."""
+        """Return a tensor like torch.zeros, aligned to 64 bytes."""
         count = math.prod(shape)
         size = count * dtype.itemsize
         if self._block is None or self._used + size > len(self._block):
-            # Private, for large pages are not for shared memory everywhere.
+            # MAP_PRIVATE: Python's default is shared, for which large pages are often disabled.
             self._block = mmap.mmap(
                 -1, max(BLOCK, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             )

@@ -1,11 +1,11 @@
-"""The runner in compiled kernels, for a CPU: what kernels.cpp computes, with torch's tensors.
+"""The runner for a CPU in compiled kernels: passes torch's tensors to kernels.cpp.
 
 A pass goes over rows: a token with its position and slot. The tokens of a prompt and the slots that
-decode are rows alike, and what a row computes depends on no other: the same request gives the same
-bits alone and in a crowd, read at once or in chunks, with any number of threads.
+decode are rows alike, and a row's result depends on no other: the same request gives the same bits
+alone and in a batch, prefilled at once or in chunks, with any number of threads.
 
-Rows that only have a temperature and a top_k are drawn in the kernels, several steps a call; others
-are drawn by sampling.py, a step a call.
+Slots with only a temperature and a top_k are sampled in the kernels, several steps per call; others
+by sampling.py, one step per call.
 
 Precisions: "fp32" is the model's own arithmetic but for the order of sums; "bf16" has matrices,
 tables, keys and values in bf16 and everything else in fp32; "int8" has matrices in 8 bits with a
@@ -42,7 +42,7 @@ from nanochat_core.errors import ModelError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
 
-MAX_ROWS = 256  # of one pass; longer prompts take several, which nobody can tell
+MAX_ROWS = 256  # of one pass; longer prompts take several passes, with the same result
 
 
 class GroupSpec(ctypes.Structure):
@@ -55,6 +55,7 @@ class GroupSpec(ctypes.Structure):
     )
 
 
+# Names and order are those of kernels_spec.h's Spec: a field out of place is memory misread.
 _INTS = (
     *("form", "num_threads", "max_rows", "num_slots", "vocab", "depth", "num_groups"),
     *("table_width", "width", "real_width", "hidden", "num_heads", "num_kv_heads", "head_width"),
@@ -85,7 +86,8 @@ class EngineSpec(ctypes.Structure):
 
 
 def unable(model: GPT, *, cache: Path | None = None) -> str | None:
-    """Why this runner cannot run `model` here; None: it can, and the kernels are built."""
+    """Return why this runner cannot run `model` here; None means that it can, and the kernels are
+    built."""
     device = model.lm_head.weight.device
     if device.type != "cpu":
         return f"the model is on {device}, the kernels run on a CPU"
@@ -97,13 +99,14 @@ def unable(model: GPT, *, cache: Path | None = None) -> str | None:
 
 
 def page_bytes(config: ModelConfig, precision: Precision, group: PageGroup) -> int:
-    """Memory of one page of a group; all of them are `group.num_pages` times that."""
+    """Return the bytes of one page of a group, for all of its layers."""
+    # 2: keys and values.
     numbers = 2 * len(group.layers) * config.num_kv_heads * PAGE_SIZE * padded_head(config)
     return numbers * kept_dtype(precision).itemsize
 
 
 class NativeRunner:
-    """Runs `model`, see runner.py. Its weights are taken over at construction and by `refresh`."""
+    """Runs `model`, see runner.py. Its weights are loaded at construction and by `refresh`."""
 
     page_size = PAGE_SIZE
     is_asynchronous = False
@@ -120,8 +123,8 @@ class NativeRunner:
         num_threads: int,
         cache: Path | None = None,
     ) -> None:
-        """`max_len`: tokens of the longest sequence. `cache`: as in load_kernels; raises
-        Unavailable where `unable` gives a reason."""
+        """Load the kernels and pack the weights. `max_len`: tokens of the longest sequence.
+        `cache`: as in load_kernels. Raises Unavailable if `unable` returns a reason."""
         config = model.config
         self.groups, self.num_slots = tuple(groups), num_slots
         self.vocab_size, self.max_len = config.vocab_size, max_len
@@ -139,6 +142,7 @@ class NativeRunner:
         self._draws = Draws(self._library, num_slots=num_slots, vocab_size=config.vocab_size)
         self._parks = np.zeros(config.vocab_size, np.uint8)
         self._parks[[t for t in self.park_tokens if 0 <= t < config.vocab_size]] = 1
+        # Buffers of the calls and their addresses, made once and not in every step.
         self._slots, self._limits = np.zeros(num_slots, np.int32), np.zeros(num_slots, np.int32)
         self._out = np.zeros(num_slots, np.int32)
         self._pointers = (self._slots.ctypes.data, self._limits.ctypes.data, self._out.ctypes.data)
@@ -149,7 +153,7 @@ class NativeRunner:
     def set_table(self, group: int, slot: int, first: int, pages: Sequence[int]) -> None:
         """See runner.py."""
         row = self._tables[group][slot]
-        # The kernels check nothing: what is wrong here would be written to anywhere.
+        # The kernels check no page number: with a wrong one they would write anywhere in memory.
         assert 0 <= first <= len(row) - len(pages), f"entries {first}+{len(pages)} of {len(row)}"
         assert all(0 <= page < self.groups[group].num_pages for page in pages), f"pages {pages}"
         row[first : first + len(pages)] = pages
@@ -193,18 +197,18 @@ class NativeRunner:
         assert rows[0].min() >= 0, "a token is negative"
         assert rows[0].max() < self.vocab_size, f"token {rows[0].max()} of {self.vocab_size}"
         logits = torch.empty((len(wanted), padded(self.vocab_size)))
-        told = 0
+        done = 0  # rows of logits
         for first in range(0, at, MAX_ROWS):
             count = min(MAX_ROWS, at - first)
             self._rows[:4, :count] = rows[:, first : first + count]
             here = [row - first for row in wanted if first <= row < first + count]
             self._rows[4, : len(here)] = here
             token, before, position, slot, place = (r.ctypes.data for r in self._rows)
-            out = logits[told:].data_ptr()
+            out = logits[done:].data_ptr()
             self._library.nf_read(
                 self._engine, count, token, before, position, slot, len(here), place, out
             )
-            told += len(here)
+            done += len(here)
         return logits[:, : self.vocab_size]
 
     def draw_first(
@@ -219,7 +223,7 @@ class NativeRunner:
 
     def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Done:
         """See runner.py."""
-        # The last token of a full text is told and not read: it needs no place.
+        # + 1: the last token of a full text is returned but not read, and so needs no position.
         assert max(limits) <= self.max_len + 1, f"{max(limits)} tokens of {self.max_len}"
         if self._draws.wants_torch(slots):
             return self._decode_special(slots, limits, num_steps)
@@ -230,8 +234,8 @@ class NativeRunner:
             self._pointers = (*self._pointers[:2], self._out.ctypes.data)
         at, limit, out = self._pointers
         self._library.nf_decode(self._engine, count, at, limit, num_steps, out)
-        told = self._out[: num_steps * count].tolist()
-        columns = [told[i : i + count] for i in range(0, len(told), count)]
+        tokens = self._out[: num_steps * count].tolist()
+        columns = [tokens[i : i + count] for i in range(0, len(tokens), count)]
         return Done(DecodeOutput(tokens=columns, log_probs=[]))
 
     def release(self, slot: int) -> None:
@@ -241,11 +245,12 @@ class NativeRunner:
     def refresh(self) -> None:
         """See runner.py."""
         self._weights.refresh()
+        # The kernels hold a pointer to the weights, rewritten in place, and to this structure.
         self._spec.smear_lambda = self._weights.smear_lambda
         self._spec.backout_lambda = self._weights.backout_lambda
 
     def close(self) -> None:
-        """End the threads and give the memory back; the runner is of no use after that."""
+        """End the kernels' threads and free their memory; the runner cannot be used after that."""
         if self._engine:
             self._library.nf_close(self._engine)
             self._engine = 0
@@ -255,7 +260,7 @@ class NativeRunner:
             self.close()
 
     def _decode_special(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Done:
-        """Slots of which some need more than the kernels give: a step a call."""
+        """Decode slots of which some need sampling.py: one step per call of the kernels."""
         limit_of = dict(zip(slots, limits, strict=True))
         for slot, limit in limit_of.items():
             self.parked[slot] |= int(self.length[slot] + 1 >= limit)
@@ -277,7 +282,7 @@ class NativeRunner:
     def _step(
         self, slots: list[int], limit_of: dict[int, int]
     ) -> tuple[list[int], list[LogProbs | None]]:
-        """One step of slots that are not parked: what they drew."""
+        """Run one step of slots that are not parked. Returns their tokens and log-probabilities."""
         logits = torch.empty((len(slots), padded(self.vocab_size)))
         self._slots[: len(slots)] = slots
         self._library.nf_step(self._engine, len(slots), self._pointers[0], logits.data_ptr())

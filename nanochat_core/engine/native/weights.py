@@ -1,8 +1,8 @@
 """A model's weights as the compiled kernels read them: cast, joined, padded and packed once.
 
-Widths are padded to multiples of 16 with zeros, heads to two halves of such a multiple: a rotation
-turns channel j of the first half with channel j of the second. The structures are those of
-kernels_spec.h, whose pointers lead into tensors that live as long as `NativeWeights`.
+Widths are padded to multiples of 16 with zeros, heads to two halves of such a multiple, because
+rotary positions rotate channel j of the first half with channel j of the second. The structures are
+those of kernels_spec.h; their pointers lead into tensors that live as long as `NativeWeights`.
 
 Shapes: N outputs, K inputs of a matrix, C width, D head dim, E padded head dim, V vocabulary.
 """
@@ -24,15 +24,15 @@ from nanochat_core.model.shape import head_dim, value_embed_layers
 Precision: TypeAlias = Literal["fp32", "bf16", "int8"]
 
 FORMS: tuple[Precision, ...] = ("fp32", "bf16", "int8")  # their index is the kernels' number
-PANEL = 16  # outputs that stand together
+PANEL = 16  # outputs that are stored together
 PAGE_SIZE = 16
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
-_DEPTHS = {"fp32": 1, "bf16": 2, "int8": 4}  # inputs that stand together
+_DEPTHS = {"fp32": 1, "bf16": 2, "int8": 4}  # inputs that are stored together: 32 bits
 
 
 class MatrixSpec(ctypes.Structure):
-    """kernels_matrix.h: Matrix."""
+    """A matrix as the kernels read it: Matrix of kernels_matrix.h."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -44,7 +44,7 @@ class MatrixSpec(ctypes.Structure):
 
 
 class LayerSpec(ctypes.Structure):
-    """kernels_spec.h: LayerSpec."""
+    """A layer as the kernels read it: LayerSpec of kernels_spec.h."""
 
     _fields_ = (
         ("qkv", MatrixSpec),
@@ -62,17 +62,17 @@ class LayerSpec(ctypes.Structure):
 
 
 def padded(count: int) -> int:
-    """The next multiple of 16."""
+    """Round up to a multiple of 16."""
     return -(-count // PANEL) * PANEL
 
 
 def padded_head(config: ModelConfig) -> int:
-    """Channels of a head in the kernels: two halves, each padded."""
+    """Return the channels of a head in the kernels: two halves, each padded."""
     return 2 * padded(head_dim(config) // 2)
 
 
 def kept_dtype(precision: Precision) -> torch.dtype:
-    """Of keys, values and embedding tables."""
+    """Return the dtype of keys, values and embedding tables."""
     return torch.float32 if precision == "fp32" else torch.bfloat16
 
 
@@ -91,19 +91,22 @@ class PackedMatrix:
         self.sums = torch.zeros(self.shape[0], dtype=torch.int32)
 
     def fill(self, matrix: Tensor) -> None:
-        """Take over `matrix` (at most N, at most K), fp32; the rest is zeros."""
+        """Pack `matrix` (at most N, at most K), fp32; the rest is zeros."""
         whole = torch.zeros(self.shape)
         whole[: matrix.size(0), : matrix.size(1)] = matrix
         if self.precision == "int8":
             peaks = whole.abs().amax(dim=1)
+            # Symmetric, a scale per output. 127 and not 128, so that -127 to 127 is used alike.
             self.scales.copy_(torch.where(peaks > 0, peaks / 127, 1.0))
             whole = (whole / self.scales[:, None]).round_()
+            # The kernels multiply unsigned activations with signed weights (VNNI); the row sums
+            # undo the offset that makes activations unsigned.
             self.sums.copy_(whole.sum(dim=1, dtype=torch.float64))
         panels, steps, _, depth = self.data.shape
         self.data.copy_(whole.view(panels, PANEL, steps, depth).transpose(1, 2))
 
     def spec(self) -> MatrixSpec:
-        """What the kernels are given."""
+        """Return the structure that the kernels read."""
         return MatrixSpec(
             data=self.data.data_ptr(),
             scales=self.scales.data_ptr(),
@@ -129,7 +132,7 @@ def check_parameters(model: GPT) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class NativeLayerWeights:
-    """One block."""
+    """One block's weights."""
 
     qkv: PackedMatrix  # queries, keys, values, and the gate of the value embedding
     attention_out: PackedMatrix
@@ -139,7 +142,7 @@ class NativeLayerWeights:
 
 
 class NativeWeights:
-    """Everything of `model` that a pass reads."""
+    """All weights of `model` that a pass reads."""
 
     def __init__(self, model: GPT, *, precision: Precision, max_len: int) -> None:
         config = model.config
@@ -182,7 +185,7 @@ class NativeWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the model's parameters as they are, in place."""
+        """Load the model's current parameters, in place."""
         model, config = self.model, self.config
         self.embedding[:, : config.width] = model.transformer.wte.weight[: config.vocab_size]
         self.lm_head.fill(model.lm_head.weight[: config.vocab_size].float())
@@ -223,16 +226,16 @@ class NativeWeights:
             spec.x0 = float(self.model.x0_lambdas[layer])
 
     def _rows(self, matrix: Tensor) -> Tensor:
-        """(heads * D, C) -> (heads * E, C)."""
+        """Pad each head's rows: (heads * D, C) -> (heads * E, C)."""
         return self._columns(matrix.float().t()).t()
 
     def _columns(self, matrix: Tensor) -> Tensor:
-        """(M, heads * D) -> (M, heads * E)."""
+        """Pad each head's columns: (M, heads * D) -> (M, heads * E)."""
         halves = matrix.reshape(len(matrix), -1, self.head // 2)
         return self._half(halves).flatten(1)
 
     def _half(self, x: Tensor) -> Tensor:
-        """(..., D / 2) -> (..., E / 2)."""
+        """Pad half a head with zeros: (..., D / 2) -> (..., E / 2)."""
         out = x.new_zeros((*x.shape[:-1], self.padded_head // 2))
         out[..., : self.head // 2] = x
         return out

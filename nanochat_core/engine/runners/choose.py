@@ -1,8 +1,8 @@
-"""Which runner a model gets here, and the memory it takes.
+"""Chooses the runner for a model on this machine, and the number of its KV cache pages.
 
-`choose_runner` decides and counts without taking anything; `open_runner` does what was chosen. The
-memory of the pages is bounded by what is available: with less of it fewer sequences are in flight
-at a time, the others wait. What cannot hold even one of full length is refused.
+`choose_runner` decides and counts without allocating; `open_runner` opens what was chosen. The
+pages are bounded by the available memory: with less of it fewer sequences are in flight at a time
+and the others wait. If not even one of full length fits, the choice is refused.
 """
 
 import math
@@ -31,14 +31,14 @@ PRECISIONS = ("model", "fp32", "bf16", "int8")
 RUNNERS = {"cpu": ("native", "torch"), "cuda": ("cuda graphs", "torch")}  # the fastest first
 PAGE_SIZE = {"cpu": 16, "cuda": 256}  # tokens; what paged attention on GPUs is made for
 SHARE = {"cpu": 0.25, "cuda": 0.5}  # of the available memory, unless a number of bytes is given
-AHEAD = 512  # tokens that are read at a time, which a short window's pages have to hold besides
+AHEAD = 512  # tokens of one prefill, which a short window's pages must hold beside the window
 
 _BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What runs a model, why that, and the memory it takes; to be shown, and kept with results."""
+    """The runner chosen for a model, the reason, and its memory; shown, and stored with results."""
 
     runner: str  # "native", "cuda graphs" or "torch"
     precision: str  # "fp32", "bf16" or "int8"
@@ -70,12 +70,12 @@ def choose_runner(
     threads: int | None = None,
     runner: str | None = None,
 ) -> Choice:
-    """What `open_runner` would open. Nothing is allocated.
+    """Return what `open_runner` would open, without allocating anything.
 
     precision: "model" (its own), "fp32", "bf16" or "int8". max_len: tokens of the longest sequence,
     the model's sequence_len at most. memory: bytes for weights and pages; None: a share of what is
     available now. threads: of the CPU; None: torch's. runner: one by name; None: the fastest.
-    Raises ConfigError for what cannot run here or does not fit.
+    Raises ConfigError if it cannot run here or does not fit.
     """
     device = model.lm_head.weight.device
     if precision not in PRECISIONS:
@@ -94,12 +94,13 @@ def choose_runner(
     def pool_bytes(groups: Iterable[PageGroup]) -> int:
         if name == "native":
             return sum(g.num_pages * page_bytes(config, _native(precision), g) for g in groups)
+        # The torch runner's pages are fp32 on a CPU whatever the precision, see torch_runner.py.
         kept = 4 if precision == "fp32" or device.type == "cpu" else 2
         layer = size * 2 * config.num_kv_heads * head_dim(config) * kept
         return sum(g.num_pages * len(g.layers) * layer for g in groups)
 
     weights = weight_bytes(model, precision)
-    # cos and sin in fp32, and as much again while they are made.
+    # cos and sin in fp32, twice: building the table takes as much again for a moment.
     rotary = 2 * longest * head_dim(config) * _BYTES["fp32"]
     room = (available_memory(device) if memory is None else memory) - weights - rotary
     groups = _fit(
@@ -111,7 +112,7 @@ def choose_runner(
         need = weights + rotary + pool_bytes(_groups(config, 1, longest, size))
         raise ConfigError(
             f"a sequence of {longest} tokens and the weights in {precision} take {_size(need)} "
-            f"of memory, {_size(room + weights + rotary)} are to be had",
+            f"of memory, {_size(room + weights + rotary)} are available",
             hint="take a shorter context, a smaller model or bf16, or give it more memory",
         )
     return Choice(
@@ -140,10 +141,10 @@ def open_runner(
     runner: str | None = None,
     on_choice: Callable[[Choice], None] | None = None,
 ) -> Runner:
-    """A runner of `model` on the model's device; `choose_runner` says what the rest means.
+    """Open a runner of `model` on the model's device; see `choose_runner` for the other parameters.
 
-    park_tokens: see `Runner.decode`. on_choice: told once what runs the model; but for CUDA graphs,
-    which torch stands in for where they cannot be captured, before memory is taken.
+    park_tokens: see `Runner.decode`. on_choice: called once with what runs the model, before memory
+    is taken; with CUDA graphs after it, because torch replaces them if their capture fails.
     """
     choice = choose_runner(
         model,
@@ -155,13 +156,13 @@ def open_runner(
         runner=runner,
     )
 
-    def tell(choice: Choice) -> None:
+    def report(choice: Choice) -> None:
         note_version("runner", f"{choice.runner} in {choice.precision}")
         if on_choice is not None:
             on_choice(choice)
 
     if choice.runner == "native":
-        tell(choice)
+        report(choice)
         return NativeRunner(
             model,
             precision=_native(choice.precision),
@@ -184,7 +185,7 @@ def open_runner(
     if choice.runner == "cuda graphs":
         try:
             graphs = GraphRunner(*open_torch.args, **open_torch.keywords)
-        except RuntimeError as error:  # what torch raises for all that CUDA refuses
+        except RuntimeError as error:  # torch's error for whatever CUDA refuses
             why = f"it cannot capture a step: {str(error).strip().partition(chr(10))[0]}"
             if runner is not None:
                 raise ConfigError(
@@ -193,14 +194,14 @@ def open_runner(
                 ) from error
             choice = replace(choice, runner="torch", reason=f"not cuda graphs: {why}")
         else:
-            tell(choice)
+            report(choice)
             return graphs
-    tell(choice)
+    report(choice)
     return open_torch()
 
 
 def page_groups(config: ModelConfig, *, num_pages: int) -> tuple[PageGroup, ...]:
-    """A group for each window, in the order of their first layers, all with `num_pages`."""
+    """Return a group for each window, in the order of their first layers, all with `num_pages`."""
     return tuple(
         PageGroup(
             window=window,
@@ -217,9 +218,10 @@ def _fit(
     *,
     most: int,
 ) -> tuple[PageGroup, ...] | None:
-    """The groups for the most sequences that fit, `most` at most; None where not one does."""
+    """Return groups for as many sequences as fit, `most` at most; None means not even one."""
     if not fits(make(1)):
         return None
+    # Binary search: memory grows with the number of sequences.
     least = 1
     while least < most:
         middle = (least + most + 1) // 2
@@ -228,19 +230,19 @@ def _fit(
 
 
 def weight_bytes(model: GPT, precision: str) -> int:
-    """What a runner takes for weights, the model's own aside."""
+    """Return the bytes that a runner allocates for weights, beside the model's own."""
     config = model.config
     matrices = num_matrix_params(config, model.numerics) + num_lm_head_params(config)
     kept = 2 if precision == "int8" else _BYTES[precision]  # of a number in a table
     rows, kv_width = padded_vocab_size(config), config.num_kv_heads * head_dim(config)
     tables = rows * config.width
-    if model.dtype.itemsize != kept:  # else the model's own serve
+    if model.dtype.itemsize != kept:  # else the runner uses the model's own tables
         tables += rows * kv_width * len(value_embed_layers(config))
     return matrices * _BYTES[precision] + tables * kept
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that a runner may take by default."""
+    """Return the bytes that a runner may take by default."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(SHARE["cuda"] * free)
@@ -248,7 +250,7 @@ def available_memory(device: torch.device) -> int:
 
 
 def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:
-    """A runner's name and the reason for it."""
+    """Return a runner's name and the reason for it. Raises ConfigError if none can run."""
     known = RUNNERS.get(model.lm_head.weight.device.type, ("torch",))
     if wanted not in (None, *known):
         raise ConfigError(
@@ -268,7 +270,7 @@ def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:
 
 
 def _unable(name: str, model: GPT, precision: str) -> str | None:
-    """Why a runner cannot be had here; None: it can."""
+    """Return why a runner cannot run here; None means that it can."""
     if name == "native":
         return unable(model)
     return "it has no int8" if precision == "int8" else None
@@ -282,14 +284,15 @@ def _native(precision: str) -> Precision:
 def _groups(
     config: ModelConfig, sequences: int, max_len: int, page_size: int
 ) -> tuple[PageGroup, ...]:
-    """Pages for so many sequences of max_len tokens, and the scratch page."""
+    """Return groups with pages for `sequences` of max_len tokens, and the scratch page."""
 
     def pages(window: int) -> int:
         ahead = max(AHEAD, page_size)
         count = 1 + sequences * most_pages(max_len, window, page_size, ahead=ahead)
         if window >= max_len:
             return count
-        # Besides the scratch page, a window and what is read at once, each ending inside a page.
+        # A short window's pages must hold one prefill beside the window, even if max_len is less.
+        # 3: the scratch page, and a page at each end that is used in part.
         return max(count, 3 + -(-(window + min(ahead, max_len)) // page_size))
 
     return tuple(
@@ -298,6 +301,6 @@ def _groups(
 
 
 def _size(count: int) -> str:
-    """Bytes, for people."""
+    """Format a number of bytes with its unit, as 1.23 MB."""
     step = min(int(math.log(max(count, 1), 1000)), 4)
     return f"{count / 1000**step:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[step]}"

@@ -1,11 +1,11 @@
-"""Decode steps as CUDA graphs: one launch a step, and the host a step ahead of the device.
+"""Decode steps as CUDA graphs: one launch per step, and the host a step ahead of the device.
 
 A graph is captured for each kind of step (see device_runner.py), for 1, 2, 4, 8, ... rows; those
-of plain draws at construction, the largest first, others when they are first wanted; all share one
-memory pool. What steps tell goes to pinned memory behind an event, which `Launched.read` waits for.
+of plain sampling at construction, others on first use; all share one memory pool. The steps' output
+is copied to pinned memory behind an event, which `Launched.read` waits for.
 
-Attention is FlashAttention's over paged memory where its package is there (3, then 2), else torch's
-SDPA, with graphs for 1, 2, 4, 8, ... pages of length.
+Attention is FlashAttention's over paged memory if its package is installed (3, then 2), else
+torch's SDPA, with graphs for 1, 2, 4, 8, ... pages of length.
 
 No GPU has run this yet; it is written to the documented interfaces, and the steps themselves are
 tested on CPUs.
@@ -31,7 +31,7 @@ WARM_UPS = 2  # runs before a capture, in which libraries choose their kernels
 
 
 class Graph:
-    """A captured step, the memory it reads its rows from and the memory it tells in."""
+    """A captured step, the memory it reads its rows from and the memory of its output."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, rows: Tensor, told: StepTokens) -> None:
         self.graph, self.rows, self.told = graph, rows, told
@@ -68,32 +68,37 @@ class GraphRunner(DeviceRunner):
             self.attend = paged[1]
         self.graphs: dict[Kind, Graph] = {}
         self._memory = torch.cuda.graph_pool_handle()
+        # The largest first: the smaller graphs then reuse its blocks of the shared pool.
         for count in sorted({bucket_of(n, num_slots) for n in range(1, num_slots + 1)})[::-1]:
             self._graph(self._paged(self.kind_of([], [max_len], num_rows=count)))
 
     @torch.inference_mode()
     def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Launched:
         """See runner.py."""
+        # A graph has a fixed number of rows. Spare ones are those of the slot that is always
+        # parked, see `State`: they are computed and change nothing.
         count = bucket_of(len(slots), self.num_slots)
         spare = [self.num_slots] * (count - len(slots))
         graph = self._graph(self._paged(self.kind_of(slots, limits, num_rows=count)))
         rows = self._send([*slots, *spare])
         self.state.limit[rows] = self._send([*limits, *(0 for _ in spare)])
         graph.rows.copy_(rows)
-        told: list[StepTokens] = []
+        outputs: list[StepTokens] = []
         for _ in range(num_steps):
             graph.graph.replay()
-            told.append(_to_host(graph.told))
+            outputs.append(_to_host(graph.told))
+        # After the copies, on the same stream: once it has passed, the host may read them.
         event = torch.cuda.Event()
         event.record()
-        return Launched(told, self._wants(slots), event.synchronize)
+        return Launched(outputs, self._wants(slots), event.synchronize)
 
     def _send(self, values: Sequence[int]) -> Tensor:
-        """To the device, without waiting for it."""
+        """Copy to the device without waiting for it."""
+        # Pinned, because a copy from pageable memory would block the host.
         return torch.tensor(values).pin_memory().to(self.device, non_blocking=True)
 
     def _paged(self, kind: Kind) -> Kind:
-        """Without a length where attention has no use for it."""
+        """Return the kind without a length, if attention works for any: fewer graphs."""
         if self.attention == "sdpa":
             return kind
         return Kind(
@@ -111,8 +116,10 @@ class GraphRunner(DeviceRunner):
 
     @torch.inference_mode()
     def _capture(self, kind: Kind) -> Graph:
-        """The step over parked rows: it runs, and changes nothing."""
+        """Capture a step. Its rows are parked, so that running it changes no slot."""
         rows = torch.full((kind.num_rows,), self.num_slots, device=self.device)
+        # A capture must not be the first run, and warm-ups belong on a side stream: torch's rules
+        # for CUDA graphs.
         aside = torch.cuda.Stream(self.device)
         aside.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(aside):
@@ -121,19 +128,19 @@ class GraphRunner(DeviceRunner):
         torch.cuda.current_stream(self.device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
-            told = self.step(kind, rows)
-        return Graph(graph, rows, told)
+            output = self.step(kind, rows)
+        return Graph(graph, rows, output)
 
 
 def bucket_of(count: int, most: int) -> int:
-    """Rows of the smallest graph for `count` of them: a power of two, or `most`."""
+    """Return the rows of the smallest graph for `count` of them: a power of two, or `most`."""
     return min(1 << max(count - 1, 0).bit_length(), most)
 
 
 def find_paged_attention(runner: DeviceRunner) -> tuple[str, Attend] | None:
-    """FlashAttention over the runner's pages, and its name; None where there is none."""
+    """Return FlashAttention's name and its call over the runner's pages; None if not installed."""
     try:
-        # Not by way of packages that download it: who serves reaches no network.
+        # Not from packages that download kernels: a server may have no network.
         from flash_attn_interface import (  # pyright: ignore[reportMissingImports]
             flash_attn_with_kvcache,  # pyright: ignore[reportUnknownVariableType]
         )
@@ -152,7 +159,7 @@ def find_paged_attention(runner: DeviceRunner) -> tuple[str, Attend] | None:
 
 
 def _paged_call(runner: DeviceRunner, attention: Callable[..., Any], table_name: str) -> Attend:
-    """FlashAttention's call; a window counts keys to the left, the query's own excluded."""
+    """Return FlashAttention's call as an `Attend`."""
 
     def attend(group: int, layer: int, q: Tensor, positions: Tensor, table: Tensor) -> Tensor:
         pool = runner.pools[group]
@@ -164,25 +171,26 @@ def _paged_call(runner: DeviceRunner, attention: Callable[..., Any], table_name:
             cache_seqlens=(positions + 1).int(),
             softmax_scale=runner.weights.softmax_scale,
             causal=True,
+            # As ours, a window counts keys to the left without the query's own; -1: no limit.
             window_size=(window, 0) if window < runner.max_len - 1 else (-1, -1),
             **{table_name: table},
         )
-        # Some versions give the log-sum-exp along with the output.
+        # Some versions return the log-sum-exp along with the output.
         return (result[0] if isinstance(result, tuple) else result).squeeze(1)
 
     return attend
 
 
-def _to_host(told: StepTokens) -> StepTokens:
-    """Copies in pinned memory, under way; the next replay writes where the originals are."""
+def _to_host(output: StepTokens) -> StepTokens:
+    """Start copies to pinned memory; the next replay overwrites the originals."""
 
     def copy(tensor: Tensor) -> Tensor:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return pinned.copy_(tensor, non_blocking=True)
 
     return StepTokens(
-        tokens=copy(told.tokens),
-        chosen=copy(told.chosen),
-        ids=copy(told.ids),
-        values=copy(told.values),
+        tokens=copy(output.tokens),
+        chosen=copy(output.chosen),
+        ids=copy(output.ids),
+        values=copy(output.values),
     )

@@ -1,8 +1,8 @@
-"""The runner in plain torch with every slot's state on the device: the host only says who goes on.
+"""The runner in plain torch with every slot's state on the device: the host only names the slots.
 
-A step reads its rows' state, writes it and tells what was drawn, and asks the host for nothing: the
-next may be launched before this one is done. Rows that are parked go along and change nothing. On a
-GPU cuda_graphs.py captures the step; on a CPU this runs too, which is how it is tested.
+A step reads and writes its rows' state and outputs the sampled tokens without waiting for the host:
+the next one may be launched before this one is done. Parked rows are computed too and change
+nothing. On a GPU cuda_graphs.py captures the step; it also runs on a CPU, where it is tested.
 
 No GPU has run it yet.
 
@@ -26,8 +26,8 @@ from nanochat_core.engine.sampling import DrawRows, candidates_of, cap, log_prob
 from nanochat_core.model.attention_backends import mixed
 from nanochat_core.model.gpt import GPT
 
-MOST_CANDIDATES = 256  # a top_k above it, and what needs all of the vocabulary, takes a slower step
-MOST_LOG_PROBS = 20  # alternatives told with a token
+MOST_CANDIDATES = 256  # a larger top_k, and what needs the whole vocabulary, takes a slower step
+MOST_LOG_PROBS = 20  # alternatives returned with a token
 
 # (group, layer, q (B, H, D), positions (B,), table (B, pages)) -> (B, H, D), over a layer's pages,
 # in which the keys and values of `positions` are by now.
@@ -36,17 +36,17 @@ Attend: TypeAlias = Callable[[int, int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What a step has to be able to do; steps of a kind are one sequence of operations."""
+    """The features that a step needs; steps of one kind are the same sequence of operations."""
 
     num_rows: int
-    num_pages: int  # the longest row's; 0 where attention finds its own way
+    num_pages: int  # the longest row's; 0 if attention does not need it
     all_candidates: bool  # draws from more than MOST_CANDIDATES, or with a repetition penalty
     tells: bool  # log-probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTokens:
-    """What a step tells: tokens (B,), -1 of parked rows; log-probabilities, empty if not wanted."""
+    """A step's output: tokens (B,), -1 of parked rows; log-probabilities, empty if not wanted."""
 
     tokens: Tensor
     chosen: Tensor  # (B,)
@@ -76,7 +76,7 @@ class State:
         self.seen = torch.zeros((count, vocab_size), dtype=torch.bool, device=device)
 
     def draws_of(self, rows: Tensor) -> DrawRows:
-        """How rows (B,) of slots draw."""
+        """Return the sampling parameters of slots `rows` (B,)."""
         d = self.draws
         return DrawRows(
             temperature=d.temperature[rows],
@@ -88,24 +88,24 @@ class State:
 
 
 class Launched:
-    """Steps under way, or over on a CPU."""
+    """The `Pending` of steps under way on a GPU, or done on a CPU."""
 
     def __init__(
         self, told: Sequence[StepTokens], wants: Sequence[int | None], wait: Callable[[], None]
     ) -> None:
-        """told: of each step, where the host can read it after `wait`. wants: alternatives that
-        each row is told."""
-        self._told, self._wants, self._wait = told, wants, wait
+        """Hold the output of each step, which the host can read after `wait`. wants: alternatives
+        that each row gets; None: no log-probabilities."""
+        self._outputs, self._wants, self._wait = told, wants, wait
 
     def read(self) -> DecodeOutput:
         """See runner.py."""
         self._wait()
-        count = len(self._wants)
-        tokens = [step.tokens[:count].tolist() for step in self._told]
+        count = len(self._wants)  # rows beyond it are spare ones of a graph
+        tokens = [step.tokens[:count].tolist() for step in self._outputs]
         if all(number is None for number in self._wants):
             return DecodeOutput(tokens=tokens, log_probs=[])
         thoughts: list[list[LogProbs | None]] = []
-        for step, column in zip(self._told, tokens, strict=True):
+        for step, column in zip(self._outputs, tokens, strict=True):
             rows = zip(step.chosen.tolist(), step.ids.tolist(), step.values.tolist(), strict=True)
             thoughts.append(
                 [
@@ -199,8 +199,8 @@ class DeviceRunner(TorchRunner):
         rows = self._tensor(slots)
         self.state.limit[rows] = self._tensor(limits)
         kind = self.kind_of(slots, limits, num_rows=len(slots))
-        told = [self.step(kind, rows) for _ in range(num_steps)]
-        return Launched(told, self._wants(slots), lambda: None)
+        outputs = [self.step(kind, rows) for _ in range(num_steps)]
+        return Launched(outputs, self._wants(slots), lambda: None)
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
@@ -209,8 +209,10 @@ class DeviceRunner(TorchRunner):
         self.state.parked[slot] = True
 
     def kind_of(self, slots: Sequence[int], limits: Sequence[int], *, num_rows: int) -> Kind:
-        """The kind of step that these slots need."""
+        """Return the kind of step that these slots need."""
         states = [self.slots[slot] for slot in slots]
+        # By the limits and not by the lengths, which only the device knows; rounded up to a power
+        # of two, so that there are few kinds and so few graphs.
         pages = -(-max(limits, default=1) // self.page_size)
         table = self.pools[0].table.shape[1]
         return Kind(
@@ -221,13 +223,14 @@ class DeviceRunner(TorchRunner):
         )
 
     def step(self, kind: Kind, rows: Tensor) -> StepTokens:
-        """One step of the slots `rows` (B,); the last slot is to fill up with."""
+        """Run one step of the slots `rows` (B,). Spare rows name the last slot, always parked."""
         state = self.state
         token, before, length = state.token[rows], state.before[rows], state.length[rows]
         goes = ~state.parked[rows] & (length + 1 < state.limit[rows])
         positions = length.clamp(max=self.max_len - 1)
         tables = [table[rows] for table in self.tables]
         entry = (positions // self.page_size)[:, None]
+        # Parked rows write their keys and values into the scratch page, which is page 0.
         places = [
             torch.where(goes, table.gather(1, entry)[:, 0], 0) * self.page_size
             + positions % self.page_size
@@ -253,6 +256,7 @@ class DeviceRunner(TorchRunner):
         state.before[rows] = torch.where(goes, token, before)
         state.token[rows] = torch.where(goes, new, token)
         state.length[rows] = length + goes
+        # The new token is at position length + 1: with it prompt and answer hold length + 2.
         ends = (new[:, None] == self._parks).any(dim=-1) | (length + 2 >= state.limit[rows])
         state.parked[rows] = ~goes | ends
         if kind.all_candidates:
@@ -268,11 +272,11 @@ class DeviceRunner(TorchRunner):
     def _attend(
         self, group: int, layer: int, q: Tensor, positions: Tensor, table: Tensor
     ) -> Tensor:
-        """Attention by SDPA over pages that are copied together, of each row as many as the widest
-        row or the window needs."""
+        """Compute attention by SDPA over gathered pages, for each row as many as the longest row or
+        the window needs."""
         pool: PagePool = self.pools[group]
         size, window = self.page_size, pool.group.window
-        count = min(table.size(1), window // size + 2)
+        count = min(table.size(1), window // size + 2)  # + 2: both ends may be inside a page
         low = (positions - window).clamp(min=0) // size  # (B,): the first page that is seen
         pages = low[:, None] + torch.arange(count, device=q.device)  # (B, W)
         entries = table.gather(1, pages.clamp(max=table.size(1) - 1))

@@ -1,7 +1,7 @@
-"""The model's arithmetic over loose tokens: what prefill and decode steps have in common.
+"""The model's forward pass over a flat list of tokens, shared by prefill and decode.
 
-Tokens stand in one list, whoever's they are; only attention knows which belong together, so it is
-given by the caller. The arithmetic is that of model/gpt.py on the weights of weights.py.
+The list mixes tokens of different sequences; only attention knows which belong together, so the
+caller provides it. The arithmetic is that of model/gpt.py on the weights of weights.py.
 
 Shapes: N tokens, R of them whose logits are wanted, C width, H query heads, K key/value heads, D
 head dim, V vocabulary.
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from nanochat_core.engine.runners.weights import LayerWeights, Weights
 
-# (layer, q (N, H, D), k and v (N, K, D)) -> (N, H, D), or (R, H, D) in the last layer. It keeps k
-# and v for later. q and k are not scaled: the softmax's scale is `Weights.softmax_scale`.
+# (layer, q (N, H, D), k and v (N, K, D)) -> (N, H, D), or (R, H, D) in the last layer. It stores k
+# and v in the KV cache. q and k are not scaled: the softmax's scale is `Weights.softmax_scale`.
 Mix: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -29,8 +29,8 @@ def read_tokens(
     mix: Mix,
     wanted: Tensor | None = None,
 ) -> Tensor:
-    """Logits (R, V) fp32 of the tokens whose places are `wanted` (R,), all where it is None; before
-    the softcap.
+    """Return logits (R, V) fp32, before the softcap, of the tokens at indices `wanted` (R,); None:
+    of all.
 
     tokens, befores (each token's predecessor; -1: there is none) and positions (N,) int64.
     """
@@ -44,8 +44,10 @@ def read_tokens(
             x = torch.addcmul(first[layer], x, weights.resid[layer])
         q, k, v = _queries(weights, block, _norm(x, eps), tokens, rotary)
         mixed = mix(layer, q, k, v)
+        # Only the last layer can be cut down to the wanted tokens: until there every token's keys
+        # and values depend on its activations.
         if layer == last and wanted is not None:
-            if not len(wanted):  # all that was wanted is kept by now
+            if not len(wanted):  # a chunk inside a prompt: its keys and values are stored by now
                 return x.new_empty((0, weights.config.vocab_size), dtype=torch.float32)
             x, middle = x[wanted], middle[wanted]
         x = x + block.out(mixed.flatten(1))
@@ -61,6 +63,7 @@ def _embed(weights: Weights, tokens: Tensor, befores: Tensor) -> Tensor:
     x = F.embedding(tokens, weights.embed).to(weights.stream_dtype)
     if weights.smear is None:
         return x
+    # Smear: a share of the previous token's embedding is added; the first token has none.
     gate = F.embedding(tokens, weights.smear) * (befores >= 0).unsqueeze(-1)
     before = F.embedding(befores.clamp(min=0), weights.embed).to(x.dtype)
     return torch.addcmul(x, gate, before)
@@ -69,7 +72,7 @@ def _embed(weights: Weights, tokens: Tensor, befores: Tensor) -> Tensor:
 def _queries(
     weights: Weights, block: LayerWeights, h: Tensor, tokens: Tensor, rotary: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q (N, H, D), k and v (N, K, D) of the normalised h (N, C)."""
+    """Return q (N, H, D), k and v (N, K, D) of the normalised h (N, C)."""
     heads, kv_heads, dim = weights.num_heads, weights.num_kv_heads, weights.head_dim
     joined = block.qkv(h)
     split, end = (heads + kv_heads) * dim, (heads + 2 * kv_heads) * dim
@@ -79,9 +82,9 @@ def _queries(
         embed = F.embedding(tokens, block.value_embed).to(h.dtype).view_as(v)
         v = torch.addcmul(v, gate, embed, value=weights.numerics.gate_scale)
     qk = joined[:, :split].reshape(-1, heads + kv_heads, dim).float()
-    turned = torch.view_as_complex(qk.unflatten(-1, (-1, 2))) * rotary
-    # Afterwards: a turn by what was rounded to bf16 changes lengths.
-    qk = _norm(torch.view_as_real(turned).flatten(-2), weights.numerics.norm_eps).to(h.dtype)
+    rotated = torch.view_as_complex(qk.unflatten(-1, (-1, 2))) * rotary
+    # Normalised after the rotation, as in model/gpt.py: a bf16 cos and sin change lengths.
+    qk = _norm(torch.view_as_real(rotated).flatten(-2), weights.numerics.norm_eps).to(h.dtype)
     return qk[:, :heads], qk[:, heads:], v
 
 

@@ -1,8 +1,8 @@
-"""The runner in plain torch, for any device: what runs where the compiled kernels cannot.
+"""The runner in plain torch, for any device on which the compiled kernels cannot run.
 
-The host knows every slot's state and steers each step: rows that are parked cost nothing, and each
-row attends to exactly the keys that its window shows it. That is right for a CPU, where a step is
-a call like any other. On a GPU the host would be waited for; see cuda_graphs.py.
+The host has every slot's state and controls each step: parked rows cost nothing, and each row
+attends to exactly the keys in its window. That suits a CPU, where a step is an ordinary call. A GPU
+would have to wait for the host; see cuda_graphs.py.
 
 Shapes: B rows of a step, N tokens of a prefill, R of them whose logits are wanted, V vocabulary, H
 query heads, K key/value heads, D head dim, G = H / K.
@@ -25,12 +25,12 @@ from nanochat_core.engine.sampling import cap, log_probs, row_keys, sample_each
 from nanochat_core.model.attention_backends import band
 from nanochat_core.model.gpt import GPT
 
-BLOCK = 128  # queries of a prefill that share a look at the keys
+BLOCK = 128  # queries of a prefill that share one slice of keys and a mask
 
 
 @dataclass(kw_only=True)
 class Slot:
-    """The state of a slot, see runner.py."""
+    """A slot's state, see runner.py."""
 
     length: int = 0
     before: int = -1
@@ -42,10 +42,10 @@ class Slot:
 
 
 class TorchRunner:
-    """Runs `model`, see runner.py. Its weights are taken over at construction and by `refresh`.
+    """Runs `model`, see runner.py. Its weights are loaded at construction and by `refresh`.
 
-    dtype: of the matrices and tables. On a CPU activations and pages are fp32 all the same: torch's
-    attention is several times as fast in it there. Elsewhere they are in `dtype` too.
+    dtype: of the matrices and tables. On a CPU activations and pages are always fp32, in which
+    torch's attention is several times as fast there. Elsewhere they are in `dtype` too.
     """
 
     is_asynchronous = False
@@ -84,7 +84,7 @@ class TorchRunner:
         ]
         self._group_of = {layer: i for i, g in enumerate(self.groups) for layer in g.layers}
         self.slots = [Slot() for _ in range(num_slots)]
-        self._seen: Tensor | None = None  # (num_slots, V) bool, once a draw asks for it
+        self._seen: Tensor | None = None  # (num_slots, V) bool; made for the first penalty
 
     def set_table(self, group: int, slot: int, first: int, pages: Sequence[int]) -> None:
         """See runner.py."""
@@ -144,10 +144,12 @@ class TorchRunner:
             outs: list[Tensor] = []
             for chunk, end in zip(chunks, ends, strict=True):
                 first, stop = int(end) - len(chunk.tokens), int(end)
+                # Of the last layer only the token whose logits are wanted is computed.
                 if layer == last:
                     if not chunk.wants_logits:
                         continue
                     first = stop - 1
+                # A prompt read whole sees its own keys only: no need to gather them from pages.
                 own = (k[first:stop], v[first:stop]) if chunk.start == 0 and layer != last else None
                 outs.append(self._mix_chunk(layer, chunk, q[first:stop], own))
             return torch.cat(outs) if outs else q[:0]
@@ -181,8 +183,8 @@ class TorchRunner:
     @torch.inference_mode()
     def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
         """See runner.py."""
-        told: list[list[int]] = []
-        told_probs: list[list[LogProbs | None]] = []
+        columns: list[list[int]] = []
+        column_probs: list[list[LogProbs | None]] = []
         limit_of = dict(zip(slots, limits, strict=True))
         for slot, limit in limit_of.items():
             if self.slots[slot].length + 1 >= limit:
@@ -197,10 +199,10 @@ class TorchRunner:
                     column[i] = token
                 for i, one in zip(going, thought or [None] * len(going), strict=True):
                     probs[i] = one
-            told.append(column)
-            told_probs.append(probs)
+            columns.append(column)
+            column_probs.append(probs)
         wants = any(self.slots[slot].num_log_probs is not None for slot in slots)
-        return Done(DecodeOutput(tokens=told, log_probs=told_probs if wants else []))
+        return Done(DecodeOutput(tokens=columns, log_probs=column_probs if wants else []))
 
     def release(self, slot: int) -> None:
         """See runner.py."""
@@ -213,7 +215,7 @@ class TorchRunner:
     def _step(
         self, slots: list[int], limit_of: dict[int, int]
     ) -> tuple[list[int], list[LogProbs | None]]:
-        """One step of slots that are not parked: what they drew."""
+        """Run one step of slots that are not parked. Returns their tokens and log-probabilities."""
         states = [self.slots[slot] for slot in slots]
         places: list[Tensor] = []
         stretches = []
@@ -239,7 +241,8 @@ class TorchRunner:
             at = self._group_of[layer]
             pool = self.pools[at]
             pool.write(layer, places[at], k, v)
-            # Queries that share a head of keys and values stand as queries of that head.
+            # One call per row, as rows differ in length. The G queries of a key/value head become
+            # G positions of one head: a single token needs no causal mask among them.
             rows = q.unflatten(1, (kv_heads, -1)).unsqueeze(1)  # (B, 1, K, G, D)
             outs = [
                 F.scaled_dot_product_attention(row, *pool.read(layer, stretch), scale=scale)
@@ -264,8 +267,8 @@ class TorchRunner:
     def _mix_chunk(
         self, layer: int, chunk: Chunk, q: Tensor, own: tuple[Tensor, Tensor] | None
     ) -> Tensor:
-        """Attention of a chunk's last tokens q (T, H, D); `own` are its k and v where they are all
-        there is to see."""
+        """Compute attention of a chunk's last tokens q (T, H, D). `own`: their k and v, if they are
+        all keys that the chunk sees; None: read them from the pages."""
         pool = self.pools[self._group_of[layer]]
         window, end = pool.group.window, chunk.start + len(chunk.tokens)
         start = end - len(q)
@@ -281,7 +284,8 @@ class TorchRunner:
                 q, keys, values, is_causal=True, scale=scale, enable_gqa=gqa
             )
             return out[0].transpose(0, 1)
-        # A mask alone would not keep the CPU from multiplying what it hides.
+        # In blocks, each with the keys of its windows: with one mask for all the CPU would also
+        # multiply the keys that the mask hides.
         blocks: list[Tensor] = []
         for first in range(start, end, BLOCK):
             stop = min(first + BLOCK, end)
@@ -307,9 +311,9 @@ class TorchRunner:
         *,
         softcap: float | None = None,
     ) -> tuple[list[int], list[LogProbs | None]]:
-        """The next token of each slot from its row of logits; it counts as seen.
+        """Sample each slot's next token from its row of logits, and count it as seen.
 
-        softcap: that the logits have yet to go through.
+        softcap: one that the logits have yet to go through; None: there is none left.
         """
         states = [self.slots[slot] for slot in slots]
         draws = [state.draw for state in states]
@@ -325,7 +329,7 @@ class TorchRunner:
     def _log_probs(
         self, states: Sequence[Slot], logits: Tensor, drawn: Tensor, softcap: float | None
     ) -> list[LogProbs | None]:
-        """Of the rows that want them; empty where none does."""
+        """Return the log-probabilities of rows that want them; an empty list if none does."""
         wants = [state.num_log_probs for state in states]
         rows = [i for i, number in enumerate(wants) if number is not None]
         if not rows:

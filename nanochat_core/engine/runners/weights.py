@@ -1,11 +1,11 @@
-"""A model's weights as decoding wants them: cast once, matrices joined, constants folded.
+"""A model's weights laid out for decoding: cast once, matrices joined, constants folded.
 
-What is folded, and what that changes beside rounding: nothing.
+Beside rounding, none of this changes a result:
 
 - q, k, v and the value embedding's gate are one matrix (the gate's reads the first few channels
   only: its other columns are zeros).
 - The channels of q and k are reordered in pairs, so that rotary positions are one complex
-  product. Dot products of q and k do not notice.
+  product. Dot products of q and k do not depend on the order.
 - `qk_scale` of q and of k goes into the softmax's scale.
 - The embedding table is normalised once. Smear's gate is a function of the token alone, and so
   becomes one number a token.
@@ -27,8 +27,8 @@ from nanochat_core.model.gpt import GPT, Attention, Block
 from nanochat_core.model.layers import Embedding, rms_norm, rotary_table
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
 
-BLOCK = 128  # outputs of a bf16 matrix on a CPU that stand together
-FEW_ROWS = 2  # up to so many are quicker one by one
+BLOCK = 128  # outputs of a bf16 matrix on a CPU that are stored together
+FEW_ROWS = 2  # up to so many rows are faster one by one
 
 
 class Matrix:
@@ -56,7 +56,7 @@ class Matrix:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
     def fill(self, weight: Tensor) -> None:
-        """Take over (num_out, num_in) of any dtype."""
+        """Copy a weight (num_out, num_in) of any dtype in."""
         if not self.blocked:
             self.values.copy_(weight.t() if self.transposed else weight)
             return
@@ -67,7 +67,7 @@ class Matrix:
             self.values[whole, :, :rest].copy_(weight[whole * BLOCK :].t())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(N, num_in) of any dtype to (N, num_out) in x's dtype."""
+        """Multiply x (N, num_in) of any dtype; returns (N, num_out) in x's dtype."""
         y = x.to(self.values.dtype)
         if self.blocked:
             y = self._sum_rows(y) if len(y) <= FEW_ROWS else y @ self.values
@@ -87,7 +87,7 @@ class Matrix:
 
 @lru_cache(maxsize=64)
 def _bags(blocks: int, count: int, num_in: int) -> Tensor:
-    """Which table rows make up each block's sum, once for each row of input."""
+    """Return the indices of the table rows in each block's sum, once for each row of input."""
     rows = torch.arange(blocks * num_in, dtype=torch.int32).view(blocks, 1, num_in)
     return rows.expand(blocks, count, num_in).reshape(-1, num_in)
 
@@ -106,8 +106,8 @@ class LayerWeights:
 class Weights:
     """All weights of `model` in `dtype`, for activations in `stream_dtype`.
 
-    Tables that are in `dtype` already are the model's own, not copies. `refresh` writes all others
-    anew, in place: what has captured their addresses stays valid.
+    Tables that are in `dtype` already are the model's own, not copies. `refresh` rewrites all
+    others in place: CUDA graphs, which captured their addresses, stay valid.
     """
 
     def __init__(
@@ -153,16 +153,16 @@ class Weights:
         self.first = torch.empty(config.depth, 1, 1, **stream) if config.residual_scalars else None
         self.backout = torch.empty(1, **stream) if config.backout else None  # negated
         cos, sin = rotary_table(max_len, dim, numerics, device)  # in the model's own dtype
-        # Channel j turns with channel j + D/2, clockwise.
+        # Channel j rotates with channel j + D/2, clockwise: hence the minus.
         self.rotary = torch.complex(cos.float(), -sin.float())  # (P, 1, D/2)
         self.refresh()
 
     @torch.inference_mode()
     def refresh(self) -> None:
-        """Take over what the model's parameters are."""
+        """Load the model's current parameters."""
         model, numerics = self.model, self.numerics
         table = model.transformer.wte.weight
-        for first in range(0, len(table), 4096):  # piece by piece, as fp32 copies are large
+        for first in range(0, len(table), 4096):  # in pieces, as an fp32 copy of all is large
             piece = slice(first, first + 4096)
             normalised = rms_norm(table[piece].to(self.stream_dtype), numerics.norm_eps)
             self.embed[piece] = normalised
@@ -179,7 +179,7 @@ class Weights:
             own = weights.value_embed
             if own is not None:
                 theirs = _value_embed(model, block.attn.layer)
-                if own.data_ptr() != theirs.data_ptr():
+                if own.data_ptr() != theirs.data_ptr():  # else it is the model's own table
                     own.copy_(theirs)
         self.head.fill(model.lm_head.weight[: self.config.vocab_size])
         if self.resid is not None and self.first is not None:
@@ -189,17 +189,18 @@ class Weights:
             self.backout.copy_(-model.backout_lambda)
 
     def matrices(self) -> Iterator[Matrix]:
-        """Those that every step reads whole."""
+        """Yield the matrices that every step reads whole."""
         for layer in self.layers:
             yield from (layer.qkv, layer.out, layer.up, layer.down)
         yield self.head
 
     def bytes_per_step(self) -> int:
-        """What a decode step reads of the weights: all matrices. Of embeddings it reads rows."""
+        """Return the bytes of weights that a decode step reads: all matrices. Of embedding tables
+        it reads single rows, which are not counted."""
         return sum(m.values.numel() * m.values.element_size() for m in self.matrices())
 
     def _joined(self, attention: Attention) -> Tensor:
-        """The rows of a layer's `qkv`."""
+        """Return the rows of a layer's `qkv`."""
         q, k, v = attention.c_q.weight, attention.c_k.weight, attention.c_v.weight
         parts = [_paired(q, self.head_dim), _paired(k, self.head_dim), v]
         if attention.layer in value_embed_layers(self.config):
@@ -219,10 +220,10 @@ def _value_embed(model: GPT, layer: int) -> Tensor:
 
 
 def _even(config: ModelConfig) -> int:
-    """Rows for the gate."""
+    """Return the number of rows for the gate: one per key/value head, rounded up to even."""
     return config.num_kv_heads + config.num_kv_heads % 2
 
 
 def _paired(weight: Tensor, dim: int) -> Tensor:
-    """(heads * D, C) with channel j + D/2 of a head right after channel j."""
+    """Reorder (heads * D, C) so that channel j + D/2 of a head comes right after channel j."""
     return weight.view(-1, 2, dim // 2, weight.size(1)).transpose(1, 2).reshape(weight.shape)

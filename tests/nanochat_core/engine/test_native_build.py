@@ -111,7 +111,7 @@ def test_another_programs_library_is_built_again(tmp_path: Path, sources: Path) 
     text = (sources / "kernels.cpp").read_text()
     (sources / "kernels.cpp").write_text("int nothing;\n")
     build._read_sources.cache_clear()
-    with pytest.raises(Unavailable, match=r"cannot be kept in .*nf_open"):
+    with pytest.raises(Unavailable, match=r"cannot be stored in .*nf_open"):
         load_kernels(tmp_path)
     assert libraries(tmp_path) == []  # what does not load is not kept
     other = tmp_path / "other.so"
@@ -150,7 +150,7 @@ def test_a_folder_of_somebody_else_is_a_reason(
 
     fingerprint()  # kept: it reads files, too
     monkeypatch.setattr(Path, name, refuse)
-    with pytest.raises(Unavailable, match=r"cannot be kept in .*Permission denied"):
+    with pytest.raises(Unavailable, match=r"cannot be stored in .*Permission denied"):
         load_kernels(tmp_path)
 
 
@@ -161,7 +161,7 @@ def test_nobodys_home_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    with pytest.raises(Unavailable, match="no folder to keep the kernels in"):
+    with pytest.raises(Unavailable, match="no cache folder for the kernels"):
         load_kernels()
 
 
@@ -213,7 +213,7 @@ def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(
 def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
-    with pytest.raises(Unavailable, match="cannot be kept in"):
+    with pytest.raises(Unavailable, match="cannot be stored in"):
         load_kernels(blocked)
 
 

@@ -102,7 +102,7 @@ def test_with_less_memory_fewer_sequences_fit_and_with_too_little_it_is_refused(
         ConfigError, match=r"2048 tokens and the weights in fp32 take 92\.6 MB"
     ) as e:
         choose_runner(model, num_slots=8, runner="torch", memory=ample.weight_bytes)
-    assert "79.7 MB are to be had" in str(e.value)
+    assert "79.7 MB are available" in str(e.value)
     assert e.value.hint is not None
 
 
@@ -123,14 +123,14 @@ def test_nothing_is_allocated_to_refuse(monkeypatch):
     monkeypatch.setattr(runners, "available_memory", lambda device: GB)
     monkeypatch.setattr(torch, "zeros", None)
     monkeypatch.setattr(torch, "empty", None)
-    with pytest.raises(ConfigError, match="are to be had"):
+    with pytest.raises(ConfigError, match="are available"):
         open_runner(model, park_tokens=[], runner="torch")
 
 
 def test_a_containers_limit_is_what_there_is_a_share_of(monkeypatch):
     model = GPT(model_for_depth(4), numerics("fp32"))
     monkeypatch.setattr(runners, "memory_left", lambda: 4 * 10**6)
-    with pytest.raises(ConfigError, match=r"1 MB are to be had"):
+    with pytest.raises(ConfigError, match=r"1 MB are available"):
         choose_runner(model, runner="torch")
 
 
