@@ -1,6 +1,6 @@
-"""Builds one stage's artifact, or finds that it exists: reuse, lease, fetch, run, publish.
+"""Build one stage's artifact, or reuse it: look up, acquire the lease, fetch, run, publish.
 
-This is the whole of what a Prefect task of ours does, and it knows nothing of Prefect.
+A Prefect task of ours calls `build` and does nothing else; this module does not import Prefect.
 """
 
 import os
@@ -55,13 +55,13 @@ __all__ = [
 def build(
     stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Built:
-    """The artifact of `stage` made from `inputs`, built unless the store has it.
+    """Return the artifact of `stage` made from `inputs`; build it unless the store has it.
 
-    With `force` an existing one is put aside and built again, unless this very run built it.
+    With `force` an existing one is superseded and built again, unless this very run built it.
 
-    Raises StageError (StageInterrupted, JobFailed, LeaseLost) when the job does not finish; its
-    work directory stays, and the next attempt goes on there. Waits while the store does not
-    answer; raises StoreError when it refuses.
+    Raises StageError (StageInterrupted, JobFailed, LeaseLost) if the job does not finish; its work
+    directory stays, and the next attempt resumes there. Waits while the store does not answer;
+    raises StoreError if it refuses.
     """
     with reporting_failure(stage, site):
         return _reuse_or_build(stage, site, inputs, force=force)
@@ -69,7 +69,7 @@ def build(
 
 @contextmanager
 def reporting_failure(stage: Stage, site: BuildContext) -> Generator[None]:
-    """Tell when the block ends with an error."""
+    """Report an error that ends the block as an event, then let it raise."""
     try:
         yield
     except StageInterrupted:
@@ -84,73 +84,79 @@ def reporting_failure(stage: Stage, site: BuildContext) -> Generator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """What a stage makes of its inputs, and its artifact if that need not be built."""
+    """A stage's identity for given inputs, and its artifact unless that has to be built."""
 
     identity: Identity
-    code: Code  # that it was computed from
-    redo: bool  # even if it is there
-    manifest: Manifest | None  # kept by the run's record
+    code: Code  # that the identity was computed from
+    redo: bool  # build even if the artifact exists
+    manifest: Manifest | None  # reserved by the run's record; None: has to be built
 
 
 def look_up(
     stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Lookup:
-    """Look whether the artifact of `stage` made from `inputs` is there, as `build` does first."""
+    """Look up the artifact of `stage` made from `inputs`, which is the first thing `build` does."""
     # The files are read now, not at the start of the run: they are what the job will import.
     code = Code(site.root, cache=site.work / "code.json")
     identity = identify_from(stage, site.run, inputs, code=code)
     wait = site.wait_for_store(stage.name)
     found = wait(lambda: find_usable(site, identity))
+    # A retry of a forced run finds what its earlier attempt built: that is the rebuild, use it.
     redo = force and (found is None or found.provenance.run != site.run_id)
-    kept = (
+    reserved = (
         wait(lambda: _reserve_existing(site, identity)) if found is not None and not redo else None
     )
-    return Lookup(identity=identity, code=code, redo=redo, manifest=kept)
+    return Lookup(identity=identity, code=code, redo=redo, manifest=reserved)
 
 
 def _reuse_or_build(
     stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Built:
-    sought = look_up(stage, site, inputs, force=force)
-    if sought.manifest is not None:
-        return reuse(site, sought.manifest)
-    identity, redo = sought.identity, sought.redo
+    lookup = look_up(stage, site, inputs, force=force)
+    if lookup.manifest is not None:
+        return reuse(site, lookup.manifest)
+    identity, redo = lookup.identity, lookup.redo
     while True:
-        with acquire(_turn(stage, site, identity, redo=redo)) as turn:
-            wait = _wait_under(site, stage, turn)
+        with acquire(_make_claim(stage, site, identity, redo=redo)) as held:
+            wait = _wait_under(site, stage, held)
+            # Look again, under the lease: the owner before us may have published meanwhile.
             found, unwanted = wait(lambda: _find_unwanted(site, identity, redo=redo))
             if (
                 found is not None
                 and not unwanted
-                and (kept := wait(lambda: _reserve_existing(site, identity)))
+                and (reserved := wait(lambda: _reserve_existing(site, identity)))
             ):
-                return reuse(site, kept)  # built by the owner of the lease before
-            if isinstance(turn, Manifest):  # collected while we waited for the collection's end
+                return reuse(site, reserved)
+            # Another process built it, so we hold no lease, but a garbage collection deleted it
+            # before our record could reserve it: claim again.
+            if isinstance(held, Manifest):
                 continue
-            wait(partial(_put_aside, site, identity, found, redo=redo, fence=turn.check))
-            built = _build(stage, site, sought, inputs, lease=turn)
+            wait(partial(_make_room, site, identity, found, redo=redo, fence=held.check))
+            built = _build(stage, site, lookup, inputs, lease=held)
+            # Checkpoints go after the manifest is in the store: a crash in between must be able to
+            # resume. Still under the lease, so that they are not those of another builder.
             wait(lambda: checkpoints.forget(site.store, stage.name, identity.fingerprint))
             return built
 
 
-def _wait_under(site: BuildContext, stage: Stage, turn: HeldLease | Manifest) -> StoreWait:
-    """Wait for the store for as long as the lease, if it is one, is not known to be lost."""
-    if isinstance(turn, Manifest):
+def _wait_under(site: BuildContext, stage: Stage, held: HeldLease | Manifest) -> StoreWait:
+    """Return a wait for the store that also ends if the lease, if we hold one, is lost."""
+    if isinstance(held, Manifest):
         return site.wait_for_store(stage.name)
-    return site.wait_for_store(stage.name, check=turn.raise_if_lost)
+    return site.wait_for_store(stage.name, check=held.raise_if_lost)
 
 
 def _find_unwanted(
     site: BuildContext, identity: Identity, *, redo: bool
 ) -> tuple[Manifest | None, bool]:
-    """Return the artifact, if it exists, and whether it is to be built all the same."""
+    """Return the artifact, if it exists, and whether it has to be built all the same."""
     found = find_manifest(site.store, identity.stage, identity.fingerprint)
     is_revoked = found is not None and find_revoked(site.store, found) is not None
     return found, redo or is_revoked
 
 
 def find_usable(site: BuildContext, identity: Identity) -> Manifest | None:
-    """The artifact; one that was revoked counts as not there."""
+    """Return the artifact. None if it does not exist or was revoked."""
     manifest = find_manifest(site.store, identity.stage, identity.fingerprint)
     if manifest is None or find_revoked(site.store, manifest) is not None:
         return None
@@ -158,16 +164,17 @@ def find_usable(site: BuildContext, identity: Identity) -> Manifest | None:
 
 
 def _reserve_existing(site: BuildContext, identity: Identity) -> Manifest | None:
-    """The artifact, which the run's record keeps from being collected; None when it is gone."""
+    """Reserve the artifact for this run and return it. None if it is gone or was revoked."""
+    # Record first, look second: a collection either sees the record, or we see the deletion.
     _reserve(site, identity.stage, identity.fingerprint)
     return find_usable(site, identity)
 
 
 def reserve_found(site: BuildContext, manifests: Iterable[Manifest]) -> None:
-    """Record that the run uses these artifacts, which were looked up before, revoked or not.
+    """Record that the run uses these artifacts, which the caller found before, revoked or not.
 
     Raises ArtifactError if one was collected before it was recorded, StageInterrupted if the run is
-    stopped while a collection is waited for.
+    stopped while this waits for a collection to end.
     """
     for manifest in manifests:
         stage, fingerprint = manifest.stage, manifest.fingerprint
@@ -181,7 +188,7 @@ def reserve_found(site: BuildContext, manifests: Iterable[Manifest]) -> None:
 
 
 def _reserve(site: BuildContext, stage: str, fingerprint: str) -> None:
-    """Record in the run that it uses an artifact, in time for every collection."""
+    """Record in the run that it uses an artifact, then wait until no collection is running."""
 
     def pause(seconds: float) -> None:
         if site.stop.wait(seconds):
@@ -195,8 +202,8 @@ def _reserve(site: BuildContext, stage: str, fingerprint: str) -> None:
     )
 
 
-def _turn(stage: Stage, site: BuildContext, identity: Identity, *, redo: bool) -> BuildClaim:
-    """What is waited for. An artifact that is to be built again does not end the waiting."""
+def _make_claim(stage: Stage, site: BuildContext, identity: Identity, *, redo: bool) -> BuildClaim:
+    """Return the claim to build: lock, device, lease, and how to find the finished artifact."""
     return BuildClaim(
         stage=stage.name,
         fingerprint=identity.fingerprint,
@@ -204,7 +211,7 @@ def _turn(stage: Stage, site: BuildContext, identity: Identity, *, redo: bool) -
         lock_path=file_lock.lock_path(site.work, stage.name, identity.fingerprint),
         device=site.device if stage.compute == "gpu" else None,
         claim=Claimant(
-            owner=uuid.uuid4().hex,
+            owner=uuid.uuid4().hex,  # new for each attempt: a lease of ours before is not ours now
             run=site.run_id,
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -213,12 +220,13 @@ def _turn(stage: Stage, site: BuildContext, identity: Identity, *, redo: bool) -
         ),
         terms=site.terms,
         stop=site.stop,
+        # With `redo` the artifact that exists is the one to replace: it must not end the wait.
         find=lambda: None if redo else find_usable(site, identity),
         tell=lambda text: site.watch(stage.name, {"kind": "waiting", "text": text}),
     )
 
 
-def _put_aside(
+def _make_room(
     site: BuildContext,
     identity: Identity,
     unwanted: Manifest | None,
@@ -226,30 +234,32 @@ def _put_aside(
     redo: bool,
     fence: Callable[[], None],
 ) -> None:
-    """Make room for another artifact when there is one that is not wanted. Safe to repeat.
+    """Supersede an unwanted artifact and void its checkpoints before a rebuild. Idempotent.
 
-    A run begins a rebuild once: its later attempts, on whichever machine, resume what the first of
-    them saved. Everything older is void: the mark comes before the artifact is put aside.
+    A run begins a rebuild once: its later attempts, on any machine, resume what the first of them
+    saved. Work directories and checkpoints without the rebuild's mark are never resumed.
     """
     stage, fingerprint = identity.stage, identity.fingerprint
     mark = find_rebuild_mark(site.store, stage, fingerprint)
     has_begun = redo and mark is not None and mark.run == site.run_id
     if (redo or unwanted is not None) and not has_begun:
         fence()
-        checkpoints.forget(site.store, stage, fingerprint)
+        checkpoints.forget(site.store, stage, fingerprint)  # first: it would delete the mark too
         mark = mark_rebuild(site.store, stage, fingerprint, run=site.run_id)
+    # After the mark: a crash in between would otherwise leave a stage that looks never built, and
+    # work directories from before the rebuild would be resumed.
     if unwanted is not None:
         supersede(site.store, unwanted, fence=fence)
     open_work(work_of(site, identity), mark.id if mark else NONE)
 
 
 def uri_of(store: Store, manifest: Manifest) -> str:
-    """Where an artifact is."""
+    """Return an artifact's URI: its prefix in the store."""
     return f"{store.url}/{manifest.stage}/{manifest.fingerprint}"
 
 
 def reuse(site: BuildContext, manifest: Manifest) -> Built:
-    """An artifact that is there. Says so."""
+    """Return an artifact that exists as Built, after a `cached` event."""
     uri = uri_of(site.store, manifest)
     site.watch(manifest.stage, {"kind": "cached", "uri": uri})
     return Built(manifest=manifest, uri=uri, cached=True)
@@ -258,27 +268,28 @@ def reuse(site: BuildContext, manifest: Manifest) -> Built:
 def _build(
     stage: Stage,
     site: BuildContext,
-    sought: Lookup,
+    lookup: Lookup,
     inputs: Mapping[str, Manifest],
     *,
     lease: HeldLease,
 ) -> Built:
     started = time.time()
-    identity = sought.identity
+    identity = lookup.identity
     wait = _wait_under(site, stage, lease)
     with site.open_cache() as cache:
         files = fetch_inputs(stage, site, inputs, cache, check=lease.raise_if_lost)
         job = make_job(stage, site, identity, files)
-        check = make_check(site, identity, job, sought.code)
+        check = make_check(site, identity, job, lookup.code)
         check.discard_foreign_state()
         try:
             result = run_stage(stage, site, job, lease, check)
             check.check_complete()
-        except CodeChanged:  # what it saved is not this fingerprint's
+        except CodeChanged:  # other code wrote the checkpoints: they belong to no fingerprint
             shutil.rmtree(job.directory, ignore_errors=True)
             raise
     published = _publish(site, identity, job, inputs, result, lease, wait)
     wait(lambda: site.record(stage.name, identity.fingerprint))
+    # Last: until the manifest is stored, a retry publishes the output from this directory.
     shutil.rmtree(job.directory, ignore_errors=True)
     uri = uri_of(site.store, published.manifest)
     site.watch(
@@ -322,6 +333,8 @@ def _publish(
         fence=lease.check,
         persist=wait,
     )
+    # Either another builder was first with other contents, or an earlier build of this fingerprint,
+    # since superseded, had other contents. Both show that the stage is not deterministic.
     differs = published.divergence or (published.manifest.divergences or (None,))[0]
     if differs is not None:
         text = f"{identity.stage} was built before with another result: {site.store.url}/{differs}"

@@ -1,14 +1,14 @@
-"""A checkpoint of several nodes: the files of the others travel through the store to node 0.
+"""Checkpoints of a job on several nodes: shards travel through the store to node 0.
 
-Every rank writes its file on its own machine, and rank 0 commits when it finds all of them beside
-its own. So each other node sends what its ranks have written
+Every rank writes its shard on its own machine, and rank 0 commits when it finds all shards beside
+its own. So each other node uploads what its ranks have written
 
     {stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/tensors-00001.safetensors
     {stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/tensors-00001.json   put last
 
-and node 0 brings it home, the record of a file after its bytes. What was sent by another attempt
-has another epoch and is not looked at. A part is not sent to the store a second time: the stored
-checkpoint names it where it lies.
+and node 0 downloads it, the record of a file after its bytes. `epoch` is the fencing token of the
+lease: shards of another attempt have another epoch and are ignored. A shard is uploaded once: the
+stored checkpoint names it by the key it already has.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _COMMIT = "COMMIT.json"
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointShard:
-    """One rank's file of one checkpoint, in the store."""
+    """One rank's file of one checkpoint, uploaded to the store."""
 
     step: int
     file: File
@@ -46,7 +46,7 @@ class CheckpointShard:
 def upload_shards(
     store: Store, job: Job, ranks: Sequence[int], *, epoch: int
 ) -> list[CheckpointShard]:
-    """Send what these ranks have written whole, and remove it here. Raises StoreError, OSError."""
+    """Upload these ranks' complete shards and delete them here. Raises StoreError, OSError."""
 
     def send(directory: Path, rank: int) -> CheckpointShard:
         step = step_of(directory)
@@ -55,10 +55,13 @@ def upload_shards(
         key = f"{place_of(job, step)}/{_parts(epoch)}/{_file(rank)}"
         file = File(path=_file(rank), size=entry["size"], sha256=entry["sha256"], key=key)
         store.upload(file.key, directory / file.path)
+        # The record is put after the bytes have arrived: node 0 fetches as soon as it exists.
         if (size := store.head(file.key).size) != file.size:
             raise ArtifactError(f"{file.key} arrived with {size} bytes instead of {file.size}")
         store.put(_record_key(file.key), encode_record(asdict(file), format=FORMAT))
-        record.unlink()  # the bytes too: whoever goes on fetches the whole checkpoint
+        # Rank 0 alone commits, so this node never resumes from its own shard: it fetches the whole
+        # checkpoint. The record goes first, so that a crash leaves no record without its bytes.
+        record.unlink()
         (directory / file.path).unlink()
         return CheckpointShard(step=step, file=file)
 
@@ -74,9 +77,9 @@ def upload_shards(
 def gather_shards(
     store: Store, job: Job, ranks: Sequence[int], *, epoch: int
 ) -> list[CheckpointShard]:
-    """Bring these ranks' files of a checkpoint that is being written here, as far as they exist.
+    """Download the shards of these ranks that exist for a checkpoint that is being written here.
 
-    Raises StoreError, ArtifactError when a file came damaged, and OSError.
+    Raises StoreError, ArtifactError if a file arrives damaged, and OSError.
     """
 
     def gather(directory: Path, rank: int) -> CheckpointShard | None:
@@ -91,6 +94,7 @@ def gather_shards(
             raise ArtifactError(f"{where} is the record of {file.key}")
         fresh = directory / f".{file.path}.{uuid.uuid4().hex}.tmp"
         fetch_file(store, file, fresh)
+        # Rank 0 commits as soon as it finds the records, so the record follows the rename.
         fresh.rename(directory / file.path)
         write_json(_record(directory, rank), {"size": file.size, "sha256": file.sha256})
         return CheckpointShard(step=step, file=file)
@@ -114,9 +118,9 @@ def uploading_shards(
     epoch: int,
     on_error: Callable[[NanochatError], None],
 ) -> Generator[None]:
-    """While the block runs, and once more at its end, send what `ranks` write.
+    """Upload what `ranks` write while the block runs, and once more at its end.
 
-    What goes wrong is told, and tried again with the next look.
+    Errors go to `on_error`; the upload is retried at the next poll.
     """
 
     def look() -> None:
@@ -129,11 +133,11 @@ def uploading_shards(
 
 @contextlib.contextmanager
 def telling_of(directory: Path, on_error: Callable[[NanochatError], None]) -> Generator[None]:
-    """Tell what goes wrong in the block with files on their way, and go on."""
+    """Report errors of transfers in the block to `on_error` instead of raising them."""
     try:
         yield
     except FileNotFoundError:
-        pass  # the job dropped what was to be sent; newer files are there
+        pass  # the job pruned this checkpoint while it was sent; newer ones exist
     except NanochatError as error:
         on_error(error)
     except OSError as error:
@@ -142,7 +146,7 @@ def telling_of(directory: Path, on_error: Callable[[NanochatError], None]) -> Ge
 
 
 def _unfinished(checkpoints: Path) -> Iterator[Path]:
-    """Directories of checkpoints that are not committed, the newest first."""
+    """Yield directories of uncommitted checkpoints, newest first."""
     for directory in sorted(checkpoints.glob("step-*"), reverse=True):
         if not (directory / _COMMIT).exists():
             yield directory
@@ -153,12 +157,12 @@ def _parts(epoch: int) -> str:
 
 
 def _file(rank: int) -> str:
-    """How a rank's file is called in a checkpoint."""
+    """Return the name of a rank's file in a checkpoint."""
     return f"tensors-{rank:05d}.safetensors"
 
 
 def _record(directory: Path, rank: int) -> Path:
-    """Says, until the checkpoint is committed, that a rank's file is whole."""
+    """Return the path of the record that marks a rank's file as complete until the commit."""
     return directory / f"tensors-{rank:05d}.json"
 
 

@@ -1,8 +1,8 @@
-"""Compares the code that a job ran with the code that its fingerprint was computed from.
+"""Compare the code that a job ran with the code that its fingerprint was computed from.
 
-Files may be edited between the two: while a stage waits for a device, or before a module is
-imported late. What the workers loaded lies in the job's directory (runtime/code_record.py), so a
-version counts as the same when its digest is, whatever became of the file since.
+Files may be edited between the two: while a stage waits for a device, or before a late import.
+Workers copy every module they load into the job's directory (runtime/code_record.py). Those copies
+are compared by digest, not the files, which may have changed once more since.
 """
 
 import shutil
@@ -17,11 +17,14 @@ from nanochat_core.runtime.code_record import read_record
 
 
 class CodeChanged(TransientStageError):
-    """The job ran other code than its fingerprint covers; a new attempt has a new fingerprint."""
+    """The job ran other code than its fingerprint covers; a retry gets a new fingerprint."""
 
 
 class CodeCheck:
-    """Checks a job's record as it grows. `strict` is whether an unhashed module is an error."""
+    """A check of a job's record of loaded code, called again as the record grows.
+
+    `strict`: a loaded module that the fingerprint does not cover is an error, not a warning.
+    """
 
     def __init__(
         self,
@@ -44,19 +47,20 @@ class CodeCheck:
         self._warned: set[str] = set()
 
     def __call__(self) -> None:
-        """Check what was recorded since the last call.
+        """Check the record if it grew since the last call.
 
-        Raises CodeChanged when a file differs from what the fingerprint covers, and StageError when
-        it covers no such file; of a module only if `strict`.
+        Raises CodeChanged if a file differs from what the fingerprint covers, and StageError if the
+        fingerprint covers no such file; for a module only if `strict`.
         """
         directory = self._job.code
         if not directory.exists() or (changed := directory.stat().st_mtime_ns) == self._seen:
             return
         self._check(directory)
-        self._seen = changed  # a file that was added meanwhile is looked at again
+        # The mtime from before the check: a file added during it is checked by the next call.
+        self._seen = changed
 
     def discard_foreign_state(self) -> None:
-        """Remove what an earlier attempt left, if other code than the fingerprint's made it."""
+        """Remove the job's directory if an earlier attempt with other code wrote it."""
         try:
             self()
         except CodeChanged as error:
@@ -64,7 +68,7 @@ class CodeCheck:
             shutil.rmtree(self._job.directory)
 
     def check_complete(self) -> None:
-        """Check all of it. Raises StageError when the job did not record what it ran."""
+        """Check the whole record. Raises StageError if the job did not record what it ran."""
         self._seen = 0
         self()
         if self._job.entry not in {name for name, _ in read_record(self._job.code)}:
@@ -74,7 +78,7 @@ class CodeCheck:
         names: set[str] = set()
         differing: set[str] = set()
         for name, content in read_record(directory):
-            if content.strip():  # a package decides nothing; its modules are here by themselves
+            if content.strip():  # skips empty __init__.py: modules are recorded by themselves
                 names.add(name)
             if name in self._hashed and self._code.digest_of(name, content) != self._hashed[name]:
                 differing.add(name)
@@ -102,7 +106,7 @@ class CodeCheck:
 
 
 def leaked_modules(identity: Identity, loaded: Iterable[str]) -> list[str]:
-    """Return what a job loaded although its fingerprint does not depend on it."""
+    """Return the names that a job loaded although its fingerprint does not cover them, sorted."""
     code = identity.preimage["code"]
     assert isinstance(code, dict)
     return [name for name in sorted(set(loaded)) if name not in code and name not in CARRIERS]

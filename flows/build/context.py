@@ -1,4 +1,4 @@
-"""What all stages of one run share: what is built, where, and who is told of it."""
+"""The context that all stages of one run share: configuration, store, placement, callbacks."""
 
 import threading
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from nanochat_core.config import RunConfig
 # beside those of runtime.progress:
 #
 #     cached    {"uri"}                    the artifact exists; nothing was done
-#     waiting   {"text"}                   for another process; said now and again
+#     waiting   {"text"}                   for another process; repeated every `terms.say` s
 #     fetching  {"inputs"}                 names of stages
 #     building  {"fingerprint", "processes", "directory"}   the job starts, in its directory
 #     warning   {"text"}
@@ -32,28 +32,29 @@ Watch: TypeAlias = Callable[[str, dict[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What all stages of one run share: what is built, where, and who is told."""
+    """Configuration, store, placement and callbacks, shared by all stages of one run."""
 
     run: RunConfig
-    run_id: str  # recorded as who built it
+    run_id: str  # recorded in the manifests of what it builds
     placement: Placement
     store: Store
     watch: Watch
-    strict: bool  # whether code that the fingerprint did not see is an error
-    root: Path = REPOSITORY  # where the packages lie
+    strict: bool  # code that the fingerprint does not cover is an error, not a warning
+    root: Path = REPOSITORY  # the directory that holds our packages
     terms: LeaseTimings = LeaseTimings()  # noqa: RUF009 - frozen
-    # Says in the store that the run uses an artifact: stage and fingerprint.
+    # Writes into the run's record that it uses an artifact (stage, fingerprint), which keeps the
+    # artifact from garbage collection.
     record: Callable[[str, str], None] = lambda stage, fingerprint: None
     stop: threading.Event = field(default_factory=threading.Event)
     device: DeviceSlot = field(default_factory=threading.Semaphore)  # one GPU stage a time
 
     @property
     def work(self) -> Path:
-        """Work directories of unfinished jobs, by stage and fingerprint."""
+        """Return the directory of unfinished jobs: work/STAGE/FINGERPRINT each."""
         return self.placement.home / "work"
 
     def wait_for_store(self, stage: str, *, check: Callable[[], None] = lambda: None) -> StoreWait:
-        """Return what repeats a stage's requests that the store does not answer."""
+        """Return a callable that retries requests while the store is unavailable."""
         return StoreWait(
             self.store,
             stage,
@@ -64,13 +65,13 @@ class BuildContext:
         )
 
     def open_cache(self) -> Cache:
-        """Fetched artifacts. What it hands out is in use until it is closed."""
+        """Open the cache of fetched artifacts; what it returns is not evicted until it closes."""
         return Cache(self.placement.home / "artifacts", default_cache_limit())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """A stage's artifact, and whether anything was done for it."""
+    """A stage's artifact, and whether it was found rather than built."""
 
     manifest: Manifest
     uri: str  # of the manifest in the store

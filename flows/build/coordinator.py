@@ -1,7 +1,7 @@
-"""Node 0 of a stage on several nodes: calls the others together, and brings their files home.
+"""Node 0 of a stage on several nodes: starts the other nodes, watches them, fetches their shards.
 
-It builds as one machine does (flows/build/build.py); this is what it does besides. What the others
-do is in flows/build/nodes.py.
+Otherwise node 0 builds as a single machine does (flows/build/build.py). The other nodes' side is
+flows/build/nodes.py and flows/build/follower.py.
 """
 
 import contextlib
@@ -32,20 +32,20 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
 from nanochat_core.job import Job
 
-# In which the node that failed first says so: after torchrun has ended its ranks, and what they
-# saved is sent.
+# Seconds to wait for the node that failed first to report why: its torchrun ends the ranks
+# (SHUTDOWN_TIMEOUT), then it uploads what they saved.
 _SECONDS_FOR_A_REASON = SHUTDOWN_TIMEOUT + 8.0
 _SECONDS_BETWEEN_QUESTIONS = 2.0
-_AGAIN = "run the same command again: it goes on from the last checkpoint once all nodes are there"
+_AGAIN = "run the same command again: it resumes from the last checkpoint once all nodes are up"
 _UNREACHABLE = (StoreError, ArtifactError)
 
 
 class NodeLost(JobFailed):
-    """A node is gone, was stopped, or never came; begun again, the job goes on where it saved."""
+    """A node lost connection, was stopped or never joined; a retry resumes from the checkpoint."""
 
 
 class Coordinator:
-    """The other nodes, as node 0 sees them."""
+    """Node 0's view of the other nodes during one attempt."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Coordinator:
         warn: Callable[[NanochatError], None],
     ) -> None:
         self.ending = threading.Event()  # the lease is lost, the run is stopped, or a node is lost
-        self.parts: list[File] = []  # of the checkpoint that is being written, in the store
+        self.parts: list[File] = []  # uploaded shards of the checkpoint that is being written
         self._job = job
         self._place = place
         self._call = call
@@ -68,18 +68,19 @@ class Coordinator:
         self._tell = tell
         self._warn = warn
         self._lost: StageError | None = None
-        self._who: dict[int, str] = {}  # who answered as which node when all were ready
-        self._step = 0  # of the parts
+        self._who: dict[int, str] = {}  # node -> id of its process when all were ready
+        self._step = 0  # that `parts` belong to
 
     @property
     def meeting(self) -> Rendezvous:
-        """Node 0's part in it."""
+        """Return the rendezvous as node 0 joins it."""
         return meeting_of(self._call, self._place, node=0)
 
     def assemble(self) -> None:
-        """Call all nodes, and wait until each is ready, the longer while they fetch.
+        """Publish the start message and wait until every node is ready.
 
-        Raises NodeLost when one does not come, and what one says that cannot take part.
+        Raises NodeLost if a node does not report within `terms.meet` seconds (one that reports but
+        still fetches is waited for without limit), and the error of a node that cannot take part.
         """
         self._announce()
         deadline = time.monotonic() + self._terms.meet
@@ -108,24 +109,27 @@ class Coordinator:
             if time.monotonic() >= say:
                 say = time.monotonic() + self._terms.say
                 self._tell(f"waiting: for node {names} of {self._call.nodes}")
+        # From here on another `who` under the same number is a restarted process without ranks.
         self._who = {node: said.who for node, said in heard.items()}
         endpoint = own_endpoint(toward=store_host(self._place.store.url))
+        # The endpoint is published only now: a follower starts its ranks as soon as it reads one.
         self._call = replace(self._call, endpoint=endpoint)
         self._announce()
 
     @contextlib.contextmanager
     def watching(self) -> Generator[None]:
-        """While the block runs, bring the others' files here and see whether they are there."""
+        """Fetch the other nodes' shards and watch their heartbeats while the block runs."""
         with run_in_background(self._gather, self._watch, self._pass_on):
             yield
 
     def explain(self, error: StageError) -> StageError:
-        """What ended the attempt, when it was another node; else the error itself.
+        """Return the error that ended the attempt: another node's if there is one, else `error`.
 
-        Waits for what the others say, who may need the time that a rank has to save.
+        Waits for the other nodes' reports, which may take as long as a rank may take to save.
         """
         if not is_retryable(self._lost or error):
             return self._lost or error
+        # Our own error is often only the echo of another rank's: collectives fail on all of them.
         deadline = time.monotonic() + _SECONDS_FOR_A_REASON
         answers: list[tuple[NodeStatus, float]] = []
         reason: StageError | None = None
@@ -164,25 +168,26 @@ class Coordinator:
                 yield found
 
     def _heard(self) -> dict[int, NodeStatus]:
-        """What the others said a short while ago to this call; none while the store is away."""
+        """Return fresh statuses by node. Empty while the store is unavailable."""
         with contextlib.suppress(*_UNREACHABLE):
             answers = list(self._answers())
+            # Half a lease without a heartbeat counts as silent, as in `_watch`.
             return {said.node: said for said, age in answers if age <= self._terms.ttl / 2}
         return {}
 
     def _is_ours(self, said: NodeStatus) -> bool:
-        """Whether it is said by who was ready when the attempt began."""
+        """Return whether a status is from the process that was ready when the attempt began."""
         return said.who == self._who.get(said.node)
 
     def _has_said_all(self, said: NodeStatus, age: float) -> bool:
-        """Whether nothing is to be expected of a node any more."""
+        """Return whether a node will report nothing more in this attempt."""
         is_silent = age > self._terms.ttl / 2
         return is_silent or not self._is_ours(said) or said.state in ("ended", "leaving")
 
     def _reason(self, answers: Iterable[NodeStatus]) -> StageError | None:
-        """What another node says of itself that would end the attempt.
+        """Return the error that another node reports, if any.
 
-        An error of the code, or a person's, comes before what only followed from it.
+        One that a retry cannot fix comes first: retryable ones are often its consequence.
         """
         reasons = [reason for said in answers if (reason := self._reason_of(said))]
         return min(reasons, key=is_retryable, default=None)
@@ -190,7 +195,7 @@ class Coordinator:
     def _reason_of(self, said: NodeStatus) -> StageError | None:
         who = f"node {said.node}, {said.host}"
         if said.state == "leaving":
-            text = f"{self._job.stage}: {who}, was told to stop"
+            text = f"{self._job.stage}: {who}, was stopped"
             return NodeLost(text, hint=_AGAIN, log_tail="")
         if not said.text:
             return None
@@ -206,20 +211,22 @@ class Coordinator:
                 for part in gather_shards(
                     self._place.store, self._job, ranks, epoch=self._call.epoch
                 ):
+                    # Shards of one step at a time: a new step means the last one is committed or
+                    # was dropped.
                     if part.step != self._step:
                         self._step, self.parts = part.step, []
                     self.parts = [*self.parts, part.file]
 
     def _pass_on(self, over: threading.Event) -> None:
-        """End the attempt with the lease. It asks the store nothing, which may not answer."""
+        """End the attempt when the lease is lost. No requests: the store may hang for minutes."""
         while not over.wait(SECONDS_BETWEEN_LOOKS):
             if self._lease.ending.is_set():
                 self.ending.set()
 
     def _watch(self, over: threading.Event) -> None:
-        """End the attempt when a node is silent for half a lease, or gone and nobody noticed.
+        """End the attempt if a node is silent for half a lease, restarted, or without ranks.
 
-        One that was started again is gone too: it says that it is there, but its ranks are not.
+        A restarted node sends heartbeats, but its ranks are gone.
         """
         gone_since: float | None = None
         while not over.wait(min(self._terms.beat, _SECONDS_BETWEEN_QUESTIONS)):
@@ -235,7 +242,9 @@ class Coordinator:
                     self._lose(self._gone(f"{who} is silent for {age:.0f} s"))
             if any(said.state != "ready" for said, _ in answers):
                 gone_since = gone_since or time.monotonic()
-                if time.monotonic() - gone_since > SECONDS_TO_STOP:  # no rank noticed
+                # Normally our own ranks fail or save first, and that ends the attempt. After this
+                # many seconds they have not noticed: gloo and NCCL may block for much longer.
+                if time.monotonic() - gone_since > SECONDS_TO_STOP:
                     reason = self._reason([said for said, _ in answers])
                     self._lose(reason or self._gone("the ranks of another node have ended"))
             else:
@@ -251,13 +260,13 @@ class Coordinator:
 
 
 def meeting_of(call: StartMessage, place: MessagePrefix, *, node: int) -> Rendezvous:
-    """The part of a node in what was called."""
+    """Return the torchrun rendezvous of a start message, as `node` joins it."""
     assert call.endpoint is not None
     return Rendezvous(
         nodes=call.nodes,
         node=node,
         endpoint=call.endpoint,
-        id=f"{place.fingerprint[:12]}-{call.epoch}",
+        id=f"{place.fingerprint[:12]}-{call.epoch}",  # another for each attempt
     )
 
 
@@ -273,9 +282,10 @@ def lead(
     tell: Callable[[str], None],
     warn: Callable[[NanochatError], None],
 ) -> Generator[Coordinator]:
-    """All nodes are ready to go on from this job's newest checkpoint, which the store has too.
+    """Start all nodes from this job's newest checkpoint and watch them while the block runs.
 
-    Raises NodeLost when they do not come, LeaseLost, StoreError.
+    Uploads that checkpoint first if the store lacks it. Raises NodeLost if a node does not join,
+    LeaseLost, StoreError.
     """
     newest = checkpoints.settle(job)
     if newest is not None:
@@ -298,7 +308,7 @@ def lead(
 
 
 def _store(store: Store, job: Job, directory: Path, lease: HeldLease) -> None:
-    """The others can begin only with what the store has."""
+    """Upload the checkpoint unless it is stored: other nodes can fetch it only from the store."""
     if not checkpoints.is_stored(store, job, directory):
         checkpoints.send(
             store, job, directory, owner=lease.owner, epoch=lease.epoch, fence=lease.check

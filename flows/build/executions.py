@@ -1,4 +1,7 @@
-"""How a job came about, execution by execution: recorded with an artifact, deciding nothing."""
+"""Record the executions of a job: host, time, steps and cost of each, for the manifest.
+
+A job that is stopped and resumed has several. They are provenance: no result depends on them.
+"""
 
 import importlib.metadata
 import json
@@ -13,9 +16,10 @@ from nanochat_core.runtime.progress import read_events, read_groups
 
 
 def append_segment(job: Job, *, processes: int, nodes: int = 1) -> None:
-    """Note that an execution starts, so that one which is killed still counts.
+    """Append a record of an execution to segments.jsonl, before its processes start.
 
-    `processes` are those of all `nodes` together.
+    Written first so that an execution that is killed is recorded too. `processes` is the total over
+    all `nodes`.
     """
     segment = {
         "started": round(time.time(), 3),
@@ -33,10 +37,10 @@ def append_segment(job: Job, *, processes: int, nodes: int = 1) -> None:
 
 
 def read_segments(job: Job) -> list[Facts]:
-    """Return every execution of a finished job: where, from when to when, from step to step.
+    """Return every execution of a finished job: host, start and end (Unix seconds), steps, dollars.
 
-    The last one ended when it wrote its result, however long publishing waits for the store. One
-    that was killed is taken to have ended with its last event.
+    The last one ended when it wrote its result, however long publishing waits for the store. The
+    others were stopped or killed: their end is the time of their last event.
     """
     ended = (job.directory / "result.json").stat().st_mtime
     segments: list[Facts] = list(read_groups(job.directory / "segments.jsonl"))
@@ -45,6 +49,7 @@ def read_segments(job: Job) -> list[Facts]:
     for number, segment in enumerate(segments):
         is_last = number == len(segments) - 1
         until = ended if is_last else starts[number + 1]
+        # Events carry no execution number: the time of the next start separates them.
         own = [event for event in events if starts[number] <= event["time"] < until]
         steps = [event["step"] for event in own if event["kind"] in ("start", "step")]
         segment["ended"] = ended if is_last else max([starts[number], *(e["time"] for e in own)])
@@ -56,7 +61,7 @@ def read_segments(job: Job) -> list[Facts]:
 
 
 def find_commit(root: Path) -> str | None:
-    """The commit that is checked out, or None outside a repository."""
+    """Return the commit that is checked out, or None outside a repository."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "HEAD"],

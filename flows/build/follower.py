@@ -1,4 +1,7 @@
-"""One attempt of a node other than 0: it follows one call of node 0 until either ends it."""
+"""One attempt of a node other than 0: it follows one start message of node 0 until either ends.
+
+Node 0's side is flows/build/coordinator.py.
+"""
 
 import contextlib
 import socket
@@ -37,12 +40,12 @@ _UNREACHABLE = (StoreError, ArtifactError)
 
 
 class FollowerAttempt:
-    """This node's part in what was called."""
+    """This node's part in one attempt that node 0 started."""
 
     def __init__(
         self, site: BuildContext, place: MessagePrefix, call: StartMessage, *, node: int
     ) -> None:
-        self.ending = threading.Event()  # the call counts no more, or the run is stopped
+        self.ending = threading.Event()  # the start message is void, or the run is stopped
         self._site = site
         self._place = place
         self._call = call
@@ -52,14 +55,14 @@ class FollowerAttempt:
         self._state: State = "coming"
         self._has_ended = False
         self._who = uuid.uuid4().hex
-        self._lock = threading.Lock()  # of what is said
+        self._lock = threading.Lock()  # around every status that is published
 
     def run(self, prepare: Callable[[], tuple[Job, CodeCheck]]) -> None:
-        """Run the ranks of this node, if node 0 still wants them.
+        """Run this node's ranks, unless node 0 gives the attempt up before they start.
 
-        `prepare` makes the job with its inputs here; node 0 hears what it raises, as it does of all
-        that happens here. Raises StageInterrupted when this node was stopped, and the error of the
-        job or of `prepare` when it would only come again.
+        `prepare` makes the job and fetches its inputs. Every error is reported to node 0. Raises
+        StageInterrupted if this node was stopped, and the error of the job or of `prepare` if a
+        retry cannot fix it; returns after a retryable one, for the next start message.
         """
         with self._being_there():
             try:
@@ -80,7 +83,7 @@ class FollowerAttempt:
                 if not is_retryable(error):
                     raise
                 self._tell("message", f"this attempt is over: {error}")
-            except Exception as error:  # a bug, or a full disk: it would only come again
+            except Exception as error:  # a bug, or a full disk: a retry would fail in the same way
                 name = type(error).__name__
                 self._say("ended", text=f"{name}: {error}", cause=name)
                 raise
@@ -91,8 +94,10 @@ class FollowerAttempt:
                 self._say("ended")
 
     def _restore(self, job: Job) -> None:
-        """Have what all go on from. Raises TransientStageError when that is not in the store any
-        more."""
+        """Fetch the checkpoint that all nodes resume from.
+
+        Raises TransientStageError if the store does not have it any more.
+        """
         try:
             checkpoints.restore_step(
                 self._site.store,
@@ -101,7 +106,7 @@ class FollowerAttempt:
                 commit=self._call.commit,
                 tell=lambda text: self._tell("message", text),
             )
-        except ArtifactError as error:  # node 0 sends it again when it is started again
+        except ArtifactError as error:  # the next attempt's node 0 uploads it again
             raise TransientStageError(str(error), hint=error.hint) from error
 
     def _run(self, job: Job, endpoint: StartMessage, check: CodeCheck) -> None:
@@ -111,7 +116,7 @@ class FollowerAttempt:
         ranks = range(first, first + processes)
 
         def warn(error: NanochatError) -> None:
-            self._tell("warning", f"part of a checkpoint not stored: {error}")
+            self._tell("warning", f"checkpoint shard not stored: {error}")
 
         append_segment(job, processes=processes * endpoint.nodes, nodes=endpoint.nodes)
         with uploading_shards(self._place.store, job, ranks, epoch=endpoint.epoch, on_error=warn):
@@ -126,7 +131,7 @@ class FollowerAttempt:
             )
 
     def _wait_for_endpoint(self) -> StartMessage | None:
-        """The call again, with the place to meet at; None: it counts no more."""
+        """Return the start message with its endpoint. None if it is void or this attempt ends."""
         while not self.ending.is_set():
             with contextlib.suppress(*_UNREACHABLE):
                 call, _ = find_start(self._place, ttl=self._site.terms.ttl)
@@ -141,7 +146,10 @@ class FollowerAttempt:
         return None
 
     def _check_alone(self) -> None:
-        """Raises StageError when another machine has the same number: the last to answer stays."""
+        """Raise StageError if another machine has the same node number.
+
+        Both write the same record, so the one that wrote last finds itself and continues.
+        """
         found = find_status(self._place, self._node, epoch=self._call.epoch)
         if found is not None and found[0].who != self._who:
             raise StageError(
@@ -151,7 +159,7 @@ class FollowerAttempt:
 
     @contextlib.contextmanager
     def _being_there(self) -> Generator[None]:
-        """While the block runs, say so, and look whether the call still counts."""
+        """Publish heartbeats and watch the start message while the block runs."""
         self._say(self._state)
         with run_in_background(self._beat, self._watch, self._look_at_clock):
             yield
@@ -172,10 +180,10 @@ class FollowerAttempt:
                 self.ending.set()
 
     def _look_at_clock(self, over: threading.Event) -> None:
-        """End the attempt when the run is stopped, or the store was not reached for half a lease.
+        """End the attempt if the run is stopped or the store was not reached for half a lease.
 
-        It asks the store nothing: a question that gets no answer can hang for minutes. By then node
-        0 takes us for lost, and its ranks are gone.
+        Sends no requests: one that gets no response can hang for minutes. After half a lease node 0
+        counts this node as lost and has ended its own ranks.
         """
         while not over.wait(_SECONDS_BETWEEN_LOOKS):
             is_cut_off = time.monotonic() - self._heard > self._site.terms.ttl / 2
@@ -185,12 +193,14 @@ class FollowerAttempt:
     def _say(
         self, state: State, *, text: str = "", cause: str = "", hint: str | None = None
     ) -> None:
-        """Tell node 0; it notices by itself when that is not possible."""
+        """Publish this node's status. Gives up after three tries: node 0 notices the silence."""
         with self._lock:
             if self._has_ended:
                 return
             self._has_ended = state in ("ended", "leaving")
-            if not self._has_ended:  # a beat that waited for the lock does not take "ready" back
+            # A heartbeat may have waited for the lock with an old state ("coming"): publish the
+            # current one, so that "ready" is never taken back.
+            if not self._has_ended:
                 state = self._state
             self._beats += 1
             said = NodeStatus(

@@ -1,7 +1,7 @@
-"""Runs a stage's job under its lease: its inputs here, its checkpoints in the store, its processes.
+"""Run a stage's job under its lease: fetch inputs, restore and mirror checkpoints, start processes.
 
-On several nodes this is node 0's side (flows/build/coordinator.py); flows/build/nodes.py has the
-others'.
+On several nodes this is node 0's side, with flows/build/coordinator.py; the other nodes' side is
+flows/build/nodes.py.
 """
 
 import contextlib
@@ -29,17 +29,17 @@ from nanochat_core.section import Section
 
 
 def nodes_of(stage: Stage, site: BuildContext) -> int:
-    """Machines that build a stage together."""
+    """Return the number of machines that build a stage together."""
     return site.placement.nodes if stage.compute == "gpu" else 1
 
 
 def processes_of(stage: Stage, site: BuildContext) -> int:
-    """Processes of a stage on each of them."""
+    """Return the number of processes of a stage on each machine."""
     return max(site.placement.gpus, 1) if stage.compute == "gpu" else 1
 
 
 def work_of(site: BuildContext, identity: Identity) -> Path:
-    """Where the job of a fingerprint runs on this machine."""
+    """Return the directory in which a fingerprint's job runs on this machine."""
     return file_lock.work_directory(site.work, identity.stage, identity.fingerprint)
 
 
@@ -51,7 +51,10 @@ def fetch_inputs(
     *,
     check: Callable[[], None],
 ) -> dict[str, Path]:
-    """Directories with the inputs' files; `check` is asked now and again and may raise."""
+    """Fetch the inputs and return the directory of each one's files, by stage name.
+
+    `check` is called after every block of bytes and may raise (the lease is lost).
+    """
 
     def check_not_stopped(count: int) -> None:
         if site.stop.is_set():
@@ -70,7 +73,7 @@ def fetch_inputs(
 
 
 def make_job(stage: Stage, site: BuildContext, identity: Identity, inputs: dict[str, Path]) -> Job:
-    """The job that makes the stage's artifact on this machine."""
+    """Make the job that builds the stage's artifact on this machine."""
     sections = {name: getattr(site.run, name) for name in stage.config}
     return Job(
         directory=work_of(site, identity),
@@ -84,7 +87,7 @@ def make_job(stage: Stage, site: BuildContext, identity: Identity, inputs: dict[
 
 
 def tell_building(stage: Stage, site: BuildContext, job: Job) -> None:
-    """Say that the job is about to run here."""
+    """Report, as a `building` event, that the job is about to start here."""
     event = {
         "kind": "building",
         "fingerprint": job.fingerprint,
@@ -95,7 +98,7 @@ def tell_building(stage: Stage, site: BuildContext, job: Job) -> None:
 
 
 def make_check(site: BuildContext, identity: Identity, job: Job, code: Code) -> CodeCheck:
-    """Return the check that the job runs the code which its fingerprint covers."""
+    """Return a check that the job runs only code that its fingerprint covers."""
 
     def warn(text: str) -> None:
         _warn(site, job, text)
@@ -108,9 +111,9 @@ def run_stage(
 ) -> Result:
     """Run the job to its end, or return the result of an earlier attempt that was not published.
 
-    With several nodes it begins when all of them are ready.
-    Raises LeaseLost when that ended it, and not the run's stop; NodeLost when another node did;
-    CodeChanged when it ran other code than its fingerprint covers.
+    With several nodes it starts when all of them are ready.
+    Raises LeaseLost if the lost lease ended it, and not the run's stop; NodeLost if another node
+    did; CodeChanged if it ran other code than its fingerprint covers.
     """
 
     def tell(text: str) -> None:
@@ -123,10 +126,11 @@ def run_stage(
     if nodes > 1 and not site.placement.mirrors_checkpoints:
         raise ConfigError(
             f"{stage.name} on {nodes} nodes needs a store that all of them reach, "
-            f"{site.store.url} lies in the home of one",
+            f"{site.store.url} is a directory of one",
             hint="give one with --store or NANOCHAT_STORE",
         )
-    # Also from a store in this home: another machine may have sent its checkpoints there.
+    # Even if the store is a directory in this home, to which checkpoints are not mirrored: another
+    # machine that reaches it may have uploaded some.
     wait = site.wait_for_store(stage.name, check=lease.raise_if_lost)
     wait(lambda: checkpoints.restore(site.store, job, tell=tell))
     tell_building(stage, site, job)
@@ -137,6 +141,8 @@ def run_stage(
         site.watch(stage.name, event)
 
     with contextlib.ExitStack() as stack:
+        # The coordinator before the mirror, so that the last checkpoint is still sent with the
+        # other nodes' shards: the stack closes in reverse.
         leader = stack.enter_context(_lead(stage, site, job, lease)) if nodes > 1 else None
         if site.placement.mirrors_checkpoints:
             stack.enter_context(_mirror(site, job, lease, leader, check))
@@ -160,8 +166,8 @@ def run_stage(
 def find_finished(job: Job) -> Result | None:
     """Return the result of an execution of this very job that finished and whose output is whole.
 
-    None means that the job has to run. A job that finished keeps its directory until its artifact
-    is published.
+    None means the job has to run. The directory of a finished job stays until its artifact is
+    published, so an attempt whose publishing failed leaves one here.
     """
     try:
         result = Result.find(job.directory)
@@ -176,7 +182,8 @@ def find_finished(job: Job) -> Result | None:
 def _cause(
     error: StageError, site: BuildContext, lease: HeldLease, leader: Coordinator | None
 ) -> StageError:
-    """What ended the job. Raises LeaseLost when that was it."""
+    """Return the error that ended the job. Raises LeaseLost if the lost lease ended it."""
+    # The lease may be lost while the run is being stopped: the stop is the cause to report.
     if site.stop.is_set():
         return error
     if isinstance(error, StageInterrupted):
@@ -188,7 +195,7 @@ def _lead(
     stage: Stage, site: BuildContext, job: Job, lease: HeldLease
 ) -> contextlib.AbstractContextManager[Coordinator]:
     def warn(error: NanochatError) -> None:
-        _warn(site, job, f"another node's part of a checkpoint did not come yet: {error}")
+        _warn(site, job, f"another node's checkpoint shard has not arrived yet: {error}")
 
     return lead(
         site.store,
@@ -206,10 +213,11 @@ def _lead(
 def _mirror(
     site: BuildContext, job: Job, lease: HeldLease, leader: Coordinator | None, check: CodeCheck
 ) -> Generator[None]:
-    """Send every new checkpoint to the store; parts of other nodes are there.
+    """Upload every new checkpoint to the store while the block runs.
 
-    The checkpoint of the last step is sent only if the job does not finish: its tensors go up as
-    files of the artifact, after which no process needs it.
+    Shards of other nodes are in the store already and are not sent again. The checkpoint of the
+    last step is sent only if the job does not finish: its tensors are uploaded as files of the
+    artifact, after which no process needs it.
     """
     has_ended = False
 
@@ -219,7 +227,7 @@ def _mirror(
         return not has_failed and checkpoints.is_of_last_step(directory)
 
     def send(directory: Path) -> None:
-        check()
+        check()  # a checkpoint of other code must not be resumed under this fingerprint
         there: list[File] = leader.parts if leader else []
         sent = checkpoints.send(
             site.store,
@@ -230,14 +238,14 @@ def _mirror(
             fence=lease.check,
             there=there,
         )
-        with contextlib.suppress(StoreError):  # the next one prunes for this one
+        with contextlib.suppress(StoreError):  # the next checkpoint prunes these steps too
             checkpoints.prune(site.store, job, sent=sent)
 
     reported, next_report = "", 0.0
 
     def warn(error: NanochatError) -> None:
         nonlocal reported, next_report
-        now = time.monotonic()  # a store that does not answer is asked again every second
+        now = time.monotonic()  # the mirror retries every second; the warning is not repeated
         if str(error) != reported or now >= next_report:
             reported, next_report = str(error), now + site.terms.say
             _warn(site, job, f"checkpoint not stored: {error}")

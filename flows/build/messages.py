@@ -1,11 +1,11 @@
-"""How the nodes of one stage hear of each other: a few records in the store.
+"""Messages between the nodes of one stage: a few records in the store.
 
-{stage}/{fingerprint}/checkpoints/nodes/call.json    node 0 says what all of them begin with
-{stage}/{fingerprint}/checkpoints/nodes/00001.json   node 1 says that it is there, again and again
+{stage}/{fingerprint}/checkpoints/nodes/call.json    node 0's StartMessage
+{stage}/{fingerprint}/checkpoints/nodes/00001.json   node 1's NodeStatus, rewritten as a heartbeat
 
-They lie beside the checkpoints of the unfinished job because they are worth as much as those, and
-go with them. A call counts while its epoch is that of the lease: a node 0 that lost its lease calls
-nobody together, and what it writes late is older than what is there.
+They lie under the checkpoints of the unfinished job and are deleted with them. A start message is
+valid while its epoch (the fencing token of node 0's lease) is that of the lease: a node 0 that lost
+its lease starts no other node, and what it writes late has an older epoch and is ignored.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,9 @@ from infra.storage.base import Store, StoreUnavailable
 FORMAT = 1
 _TRIES = 4
 
-# coming: it heard the call and fetches inputs and the checkpoint. ready: it has them, or runs.
-# ended: its ranks are gone, or it cannot take part. leaving: it was told to stop.
+# coming: it read the start message and fetches inputs and the checkpoint. ready: it has them, or
+# its ranks run. ended: its ranks are gone, or it cannot take part. leaving: it was stopped by a
+# signal or a cancelled run, and will not follow the next start message.
 State: TypeAlias = Literal["coming", "ready", "ended", "leaving"]
 MISTAKE = "mistake"
 
@@ -31,7 +32,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, kw_only=True)
 class MessagePrefix:
-    """What is built together."""
+    """The place of one stage's messages: a store and the key prefix of a fingerprint."""
 
     store: Store
     stage: str
@@ -39,52 +40,53 @@ class MessagePrefix:
 
     @property
     def name(self) -> str:
-        """As people call it: stage/fingerprint."""
+        """Return the artifact's short name: stage/fingerprint."""
         return f"{self.stage}/{short(self.fingerprint)}"
 
     def key(self, name: str) -> str:
-        """A record of the nodes."""
+        """Return the key of a message: "call", or a node's number in five digits."""
         return f"{self.stage}/{self.fingerprint}/checkpoints/nodes/{name}.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartMessage:
-    """What node 0 tells all others."""
+    """Node 0's message to all others: start an attempt from this checkpoint."""
 
     epoch: Count  # of its lease
     owner: str  # of its lease
     host: str
     nodes: Count
     processes: Count  # on each of them
-    step: Count  # of the checkpoint that all go on from; 0: from the beginning
+    step: Count  # of the checkpoint that all resume from; 0: from the beginning
     commit: str  # which checkpoint of that step (checkpoints.commit_of); empty: none
-    endpoint: str | None  # host:port to meet at; None until all are ready
+    endpoint: str | None  # host:port of the rendezvous; None until all are ready
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
-    """What another node tells node 0."""
+    """Another node's status in an attempt, for node 0."""
 
-    epoch: Count  # of the call
+    epoch: Count  # of the start message it follows
     node: Count
     host: str
     state: State
     text: str  # why it ended; else empty
     cause: str  # the exception's type; MISTAKE for what a person must mend; empty: the machine's
-    who: str  # a process of this number, in one attempt: there should be one
-    beat: Count  # no two records have the same bytes
+    who: str  # random id of the process in one attempt: shows a restart, or a number used twice
+    beat: Count  # of writes by this process: no two records have the same bytes, nor the same ETag
     hint: str | None = None  # what a person can do about `text`
 
 
 def publish_start(place: MessagePrefix, call: StartMessage, *, fence: Callable[[], None]) -> None:
-    """Put a call in the place of an older one. Raises LeaseLost, StoreError.
+    """Replace an older start message. Raises LeaseLost, StoreError.
 
-    `fence` raises when the lease was lost; it is asked after the older call was read, so that a
-    newer one cannot be overwritten.
+    `fence` raises if the lease is lost.
     """
     key, data = place.key("call"), encode_record(asdict(call), format=FORMAT)
     for _ in range(_TRIES):
         found = find_stored(place.store, key, format=FORMAT)
+        # After the read: a newer node 0 that writes later changes the version, so that our
+        # conditional put fails and cannot overwrite its message.
         fence()
         if found is None:
             if place.store.put_if_absent(key, data):
@@ -94,7 +96,7 @@ def publish_start(place: MessagePrefix, call: StartMessage, *, fence: Callable[[
         if older.epoch > call.epoch:
             raise LeaseLost(
                 f"{place.name} lost its lease: another node 0, on {older.host}, has called",
-                hint="run the same command again: it waits for whoever builds now",
+                hint="run the same command again: it waits until the other process has built it",
             )
         if place.store.put_if_same(key, data, version=stored.version):
             return
@@ -104,9 +106,9 @@ def publish_start(place: MessagePrefix, call: StartMessage, *, fence: Callable[[
 def find_start(
     place: MessagePrefix, *, ttl: float
 ) -> tuple[StartMessage | None, LeaseHolder | None]:
-    """The call that counts, and who holds the lease; None where there is none.
+    """Return the valid start message and the holder of the lease; None for either that is missing.
 
-    Raises StoreError, and ArtifactError when a record is damaged.
+    Raises StoreError, and ArtifactError if a record is damaged.
     """
     holder = find_holder(place.store, place.stage, place.fingerprint, ttl=ttl)
     if holder is None:
@@ -116,19 +118,21 @@ def find_start(
     if found is None:
         return None, holder
     call = _read(place, StartMessage, key, found[0])
+    # The message of an earlier attempt stays in the store: only one by the holder counts.
     counts = (call.epoch, call.owner) == (holder.record.epoch, holder.record.owner)
     return (call if counts else None), holder
 
 
 def publish_status(place: MessagePrefix, said: NodeStatus) -> None:
-    """Tell node 0. Raises StoreError."""
+    """Write this node's status, which is also its heartbeat. Raises StoreError."""
     place.store.put(place.key(f"{said.node:05d}"), encode_record(asdict(said), format=FORMAT))
 
 
 def find_status(place: MessagePrefix, node: int, *, epoch: int) -> tuple[NodeStatus, float] | None:
-    """What a node says to the call of this epoch, and how many seconds ago; None: nothing yet.
+    """Return a node's status for this epoch and its age in seconds. None: no status yet.
 
-    Raises StoreError, and ArtifactError when the record is damaged.
+    The age is by the store's clock: the nodes' own clocks may differ. Raises StoreError, and
+    ArtifactError if the record is damaged.
     """
     key = place.key(f"{node:05d}")
     found = find_stored(place.store, key, format=FORMAT)
@@ -138,4 +142,4 @@ def find_status(place: MessagePrefix, node: int, *, epoch: int) -> tuple[NodeSta
 
 
 def _read(place: MessagePrefix, kind: type[_R], key: str, tree: dict[str, Any]) -> _R:
-    return read_record(kind, tree, where=f"{place.store.url}/{key}", what="what a node says")
+    return read_record(kind, tree, where=f"{place.store.url}/{key}", what="a message of the nodes")

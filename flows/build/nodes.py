@@ -1,9 +1,9 @@
-"""A stage on several machines: what every one of them does, each with its own disk.
+"""Build one stage on several machines (nodes), each with its own disk.
 
-Node 0 builds the stage, as one machine would (flows/build/build.py, flows/build/coordinator.py).
-The others join it: they fetch the inputs, wait until it calls, fetch the checkpoint that it names,
-run their part of the job, and send what their ranks save to the store. They hold no lease and
-publish nothing. When an attempt ends without the artifact, they wait for the next call.
+Node 0 builds the stage as one machine would (flows/build/build.py, flows/build/coordinator.py).
+The others fetch the inputs, wait for node 0's start message, fetch the checkpoint that it names,
+run their ranks, and upload what these save. They hold no lease and publish nothing. If an attempt
+ends without the artifact, they wait for the next start message (flows/build/follower.py).
 """
 
 import contextlib
@@ -37,22 +37,22 @@ from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreError
 from nanochat_core.job import Job
 
-_SECONDS_FOR_THE_LOCK = 40.0  # an attempt that was told to stop saves in less
+_SECONDS_FOR_THE_LOCK = 40.0  # an earlier attempt that was sent SIGTERM saves and ends in less
 _UNREACHABLE = (StoreError, ArtifactError)
 
 
 def build_share(
     stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest], *, node: int, force: bool
 ) -> Built:
-    """Build this node's share of a stage. Of a CPU stage node 0 does it all.
+    """Build this node's share of a stage. A CPU stage is built by node 0 alone.
 
-    Raises what `build` raises; of these JobFailed (NodeLost), LeaseLost and TransientStageError for
-    what may succeed when it is tried again.
+    Raises what `build` raises; of these JobFailed (NodeLost), LeaseLost and TransientStageError may
+    succeed on a retry.
     """
     nodes = site.placement.nodes
     if not 0 <= node < nodes:
         raise ConfigError(
-            f"node {node} is none of {nodes}", hint=f"their numbers are 0 to {nodes - 1}"
+            f"node {node} is not one of {nodes} nodes", hint=f"they are numbered 0 to {nodes - 1}"
         )
     if node == 0:
         return build(stage, site, inputs, force=force)
@@ -62,18 +62,20 @@ def build_share(
             hint="start it on node 0 alone",
         )
     with reporting_failure(stage, site):
-        sought = look_up(stage, site, inputs, force=force)
-        if sought.manifest is not None:
-            return reuse(site, sought.manifest)
-        joiner = _Follower(stage, site, inputs, sought, node=node)
-        with _alone(joiner):
-            return joiner.join()
+        lookup = look_up(stage, site, inputs, force=force)
+        if lookup.manifest is not None:
+            return reuse(site, lookup.manifest)
+        follower = _Follower(stage, site, inputs, lookup, node=node)
+        with _locked(follower):
+            return follower.join()
 
 
 @contextlib.contextmanager
-def _alone(joiner: "_Follower") -> Generator[None]:
-    """Hold the fingerprint's lock in this home. Raises StageError when another process keeps it."""
-    site, identity = joiner.site, joiner.identity
+def _locked(follower: "_Follower") -> Generator[None]:
+    """Hold the fingerprint's lock in this home. Raises StageError if another process keeps it."""
+    # No lease guards the work directory of a follower: two nodes that share a home by mistake would
+    # write into the same one.
+    site, identity = follower.site, follower.identity
     path = file_lock.lock_path(site.work, identity.stage, identity.fingerprint)
     deadline = time.monotonic() + _SECONDS_FOR_THE_LOCK
     while True:
@@ -84,41 +86,43 @@ def _alone(joiner: "_Follower") -> Generator[None]:
             owner = file_lock.find_owner(path)
         if time.monotonic() > deadline:
             raise StageError(
-                f"node {joiner.node} works in {site.placement.home}, as {owner} does",
+                f"node {follower.node} works in {site.placement.home}, as {owner} does",
                 hint="give each node a home of its own: --home, or NANOCHAT_HOME",
             )
-        joiner.pause()
+        follower.pause()
 
 
 class _Follower:
-    """A node other than 0."""
+    """A node other than 0, through all attempts at one stage."""
 
     def __init__(
         self,
         stage: Stage,
         site: BuildContext,
         inputs: Mapping[str, Manifest],
-        sought: Lookup,
+        lookup: Lookup,
         *,
         node: int,
     ) -> None:
         self.site = site
-        self.identity = sought.identity
+        self.identity = lookup.identity
         self.node = node
         self._stage = stage
         self._inputs = inputs
-        self._code = sought.code
-        self._redo = sought.redo
+        self._code = lookup.code
+        self._redo = lookup.redo
         self._place = MessagePrefix(
             store=site.store, stage=stage.name, fingerprint=self.identity.fingerprint
         )
-        self._seen = 0  # epoch of the last call
+        self._seen = 0  # epoch of the last start message that was followed
         self._began = time.time()
 
     def join(self) -> Built:
-        """Follow node 0's calls until the artifact is there."""
+        """Follow node 0's start messages until the artifact exists; return it."""
         with self.site.open_cache() as cache:
-            if not self._is_called():  # node 0 fetches too, before it calls
+            # Fetch while node 0 fetches too. If the start message exists, `_prepare` fetches, after
+            # this node has reported that it joined: node 0 waits `terms.meet` seconds for that.
+            if not self._is_called():
                 self._fetch(cache)
             while True:
                 found = self._wait()
@@ -145,15 +149,18 @@ class _Follower:
         return False
 
     def pause(self) -> None:
-        """Between two looks at the store. Raises StageInterrupted when the run is stopped."""
+        """Sleep between two polls of the store. Raises StageInterrupted if the run is stopped."""
         if self.site.stop.wait(self.site.terms.look):
             raise StageInterrupted(f"{self._stage.name}: the run is being stopped")
 
     def _wait(self) -> Manifest | StartMessage:
-        """The artifact, or a call that was not followed yet. Raises TransientStageError after a
-        silence."""
+        """Wait for the artifact or a new start message, and return it.
+
+        Raises TransientStageError if node 0 holds no lease for too long.
+        """
         terms = self.site.terms
         heard = time.monotonic()
+        # At first node 0 may still be starting elsewhere; later it holds a lease or was lost.
         limit = terms.ttl if self._seen else max(terms.ttl, terms.meet)
         say = 0.0
         while True:
@@ -180,17 +187,18 @@ class _Follower:
             self.pause()
 
     def _tell_waiting(self, holder: LeaseHolder | None) -> None:
-        whom = f"run {holder.record.run} on host {holder.host}" if holder else "nobody builds yet"
-        text = f"waiting: node {self.node} for node 0 ({whom})"
+        owner = f"run {holder.record.run} on host {holder.host}" if holder else "not started yet"
+        text = f"waiting: node {self.node} for node 0 ({owner})"
         self.site.watch(self._stage.name, {"kind": "waiting", "text": text})
 
     def _find(self) -> Manifest | None:
         found = find_usable(self.site, self.identity)
+        # With --force the artifact to wait for is the one of this run, not its predecessor.
         is_old = self._redo and found is not None and found.provenance.run != self.site.run_id
         return None if is_old else found
 
     def _check(self, call: StartMessage) -> None:
-        """Raises ConfigError when node 0 was started for another number of nodes or processes."""
+        """Raise ConfigError if node 0 was started for another number of nodes or processes."""
         nodes, processes = self.site.placement.nodes, processes_of(self._stage, self.site)
         if (call.nodes, call.processes) != (nodes, processes):
             raise ConfigError(

@@ -1,8 +1,8 @@
-"""One stage that somebody else is to build: a worker of another pool, or a process on another host.
+"""A request to build one stage elsewhere: on a worker of another pool, or on another host.
 
-An order is strings and numbers, so that it can be the parameters of a Prefect run or the words of a
-command. Whoever carries it out works the fingerprint out again, and refuses when it is not the one
-that was ordered: then the code or the machine over there differs.
+A request is strings and numbers, so that it can be the parameters of a Prefect run or the arguments
+of a command. The machine that executes it computes the fingerprint again and refuses if it differs
+from the requested one: then its code or its datasets are not those of the caller.
 """
 
 import threading
@@ -27,10 +27,10 @@ from nanochat_core.errors import ArtifactError, ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class StageRequest:
-    """What is to be built, for whom and where. Every field is plain JSON."""
+    """A stage to build: its identity, run, store and placement. Every field is plain JSON."""
 
     stage: str
-    fingerprint: str  # 64 hex digits: what the one who orders it works out
+    fingerprint: str  # 64 hex digits, as the caller computed it
     inputs: tuple[str, ...]  # stage/fingerprint of each input, in the table's order
     profile: str
     depth: int | None = None
@@ -45,17 +45,17 @@ class StageRequest:
 
     @property
     def name(self) -> str:
-        """As people call it: stage/fingerprint."""
+        """Return the artifact's short name: stage/fingerprint."""
         return f"{self.stage}/{short(self.fingerprint)}"
 
 
 def match_digest(order: StageRequest, *, pool: str | None) -> str:
-    """Return 12 hex digits that are the same for two orders if either may stand for the other.
+    """Return 12 hex digits that are equal for two requests if one build serves both.
 
-    They build the same artifact in the same store, on machines of the same pool, with the same
-    number of nodes and processes, and equally strict about code that the fingerprint does not
-    cover. No other setting counts: a second order would occupy a worker for as long as it waits for
-    the lease of the first. A forced order stands for the orders of its own run only.
+    Such requests build the same artifact in the same store, on machines of the same pool, with the
+    same number of nodes and processes, and are equally strict about code that the fingerprint does
+    not cover. No other setting counts: a second Prefect run would occupy a worker for as long as it
+    waits for the lease of the first. A forced request matches requests of its own run only.
     """
     # Without a number, as many GPUs as the profile can fill: what its machines have, as a rule.
     most = open_profile(order.profile, depth=order.depth, snapshots=False).pace.max_gpus
@@ -84,7 +84,7 @@ def make_request(
     fingerprint: str,
     force: bool,
 ) -> StageRequest:
-    """What somebody else must know to build this stage for this run."""
+    """Make the request with which another machine can build this stage for this run."""
     return StageRequest(
         stage=stage.name,
         fingerprint=fingerprint,
@@ -110,12 +110,11 @@ def build_on_node(
     terms: LeaseTimings | None = None,
     stop: threading.Event | None = None,
 ) -> Built:
-    """This machine's share of what is ordered: all of it, when the order is for one node.
+    """Build this machine's share of a request: all of it if the request is for one node.
 
-    Setting `stop` is as SIGTERM to the job. Raises ConfigError when this machine would build
-    something else, ArtifactError when an input is not in the store, and what `build` raises; of
-    these JobFailed (NodeLost), LeaseLost and TransientStageError for what may succeed when it is
-    tried again.
+    Setting `stop` acts like SIGTERM to the job. Raises ConfigError if this machine would build
+    something else, ArtifactError if an input is not in the store, and what `build` raises; of these
+    JobFailed (NodeLost), LeaseLost and TransientStageError may succeed on a retry.
     """
     stage, site, inputs = open_request(order, watch=watch)
     check_same(order, stage, site, inputs)
@@ -124,15 +123,17 @@ def build_on_node(
 
 
 def stage_of(order: StageRequest) -> Stage:
-    """The stage that is ordered. Raises ConfigError when there is none called so."""
+    """Return the stage that is requested. Raises ConfigError if no stage has that name."""
     return stage_named(check_stage(order.stage))
 
 
 def open_request(
     order: StageRequest, *, watch: Watch
 ) -> tuple[Stage, BuildContext, dict[str, Manifest]]:
-    """The stage, this machine as its site, and the inputs' manifests by stage."""
+    """Return the stage, a build context for this machine, and the inputs' manifests by stage."""
     stage = stage_of(order)
+    # Text and datasets were read by the caller, and their stages are inputs here: this machine
+    # need not have them.
     opened = open_profile(
         order.profile, depth=order.depth, overrides=order.overrides, snapshots=False
     )
@@ -157,14 +158,14 @@ def open_request(
 def check_same(
     order: StageRequest, stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest]
 ) -> Identity:
-    """What this machine would build, which is what was ordered. Raises ConfigError when not."""
+    """Return the identity that this machine computes. Raises ConfigError if it differs."""
     if missing := [source.name for source in stage.inputs if source.name not in inputs]:
-        raise ConfigError(f"the order of {order.name} lacks its input {missing[0]}")
+        raise ConfigError(f"the request for {order.name} lacks its input {missing[0]}")
     code = Code(site.root, cache=site.work / "code.json")
     ours = identify_from(stage, site.run, inputs, code=code)
     if ours.fingerprint != order.fingerprint:
         raise ConfigError(
-            f"{order.name} was ordered, but this machine would build "
+            f"{order.name} was requested, but this machine would build "
             f"{stage.name}/{short(ours.fingerprint)}",
             hint="give worker and caller the same version of the code",
         )

@@ -195,7 +195,7 @@ def test_a_machine_with_other_code_refuses_the_order_and_nobody_tries_again(play
     deploy(play.directory, other_code=True)
     state = wait_for_end(play.start().id)
     assert state.is_failed()
-    assert "was ordered, but this machine would build train/" in state.message
+    assert "was requested, but this machine would build train/" in state.message
     assert "\nhint: give worker and caller the same version of the code" in state.message
     assert "Traceback" not in state.message
     [child] = play.children

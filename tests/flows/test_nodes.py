@@ -349,7 +349,7 @@ def test_a_stage_of_the_cpu_is_built_by_one_node(toys: Any, sites: list[BuildCon
     assert find_manifest(sites[0].store, "data", built.manifest.fingerprint)
     with pytest.raises(ConfigError, match="data is built by one machine, this is node 1"):
         build_share(stage, sites[1], {}, node=1, force=False)
-    with pytest.raises(ConfigError, match="node 2 is none of 2"):
+    with pytest.raises(ConfigError, match="node 2 is not one of 2 nodes"):
         build_share(stage, sites[1], {}, node=2, force=False)
 
 

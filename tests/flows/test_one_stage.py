@@ -88,5 +88,5 @@ def test_another_fingerprint_is_refused_in_a_line(
 ) -> None:
     state = carry_out(replace(order, fingerprint="ab" * 32))
     assert state.is_failed()
-    assert state.message.startswith("fragile/abababababab was ordered, but this machine would")
+    assert state.message.startswith("fragile/abababababab was requested, but this machine would")
     assert "Traceback" not in caplog.text

@@ -80,7 +80,7 @@ def test_where_it_is_built_is_not_part_of_what_is_ordered(toys: Any) -> None:
 def test_a_machine_that_would_build_something_else_refuses(toys: Any) -> None:
     order, _, inputs = order_of(toys)
     changed = toys.stage("second", toys.stage("first"), source="def run(job):\n    return {}\n")
-    with pytest.raises(ConfigError, match="was ordered, but this machine would build") as caught:
+    with pytest.raises(ConfigError, match="was requested, but this machine would build") as caught:
         check_same(order, changed, toys.site(), inputs)
     assert "same version of the code" in (caught.value.hint or "")
 
