@@ -1,8 +1,9 @@
-"""Taking an artifact over after a refactor: the same files under today's fingerprint.
+"""Accept an artifact after a refactor: publish its files under today's fingerprint.
 
 Only code, or the number of the files' format, may differ: configuration and the contents of every
-input are equal, and a person says that the change decides nothing, or has it proven (prove.py). The
-new manifest names the older artifact's files, and says in `accepted` where they come from and why.
+input are equal. A person states that the change does not affect results, or has it proven
+(prove.py). The new manifest names the older artifact's files, and `accepted` records the source and
+the reason.
 """
 
 import tempfile
@@ -27,7 +28,7 @@ from nanochat_core.errors import ArtifactError, ConfigError
 from nanochat_core.job import Job
 from nanochat_core.section import Section
 
-_CANDIDATES = 20  # of the latest artifacts of a stage
+_CANDIDATES = 20  # newest artifacts of a stage that are compared
 _THREADS = 8
 _SHOWN_CHANGES = 3
 
@@ -44,26 +45,26 @@ class Offer:
 
     @property
     def what_changed(self) -> str:
-        """The first few changes in words."""
+        """Return the first few changes as text."""
         return _listed(self.changes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """What became of an offer."""
+    """The result of accepting an offer."""
 
     manifest: Manifest  # under today's fingerprint
-    adopted: bool  # somebody was first: with this artifact, or with another
+    adopted: bool  # another process published first: this artifact, or another one
     divergence: str | None  # key of our manifest, when the adopted artifact has other contents
 
 
 def find_offer(
     store: Store, plan: Plan, stage: str, *, origin: Manifest | None = None
 ) -> Offer | None:
-    """What can be accepted for a stage of the plan: `origin`, else the latest that fits.
+    """Find what can be accepted for a stage of the plan: `origin`, else the newest that fits.
 
-    None when the stage is up to date already. Raises ArtifactError, naming what differs, when
-    nothing can be accepted.
+    None means the stage is up to date. Raises ArtifactError with the differences if nothing can be
+    accepted.
     """
     item = plan.of(stage)
     if item.state == "=":
@@ -102,10 +103,10 @@ def prove_offer(
     root: Path,
     tell: Tell,
 ) -> Proof:
-    """Let old and new code do the stage's job, in a directory that is removed afterwards.
+    """Run the stage's job with old and new code, in a directory that is removed afterwards.
 
     `inputs` are the directories of the inputs' files, `root` holds today's code. Raises
-    ArtifactError when the two differ, and when the old code cannot be had or run.
+    ArtifactError if the results differ, or if the old code is not available or does not run.
     """
     stage = offer.stage
     sections = {name: getattr(run, name) for name in stage.config}
@@ -137,9 +138,8 @@ def accept(
 ) -> Acceptance:
     """Publish the offered files under today's fingerprint.
 
-    Raises ArtifactError when one of them is not in the store. The caller keeps the older artifact
-    from being collected meanwhile (flows/artifacts/pins.py); that its files are there is looked at
-    before and after all the same, and a manifest of files that are gone is withdrawn.
+    Raises ArtifactError if one of them is not in the store. The caller pins the older artifact
+    (flows/artifacts/pins.py), which keeps it from garbage collection.
     """
     old = offer.manifest
     earlier = [name for name in accepted_from(old) if name != offer.identity.fingerprint]
@@ -162,7 +162,10 @@ def accept(
             "proof": asdict(proof) if proof else None,
         },
     )
+    # The pin may have expired under a slow command, so check the files before the commit and after
+    # it: a manifest whose files were collected in between is withdrawn.
     _check_there(store, old)
+    # No lease, so nothing to check: put-if-absent lets one of several writers win.
     published = commit(store, manifest, attempt=uuid.uuid4().hex[:12], fence=lambda: None)
     if not published.adopted:
         try:
@@ -176,25 +179,25 @@ def accept(
 
 
 def _settled(item: StagePlan) -> Identity:
-    """Today's identity. Raises ArtifactError as long as it is not known, or was revoked."""
+    """Return today's identity. Raises ArtifactError if it is not known yet, or was revoked."""
     stage = item.stage.name
     if item.identity is None:
         first = ", ".join(item.after)
         raise ArtifactError(
-            f"{stage} cannot be accepted before {first}: what it is made from is not there",
+            f"{stage} cannot be accepted before {first}: its inputs do not exist yet",
             hint=f"accept or run {first} first",
         )
     if item.revoked is not None:
         raise ArtifactError(
             f"{stage} was {item.revoked.revocation}", hint="run it again, or undo the revocation"
         )
-    if item.manifest is not None:  # asked to be redone
+    if item.manifest is not None:  # up to date, but --force asks to redo it
         raise ArtifactError(f"{item.manifest.name} exists already", hint="there is nothing to do")
     return item.identity
 
 
 def _find_origin(store: Store, identity: Identity) -> Manifest:
-    """The latest artifact that differs in nothing but code, else the one that differs least."""
+    """Return the newest artifact that differs only in code, else the one that differs least."""
     seen: list[Manifest] = []
     for manifest in newest_manifests(store, identity.stage, _CANDIDATES):
         seen.append(manifest)
@@ -202,6 +205,7 @@ def _find_origin(store: Store, identity: Identity) -> Manifest:
         if is_code and find_revoked(store, manifest) is None:
             return manifest
     closest = nearest(seen, identity.preimage)
+    # It cannot be accepted either, but shows a person which settings differ.
     if closest is None:
         raise ArtifactError(
             f"there is no artifact of {identity.stage} in {store.url} to accept",
@@ -220,12 +224,12 @@ def _check_only_code(origin: Manifest, changes: Iterable[Change]) -> None:
 
 
 def _decisive(changes: Iterable[Change]) -> list[Change]:
-    """What makes an artifact another one, whatever a person says of it."""
+    """Return the changes that rule out accepting: configuration and inputs."""
     return [change for change in changes if change.kind in ("config", *PASSED_ON)]
 
 
 def _check_there(store: Store, manifest: Manifest) -> None:
-    """Raises ArtifactError unless the store has every file of the manifest, whole by its size."""
+    """Raise ArtifactError unless the store has every file of the manifest in its right size."""
 
     def fault(file: File) -> str | None:
         try:

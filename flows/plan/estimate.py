@@ -1,4 +1,4 @@
-"""How long a stage will take and what it will cost: as long as it took before, or by its FLOPs."""
+"""Estimate the time and cost of a stage: from its last build, or from FLOPs for pretraining."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +11,9 @@ from nanochat_core.config import ModelConfig, NumericsConfig, PretrainConfig, Ru
 from nanochat_core.errors import ConfigError
 from nanochat_core.scaling import flops_per_token
 
-_H100_FLOPS = 989e12  # bf16, dense
+_H100_FLOPS = 989e12  # a second; bf16, dense: NVIDIA's data sheet of the H100 SXM
 _H100_MFU = 0.4  # of a d12; larger models do better
-_CPU_THREAD_FLOPS = 3e10
+_CPU_THREAD_FLOPS = 3e10  # a second, fp32: a guess for one core
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,13 @@ class Estimate:
 def estimate(
     stage: Stage, run: RunConfig, history: Sequence[Manifest], placement: Placement
 ) -> Estimate | None:
-    """For the whole stage, or None when nothing is known. `history`: likeliest first."""
+    """Return an estimate of the whole stage. None means nothing is known.
+
+    `history` are artifacts of the stage, the most similar first; other devices are ignored.
+    """
     known = [m for m in history if _device(m) == _device_for(stage, placement) and _seconds(m) > 0]
     seconds, source = None, ""
+    # The longest stage by far, and the last build may have had another depth: count FLOPs.
     if stage is PRETRAIN:
         seconds, source = _by_flops(run, known, placement)
     elif known:
@@ -42,7 +46,7 @@ def estimate(
 
 
 def remaining(whole: Estimate | None, *, step: int, total: int) -> Estimate | None:
-    """What is left of `whole` after `step` of `total` steps."""
+    """Return the share of `whole` that is left after `step` of `total` steps."""
     if whole is None:
         return None
     left = 1 - step / total
@@ -53,6 +57,7 @@ def _by_flops(run: RunConfig, known: Sequence[Manifest], placement: Placement) -
     flops = _training_flops(run.model, run.numerics, run.pretrain)
     processes = max(placement.gpus, 1)
     for manifest in known:
+        # FLOPs a second and process, evaluations and checkpoints included: assumed to scale.
         if past := _past_flops(manifest):
             rate = past / _seconds(manifest) / _processes(manifest)
             return flops / rate / processes, f"at the pace of {manifest.name}"
@@ -76,7 +81,7 @@ def _past_flops(manifest: Manifest) -> float | None:
         model = ModelConfig.from_tree(config["model"])
         numerics = NumericsConfig.from_tree(config["numerics"])
         return _training_flops(model, numerics, PretrainConfig.from_tree(config["pretrain"]))
-    except ConfigError:  # settings of another version
+    except ConfigError:  # written by another version, with other settings
         return None
 
 
@@ -85,7 +90,7 @@ def _device_for(stage: Stage, placement: Placement) -> str:
 
 
 def _device(manifest: Manifest) -> str | None:
-    """The device of all segments, None when they differ or do not say."""
+    """Return the device of all executions. None if they differ or do not record it."""
     devices = {segment.get("device") for segment in manifest.provenance.segments}
     return devices.pop() if len(devices) == 1 else None
 
@@ -95,5 +100,5 @@ def _processes(manifest: Manifest) -> int:
 
 
 def _seconds(manifest: Manifest) -> float:
-    """Time spent in all segments; 0 when they do not say."""
+    """Return the seconds spent in all executions; 0 if they do not record it."""
     return sum(s.get("ended", 0) - s.get("started", 0) for s in manifest.provenance.segments)

@@ -1,4 +1,4 @@
-"""Work in progress on one fingerprint: who is building it, and how far an unfinished job came."""
+"""Find work in progress on a fingerprint: the process that builds it, and the last checkpoint."""
 
 import json
 from dataclasses import dataclass
@@ -18,27 +18,27 @@ class Resume:
 
     step: int
     total: int
-    in_store: bool  # whether it is to be fetched first
+    in_store: bool  # the store has it, this machine has to fetch it
 
     def __str__(self) -> str:
         return f"step {self.step}/{self.total}{', from the store' if self.in_store else ''}"
 
 
 def find_builder(store: Store, work: Path, identity: Identity) -> str | None:
-    """Who is building this fingerprint now, as a person reads it, or None.
-
-    A lease of this home whose kernel lock nobody holds is that of a process that was killed.
-    """
+    """Return a description of the process that builds this fingerprint. None means none does."""
     stage, fingerprint = identity.stage, identity.fingerprint
     owner = file_lock.find_owner(file_lock.lock_path(work, stage, fingerprint))
+    # A builder holds the kernel lock as long as it lives. If the lock is free, a lease that names
+    # this home belongs to a process that was killed, and does not count.
     dead = None if owner else file_lock.find_home_id(work.parent)
     builder = find_holder(store, stage, fingerprint, dead=dead) or owner
     return str(builder) if builder else None
 
 
 def find_resume(store: Store, work: Path, identity: Identity) -> Resume | None:
-    """Where a job would go on: of two checkpoints alike, the one on this machine is used."""
+    """Return the checkpoint that a job would resume from; on a tie the one on this machine."""
     stage, fingerprint = identity.stage, identity.fingerprint
+    # Checkpoints from before a rebuild began (--force) are stale, here and in the store.
     mark = find_rebuild_mark(store, stage, fingerprint)
     rebuild = mark.id if mark else NONE
     directory = file_lock.work_directory(work, stage, fingerprint)
@@ -50,7 +50,7 @@ def find_resume(store: Store, work: Path, identity: Identity) -> Resume | None:
 
 
 def _find_here(directory: Path) -> Resume | None:
-    """The newest checkpoint of a job that was stopped, by the COMMIT.json written last."""
+    """Return the newest checkpoint on this machine that has its COMMIT.json, written last."""
     found: list[Resume] = []
     for path in directory.glob("checkpoints/step-*/COMMIT.json"):
         try:

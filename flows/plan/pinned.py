@@ -1,7 +1,7 @@
-"""Running only a part of the table: an artifact that is given stands for the stage it is of.
+"""Pinned inputs (--use): run a part of the pipeline from artifacts that exist.
 
-A stage whose artifact is given is not built, nor is what only it needs; what comes after it is. The
-report needs every stage's artifact, so a run with anything given ends without one.
+A stage whose artifact is given is not built, nor are stages that only it needs; the stages after it
+are. The report needs every stage's artifact, so a run with a pinned input has no report.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from nanochat_core.errors import ConfigError
 def open_pinned(
     store: Store, names: Iterable[str], *, warn: Callable[[str], None]
 ) -> dict[str, Manifest]:
-    """The artifacts called `names`, by stage. Raises ConfigError for two of one stage."""
+    """Open the artifacts named `names`, by stage. Raises ConfigError for two of one stage."""
     given: dict[str, Manifest] = {}
     for name in names:
         manifest = open_usable(store, name, warn=warn)
@@ -32,33 +32,34 @@ def open_pinned(
 
 
 def stages_with(given: Mapping[str, Manifest]) -> tuple[Stage, ...]:
-    """The stages of a run to which these artifacts are given, in the table's order.
+    """Return the stages of a run with these pinned inputs, in the table's order.
 
-    They are the given ones, all that is made from the last of them, and what that needs besides.
-    What a given artifact was made from is not built, unless something else needs it.
+    They are the given stages, all stages downstream of the last of them, and the other inputs that
+    those need. What a given artifact was made from is not built unless something else needs it.
     """
     if not given:
         return STAGES
     before = {earlier for name in given for earlier in stages_before(stage_named(name))}
-    after = set(given) - before  # what is made from these is what the run is for
-    for stage in STAGES:  # inputs come before what is made from them
+    # Given rows and pretrain, rows is only an input: the run is for what follows pretrain.
+    after = set(given) - before
+    for stage in STAGES:  # inputs come before the stages that read them, so one pass is enough
         if stage is not REPORT and stage.name not in before and after & _input_names(stage):
             after.add(stage.name)
-    kept = after | set(given)
+    needed = after | set(given)
     for stage in reversed(STAGES):
-        if stage.name in kept and stage.name not in given:
-            kept |= _input_names(stage)
-    return tuple(stage for stage in STAGES if stage.name in kept)
+        if stage.name in needed and stage.name not in given:
+            needed |= _input_names(stage)
+    return tuple(stage for stage in STAGES if stage.name in needed)
 
 
 def sections_of(given: Mapping[str, Manifest]) -> frozenset[str]:
-    """Return the sections of the configuration that decide what a run builds."""
+    """Return the sections of the configuration that affect what a run builds."""
     built = [stage for stage in stages_with(given) if stage.name not in given]
     return frozenset(section for stage in built for section in stage.config)
 
 
 def check_stages(stages: Sequence[Stage], given: Mapping[str, Manifest], names: set[str]) -> None:
-    """Raise ConfigError for a stage that is to be redone in a run that has none of it."""
+    """Raise ConfigError if a stage to redo is not built by this run."""
     known = {stage.name for stage in stages} - set(given)
     for name in sorted(names - known):
         why = "its artifact is given" if name in given else "nothing in this run needs it"
@@ -68,7 +69,7 @@ def check_stages(stages: Sequence[Stage], given: Mapping[str, Manifest], names: 
 
 
 def stages_before(stage: Stage) -> set[str]:
-    """Everything that the stage is made from, however indirectly."""
+    """Return the names of all stages upstream of `stage`."""
     inputs = _input_names(stage)
     return inputs.union(*(stages_before(source) for source in stage.inputs))
 

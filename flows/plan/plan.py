@@ -1,9 +1,9 @@
-"""What a run would do, and why, before it does anything.
+"""Plan a run: which stages are up to date, which have to be built, and why.
 
-A stage whose inputs all exist has a fingerprint, and either exists or has to be built. A stage
-after one that has to be built is provisional: if that one comes out as it was, this one is still up
-to date. Stages that do not wait for each other are looked at together, so that a store far away
-costs a few questions in a row and not one for each thing that is asked.
+A stage whose inputs all exist has a fingerprint, and its artifact exists or has to be built. A
+stage after one that has to be built is provisional: if that one produces the same bytes as before,
+this one is still up to date. Independent stages are planned in parallel, so that a distant store
+costs a few round trips in a row, not one for each request.
 """
 
 import contextlib
@@ -39,33 +39,33 @@ STATES: dict[State, str] = {
     "?": "provisional",
     "x": "revoked",
 }
-_HISTORY = 5  # artifacts of a stage that are read for its reason and its estimate
+_HISTORY = 5  # newest artifacts of a stage, read for its reason and its estimate
 _SHOWN_WORDS = 3
-_THREADS = 8  # questions to the store at a time
+_THREADS = 8  # requests to the store at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan:
-    """What would become of one stage."""
+    """The plan of one stage: its state, the reason, and an estimate."""
 
     stage: Stage
     state: State
     identity: Identity | None = None  # None: it depends on artifacts that do not exist yet
-    # The artifact that is up to date, asked to be redone or revoked; or that will be up to date if
-    # the inputs that are built first come out as they were.
+    # The artifact that is up to date, to be redone, or revoked; or, if provisional, the one that
+    # will be up to date if its inputs are rebuilt with the same contents.
     manifest: Manifest | None = None
     reason: str = ""  # "" when up to date
     changes: tuple[Change, ...] = ()  # against the nearest artifact of this stage
-    after: tuple[str, ...] = ()  # stages that are to be built first, for reasons of their own
+    after: tuple[str, ...] = ()  # stages that have to be built first, for reasons of their own
     revoked: Revoked | None = None  # this very artifact
-    revoked_ancestors: tuple[Revoked, ...] = ()  # that `manifest` was made from
-    builder: str | None = None  # who is building it
+    revoked_ancestors: tuple[Revoked, ...] = ()  # upstream of `manifest`
+    builder: str | None = None  # the process that is building it
     resume: Resume | None = None
     estimate: Estimate | None = None  # of what is left to do
 
     @property
     def fingerprint(self) -> str | None:
-        """64 hex digits, or None as long as an input does not exist."""
+        """Return 64 hex digits. None means an input does not exist yet."""
         if self.identity is None:
             return self.manifest.fingerprint if self.state == "=" and self.manifest else None
         return self.identity.fingerprint
@@ -73,24 +73,24 @@ class StagePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run would do."""
+    """The plans of all stages of a run."""
 
     store: str
     stages: tuple[StagePlan, ...]
-    unread: tuple[str, ...] = ()  # why earlier artifacts cannot be read, that reasons may need
+    unread: tuple[str, ...] = ()  # errors of earlier artifacts, which some reasons may lack
 
     @property
     def exit_code(self) -> int:
-        """0: nothing to run. 2: something."""
+        """Return 0 if everything is up to date, else 2."""
         return 0 if all(item.state == "=" for item in self.stages) else 2
 
     def of(self, name: str) -> StagePlan:
-        """The plan of one stage. Raises ConfigError when it is no part of the run."""
+        """Return the plan of one stage. Raises ConfigError if the run does not have it."""
         for item in self.stages:
             if item.stage.name == name:
                 return item
         raise ConfigError(
-            f"stage {name} is no part of this run", hint="what --use gives does without it"
+            f"stage {name} is not part of this run", hint="what --use gives does not need it"
         )
 
 
@@ -105,12 +105,12 @@ def make_plan(
     placement: Placement | None = None,
     root: Path = REPOSITORY,
 ) -> Plan:
-    """Look at every stage; `work` holds the work directories of this machine.
+    """Plan every stage of a run; `work` holds the work directories of this machine.
 
-    `given` are artifacts that stand for their stages (flows/plan/pinned.py).
-    `force` names stages to redo; `from_stage` one to redo with everything after it. Without a
-    placement there are no estimates. `root` holds the code that would run. Raises ConfigError for a
-    stage that is none, StoreError, and ArtifactError for a damaged record that would be used.
+    `given` are pinned inputs (flows/plan/pinned.py). `force` names stages to redo; `from_stage` one
+    to redo with everything after it. Without a placement there are no estimates. `root` holds the
+    code that would run. Raises ConfigError for an unknown stage, StoreError, and ArtifactError for
+    a damaged record that would be used.
     """
     given = given or {}
     stages = stages_with(given)
@@ -121,10 +121,11 @@ def make_plan(
         if stage.name in given
     }
     with _threads() as looks, _threads() as questions:
-        reads = PlanReads(store, questions)  # the store answers while the code is read
+        # A pool each: a stage waits for its reads, and must not take their threads.
+        reads = PlanReads(store, questions)  # the LIST runs while the code is hashed
         code = Code(root, cache=work / "code.json")
         for stage in stages:
-            preimage_of(stage, run, code=code)  # then it is only read, so that threads may share it
+            preimage_of(stage, run, code=code)  # fills `code`, which threads then only read
         planner = _Planner(run, store, work, placement, code, reads)
         for wave in _waves(stages, done):
             for item in looks.map(partial(planner.look_at, done=done, wanted=wanted), wave):
@@ -135,7 +136,7 @@ def make_plan(
 
 
 class _Planner:
-    """Looks at single stages, several at a time."""
+    """A planner of single stages; safe to call from several threads."""
 
     def __init__(
         self,
@@ -156,7 +157,7 @@ class _Planner:
     def look_at(
         self, stage: Stage, *, done: Mapping[str, StagePlan], wanted: frozenset[str]
     ) -> StagePlan:
-        """The plan of `stage`, those of its inputs being `done`."""
+        """Return the plan of `stage`; those of its inputs are in `done`."""
         inputs = [done[source.name] for source in stage.inputs]
         made = {item.stage.name: item.manifest for item in inputs if item.manifest}
         is_wanted = stage.name in wanted
@@ -178,22 +179,24 @@ class _Planner:
         )
 
     def _find(self, identity: Identity) -> tuple[Manifest | None, Revoked | None]:
-        """An artifact and its revocation, asked for at the same time."""
+        """Return an artifact and its revocation; None for each that does not exist."""
         stage, fingerprint = identity.stage, identity.fingerprint
         manifest = self._reads.find(stage, fingerprint)
         if manifest is None:
             self._ask_for_histories(stage)
             return None, None
+        # A revocation names one build: one of a superseded build does not apply to this artifact.
         if (revocation := self._reads.find_revocation(stage, fingerprint)) and revocation.is_of(
             manifest
         ):
             return manifest, Revoked(stage=stage, fingerprint=fingerprint, revocation=revocation)
+        # Only an accepted artifact can be revoked by way of another one, whose files it shares.
         return manifest, find_revoked(self._store, manifest) if manifest.accepted else None
 
     def _to_build(self, stage: Stage, identity: Identity, *, is_wanted: bool) -> StagePlan:
         history, changes = self._history(stage, identity.preimage, with_inputs=True)
         builder = find_builder(self._store, self._work, identity)
-        # A run that is asked to build it again begins at step 0.
+        # A rebuild that is asked for starts at step 0.
         resume = None if is_wanted else find_resume(self._store, self._work, identity)
         state, reason = _why(history, changes)
         whole = self._estimate(stage, history)
@@ -239,7 +242,7 @@ class _Planner:
         *,
         is_wanted: bool,
     ) -> StagePlan:
-        """A stage after others that are to be built first."""
+        """Return the plan of a stage after others that have to be built first."""
         if len(made) == len(inputs):
             identity = identify_from(stage, self._run, made, code=self._code)
             manifest, revoked = self._find(identity)
@@ -269,7 +272,7 @@ class _Planner:
         *,
         is_wanted: bool,
     ) -> StagePlan:
-        """A stage with an artifact of the inputs as they are, which are to be built again."""
+        """Return the plan of a stage whose artifact exists, but whose inputs are rebuilt first."""
         after = _roots(inputs)
         ancestors = _revoked_among(inputs)
         others = [name for name in after if name not in {found.stage for found in ancestors}]
@@ -294,7 +297,7 @@ class _Planner:
     def _history(
         self, stage: Stage, preimage: Mapping[str, Tree], *, with_inputs: bool
     ) -> tuple[list[Manifest], list[Change]]:
-        """The stage's last artifacts, the nearest to `preimage` first, and how that one differs."""
+        """Return the newest artifacts, the nearest to `preimage` first, and its differences."""
         history = list(self._reads.newest(stage.name, _HISTORY, keep=is_built))
         closest = nearest(history, preimage, with_inputs=with_inputs)
         if closest is None:
@@ -303,10 +306,10 @@ class _Planner:
         return history, compare(closest.preimage, preimage, with_inputs=with_inputs)
 
     def _ask_for_histories(self, stage: str) -> None:
-        """Of a stage that is not there, and of all after it: they will be compared with it."""
+        """Prefetch the newest artifacts of a missing stage and of all stages after it."""
         later = stages_to_redo(STAGES, force=(), from_stage=stage)
         for name in (known.name for known in STAGES if known.name in later):
-            self._reads.newest(name, _HISTORY, keep=is_built)  # asks; nothing is waited for
+            self._reads.newest(name, _HISTORY, keep=is_built)  # starts the reads, waits for none
 
     def _estimate(self, stage: Stage, history: list[Manifest]) -> Estimate | None:
         if self._placement is None:
@@ -316,7 +319,7 @@ class _Planner:
 
 @contextlib.contextmanager
 def _threads() -> Generator[ThreadPoolExecutor]:
-    """A pool that, after an error, does not first do everything it was asked to do."""
+    """Yield a thread pool that drops queued work when the block ends, also by an error."""
     pool = ThreadPoolExecutor(_THREADS)
     try:
         yield pool
@@ -325,7 +328,7 @@ def _threads() -> Generator[ThreadPoolExecutor]:
 
 
 def _waves(stages: Iterable[Stage], known: Iterable[str]) -> Iterator[list[Stage]]:
-    """The stages that are not known, in groups, each of which waits for earlier groups only."""
+    """Yield the stages that are not known in groups; each depends on earlier groups only."""
     done = set(known)
     left = [stage for stage in stages if stage.name not in done]
     while left:
@@ -351,7 +354,7 @@ def _wanted(
 
 
 def _why(history: list[Manifest], changes: list[Change]) -> tuple[State, str]:
-    """The state and reason of a stage that no artifact fits: its own changes, then its inputs'."""
+    """Return state and reason of a stage to build: its own changes, then those of its inputs."""
     if not history:
         return "+", ""
     own = [str(change) for change in changes if change.kind not in PASSED_ON]
@@ -364,13 +367,13 @@ def _joined(*reasons: str) -> str:
 
 
 def _listed(words: Sequence[str]) -> str:
-    """The first few, and how many more."""
+    """Return the first few words and the number of the others."""
     more = len(words) - _SHOWN_WORDS
     return ", ".join(words[:_SHOWN_WORDS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _roots(inputs: Iterable[StagePlan]) -> tuple[str, ...]:
-    """The stages that make others wait, through any number of provisional ones."""
+    """Return the stages to build first, looking through provisional stages."""
     roots: dict[str, None] = {}
     for item in inputs:
         if item.state == "?":
@@ -381,7 +384,7 @@ def _roots(inputs: Iterable[StagePlan]) -> tuple[str, ...]:
 
 
 def _revoked_among(inputs: Iterable[StagePlan]) -> tuple[Revoked, ...]:
-    """The revoked artifacts that something made from these was made from."""
+    """Return the revoked artifacts among these inputs and upstream of them."""
     found: dict[str, Revoked] = {}
     for item in inputs:
         for revoked in (*item.revoked_ancestors, *([item.revoked] if item.revoked else ())):

@@ -1,11 +1,11 @@
-"""Whether old and new code compute the same: both run one job, and what they tell is compared.
+"""Prove that old and new code compute the same: run one job with both and compare the results.
 
-A stage that trains is stopped after a few steps. All it told by then is compared to the last bit,
-and then the state it saved: a difference in one weight may be too small for the next loss to show.
-Any other stage runs to its end, and the files it makes are compared: an accuracy over a few
-examples may be equal by chance. So are the files of a stage that trains but ends before.
+A stage that trains is stopped after a few steps. The values it logged are compared bit by bit, then
+the state it saved: a difference in one weight may be too small to show in the next loss. Any other
+stage runs to its end, and its output files are compared: an accuracy over a few examples may be
+equal by chance. So are the files of a training stage that ends before it is stopped.
 
-The old code is the commit that the artifact was built from, taken out of git into a directory of
+The old code is the commit that the artifact was built from, exported from git into a directory of
 its own. It runs with today's packages, on this machine, as the new code does.
 """
 
@@ -33,7 +33,7 @@ from nanochat_core.job import Job
 from nanochat_core.section import Tree
 
 STEPS = 5
-# Read off a clock: they differ between any two runs.
+# Measured by a clock: they differ between any two runs.
 _SPEEDS = frozenset({"dollars", "mfu", "seconds", "tokens_per_second"})
 # Another version of these may list the same code with other names and digests.
 _SCANNER = ("flows/identity/cpp_source.py", "flows/identity/fingerprint.py", "tasks/names.py")
@@ -50,15 +50,15 @@ Values: TypeAlias = dict[tuple[str, int, str], str]  # kind of event, step, name
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What was compared and found equal."""
+    """A record of what was compared and found equal."""
 
     kind: Literal["steps", "files"]
-    steps: int  # done by both; 0: the stage knows no steps
+    steps: int  # done by both; 0: the stage has no steps
     compared: int  # values, or files
-    with_state: bool  # whether all weights and the optimizer's state after the last step were too
+    with_state: bool  # weights and optimizer state after the last step were compared too
     digest: str  # of all that was compared
     old_commit: str
-    new_commit: str | None  # None: today's code is not what a commit holds
+    new_commit: str | None  # None: today's code has uncommitted changes
     torch: str
     device: str  # "cpu" or "cuda"
     processes: int
@@ -66,11 +66,11 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What a job told and left behind."""
+    """The logged values, the output and the saved state of one job."""
 
     steps: int
     values: Values
-    files: dict[str, str] | None  # path -> sha256; None when the job was stopped
+    files: dict[str, str] | None  # path -> sha256; None: the job was stopped
     state: dict[str, str]  # of a stopped job: what it saved after its last step, as `files`
 
 
@@ -86,10 +86,10 @@ def prove(
     scratch: Path,
     tell: Tell,
 ) -> Proof:
-    """Run `job` with the code that made `manifest` and with that of `identity`, which is in `root`.
+    """Run `job` with the code that made `manifest` and with that of `identity`, in `root`.
 
-    `job` says what to compute; it runs in directories under `scratch`. Raises ArtifactError when
-    the two differ, naming the first value that does, and when the old code cannot be had or run.
+    `job` runs in directories under `scratch`. Raises ArtifactError if the results differ, with the
+    first value that does, and if the old code is not available or does not run.
     """
     assert steps > 0, steps
     config = cast("dict[str, Tree]", identity.preimage["config"])
@@ -97,10 +97,11 @@ def prove(
     old_root = scratch / "code"
     _take_out(root, commit, old_root)
     if changes := _listed_changes(stage, old_root, config, code_that_made(manifest)):
+        # The digests may differ because the code that computes them changed, not the stage's.
         if _scanner(old_root) != _scanner(root):
             raise ArtifactError(
-                f"{manifest.name} was fingerprinted by another version of the code: whether commit "
-                f"{short(commit)} holds what made it cannot be found out",
+                f"{manifest.name} was fingerprinted by another version of the code: cannot determine "
+                f"whether commit {short(commit)} holds what made it",
                 hint=_INSTEAD,
             )
         raise ArtifactError(
@@ -122,6 +123,7 @@ def prove(
                 name=name,
             )
         )
+    # Both runs took minutes: what ran as the new code may not be what `identity` covers.
     if changes := _listed_changes(stage, root, config, identity.preimage["code"]):
         raise ArtifactError(
             f"{root} was edited while {stage.name} was proven: {changes}",
@@ -144,14 +146,14 @@ def prove(
 
 
 def code_that_made(manifest: Manifest) -> Tree:
-    """Digests of the code that the files come from, also of an artifact that was accepted."""
+    """Return the digests of the code that made the files, also for an accepted artifact."""
     return manifest.accepted["code"] if manifest.accepted else manifest.preimage["code"]
 
 
 def _trace(
     job: Job, root: Path, *, processes: int, steps: int | None, tell: Tell, name: str
 ) -> Trace:
-    """Run a job with the code in `root`, and stop it after so many steps (None: never)."""
+    """Run a job with the code in `root`, and stop it after `steps` steps. None means never."""
     watch = _Watch(steps, tell)
     try:
         run_job(job, processes=processes, on_event=watch, stop=watch.stop, root=root, steps=steps)
@@ -170,9 +172,9 @@ def _trace(
 
 
 class _Watch:
-    """Collects what a job tells, up to the last step that counts.
+    """A callback that collects the values of a job's events, up to the last step that counts.
 
-    Code that does not yet stop by itself after that one is stopped from here, a little late.
+    Old code may not know the `steps` argument: then this stops the job, a little late.
     """
 
     def __init__(self, limit: int | None, tell: Tell) -> None:
@@ -182,7 +184,7 @@ class _Watch:
         self.last_step = 0
         self._limit = limit
         self._tell = tell
-        self._told = float("-inf")
+        self._reported = float("-inf")  # monotonic seconds of the last line
 
     def __call__(self, event: dict[str, Any]) -> None:
         if self.stop.is_set():
@@ -191,9 +193,10 @@ class _Watch:
         if kind not in ("start", "step", "eval"):
             return
         found: dict[str, Any] = event.get("values", {})
-        told = found | ({"of": event["total"]} if "total" in event else {})
-        for name, value in told.items():
+        logged = found | ({"of": event["total"]} if "total" in event else {})
+        for name, value in logged.items():
             if name not in _SPEEDS:
+                # As JSON text: equal to the last bit, and nan equals nan.
                 self.values[kind, event["step"], name] = json.dumps(value)
         if kind == "step":
             self.steps, self.last_step = self.steps + 1, event["step"]
@@ -203,21 +206,21 @@ class _Watch:
 
     def _say(self, event: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         now = time.monotonic()
-        if self._limit is None and now - self._told < _SECONDS_BETWEEN_LINES:
+        if self._limit is None and now - self._reported < _SECONDS_BETWEEN_LINES:
             return
-        self._told = now
+        self._reported = now
         shown = [f"{n} {v:.6g}" for n, v in values.items() if n not in _SPEEDS]
         self._tell(" ".join([f"step {event['step']}/{event['total']}", *shown]))
 
 
 def _compare(old: Trace, new: Trace) -> tuple[Literal["steps", "files"], dict[str, Tree]]:
-    """What was compared, all of it equal. Raises ArtifactError, naming the first difference."""
+    """Return what was compared, all equal. Raises ArtifactError with the first difference."""
     if old.files is not None and new.files is not None:
         _check_equal(old.files, new.files, lambda path: f"file {path}")
         return "files", dict(new.files)
     _check_equal(old.values, new.values, lambda key: f"{key[0]} {key[1]}: {key[2]}")
     found = {f"{kind} {step} {name}": v for (kind, step, name), v in new.values.items()}
-    if old.state and new.state:  # the losses may hide what is too small for them
+    if old.state and new.state:  # shows differences too small for the losses
         _check_equal(old.state, new.state, lambda path: f"{_STATE}{path}")
         found |= {f"{_STATE}{path}": digest for path, digest in new.state.items()}
     return "steps", dict(found)
@@ -235,18 +238,19 @@ def _check_equal(
                 "itself on this device, prove it on the CPU with --gpus 0",
             )
     if not new:
-        raise ArtifactError("the job told nothing that could be compared", hint=_INSTEAD)
+        raise ArtifactError("the job logged nothing that could be compared", hint=_INSTEAD)
 
 
 def _shown(text: str | None) -> str:
-    return "not there" if text is None else text[:_SHOWN_TEXT]
+    return "missing" if text is None else text[:_SHOWN_TEXT]
 
 
 def _saved_after(job: Job, step: int) -> dict[str, str]:
-    """The digests of what a stopped job saved, if that was after exactly this step."""
+    """Return the digests of a stopped job's checkpoint; empty if it is not of this very step."""
     directory = job.checkpoints / f"step-{step:07d}"
     if not (directory / "COMMIT.json").exists():
         return {}
+    # COMMIT.json holds the seconds trained, which differ between any two runs.
     return {p: d for p, d in _files_in(directory).items() if p != "COMMIT.json"}
 
 
@@ -262,10 +266,10 @@ def _open_commit(manifest: Manifest, root: Path) -> str:
     commit = manifest.provenance.git_commit
     if commit is None or not _COMMIT.fullmatch(commit):
         raise ArtifactError(
-            f"{manifest.name} was built outside git, so its code cannot be had",
+            f"{manifest.name} was built outside git, so its code is not available",
             hint=_INSTEAD,
         )
-    _git(root, "rev-parse", "--git-dir")
+    _git(root, "rev-parse", "--git-dir")  # so that "no repository" is not reported as "no commit"
     try:
         _git(root, "cat-file", "-e", f"{commit}^{{commit}}")
     except ArtifactError as error:
@@ -277,7 +281,7 @@ def _open_commit(manifest: Manifest, root: Path) -> str:
 
 
 def _take_out(root: Path, commit: str, directory: Path) -> None:
-    """The files of a commit in a directory of their own; the repository is not touched."""
+    """Export a commit into a directory of its own; index and work tree stay as they are."""
     archive = _git(root, "archive", "--format=tar", commit)
     directory.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -285,7 +289,7 @@ def _take_out(root: Path, commit: str, directory: Path) -> None:
 
 
 def _listed_changes(stage: Stage, root: Path, config: dict[str, Tree], code: Tree) -> str:
-    """How the code in `root` differs from that of a pre-image; "" when it does not."""
+    """Return how the code in `root` differs from that of a pre-image; "" if it does not."""
     found: dict[str, Tree] = dict(_closure(stage, root, config))
     changes = [str(change) for change in compare({"code": code}, {"code": found})]
     more = len(changes) - _SHOWN_CHANGES
@@ -293,13 +297,13 @@ def _listed_changes(stage: Stage, root: Path, config: dict[str, Tree], code: Tre
 
 
 def _scanner(root: Path) -> list[bytes | None]:
-    """Return the files that decide how the code in `root` is listed; None for one that is not."""
+    """Return the contents of the files that compute code digests; None for a missing one."""
     paths = (root / name for name in _SCANNER)
     return [path.read_bytes() if path.is_file() else None for path in paths]
 
 
 def _closure(stage: Stage, root: Path, config: dict[str, Tree]) -> dict[str, str]:
-    """The code that the stage runs in `root`; none where its entry is not there."""
+    """Return the digests of the code that the stage runs in `root`; empty without its entry."""
     entry = root.joinpath(*stage.entry.split("."))
     if not entry.with_name(f"{entry.name}.py").is_file():
         return {}
@@ -307,7 +311,7 @@ def _closure(stage: Stage, root: Path, config: dict[str, Tree]) -> dict[str, str
 
 
 def _find_commit(stage: Stage, root: Path, identity: Identity, scratch: Path) -> str | None:
-    """The commit that is checked out, if it holds the code that was run."""
+    """Return the commit that is checked out, if it holds the code that was run."""
     commit = _git(root, "rev-parse", "HEAD").decode().strip()
     _take_out(root, commit, scratch)
     code = cast("dict[str, str]", identity.preimage["code"])
@@ -316,7 +320,7 @@ def _find_commit(stage: Stage, root: Path, identity: Identity, scratch: Path) ->
 
 
 def _git(root: Path, *arguments: str) -> bytes:
-    """What git says about the repository of `root`. Raises ArtifactError."""
+    """Return the output of a git command in `root`. Raises ArtifactError if it fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *arguments],

@@ -1,8 +1,8 @@
-"""What a plan reads of a store: one LIST of the index, and each record once, several at a time.
+"""Read a plan's records from the store: one LIST of the index, each record once, in parallel.
 
-A stage's fingerprint is known when those of its inputs are read, so asking for one after the other
-would take a way to the store and back for each level of stages. Most often the newest artifact of
-each stage is the one that is asked for: those are read ahead.
+A stage's fingerprint depends on the manifests of its inputs, so reading on demand would cost a
+round trip for each level of stages. Most often the newest artifact of a stage is the one that the
+plan needs: those are read ahead.
 """
 
 import threading
@@ -18,12 +18,12 @@ from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
-_LOOKED_AT = 4  # times as many artifacts as are wanted, where the newest are gone
+_LOOKED_AT = 4  # candidates for each artifact that is wanted: the newest may be gone
 _T = TypeVar("_T")
 
 
 class PlanReads:
-    """Reads of one plan. Each is done once, by a thread of `pool`, where none waits for another."""
+    """A cache of one plan's reads, each done once, by a thread of `pool` where possible."""
 
     def __init__(self, store: Store, pool: ThreadPoolExecutor) -> None:
         self.unread: list[str] = []  # why earlier artifacts cannot be read
@@ -34,12 +34,12 @@ class PlanReads:
         self._index = pool.submit(self._list)
 
     def find(self, stage: str, fingerprint: str) -> Manifest | None:
-        """Return an artifact; its revocation, which comes next, is asked for at the same time."""
+        """Return an artifact. Starts reading its revocation, which is needed next."""
         self._ask(find_revocation, stage, fingerprint)
         return self._read(find_manifest, stage, fingerprint)
 
     def find_revocation(self, stage: str, fingerprint: str) -> Revocation | None:
-        """Return what took an artifact back, if anything did."""
+        """Return the revocation of an artifact, or None."""
         return self._read(find_revocation, stage, fingerprint)
 
     def newest(
@@ -55,7 +55,7 @@ class PlanReads:
     def _find_whole(self, stage: str, name: str) -> Manifest | None:
         try:
             return self._read(find_manifest, stage, name)
-        except ArtifactError as error:  # as good as gone for a look around
+        except ArtifactError as error:  # a damaged candidate fails no plan, it is reported
             self.unread.append(str(error))
             return None
 
@@ -69,11 +69,12 @@ class PlanReads:
             return self._reads[key]  # type: ignore[return-value]
 
     def _read(self, read: Callable[[Store, str, str], _T], stage: str, fingerprint: str) -> _T:
-        """Return what was asked for. Only the thread of this stage waits for it."""
+        """Return the result of a read that is done, running, or done here."""
         future = self._ask(read, stage, fingerprint)
         if not future.cancel():
             return future.result()
-        # Still behind what is read ahead, so read here.
+        # `cancel` succeeds only while the read is queued behind the read-ahead: do not wait for
+        # that, read in this thread. Only one thread plans a stage, so none waits on the future.
         found = read(self._store, stage, fingerprint)
         done: Future[object] = Future()
         done.set_result(found)
@@ -82,7 +83,7 @@ class PlanReads:
         return found
 
     def _list(self) -> Mapping[str, list[str]]:
-        """Stage -> fingerprints, newest first. Asks for the newest of each stage of the table."""
+        """Return stage -> fingerprints, newest first. Starts reading the newest of each stage."""
         index = read_index(self._store)
         for stage in STAGES:
             for name in index.get(stage.name, [])[:1]:

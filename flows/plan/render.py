@@ -1,4 +1,4 @@
-"""A plan as lines for people and as JSON for programs."""
+"""Render a plan as lines for people and as JSON for programs."""
 
 import json
 from collections import Counter
@@ -22,22 +22,21 @@ _SUMMARY: dict[State, str] = {
 
 
 def render(plan: Plan) -> list[str]:
-    """The plan for people: one line a stage, an empty one, and a summary.
-
-    Reasons hold text from the store, which others write to: it cannot move the cursor.
-    """
+    """Return the plan for people: one line a stage, an empty line, and a summary."""
     lines: list[str] = []
     for item in plan.stages:
         fingerprint = short(item.fingerprint) if item.fingerprint else ""
         line = f"{item.state} {item.stage.name:<18}  {STATES[item.state]:<11}  {fingerprint:<12}"
         if item.estimate is not None:
             line += f"  {duration(item.estimate.seconds):>12} ({item.estimate.source})"
+        # Reasons hold text from the store, which others can write: `visible` escapes control
+        # characters, so that it cannot move a terminal's cursor.
         lines.append((line + (f"  {visible(item.reason)}" if item.reason else "")).rstrip())
     return [*lines, "", _summary(plan)]
 
 
 def to_json(plan: Plan) -> str:
-    """The plan for programs: everything that is known, in the table's order."""
+    """Return the plan for programs, as JSON: all stages in the table's order."""
     known = [item.estimate for item in plan.stages if item.estimate]
     tree = {
         "format": _FORMAT,
@@ -104,5 +103,5 @@ def _summary(plan: Plan) -> str:
 
 
 def _count_unknown(plan: Plan) -> int:
-    """Stages that may run and of which nobody knows for how long."""
+    """Return the number of stages that may run and have no estimate."""
     return sum(item.state != "=" and item.estimate is None for item in plan.stages)

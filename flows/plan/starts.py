@@ -1,8 +1,8 @@
-"""The starts of one flow run, counted as long as none gets further than those before.
+"""Count the starts of one flow run since the last one that made progress.
 
-A crashed flow run is resumed by itself, which has to end when it only crashes again. What its
-starts reached is in the records of its runs, so that another process on another machine counts on:
-artifacts that are built, and steps of checkpoints from which the next start resumes.
+A crashed flow run is restarted automatically, which has to stop if it only crashes again. Progress
+is an artifact that was built, or a later checkpoint to resume from. It is written into the records
+of the flow run's runs, so that a process on another machine continues the count.
 """
 
 import contextlib
@@ -17,19 +17,19 @@ from nanochat_core.errors import ArtifactError
 
 @dataclass(frozen=True, kw_only=True)
 class Starts:
-    """What the starts before this one reached."""
+    """The number of this start, and the progress of the starts before it."""
 
     number: int  # of this start, from 1
-    progressed: int = 0  # the newest start that is known to have got further; 0: none
+    progressed: int = 0  # the newest start that is known to have made progress; 0: none
     reached: Mapping[str, Mapping[str, int]]  # by run id: see Run.reached
 
     @property
     def idle(self) -> int:
-        """Starts before this one, in a row, that are not known to have got further."""
+        """Return the number of starts, up to the last one, without known progress."""
         return self.number - 1 - self.progressed
 
     def add_plan(self, run: str, items: Iterable[StagePlan]) -> "Starts":
-        """Return the starts with what the plan of the run finds: artifacts and checkpoints."""
+        """Return the starts with the artifacts and checkpoints in the plan of a run."""
         found: dict[str, int] = {}
         for item in items:
             if item.fingerprint is None:
@@ -41,26 +41,26 @@ class Starts:
         return self.add(run, found)
 
     def record_in(self, run: Run) -> Run:
-        """Return the run's record with what was reached, for the next start to read."""
+        """Return the run's record with its progress, for the next start to read."""
         return replace(run, reached=dict(self.reached[run.run]), progressed=self.progressed)
 
     def add(self, run: str, found: Mapping[str, int]) -> "Starts":
-        """Return the starts with what was found of the run, which may be what is known."""
+        """Return the starts with a run's progress, `self` if `found` adds nothing."""
         known = self.reached[run]
         further = {name: step for name, step in found.items() if step > known.get(name, 0)}
         if not further:
             return self
-        # The start before this one made it. What exists when the first one begins is no progress.
+        # The start before this one made it: hence - 1. For the first start that is 0, no progress:
+        # what exists already was built by other runs.
         reached = {**self.reached, run: {**known, **further}}
         return replace(self, reached=reached, progressed=self.number - 1)
 
 
 def read_starts(store: Store, runs: Sequence[str], *, number: int) -> Starts:
-    """Return the starts of a flow run that writes the records of `runs`; this one has the number.
+    """Return the starts of a flow run that writes the records of `runs`; this is start `number`.
 
-    What they built is written into their records at once: if this start dies before it writes one,
-    the next must not take the same artifacts for progress. A damaged record counts as none. Safe to
-    repeat. Raises StoreError if the store does not answer or refuses.
+    A damaged record counts as none. Idempotent. Raises StoreError if the store does not respond or
+    refuses.
     """
     records: list[Run] = []
     for run in runs:
@@ -75,6 +75,8 @@ def read_starts(store: Store, runs: Sequence[str], *, number: int) -> Starts:
     for record in records:
         for stage, fingerprint in record.stages.items():
             starts = starts.add(record.run, _built(stage, fingerprint))
+    # Written at once: if this start dies before it writes a record, the next one must not count the
+    # same artifacts as progress again.
     for record in records:
         if (found := starts.record_in(record)).reached != record.reached:
             write_run(store, found)
@@ -82,4 +84,5 @@ def read_starts(store: Store, runs: Sequence[str], *, number: int) -> Starts:
 
 
 def _built(stage: str, fingerprint: str) -> dict[str, int]:
+    # One step, beyond the 0 of an unknown name; checkpoints of the stage count under another name.
     return {f"{stage}/{fingerprint}/manifest.json": 1}

@@ -1,4 +1,4 @@
-"""Pin names upstream that move: a branch of a dataset to a commit, the CORE bundle to a sha256.
+"""Pin mutable names upstream: a branch of a dataset to a commit, the CORE bundle to a sha256.
 
 The pins are part of the configuration that is hashed and of the job, so two stores never hold
 different data under one fingerprint. The home stores each answer for times without a network. A
@@ -96,6 +96,7 @@ def pin(
     value is unknown; a run raises ConfigError then. Raises DataError if the server says that there
     is no such thing.
     """
+    # A run that resumes passes its own pins as `known`: they win over what is newest today.
     names = moving_names(run, sections)
     pins = {name: value for name, value in (known or {}).items() if name in names}
     answers = _read(home / FILE) if len(pins) < len(names) else {}
@@ -120,6 +121,7 @@ def recorded_pins(store: Store, profile: str) -> Pins:
     """
     latest = latest_runs(store, MOST_RECORDS, unread=[])
     runs = [run for run in latest if run.profile == profile]
+    # Newest first: reversed, so that the newest pin of a name overwrites older ones.
     return {name: value for run in reversed(runs) for name, value in run.upstream.items()}
 
 
@@ -172,6 +174,7 @@ def _now() -> str:
 
 
 def _is_recent(answer: Resolved) -> bool:
+    # Not in the future either: the clock may have been set back since.
     return timestamp(time.time() - RECENT) < answer.when <= _now()
 
 
@@ -179,6 +182,7 @@ def _is_recent(answer: Resolved) -> bool:
 
 
 def _ask_hub(name: str) -> Resolved:
+    # Imported here: huggingface_hub takes long to import, and most commands do not need it.
     from huggingface_hub import HfApi
 
     from nanochat_core.data.hub.errors import catchable, explain, is_unreachable

@@ -87,7 +87,7 @@ def test_the_plan_shows_what_is_given_and_leaves_out_what_is_not_needed(full_hou
     assert plan.of("task_data").state == "="
     assert plan.of("sft").state == "~"  # it was made from another model
     assert plan.of("rl").state == "?"
-    with pytest.raises(ConfigError, match="stage pretrain is no part of this run"):
+    with pytest.raises(ConfigError, match="stage pretrain is not part of this run"):
         plan.of("pretrain")
 
 
@@ -113,7 +113,7 @@ def test_the_command_line_takes_artifacts_by_any_name(store: Store, terminal: Te
     error, hint = terminal.fails("plan", "tiny", "--use", "sft@nobody")
     assert "nobody" in error + hint
     assert terminal.fails("explain", "tiny", "pretrain", "--use", sft.name)[0] == (
-        "stage pretrain is no part of this run"
+        "stage pretrain is not part of this run"
     )
     assert any(
         "given" in line for line in terminal.said("explain", "tiny", "sft", "--use", sft.name)

@@ -207,9 +207,7 @@ def test_one_bit_of_one_loss_refuses_the_proof_and_is_named(toys: Toys):
 def test_a_value_that_is_told_no_more_refuses_the_proof(toys: Toys):
     bench = make_bench(toys, TRAINS, trains=True)
     bench.source.write_text(TRAINS.replace("    progress.eval(0, val_loss=1.0)\n", ""))
-    with pytest.raises(
-        ArtifactError, match=r"eval 0: val_loss is 1.0 with the old code, not there"
-    ):
+    with pytest.raises(ArtifactError, match=r"eval 0: val_loss is 1.0 with the old code, missing"):
         bench.prove(steps=2)
 
 
