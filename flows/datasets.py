@@ -1,6 +1,7 @@
-"""A run's text and datasets when it is planned: they exist, and files of one's own are looked at.
+"""Check a run's text and datasets when it is planned, and take snapshots of local files.
 
-A machine that lacks such a file can plan, and run what comes after, when its snapshot is given.
+A snapshot is a digest of the contents, part of the configuration and so of the fingerprint. With a
+given snapshot, a machine that lacks the file can plan, and run the stages after it.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from tasks.registry import task_named
 
 
 def with_snapshots(config: TaskDataConfig) -> TaskDataConfig:
-    """The same with what each file holds now.
+    """Return `config` with a snapshot of each dataset that is a local file.
 
     Raises ConfigError for a dataset that is neither a task nor a file that can be read.
     """
@@ -25,7 +26,7 @@ def with_snapshots(config: TaskDataConfig) -> TaskDataConfig:
 
 
 def text_snapshot(shards: ShardsConfig) -> tuple[str, ...]:
-    """What the text of a source on this machine depends on; nothing for one that has revisions."""
+    """Return the snapshot of a text source on this machine; empty for one with revisions."""
     match shards.source:
         case "local":
             return _folder_snapshot(shards.path)
@@ -46,6 +47,7 @@ def _look_at(dataset: DatasetConfig) -> DatasetConfig:
             hint="give it a name of its own in task_data.datasets",
         )
     path = Path(dataset.path).expanduser().resolve()
+    # The job that reads the file compares its digest again, so the given snapshot is safe.
     if dataset.snapshot is not None and not path.exists():
         return dataset
     snapshot = _digest(path, dataset)
@@ -69,7 +71,7 @@ def _check_task(dataset: DatasetConfig) -> None:
     counts = (dataset.num_train, dataset.num_test)
     if not isinstance(task_named(dataset.name), HubTask) and None in counts:
         raise ConfigError(
-            f"{dataset.name} is made up: there are as many examples as are asked for",
+            f"{dataset.name} is synthetic: it has as many examples as are asked for",
             hint=f"give num_train and num_test of {dataset.name} in task_data.datasets",
         )
 

@@ -1,7 +1,7 @@
 """Profiles: named functions that say what to train and at what pace.
 
-A profile takes the depth and returns every number of a run. The rest of the program knows no
-profile's name; what a person may change from outside is the depth and single values (`--set`).
+A profile takes the depth and returns every number of a run. No other module depends on a profile's
+name; a person may change the depth and single values (`--set`).
 """
 
 import dataclasses
@@ -47,13 +47,13 @@ from nanochat_core.errors import ConfigError
 from nanochat_core.job import Resources
 from nanochat_core.section import Section, from_json
 
-_MOST_SHOWN = 20  # names in a hint that lists all of them
-_SUGGESTED = 5  # in one that cannot
+_MOST_SHOWN = 20  # names: a hint lists all of them up to here
+_SUGGESTED = 5  # names in a hint beyond that
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """The placement numbers that a profile suggests; they never change a result's identity."""
+    """The placement numbers that a profile suggests; no part of any fingerprint."""
 
     device_batch_size: int
     save_every_seconds: float
@@ -63,7 +63,7 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A named what-and-where."""
+    """A named configuration, and the placement numbers that suit it."""
 
     run: RunConfig
     pace: Pace
@@ -72,8 +72,8 @@ class Profile:
 def tiny(depth: int = 3) -> Profile:
     """A model that fits a laptop's CPU and five minutes: Python's own documentation, short words,
     small sums. Every stage is the real one; only the numbers are small."""
-    # So few tokens that a word is made of pieces which other words have too: of a token that no
-    # word in training has, nobody can tell how it is spelled.
+    # The vocabulary is small so that words consist of tokens that other words share: the spelling
+    # of a token that occurs in no training word cannot be learnt.
     sequence_len, vocab_size, width = 256, 512, 64 * depth
     model = ModelConfig(
         depth=depth,
@@ -253,10 +253,10 @@ def open_profile(
     overrides: Sequence[str] = (),
     snapshots: bool = True,
 ) -> Profile:
-    """The profile called `name`, at `depth` if given, with `section.name=value` overrides.
+    """Return the profile called `name`, at `depth` if given, with `section.name=value` overrides.
 
-    Without `snapshots` it is not looked at what text and datasets this machine has: for stages that
-    are made from artifacts alone.
+    Without `snapshots`, text and datasets on this machine are not read: for stages that are made
+    from artifacts alone.
 
     Raises ConfigError for an unknown profile, a depth below 1, an unknown setting or a wrong value.
     """
@@ -268,6 +268,7 @@ def open_profile(
     tree = profile.run.tree()
     for override in overrides:
         _apply(RunConfig, tree, override)
+    # After all overrides: checks across settings hold for the result, in any order of --set.
     run = RunConfig.from_tree(tree, where="the run")
     if not snapshots:
         return dataclasses.replace(profile, run=run)
@@ -284,9 +285,9 @@ def make_placement(
     gpus: int | None = None,
     settings: Sequence[str] = (),
 ) -> Placement:
-    """Where a run executes: what a person gave, else the environment, else this machine.
+    """Make a run's placement: from the arguments, else the environment, else this machine.
 
-    `settings` are changed in the end, each a `name=value`. Raises ConfigError on a wrong one.
+    `settings` are applied last, each a `name=value`. Raises ConfigError on a wrong one.
     """
     home = home or default_home()
     gpus = min(count_gpus(), pace.max_gpus) if gpus is None else gpus
@@ -323,11 +324,12 @@ def _apply(section: type[Section], tree: dict[str, Any], override: str) -> None:
             f"there is no setting '{path}'",
             hint=_suggest(path, _settings(RunConfig.__name__, RunConfig)),
         )
+    # A mixture may be given by its name or .toml file or, like any list, as JSON.
     if name == "mixture" and not text.strip().startswith("["):
         value = [entry.tree() for entry in scaling.open_mixture(text.strip())]
     else:
         value = _parse(expected, text.strip())
-    from_json(expected, value, where=path)  # a wrong value is named by its setting
+    from_json(expected, value, where=path)  # checks it here, so that the error names the setting
     tree[name] = value
 
 
@@ -342,7 +344,7 @@ def _open_section(types_by_name: dict[str, Any], name: str, path: str) -> dict[s
 
 
 def _parse(expected: Any, text: str) -> Any:
-    """Text as a JSON value where the type wants one; a plain string stays as typed."""
+    """Parse text as JSON if the type is not a string; return other text unchanged."""
     if expected is str:
         return text
     if isinstance(expected, types.UnionType) and str in typing.get_args(expected):
@@ -350,11 +352,11 @@ def _parse(expected: Any, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        return text  # from_json names the type it wanted
+        return text  # from_json reports the expected type
 
 
 def _settings(prefix: str, section: type[Section]) -> list[str]:
-    """Dotted names of all single settings."""
+    """Return the dotted names of all single settings."""
     found: list[str] = []
     for name, expected in typing.get_type_hints(section).items():
         dotted = name if prefix == RunConfig.__name__ else f"{prefix}.{name}"
@@ -366,7 +368,7 @@ def _settings(prefix: str, section: type[Section]) -> list[str]:
 
 
 def _suggest(word: str, known: list[str]) -> str:
-    """A hint: the closest of `known`, else all when they are few, else the nearest few."""
+    """Return a hint: the closest of `known`, else all if they are few, else the nearest few."""
     close = get_close_matches(word, known, n=1, cutoff=0.5)
     if close:
         return f"did you mean '{close[0]}'?"

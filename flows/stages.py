@@ -1,7 +1,7 @@
-"""The one list of stages. The flow, the plan, the docs and the tests are derived from it.
+"""The table of stages. The flow, the plan, the docs and the tests are derived from it.
 
-Each stage turns input artifacts and sections of the configuration into one artifact. Where a stage
-continues or judges a model, that model is its first input.
+Each stage makes one artifact from input artifacts and sections of the configuration. A stage that
+continues or evaluates a model has that model as its first input.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,9 +20,9 @@ class Stage:
     entry: str  # module with `run(job)`
     compute: Literal["cpu", "gpu"]
     tasks: str | None = None  # the field of RunConfig naming the tasks that it imports by name
-    grades: bool = False  # whether it grades answers to them
-    format: int = 1  # of the files it writes; raise it when their meaning changes
-    reads_records: bool = False  # reads its inputs' manifests and logs besides their files
+    grades: bool = False  # it also grades answers to them
+    format: int = 1  # of its files; part of the fingerprint: raise it when their meaning changes
+    reads_records: bool = False  # it also reads its inputs' manifests and logs
 
 
 SHARDS = Stage(
@@ -153,16 +153,16 @@ STAGES: tuple[Stage, ...] = (*_BEFORE_REPORT, REPORT)
 
 
 def stage_named(name: str) -> Stage:
-    """The stage called `name`. Raises KeyError: callers check what a person typed first."""
+    """Return the stage called `name`. Raises KeyError: callers validate user input first."""
     return {stage.name: stage for stage in STAGES}[name]
 
 
 def stages_to_redo(
     stages: Sequence[Stage], *, force: Iterable[str], from_stage: str | None
 ) -> frozenset[str]:
-    """Names of the forced stages, of `from_stage`, and of all that come after that one."""
+    """Return the names of the forced stages, of `from_stage`, and of all stages after it."""
     after = {from_stage} if from_stage else set[str]()
-    for stage in stages:
+    for stage in stages:  # inputs come before the stages that read them, so one pass is enough
         if after & {source.name for source in stage.inputs}:
             after.add(stage.name)
     return frozenset(force) | after

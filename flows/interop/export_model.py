@@ -1,4 +1,4 @@
-"""Models of ours as files that other programs load, whole or not at all."""
+"""Export a model of ours as files that other programs load. An export is complete or absent."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ _SHOWN_METRICS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What was written, and what whoever uses it should know."""
+    """The files of an export, and notes for the person who uses them."""
 
     directory: Path
     files: tuple[str, ...]
@@ -33,17 +33,19 @@ def export_model(
 ) -> Export:
     """Write the model in the directory `model` as `form` into `to`, which must not exist yet.
 
-    `dtype` is that of the weights as hf: "bf16" or "fp32". `card` gives the model card's text, told
-    whether the model brings code of its own. Raises ModelError, and ConfigError when `to` is there.
+    `dtype` is that of the weights as hf: "bf16" or "fp32". `card` returns the model card's text,
+    given whether the export contains code of its own. Raises ModelError, and ConfigError if
+    `to` exists.
     """
     if to.exists():
         raise ConfigError(f"{to} exists already", hint="name a directory that does not")
     to.absolute().parent.mkdir(parents=True, exist_ok=True)
+    # A temporary directory on the same file system, so that the rename at the end is atomic.
     scratch = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.absolute().parent))
     try:
         notes = _write(model, scratch, form=form, dtype=dtype, card=card)
         files = sorted(p.relative_to(scratch).as_posix() for p in scratch.rglob("*") if p.is_file())
-        scratch.chmod(0o777 & ~_umask())  # mkdtemp's are for nobody else
+        scratch.chmod(0o777 & ~_umask())  # mkdtemp makes it 0o700
         scratch.rename(to)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -54,9 +56,9 @@ def export_model(
 def model_card(
     store: Store | None, manifest: Manifest | None, *, name: str, is_own_code: bool
 ) -> str:
-    """README.md of an export: what it is, how to load it, and the report card if there is one."""
+    """Return an export's README.md: what it is, how to load it, and the report card if any."""
     trust = ", trust_remote_code=True" if is_own_code else ""
-    title = name.replace("\n", " ")
+    title = name.replace("\n", " ")  # a line break would end the heading
     kind = "base" if manifest is not None and manifest.stage == PRETRAIN.name else "chat"
     lines = [
         "---",
@@ -90,7 +92,7 @@ def model_card(
         ]
     lines += [
         "transformers turns special tokens that are spelled out in a text, such as `<|bos|>`, into",
-        "special ids. Whoever passes on what strangers write takes them out first.",
+        "special ids. Remove them from text of untrusted users first.",
         "",
     ]
     if manifest is not None:
@@ -116,7 +118,7 @@ def _facts(manifest: Manifest) -> list[str]:
 
 
 def _report(store: Store, manifest: Manifest) -> list[str]:
-    """The report card of the run that made the model, if it has one."""
+    """Return the report card of the run that made the model as lines; empty if it has none."""
     run = find_run(store, manifest.provenance.run)
     fingerprint = run.stages.get(REPORT.name) if run else None
     report = find_manifest(store, REPORT.name, fingerprint) if fingerprint else None
@@ -124,12 +126,14 @@ def _report(store: Store, manifest: Manifest) -> list[str]:
     if file is None:
         return []
     text = store.get(file.key, size=file.size).decode("utf-8", errors="replace")
+    # Its headings move one level down, below the model card's own.
     return ["## Report card", "", *(f"#{x}" if x.startswith("#") else x for x in text.splitlines())]
 
 
 def _write(
     model: Path, to: Path, *, form: Form, dtype: str, card: Callable[[bool], str]
 ) -> tuple[str, ...]:
+    # Imported late: torch takes seconds, and `flows` is imported by every command.
     import torch
 
     from nanochat_core.model.checkpoint import load_model
@@ -157,7 +161,7 @@ def _write(
 
 
 def _copy_files(model: Path, to: Path) -> tuple[str, ...]:
-    """The model directory without what only training needs."""
+    """Copy the model directory, except for files that only training needs."""
     for name in ("config.json", "model.safetensors"):
         if not (model / name).is_file():
             raise ModelError(f"{model} is not a model: it has no {name}")
@@ -167,7 +171,7 @@ def _copy_files(model: Path, to: Path) -> tuple[str, ...]:
 
 
 def _umask() -> int:
-    """This process's; there is no way to ask but to set it."""
+    """Return this process's umask, which can be read only by setting it."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

@@ -1,7 +1,7 @@
-"""Uploading an exported model to the Hugging Face Hub, through huggingface_hub.
+"""Upload an exported model to the Hugging Face Hub, through huggingface_hub.
 
-The client reads HF_ENDPOINT and HF_TOKEN. What the Hub has already is not sent again, and the
-repository changes in one commit at the end: interrupted, the same command goes on.
+The client reads HF_ENDPOINT and HF_TOKEN. Files that the Hub has are not sent again, and the
+repository changes in one commit at the end: after an interruption the same command resumes.
 """
 
 import re
@@ -13,7 +13,10 @@ _NAME = re.compile(r"[\w][\w.-]{0,95}/[\w][\w.-]{0,95}")
 
 
 def check_repository(name: str) -> str:
-    """Return `name` if it can be a repository's. Raises StoreError: before hours of exporting."""
+    """Return `name` if it is a valid repository name, else raise StoreError.
+
+    For a check before the export, which may take long.
+    """
     if not _NAME.fullmatch(name):
         raise StoreError(
             f"'{name}' is not the name of a repository", hint="ORG/NAME, such as me/my-chat"
@@ -22,11 +25,11 @@ def check_repository(name: str) -> str:
 
 
 def push_folder(folder: Path, repository: str, *, private: bool) -> str:
-    """Commit every file of `folder` to `main` of a model repository, made if there is none.
+    """Commit every file of `folder` to `main` of a model repository, created if it does not exist.
 
-    One that is made is `private` or for everybody to see; of one that exists nothing changes.
+    `private` applies to a repository that is created; an existing one keeps its visibility.
 
-    Returns the address of the commit. Raises StoreError when the Hub refuses or does not answer.
+    Returns the URL of the commit. Raises StoreError if the Hub refuses or does not respond.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
@@ -41,6 +44,7 @@ def push_folder(folder: Path, repository: str, *, private: bool) -> str:
             folder_path=folder,
             commit_message="A model trained by nanochat-flows",
         )
+    # The client raises all of these: connections, HTTP errors, its upload threads, bad responses.
     except (OSError, HTTPError, RuntimeError, ValueError, KeyError) as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         where, why = constants.ENDPOINT, str(error).strip().partition("\n")[0]

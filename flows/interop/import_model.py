@@ -1,8 +1,8 @@
-"""Models from elsewhere as artifacts: usable wherever one that a stage made is.
+"""Import models from elsewhere as artifacts, usable wherever a stage's own artifact is.
 
-An imported model is the artifact of the stage that makes such models. Its fingerprint stands for
-its files alone: nobody can say how they came about. It is recorded as the only thing, beside its
-tokenizer, that a run of the name the person chose has made, so that sft@that-name finds it.
+An imported model is an artifact of the stage that makes such models. Its fingerprint covers its
+files alone: how they were made is unknown. A run with the chosen name is recorded that made this
+model and its tokenizer and nothing else, so that sft@NAME finds it.
 """
 
 import os
@@ -27,10 +27,10 @@ from infra.storage.files import sha256_of
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.section import Tree
 
-_ROOM = "import-"  # begins the names of directories that models are made ready in
-IMPORTED = "(imported)"  # in the place of a profile: none made it
+_ROOM = "import-"  # prefix of temporary directories, followed by the process id
+IMPORTED = "(imported)"  # instead of a profile's name, none of which has parentheses
 KINDS = {"base": PRETRAIN.name, "mid": MIDTRAIN.name, "sft": SFT.name, "rl": RL.name}
-# The folders in which nanochat keeps its checkpoints, of both of its eras.
+# The directories in which nanochat stores its checkpoints, of both of its eras.
 _FOLDERS = {
     "base_checkpoints": "base",
     "mid_checkpoints": "mid",
@@ -41,19 +41,19 @@ _FOLDERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """What became of an import."""
+    """The result of an import."""
 
     run: Run
     model: Manifest
     era: str
     step: int
-    was_there: bool  # these very files were imported before
+    was_there: bool  # the same files were imported before
 
 
 def kind_of(path: Path, kind: str | None) -> str:
-    """Which kind of model is at `path`: as the person says, else as the folder above is called.
+    """Return the kind of the model at `path`: `kind` if given, else by its parent directory's name.
 
-    Raises ConfigError when neither tells.
+    Raises ConfigError if neither names a kind.
     """
     if kind is not None:
         if kind not in KINDS:
@@ -62,8 +62,8 @@ def kind_of(path: Path, kind: str | None) -> str:
     found = _FOLDERS.get(path.absolute().parent.name)
     if found is None:
         raise ConfigError(
-            f"{path} does not tell which kind of model it is",
-            hint=f"say so with --kind: {', '.join(KINDS)}",
+            f"the kind of the model at {path} is unknown",
+            hint=f"name it with --kind: {', '.join(KINDS)}",
         )
     return found
 
@@ -81,12 +81,12 @@ def import_checkpoint(
     tell: Tell,
     watch: Callable[[int], AbstractContextManager[OnBytes]],
 ) -> Import:
-    """Take over the checkpoint of nanochat's in the directory `path` as a run called `name`.
+    """Import nanochat's checkpoint in the directory `path` as a run called `name`.
 
-    `tokenizer` is its tokenizer.pkl, if it lies elsewhere than nanochat keeps it; `scratch` a
-    directory with room for the model; `watch` is told how many bytes go to the store. Nothing in
-    the files is executed. Raises ModelError for files that are none of nanochat's, ConfigError for
-    what a person has to decide, and StoreError.
+    `tokenizer` is its tokenizer.pkl, if not where nanochat stores it; `scratch` a directory with
+    room for the model; `watch` gets the number of bytes to upload. No code in the files is
+    executed. Raises ModelError for files that nanochat did not write, ConfigError for a choice that
+    a person has to make, and StoreError.
     """
     from nanochat_core.interop import nanochat_files as theirs
 
@@ -111,6 +111,8 @@ def import_checkpoint(
         found = {stage: _identify(stage, folder) for stage, folder in folders.items()}
         places = [(stage, identity.fingerprint) for stage, identity in found.items()]
         size = sum(p.stat().st_size for p in Path(room).rglob("*") if p.is_file())
+        # Pinned until the run's record names them: a garbage collection in between would delete the
+        # new artifacts, which nothing refers to yet.
         with (
             pin(store, places, why=f"import of {name}", tell=tell, pause=time.sleep),
             watch(size) as on_bytes,
@@ -123,7 +125,7 @@ def import_checkpoint(
                     logs=[],
                     inputs={},
                     provenance=_provenance(run, facts),
-                    fence=lambda: None,
+                    fence=lambda: None,  # no lease: put-if-absent of the manifest is enough
                     on_bytes=on_bytes,
                 )
                 for stage, identity in found.items()
@@ -141,7 +143,7 @@ def import_checkpoint(
 
 
 def _sweep(scratch: Path) -> None:
-    """Remove what imports that were killed left behind."""
+    """Remove temporary directories of imports that were killed."""
     for path in scratch.glob(f"{_ROOM}*"):
         pid = path.name.removeprefix(_ROOM).partition("-")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
@@ -149,7 +151,7 @@ def _sweep(scratch: Path) -> None:
 
 
 def _identify(stage: str, files: Path) -> Identity:
-    """What an imported artifact is: its files, and nothing else."""
+    """Return the identity of an imported artifact, computed from its files alone."""
     digests: dict[str, Tree] = {
         path.relative_to(files).as_posix(): sha256_of(path)
         for path in sorted(files.rglob("*"))

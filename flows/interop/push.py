@@ -1,9 +1,9 @@
-"""Copying artifacts from one store to another: verified while read, manifests last.
+"""Copy artifacts from one store to another: verified while read, manifests last.
 
-What is there already is not sent again, so an interrupted push is gone on with; whether its bytes
-are right, and not only as many, is looked at when it is asked for. Files go first,
-then the manifest with the very same bytes, by put-if-absent, then the run's record and the tag:
-whoever looks on the other side finds a whole artifact or none.
+Objects that the target has in the right size are not sent again, so an interrupted push resumes;
+their contents are compared only with `verify`. Files go first, then the manifest, byte for byte the
+same, by put-if-absent, then the run's record and the tag: a reader of the target finds a complete
+artifact or none.
 """
 
 import uuid
@@ -43,56 +43,57 @@ from infra.storage.base import ObjectNotFound, OnBytes, Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 
-_THREADS = 16  # questions about what is there, at the same time
+_THREADS = 16  # metadata requests at the same time
 
 Item: TypeAlias = tuple[Manifest, File]
-# Shows a transfer: is told what is done and with how many bytes, gives what is told of each of them
+# Shows a transfer's progress: takes its kind and bytes in all, yields a callback for bytes done.
 Watch: TypeAlias = Callable[[str, int], AbstractContextManager[OnBytes]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """What a person named: artifacts in the order of the table, and what makes names work."""
+    """The artifacts to push, in the table's order, with the runs and tags that name them."""
 
     manifests: tuple[Manifest, ...]
     runs: tuple[Run, ...]
     tags: dict[str, str]  # name -> id of a run
-    left_out: tuple[str, ...]  # one line each: what is in a run's record and cannot be sent
-    made_from: tuple[Revoked, ...]  # revoked artifacts that the chosen ones were made from
+    left_out: tuple[str, ...]  # one line for each artifact of a run that cannot be sent
+    made_from: tuple[Revoked, ...]  # revoked artifacts upstream of the chosen ones
     revoked: tuple[Revoked, ...]  # those, and the revoked ones that are left out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lacking:
-    """What another store lacks of some artifacts."""
+    """The difference between some artifacts and what another store has of them."""
 
-    manifests: tuple[Manifest, ...]  # to be put, or there with these very bytes
+    manifests: tuple[Manifest, ...]  # to be put, or present with the same bytes
     items: tuple[Item, ...]  # files to be sent, each once
-    there: tuple[Item, ...]  # files that need not be sent
-    damaged: int  # files to be sent that are there, but with other contents
-    adopted: tuple[Manifest, ...]  # those of the other store that keep their place
+    there: tuple[Item, ...]  # files that the store has
+    damaged: int  # files to be sent that the store has with other contents
+    adopted: tuple[Manifest, ...]  # the other store's own of the same fingerprints: not replaced
 
     @property
     def size(self) -> int:
-        """Bytes to be sent."""
+        """Return the number of bytes to send."""
         return sum(file.size for _, file in self.items)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """What became of a push."""
+    """The result of a push."""
 
     lacking: Lacking  # what was sent
-    adopted: tuple[Manifest, ...]  # artifacts of the other store that keep their place
-    moved: dict[str, str]  # tag -> the run it stood for there before
+    adopted: tuple[Manifest, ...]  # artifacts of the other store that were not replaced
+    moved: dict[str, str]  # tag -> the run that it named there before
 
 
 def choose(source: Store, references: Iterable[str]) -> Chosen:
-    """What `references` stand for: a run's artifacts and record, or one artifact and its run.
+    """Resolve `references`: a run's artifacts and record, or one artifact and its run.
 
-    Raises ConfigError or ArtifactError for a name that stands for nothing, and for a revoked
-    artifact that was named itself.
+    Raises ConfigError or ArtifactError for an unknown name, and for a revoked artifact that is
+    named itself.
     """
+    # Dicts, since references may overlap: two runs that share artifacts, or a run and its tag.
     manifests: dict[tuple[str, str], Manifest] = {}
     runs: dict[str, Run] = {}
     tags: dict[str, str] = {}
@@ -110,6 +111,7 @@ def choose(source: Store, references: Iterable[str]) -> Chosen:
         manifests.update({(m.stage, m.fingerprint): m for m in found})
         if run is not None:
             runs[run.run] = run
+            # sft@main and main name the tag main; stage/fingerprint names no tag.
             name = reference.partition("@")[2] or reference
             if "/" not in reference and find_tag(source, name) == run.run:
                 tags[name] = run.run
@@ -138,17 +140,18 @@ def push(
 ) -> Pushed:
     """Send what `target` lacks of the chosen artifacts, their runs' records and tags.
 
-    Revocations go first, so that nobody there takes what was made from a revoked artifact for good.
-    An object of the right size counts as there, unless `verify` says to read it: then what differs
-    is sent too. Files pass through `scratch` unless their store is on this machine; what an
-    interrupted push left there is gone on with. Raises ArtifactError, naming the file, when the
-    source's own bytes are damaged or gone, and StoreError.
+    An object of the right size counts as present, unless `verify` is set: then all are read, and
+    those that differ are sent. Files pass through `scratch` unless their store is on this machine;
+    files that an interrupted push left there are used. Raises ArtifactError with the file's name if
+    the source's own bytes are damaged or gone, and StoreError.
     """
     if missing := target.missing_guarantees():
         tell(
             f"{target.url} can be a mirror that one process at a time writes to, and holds no "
             f"runs: it {' and '.join(missing)}"
         )
+    # The pin keeps a garbage collection in the target from deleting files that no manifest names
+    # yet, and those that are there already.
     with pin(target, _places(chosen.manifests), why="push", tell=tell, pause=pause):
         lacking = find_lacking(target, chosen.manifests)
         adopted = list(lacking.adopted)
@@ -156,6 +159,8 @@ def push(
         if verify:
             with watch("verify", sum(file.size for _, file in lacking.there)) as on_bytes:
                 lacking = add_damaged(target, lacking, scratch=scratch, on_bytes=on_bytes)
+        # Before the manifests: no reader of the target may see an artifact that was made from a
+        # revoked one as valid.
         for revoked in chosen.revoked:
             _put_revocation(target, revoked)
         with watch("push", lacking.size) as on_bytes:
@@ -165,6 +170,7 @@ def push(
                     target, manifest, attempt=uuid.uuid4().hex[:12], fence=lambda: None
                 )
                 adopted += [published.manifest] if published.adopted else []
+        # Records and tags come last: they must not name artifacts that the target lacks.
         moved: dict[str, str] = {}
         for run in chosen.runs:
             _put_run(target, run)
@@ -176,7 +182,7 @@ def push(
 
 
 def find_lacking(target: Store, manifests: Sequence[Manifest]) -> Lacking:
-    """What `target` lacks of these artifacts, by the sizes of its objects. Changes nothing."""
+    """Return what `target` lacks of these artifacts, by the sizes of its objects. Reads only."""
     known = in_parallel(
         lambda m: find_manifest(target, m.stage, m.fingerprint), manifests, threads=_THREADS
     )
@@ -186,8 +192,10 @@ def find_lacking(target: Store, manifests: Sequence[Manifest]) -> Lacking:
         if theirs is None or theirs.to_json() == manifest.to_json():
             ours.append(manifest)
         else:
+            # Built in both stores, so the provenance differs at least: an artifact is immutable,
+            # the target's stays.
             adopted.append(theirs)
-    wanted: dict[str, Item] = {}  # an object of an older artifact may be named by several
+    wanted: dict[str, Item] = {}  # by key: several manifests may name one object of an older one
     for manifest in ours:
         for file in (*manifest.files, *manifest.logs):
             wanted.setdefault(file.key, (manifest, file))
@@ -203,9 +211,9 @@ def find_lacking(target: Store, manifests: Sequence[Manifest]) -> Lacking:
 
 
 def add_damaged(target: Store, lacking: Lacking, *, scratch: Path, on_bytes: OnBytes) -> Lacking:
-    """Read all files that are there: those with other contents are lacking too.
+    """Read all files that the target has, and add those with other contents to what it lacks.
 
-    Raises ArtifactError when a file comes out otherwise each time, so that nobody can tell.
+    Raises ArtifactError if a file reads differently each time, so that its contents are unknown.
     """
 
     def find_fault_of(item: Item, on_bytes: OnBytes) -> str | None:
@@ -223,10 +231,9 @@ def add_damaged(target: Store, lacking: Lacking, *, scratch: Path, on_bytes: OnB
 
 
 def _find_run(source: Store, reference: str) -> Run | None:
-    """The run that is to be known on the other side too.
+    """Return the run whose record is to be pushed too.
 
-    None for an artifact named by its fingerprint whose run has left no record: that name works
-    without one.
+    None means an artifact named by its fingerprint whose run has no record: its name works without.
     """
     try:
         return open_run(source, reference)
@@ -239,7 +246,7 @@ def _find_run(source: Store, reference: str) -> Run | None:
 def _artifacts_of(
     source: Store, run: Run, left_out: list[str], taken_back: list[Revoked]
 ) -> list[Manifest]:
-    """The artifacts of a run that are there and valid; of the others one line each."""
+    """Return a run's artifacts that exist and are valid; describe others in the two lists."""
     found: list[Manifest] = []
     for stage, fingerprint in run.stages.items():
         manifest = find_manifest(source, stage, fingerprint)
@@ -256,17 +263,18 @@ def _artifacts_of(
 
 
 def _find_made_from(source: Store, manifests: Collection[Manifest]) -> tuple[Revoked, ...]:
-    """Revoked artifacts that any of these was made from, each once."""
+    """Return the revoked artifacts upstream of any of these, each once."""
     inputs = {(n, i.fingerprint) for m in manifests for n, i in m.inputs.items()}
-    # What another one was made from is looked at with that one.
+    # The search goes upstream, so those that are inputs of others are covered by these.
     ends = [m for m in manifests if (m.stage, m.fingerprint) not in inputs]
     found = in_parallel(lambda m: ancestors_revoked(source, m), ends, threads=_THREADS)
     return tuple(dict.fromkeys(revoked for ancestors in found for revoked in ancestors))
 
 
 def _places(manifests: Iterable[Manifest]) -> list[tuple[str, str]]:
-    """Whatever these artifacts' files lie under: their own places, and those of older ones."""
+    """Return all (stage, fingerprint) prefixes that hold files of these artifacts."""
     places = {(m.stage, m.fingerprint) for m in manifests}
+    # Files may lie under an older artifact: accepted, or shared because the contents are equal.
     for manifest in manifests:
         for file in (*manifest.files, *manifest.logs):
             stage, _, rest = file.key.partition("/")
@@ -275,7 +283,7 @@ def _places(manifests: Iterable[Manifest]) -> list[tuple[str, str]]:
 
 
 def _find_size(target: Store, file: File) -> int | None:
-    """Bytes of the object that is there. Keys are never used for other bytes on purpose."""
+    """Return the object's size in the target, or None. Keys are not reused for other contents."""
     try:
         return target.head(file.key).size
     except ObjectNotFound:
@@ -285,12 +293,12 @@ def _find_size(target: Store, file: File) -> int | None:
 def _find_fault_there(
     target: Store, manifest: Manifest, file: File, *, scratch: Path, on_bytes: OnBytes
 ) -> str | None:
-    """What is wrong with the object that is there, all its bytes read; None: it is whole."""
+    """Read the target's object and return what is wrong with it. None means it is intact."""
     if isinstance(target, LocalStore):
         fault = find_fault(file, target.path_of(file.key))
         on_bytes(file.size)
         return fault
-    path = scratch / f"there-{scratch_name(file)}"  # not the name of the source's copy
+    path = scratch / f"there-{scratch_name(file)}"  # another name than the source's copy
     try:
         return fetch_or_fault(target, manifest, file, path, on_bytes=on_bytes)
     finally:
@@ -321,7 +329,7 @@ def _send(
     scratch: Path,
     on_bytes: OnBytes,
 ) -> None:
-    """Copy one object. A store on this machine is read in place, without a copy in between."""
+    """Copy one object. A source on this machine is read in place, without a local copy."""
     if isinstance(source, LocalStore):
         path = source.path_of(file.key)
         if (fault := find_fault(file, path)) is not None:
@@ -330,14 +338,15 @@ def _send(
         return
     path = scratch / scratch_name(file)
     if find_fault(file, path) is not None:
-        # Only what is uploaded counts; but here too it can be told to stop.
+        # Progress counts uploaded bytes only. The callback is called with 0 here because it is
+        # also where a transfer is cancelled.
         fetch_file(source, manifest, file, path, on_bytes=lambda count: on_bytes(0))
     target.upload(file.key, path, on_bytes=on_bytes)
-    path.unlink()
+    path.unlink()  # last: until then a push that is interrupted resumes with this copy
 
 
 def _put_revocation(target: Store, revoked: Revoked) -> None:
-    """Write a revocation, unless the same build is revoked there or the record is of theirs."""
+    """Write a revocation, unless the target's record revokes this build or its own artifact."""
     stage, fingerprint, ours = revoked.stage, revoked.fingerprint, revoked.revocation
     key = revocation_key(stage, fingerprint)
     data = encode_record(asdict(ours), format=REVOCATION)
@@ -350,16 +359,18 @@ def _put_revocation(target: Store, revoked: Revoked) -> None:
     if (theirs.owner, theirs.epoch) == (ours.owner, ours.epoch):
         return
     manifest = find_manifest(target, stage, fingerprint)
+    # Theirs is replaced only if it is obsolete: the build that it revokes was superseded since.
     if manifest is None or not theirs.is_of(manifest):
         target.put_if_same(key, data, version=stored.version)
 
 
 def _put_run(target: Store, run: Run) -> None:
-    """Write a run's record, unless the one that is there knows more."""
+    """Write a run's record, unless the target's is as new."""
     theirs = find_run(target, run.run)
     if theirs is None or _knowledge(theirs) < _knowledge(run):
         write_run(target, run)
 
 
 def _knowledge(run: Run) -> tuple[bool, str, int]:
+    """Return a sort key: ended runs last, then by the time of the end, then by artifacts."""
     return run.ended is not None, run.ended or "", len(run.stages)

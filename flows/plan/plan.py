@@ -355,7 +355,7 @@ def _wanted(
 
 def _why(history: list[Manifest], changes: list[Change]) -> tuple[State, str]:
     """Return state and reason of a stage to build: its own changes, then those of its inputs."""
-    if not history:
+    if not history:  # no artifact to compare with: the reason is the state itself
         return "+", ""
     own = [str(change) for change in changes if change.kind not in PASSED_ON]
     passed_on = [str(change) for change in changes if change.kind in PASSED_ON]
@@ -374,7 +374,7 @@ def _listed(words: Sequence[str]) -> str:
 
 def _roots(inputs: Iterable[StagePlan]) -> tuple[str, ...]:
     """Return the stages to build first, looking through provisional stages."""
-    roots: dict[str, None] = {}
+    roots: dict[str, None] = {}  # a set that remembers its order, so that reasons are stable
     for item in inputs:
         if item.state == "?":
             roots.update(dict.fromkeys(item.after))

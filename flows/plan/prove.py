@@ -96,11 +96,13 @@ def prove(
     commit = _open_commit(manifest, root)
     old_root = scratch / "code"
     _take_out(root, commit, old_root)
+    # A manifest names a commit even if the work tree was dirty: compare the digests that it was
+    # fingerprinted with.
     if changes := _listed_changes(stage, old_root, config, code_that_made(manifest)):
         # The digests may differ because the code that computes them changed, not the stage's.
         if _scanner(old_root) != _scanner(root):
             raise ArtifactError(
-                f"{manifest.name} was fingerprinted by another version of the code: cannot determine "
+                f"{manifest.name} was fingerprinted by another version of the code: unknown "
                 f"whether commit {short(commit)} holds what made it",
                 hint=_INSTEAD,
             )

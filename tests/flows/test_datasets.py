@@ -80,7 +80,7 @@ def test_a_machine_without_the_file_can_plan_by_its_snapshot(tmp_path):
         ({"name": "mmlu", "path": None, "snapshot": "x"}, "'mmlu' has a snapshot, but no path", ""),
         ({"revision": "main"}, "'letters' has revision main, but none", "only datasets on the Hub"),
         ({"name": "spelling_bee", "path": None, "revision": "x"}, "has revision x", "on the Hub"),
-        ({"name": "simple_spelling", "path": None}, "simple_spelling is made up", "give num_train"),
+        ({"name": "simple_spelling", "path": None}, "is synthetic", "give num_train"),
     ],
 )
 def test_a_dataset_that_cannot_be_is_refused_when_the_run_is_planned(
