@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_mistake(error)
         return 1
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return INTERRUPTED  # silent: a command that can resume has printed how
     except BrokenPipeError:  # the reader has closed its end, as in `nanochat ls | head -1`
         _settle_stdout()
         return 1
@@ -143,6 +143,7 @@ def make_app(asked: str = "") -> App:
     )
     alone = [command for command in _COMMANDS if asked in (command.name, *command.aliases)]
     for place, command in enumerate(alone or _COMMANDS):
+        # A group makes an app of its own, with its own commands and help.
         if command.is_group:
             app.command(command.load()(group=_GROUPS[command.folder], sort_key=place))
             continue
@@ -170,6 +171,7 @@ def _call(arguments: Sequence[str]) -> int:
     try:
         return make_app(arguments[0] if arguments else "")(arguments) or 0
     except CycloptsError as error:
+        # Imported here: difflib is needed for mistakes only.
         from flows.cli.usage import usage_mistake
 
         print_mistake(usage_mistake(error))

@@ -278,6 +278,7 @@ class WorkerOptions:
     @property
     def words(self) -> list[str]:
         """The given options as command line words, for a command that a user may copy."""
+        # Defaults are left out, so that a suggested command stays as short as the user's own.
         pool = ["--pool", self.pool] if self.pool else []
         nodes = ["--nodes", str(self.nodes)] if self.nodes != 1 else []
         retries = ["--retries", str(self.retries)] if self.retries != RETRIES else []
@@ -292,6 +293,7 @@ class WorkerOptions:
                 f"--nodes is {self.nodes}, but this command is on one machine",
                 hint="name the work pool whose workers run on the others, such as --pool gpu",
             )
+        # A wrong pool would otherwise be found only when the first GPU stage is due, hours later.
         if self.pool is not None:
             check_gpu_pool(self.pool)
         if self.retries < 0:

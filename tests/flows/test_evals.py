@@ -191,7 +191,7 @@ def test_a_schedule_given_twice_is_one_and_is_changed(
     terminal = prefect_terminal
     assert terminal.said("evals") == ["nothing is scheduled: nanochat evals schedule MODEL"]
     lines = terminal.said("evals", "schedule", "main")
-    assert lines[0] == "main is judged by chat_eval_sft: 0 3 * * * (UTC)"
+    assert lines[0] == "main is evaluated by chat_eval_sft: 0 3 * * * (UTC)"
     assert any("prefect worker start --pool cpu" in line for line in lines)
     changed = ("--cron", "30 4 * * *", "--timezone", "Europe/Berlin", "--pause")
     terminal.said("evals", "schedule", "main", *changed, "--drop", "0.1", "--metric", "spelling")
@@ -209,10 +209,10 @@ def test_a_schedule_given_twice_is_one_and_is_changed(
     assert terminal.said("evals")[1].split()[-4:] == ["paused", "spelling", "0.1", "previous"]
 
     assert terminal.said("evals", "schedule", "main", "--remove") == [
-        "main is no longer judged on a schedule"
+        "main is no longer evaluated on a schedule"
     ]
     assert terminal.said("evals", "schedule", "main", "--remove") == [
-        "main is not judged on a schedule"
+        "main is not evaluated on a schedule"
     ]
     assert terminal.read("evals") == []
 

@@ -56,7 +56,7 @@ def nights(store: Store) -> list[Manifest]:
 
 def test_a_tag_has_the_nights_on_which_it_was_judged(nights: list[Manifest], terminal: Terminal):
     lines = terminal.said("evals", "history", "main", "--metric", "sums")
-    assert lines[0] == "sums of main, judged by chat_eval_sft"
+    assert lines[0] == "sums of main, evaluated by chat_eval_sft"
     head, *rows = lines[2:]
     assert head.split()[:5] == ["started", "run", "model", "sums", "change"]
     assert [row.split()[1] for row in rows] == [

@@ -1,4 +1,4 @@
-"""`nanochat compare`: which of several runs, or artifacts of a stage, is better, and at what."""
+"""`nanochat compare`: scores and training curves of runs, or of artifacts of one stage."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -72,6 +72,8 @@ def compare(
             _compare_stage(store, stage, [each.get(stage) for each in found], Path(directory))
             for stage in _order(found)
         ]
+        # Curves need the events of every artifact. If all references have the same one, its curve
+        # is drawn on the page only, which shows all stages.
         curves = {
             stage["stage"]: curves_of(
                 store, stage["stage"], [each.get(stage["stage"]) for each in found], Path(directory)
@@ -79,6 +81,7 @@ def compare(
             for stage in stages
             if html is not None or len(set(stage["fingerprints"])) > 1
         }
+    # Drop stages that measured nothing, such as tokens: a run has all of them.
     stages = [s for s in stages if s["scores"] or s["same"] or curves.get(s["stage"])]
     if html is not None:
         _write_page(html, references, stages, curves)
@@ -113,7 +116,10 @@ def _write_page(
 
 
 def _open(store: Store, references: Sequence[str]) -> list[dict[str, Manifest]]:
-    """The artifacts of each, by stage."""
+    """Return the artifacts of each reference, by stage.
+
+    Raises ConfigError if runs and artifacts are mixed, or artifacts are of different stages.
+    """
     kinds = {is_artifact(name) for name in references}
     if len(kinds) > 1:
         run, artifact = (next(n for n in references if is_artifact(n) == k) for k in (False, True))
@@ -137,19 +143,21 @@ def _of_run(store: Store, name: str) -> dict[str, Manifest]:
     run = open_run(store, name)
     items = list(run.stages.items())
     manifests = read_all(lambda item: find_manifest(store, *item), items)
+    # An artifact that garbage collection has deleted is left out; the others can be compared.
     return {manifest.stage: manifest for manifest in manifests if manifest is not None}
 
 
 def _order(found: Sequence[Mapping[str, Manifest]]) -> list[str]:
     known = {stage for each in found for stage in each}
     names = [stage.name for stage in STAGES if stage.name in known]
+    # Records of older versions may name stages that STAGES no longer has: they come last.
     return names + sorted(known - set(names))
 
 
 def _compare_stage(
     store: Store, stage: str, manifests: Sequence[Manifest | None], directory: Path
 ) -> dict[str, Any]:
-    """A stage as JSON has it: the scores of each, and from the second on what differs."""
+    """Return a stage as JSON: the scores of each reference, and the differences from the first."""
     from flows.compare.compare import Pairs, delta_of, pairs_of, scores_of
 
     there = [manifest for manifest in manifests if manifest is not None]
@@ -166,9 +174,11 @@ def _compare_stage(
     }
     if same or not names:
         return tree
-    told = pairs_of(store, there, directory) if there[:1] == list(manifests[:1]) else []
+    # Answers are paired with those of the first reference; without its artifact there are no pairs.
+    found = pairs_of(store, there, directory) if there[:1] == list(manifests[:1]) else []
     paired = [Pairs(by_task={})] * len(manifests)
-    for manifest, pairs in zip(there[1:], told, strict=False):
+    for manifest, pairs in zip(there[1:], found, strict=False):
+        # By identity: two references may name equal manifests, and each has its own column.
         paired[next(i for i, m in enumerate(manifests) if m is manifest)] = pairs
     for name in names:
         first = scores[0].get(name)
@@ -224,6 +234,7 @@ def _head(references: Sequence[str], stage: Mapping[str, Any]) -> list[str]:
 
 
 def _row(item: Mapping[str, Any]) -> list[str]:
+    # Two columns per reference: the score, and its difference from the first.
     row = [item["metric"]]
     for cell in item["of"]:
         row += ["", ""] if cell is None else [_score(cell), _delta(cell.get("delta"))]
@@ -239,7 +250,7 @@ def _score(cell: Mapping[str, Any]) -> str:
 def _delta(delta: Mapping[str, Any] | None) -> str:
     if delta is None:
         return ""
-    if delta["low"] is None:
+    if delta["low"] is None:  # a score without interval, such as val_bpb
         return f"{delta['value']:+.4g}"
     ends = f"[{delta['low']:+.4g}, {delta['high']:+.4g}]"
     return f"{delta['value']:+.4g} {ends}{' *' if delta['clear'] else ''}"
@@ -257,5 +268,6 @@ def _answers(first: str, name: str, task: Mapping[str, Any], shown: int) -> Iter
 
 
 def _cut(text: str) -> str:
+    # Keep the end of a long answer: that is where its result is.
     text = " ".join(text.split())
     return text if len(text) <= _MAX_ANSWER else f"...{text[3 - _MAX_ANSWER :]}"

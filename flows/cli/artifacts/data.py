@@ -1,4 +1,4 @@
-"""`nanochat data`: a look at what models learn from."""
+"""`nanochat data`: statistics of pretraining text; `data_show` prints conversations."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -47,6 +47,7 @@ def stats(
     from flows.cli.artifacts.data_stats import find_text_files, measure_text
 
     path = _find_path(what)
+    # The cache stays open while the files are read: what is in use is not evicted.
     with place.cache as cache:
         if path is None:
             path = _fetch_shards(place.open_store(), what, cache)
@@ -59,10 +60,10 @@ def stats(
 
 
 def make_data_app(*, group: Group, sort_key: int) -> App:
-    """The group of commands."""
+    """Return the group of commands."""
     app = App(
         name="data",
-        help="Look at what models learn from.",
+        help="Show the data that models learn from.",
         group=group,
         group_commands=Group("Commands"),
         sort_key=sort_key,
@@ -73,7 +74,10 @@ def make_data_app(*, group: Group, sort_key: int) -> App:
 
 
 def _find_path(what: str) -> Path | None:
-    """The directory or file that `what` names, or None for the name of an artifact or a run."""
+    """Return the path that `what` names; None means the name of an artifact or a run.
+
+    Raises ConfigError for what can only be a path and does not exist.
+    """
     path = Path(what).expanduser()
     if path.exists():
         return path
@@ -86,7 +90,7 @@ def _find_path(what: str) -> Path | None:
 
 
 def _fetch_shards(store: Store, name: str, cache: Cache) -> Path:
-    """A verified local directory with the shards called `name`."""
+    """Return a verified local directory with the shards called `name`."""
     reference = name if is_artifact(name) else f"{SHARDS.name}@{name}"
     manifest = open_usable(store, reference, warn=print_warning)
     if manifest.stage != SHARDS.name:
@@ -134,6 +138,7 @@ def _file_table(files: Sequence["FileStats"]) -> list[str]:
             f"{file.longest:,}",
             f"{file.bytes / max(file.characters, 1):.3f}",
         )
+        # max(..., 1): a file of empty documents has no characters.
         for file in _shown(files)
     ]
     table = [head, *rows]
@@ -141,12 +146,13 @@ def _file_table(files: Sequence["FileStats"]) -> list[str]:
         table = [(row[0], *row[2:]) for row in table]
     lines = columns(table, right=range(2 if has_split else 1, len(table[0])))
     if (hidden := len(files) - len(rows)) > 0:
+        # Before the last line, which is the validation shard.
         lines.insert(-1, f"... {hidden} more; --json has all")
     return lines
 
 
 def _shown(files: Sequence["FileStats"]) -> list["FileStats"]:
-    """All, or the first ones and the last, which is for validation."""
+    """Return all files, or the first ones and the last, which is the validation shard."""
     if len(files) <= _SHOWN_FILES:
         return list(files)
     return [*files[: _SHOWN_FILES - 1], files[-1]]
@@ -158,6 +164,7 @@ def _length_table(lengths: Sequence["LengthBin"]) -> list[str]:
     rows = [
         (
             f"{length.least:,}" if length.least else "none",
+            # Bins are powers of two: [least, 2 * least - 1].
             f"- {2 * length.least - 1:,}" if length.least else "",
             f"{length.documents:,}",
             percent(length.documents / total),
@@ -183,5 +190,5 @@ def _script_table(found: "TextStats") -> list[str]:
 
 
 def _bar(share: float) -> str:
-    """A bar for a share of the longest one; what is there at all shows."""
+    """Return a bar for a share of the longest; any share above 0 has at least one character."""
     return "#" * max(round(_BAR * share), 1 if share else 0)

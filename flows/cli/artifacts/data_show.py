@@ -1,4 +1,4 @@
-"""`nanochat data show`: one conversation as a model is trained on it, with its loss mask."""
+"""`nanochat data show`: print one conversation as a model is trained on it, with its loss mask."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -16,6 +16,7 @@ from flows.stages import TASK_DATA, TOKENIZER
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, DataError
 
+# Training cuts a conversation to the length of a row; here it is shown whole.
 _NO_LIMIT = 2**62
 
 
@@ -45,11 +46,12 @@ def show(
             made = open_run(store, f"{TASK_DATA.name}@{run}")
             again = RunOptions(depth=made.depth, overrides=made.overrides)
             words = ["--force", TASK_DATA.name, *place.words]
+            # The cached or stored files are damaged: only building the stage again helps.
             error.hint = f"make them again: {again.command(made.profile, place=words)}"
             raise
         tokenizer = Tokenizer.load(tokens)
     ids, mask = render_conversation(tokenizer, conversation, max_tokens=_NO_LIMIT)
-    # Datasets come from the network: what they hold cannot move the cursor.
+    # Datasets come from the network: escape control characters, which could move the cursor.
     pieces = [(learnt, escaped(tokenizer.decode(part))) for learnt, part in _spans(ids, mask)]
     if as_json:
         tree = {"ids": ids, "mask": mask, "conversation": conversation}
@@ -58,7 +60,7 @@ def show(
     console = screen()
     console.print(f"{task} {split} {index}: {len(ids)} tokens, {sum(mask)} of them learnt")
     for learnt, text in pieces:
-        if console.color_system is None:
+        if console.color_system is None:  # no terminal, or NO_COLOR
             console.print(f"{{+{text}+}}" if learnt else text, end="")
         else:
             console.print(text, style="bold green" if learnt else "dim", end="")
@@ -87,6 +89,6 @@ def _open_example(directory: Path, task: str, split: str, index: int) -> dict[st
 
 
 def _spans(ids: Sequence[int], mask: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
-    """Neighbouring tokens of one kind together."""
+    """Yield runs of neighbouring tokens with the same mask: (learnt, token ids)."""
     for learnt, group in groupby(zip(ids, mask, strict=True), key=lambda pair: bool(pair[1])):
         yield learnt, [token for token, _ in group]

@@ -1,8 +1,8 @@
-"""What is in parquet files of documents: how many, how long, in which scripts.
+"""Statistics of parquet files of documents: number, lengths and scripts.
 
-Counts and lengths are of every document, by one pass of duckdb. Scripts are of a sample: the first
-characters of documents at a few places, evenly spread over each file, so that little is read twice.
-Shards are shuffled, so that is as good as a sample of all.
+Counts and lengths are of every document, in one pass of duckdb. Scripts are of a sample: the first
+characters of documents at 4 positions spread evenly over each file, so that little is read twice.
+Shards are shuffled, so this is as good as a random sample.
 """
 
 from collections import Counter
@@ -19,7 +19,8 @@ PLACES = 4  # of the sample in each file
 DOCUMENTS_A_PLACE = 128
 SAMPLED_CHARACTERS = 10_000  # of one document
 
-# The first that fits counts; Unicode's own classes, as duckdb's regular expressions know them.
+# A character counts for the first class that matches. Unicode's classes, as duckdb's regular
+# expressions know them.
 SCRIPTS = {
     "white space": r"\s|\p{Z}",
     "digits": r"\p{N}",
@@ -32,7 +33,9 @@ SCRIPTS = {
 }
 OTHER = "other"
 
-# A document's bin is n when it has at least 2^n characters and fewer than 2^(n+1); -1: none.
+# In duckdb length() counts characters and strlen() bytes. The function bin() gives binary digits:
+# their number less one is floor(log2). The column `bin` of a document is n if it has at least 2^n
+# characters and fewer than 2^(n+1), and -1 if it has none.
 _LENGTHS = """
 SELECT filename, bin, count(*), sum(characters), sum(bytes), max(characters)
 FROM (
@@ -49,6 +52,7 @@ _SAMPLE = """
 SELECT left(text, $characters) AS text FROM read_parquet($path, file_row_number = true)
 WHERE file_row_number >= $first AND file_row_number < $first + $count
 """
+# Counted inside duckdb, so that Python sees thousands of distinct characters and not millions.
 _CHARACTERS = f"""
 SELECT character, count(*)
 FROM (SELECT unnest(string_split(text, '')) AS character FROM ({_SAMPLE}))
@@ -113,12 +117,13 @@ class TextFile:
 
 
 def find_text_files(path: Path) -> list[TextFile]:
-    """The files of a shards directory, or every parquet file below a directory, or one file.
+    """Return the files of a shards directory, all parquet files below a directory, or one file.
 
-    Raises DataError when there is none.
+    Raises DataError if there is none.
     """
     if path.is_file():
         return [TextFile(path=path, name=path.name, split="")]
+    # shards.json knows which file is held out; without it no file has a split.
     if (path / "shards.json").is_file():
         shards = ShardSet.open(path)
         train = [TextFile(path=p, name=p.name, split="train") for p in shards.train]
@@ -134,11 +139,12 @@ def find_text_files(path: Path) -> list[TextFile]:
 
 
 def measure_text(files: Sequence[TextFile]) -> TextStats:
-    """Count what is in the files. Raises DataError naming the file that cannot be used, and where.
+    """Count what is in the files. Raises DataError with the file and row that cannot be used.
 
     A null document counts as one without characters.
     """
-    sizes = [sum(row_group_sizes(file.path)) for file in files]  # also refuses what is no shard
+    # First: it raises a clear DataError for a file that is not parquet or has no column `text`.
+    sizes = [sum(row_group_sizes(file.path)) for file in files]
     paths = [str(file.path) for file in files]
     try:
         with duckdb.connect() as database:
@@ -149,8 +155,9 @@ def measure_text(files: Sequence[TextFile]) -> TextStats:
                     characters.update(_sample(database, path, first=first, count=count))
             scripts = _classify(database, characters)
     except duckdb.Error as error:
+        # duckdb does not say which row is bad. This slower check does, and raises DataError for it.
         for file in files:
-            inspect_shard(file.path, name=file.name)  # knows the row
+            inspect_shard(file.path, name=file.name)
         raise DataError(
             f"duckdb cannot read the files: {str(error).partition(chr(10))[0]}",
             hint="check that nothing else writes to them, then run again",
@@ -181,6 +188,7 @@ def _file_stats(file: TextFile, rows: Sequence[_Row]) -> FileStats:
 
 
 def _bins(rows: Sequence[_Row]) -> Iterator[LengthBin]:
+    # Empty bins between the first and the last are kept, so that the table reads as a histogram.
     found = {row[1] for row in rows}
     for number in range(min(found), max(found) + 1):
         own = [row for row in rows if row[1] == number]
@@ -192,7 +200,7 @@ def _bins(rows: Sequence[_Row]) -> Iterator[LengthBin]:
 
 
 def _places(size: int) -> Iterator[tuple[int, int]]:
-    """First row and number of rows of each piece of the sample of a file of `size` rows."""
+    """Yield (first row, number of rows) of each piece of the sample of a file of `size` rows."""
     if size <= PLACES * DOCUMENTS_A_PLACE:
         yield 0, size
         return
@@ -203,17 +211,18 @@ def _places(size: int) -> Iterator[tuple[int, int]]:
 def _sample(
     database: duckdb.DuckDBPyConnection, path: str, *, first: int, count: int
 ) -> dict[str, int]:
-    """How often each character occurs in a piece of the sample."""
+    """Return the count of each character in one piece of the sample."""
     values = {"path": path, "first": first, "count": count, "characters": SAMPLED_CHARACTERS}
     return dict(database.execute(_CHARACTERS, values).fetchall())
 
 
 def _classify(database: duckdb.DuckDBPyConnection, characters: Counter[str]) -> dict[str, float]:
-    """Share of each script, largest first."""
+    """Return the share of each script, largest first."""
     whens = " ".join(
         f"WHEN regexp_full_match(c, '{SCRIPTS[name]}') THEN '{name}'" for name in SCRIPTS
     )
     query = f"SELECT CASE {whens} ELSE '{OTHER}' END FROM (SELECT unnest($characters) AS c)"
+    # unnest keeps the order of the list, so rows and characters correspond.
     counts = dict.fromkeys([*SCRIPTS, OTHER], 0)
     known = list(characters)
     for character, (name,) in zip(

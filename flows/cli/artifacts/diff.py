@@ -1,4 +1,4 @@
-"""`nanochat diff`: how two artifacts of a stage differ, or which stages of two runs do."""
+"""`nanochat diff`: show how two artifacts of a stage differ, or which stages of two runs do."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
-Answer: TypeAlias = tuple[Any, list[str], bool]  # for programs, for people, whether they are one
+Answer: TypeAlias = tuple[Any, list[str], bool]  # JSON, lines, True if equal
 State: TypeAlias = Literal["=", "~", "-", "+"]  # the same, differs, only in the first, the second
 
 _HELP = "An artifact (sft@tiny, sft/1a2b3c), or a run by its profile, tag or id."
@@ -79,6 +79,7 @@ def _compare_artifacts(store: Store, first: str, second: str) -> Answer:
             hint=f"compare two artifacts of {old.stage}, or two of {new.stage}",
         )
     found = differ(old, new)
+    # The digest as well: work that is not deterministic can give one fingerprint two contents.
     is_same = (old.fingerprint, old.digest) == (new.fingerprint, new.digest)
     tree = {
         "same": is_same,
@@ -137,7 +138,7 @@ def _input_line(change: InputChange) -> str:
     is_rebuilt = change.old.fingerprint == change.new.fingerprint
 
     def called(source: Input) -> str:
-        """By its fingerprint; where one artifact came out twice, by what came out."""
+        """Return the short fingerprint, or digest if the fingerprints are equal."""
         return short(source.digest if is_rebuilt else source.fingerprint)
 
     what = ", the same work with another result" if is_rebuilt else ""
@@ -165,7 +166,7 @@ def _metric_row(metric: Metric) -> tuple[str, ...]:
 def _shown(value: Any) -> str:
     if value is None:
         return "none"
-    if type(value) in (int, float):
+    if type(value) in (int, float):  # not isinstance: a bool is an int
         return _number(value)
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 3]}..."
@@ -191,7 +192,7 @@ def _compare_runs(store: Store, first: str, second: str) -> Answer:
         "new": asdict(new),
         "stages": [asdict(item) for item in stages],
     }
-    lines = columns([("-", *_told(old)), ("+", *_told(new))])
+    lines = columns([("-", *_run_row(old)), ("+", *_run_row(new))])
     lines += ["", *columns([_stage_row(item) for item in stages])] if stages else []
     lines += ["", _summary(len(stages), differing)]
     return tree, lines, not differing
@@ -200,6 +201,7 @@ def _compare_runs(store: Store, first: str, second: str) -> Answer:
 def _compare_stage(store: Store, stage: str, first: Run, second: Run) -> StageDifference:
     old, new = first.stages.get(stage), second.stages.get(stage)
     state: State = "+" if old is None else "-" if new is None else "=" if old == new else "~"
+    # Reasons need both manifests, two reads of the store: only for stages that differ.
     reasons: list[str] = []
     if old is not None and new is not None and old != new:
         reasons = _reasons(store, stage, old, new)
@@ -207,7 +209,7 @@ def _compare_stage(store: Store, stage: str, first: Run, second: Run) -> StageDi
 
 
 def _reasons(store: Store, stage: str, old: str, new: str) -> list[str]:
-    """Why two artifacts are not the same one, as far as they are still there to tell."""
+    """Return why two artifacts differ, as far as their manifests still exist."""
     try:
         first, second = find_manifest(store, stage, old), find_manifest(store, stage, new)
     except ArtifactError as error:
@@ -217,8 +219,9 @@ def _reasons(store: Store, stage: str, old: str, new: str) -> list[str]:
     return [str(change) for change in compare(first.preimage, second.preimage)]
 
 
-def _told(run: Run) -> tuple[str, ...]:
+def _run_row(run: Run) -> tuple[str, ...]:
     what = RunOptions(depth=run.depth, overrides=run.overrides, uses=run.uses)
+    # An imported run, or one of a removed profile, has no command.
     command = what.command(run.profile) if run.profile in PROFILES else run.profile
     return run.run, run.status, run.started, command
 

@@ -1,4 +1,4 @@
-"""`nanochat evals`: judge a model again and again, and hear of it when it gets worse."""
+"""`nanochat evals`: evaluate a model on a schedule, with an alert when it gets worse."""
 
 import shlex
 import time
@@ -21,25 +21,25 @@ if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every co
     from deployments.evals import Recurring
     from flows.evals.flow import Evaluated
 
-_JUDGED = Group("How it is judged", sort_key=1)
+_SUITE = Group("Evaluation", sort_key=1)
 
 Model: TypeAlias = Annotated[
     str,
     Parameter(
         help="A tag or a run's name (its newest chat model), a stage of one (sft@main, "
-        "pretrain@main) or a fingerprint (sft/1a2b3c). It is looked up whenever it is judged."
+        "pretrain@main) or a fingerprint (sft/1a2b3c). It is looked up for every evaluation."
     ),
 ]
 
 
-@Parameter(name="*", group=_JUDGED)
+@Parameter(name="*", group=_SUITE)
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
-    """The suite, and what counts as worse."""
+    """The suite, and the rule for what counts as worse."""
 
     profile: Annotated[
         str | None,
-        Parameter(help="Whose evaluation is used; default that of the model's own run."),
+        Parameter(help="Profile whose evaluation is used; default that of the model's own run."),
     ] = None
     overrides: Annotated[
         tuple[str, ...],
@@ -63,7 +63,7 @@ class EvalOptions:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """These as parameters of the flow."""
+        """The options as parameters of the flow."""
         return {
             "profile": self.profile,
             "overrides": list(self.overrides),
@@ -74,7 +74,7 @@ class EvalOptions:
 
     @property
     def words(self) -> list[str]:
-        """The options that were given, for a command that a person may copy."""
+        """The given options as command line words, for a command that a user may copy."""
         words = [] if self.profile is None else ["--profile", self.profile]
         words += [word for text in self.overrides for word in ("--set", text)]
         words += [] if self.metric is None else ["--metric", self.metric]
@@ -82,7 +82,8 @@ class EvalOptions:
         return words + ([] if self.against == "previous" else ["--against", self.against])
 
     def check(self, where: PlacementOptions, model: str) -> Suite:
-        """What will be judged. Raises ConfigError and the like before anything is started."""
+        """Return the suite. Raises ConfigError for wrong options before anything is started."""
+        # Made only for its checks; the flow makes its own from `parameters`.
         Rule(metric=self.metric, drop=self.drop, against=self.against)
         suite = open_suite(
             where.open_store(),
@@ -92,7 +93,7 @@ class EvalOptions:
             warn=print_warning,
         )
         check_metric(suite, self.metric)
-        where.placement(suite.opened)  # refuses wrong settings of it
+        where.placement(suite.opened)  # raises for wrong settings
         return suite
 
 
@@ -114,12 +115,12 @@ def schedule(
     ] = None,
     pool: Annotated[
         str | None,
-        Parameter(help="Work pool whose workers judge; default the pool cpu's own processes."),
+        Parameter(help="Work pool whose workers evaluate; default the pool cpu's own processes."),
     ] = None,
     judging: EvalOptions = EvalOptions(),
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Judge a model whenever the clock says so, by default every night at three.
+    """Evaluate a model on a schedule, by default every night at three.
 
     A model that did not change costs nothing. Given again, the schedule is changed.
 
@@ -131,6 +132,7 @@ def schedule(
         return _remove(model, where)
     if pool is not None:
         check_gpu_pool(pool)
+    # Before `_connect`, which may start a server: wrong options must cost nothing.
     suite = judging.check(where, model)
     api_url = _connect(where)
     from deployments.alerts import ensure_regressions_are_posted
@@ -164,9 +166,9 @@ def run(
     judging: EvalOptions = EvalOptions(),
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Judge a model now. Exit 2 when it got worse.
+    """Evaluate a model now. Exit 2 when it got worse.
 
-    What it finds goes into the same history as what the schedule finds.
+    The result goes into the same history as those of the schedule.
     """
     where.check_gpus()
     stages = judging.check(where, model).stages
@@ -195,11 +197,12 @@ def run(
 
 
 def scheduled(*, place: StoreOptions = StoreOptions(), as_json: AsJson = False) -> int:  # noqa: B008 - frozen
-    """Show which models are judged on a schedule. Without a command."""
+    """Show which models are evaluated on a schedule. Without a command."""
     from infra.prefect.access import configured_api_url
     from infra.prefect.server import find_server
 
     found: list[Recurring] = []
+    # Schedules are in the server's database. A server that does not run is not started to ask.
     if configured_api_url() or find_server(place.home_path):
         _connect(place)
         from deployments.evals import read_recurring
@@ -226,10 +229,10 @@ _HEADER = ("model", "cron", "timezone", "state", "metric", "drop", "against")
 
 
 def make_evals_app(*, group: Group, sort_key: int) -> App:
-    """The group of commands."""
+    """Return the group of commands."""
     app = App(
         name="evals",
-        help="Judge a model again and again, and hear of it when it gets worse.",
+        help="Evaluate a model on a schedule, with an alert when it gets worse.",
         group=group,
         group_commands=Group("Commands"),
         sort_key=sort_key,
@@ -247,21 +250,23 @@ def _remove(model: str, place: StoreOptions) -> int:
     from deployments.evals import remove
 
     was_there = remove(model)
-    screen().print(f"{model} is {'no longer' if was_there else 'not'} judged on a schedule")
+    screen().print(f"{model} is {'no longer' if was_there else 'not'} evaluated on a schedule")
     return 0
 
 
 def _connect(place: StoreOptions) -> str:
-    """Point Prefect at its server, started if need be; gives the address of its API."""
+    """Point Prefect at its server, started if needed, and return the address of its API."""
     from flows.orchestration.local_run import connect
 
     return connect(place.home_path, screen().print)
 
 
 def _environment(where: PlacementOptions) -> dict[str, str]:
-    """Of the process that judges: a worker of this machine works in this home."""
+    """Return environment variables of the evaluating process."""
     from infra.prefect.access import configured_api_url
 
+    # Workers of a local server share this machine and its home. Those of a shared server may be on
+    # other machines, where this path means nothing.
     return {} if configured_api_url() else {"NANOCHAT_HOME": str(where.home_path)}
 
 
@@ -281,9 +286,9 @@ def _row(recurring: "Recurring") -> tuple[str, ...]:
 def _scheduled(
     recurring: "Recurring", suite: Suite, api_url: str, where: PlacementOptions
 ) -> Iterator[str]:
-    """What a person wants to know of a schedule just made."""
+    """Yield the lines printed after a schedule is made."""
     state = "paused" if recurring.paused else f"{recurring.cron} ({recurring.timezone})"
-    yield f"{recurring.model} is judged by {suite.stage.name}: {state}"
+    yield f"{recurring.model} is evaluated by {suite.stage.name}: {state}"
     yield f"model   {suite.model.name}; looked up again each time"
     yield f"worker  PREFECT_API_URL={api_url} prefect worker start --pool cpu --limit 1"
     again = ["nanochat", "evals", "run", recurring.model, *where.words]

@@ -1,4 +1,4 @@
-"""`nanochat evals history`: how a score went over time."""
+"""`nanochat evals history`: list the values of a score over time."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -67,9 +67,10 @@ def _tree(name: str, found: "History") -> dict[str, Any]:
 def _lines(name: str, found: "History") -> Iterator[str]:
     from flows.render.text_charts import scale_of, strip
 
+    # One scale for all rows, intervals included, so that the strips can be compared.
     scores = [entry.score for entry in found.entries]
     low, high = scale_of([n for s in scores for n in (s.value, s.low, s.high)])
-    yield f"{found.metric} of {name}, judged by {found.stage}"
+    yield f"{found.metric} of {name}, evaluated by {found.stage}"
     yield ""
     head = ["started", "run", "model", found.metric, "change", f"{low:.4g} to {high:.4g}"]
     yield from columns(
@@ -81,6 +82,7 @@ def _lines(name: str, found: "History") -> Iterator[str]:
                     entry.run.run,
                     short(entry.model),
                     _score(entry),
+                    # Newest first: the last entry is the first ever, unless --limit cut some.
                     _change(entry, is_first=entry is found.entries[-1] and not found.more),
                     strip(
                         entry.score.value,

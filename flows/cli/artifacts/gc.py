@@ -1,4 +1,4 @@
-"""`nanochat gc`: delete from the store what nothing refers to any more."""
+"""`nanochat gc`: delete artifacts and records that nothing in the store refers to."""
 
 import contextlib
 from collections.abc import Generator, Iterable, Iterator
@@ -23,7 +23,7 @@ from nanochat_core.errors import ConfigError
 _HEAD = ("stage", "what", "number", "objects", "size", "last written")
 _RIGHT = (2, 3, 4, 5)
 _DAY, _HOUR = 86400.0, 3600.0
-_NAMED = 20  # artifacts that a person is told by name
+_NAMED = 20  # artifacts listed by name; --json has all
 _NAMES: dict[Kind, str] = {
     "run record": "records of runs",
     "pin": "pins",
@@ -84,6 +84,7 @@ def gc(
             raise ConfigError(f"{name} is {value}", hint="give 1 or more")
     rules = Rules(keep=keep_days * _DAY, grace=grace_hours * _HOUR)
     store = place.open_store()
+    # collect() plans by itself: a plan of its own would list the store twice.
     with _progress() as watch:
         done = collect(store, rules, watch=watch) if apply else None
         planned = done.plan if done else plan_collection(store, rules, watch=watch)
@@ -97,6 +98,7 @@ def gc(
 
 def _describe(plan: CollectionPlan, keep_days: int) -> Iterator[str]:
     survey = plan.survey
+    # Garbage in its grace period: not marked yet, or marked too recently.
     waiting = [piece for name, piece in survey.garbage.items() if name not in survey.deletable]
     if survey.deletable:
         yield "garbage that --apply deletes:"
@@ -141,6 +143,7 @@ def _describe_collected(done: Collected) -> Iterator[str]:
 
 def _summary(plan: CollectionPlan) -> str:
     used = _used(plan)
+    # Objects with unknown keys may be another program's: counted, never deleted.
     stages = sum(piece.kind == "artifact" for piece in used)
     text = (
         f"in use: {stages:,} artifacts, {sum(p.objects for p in used):,} objects, "
@@ -189,7 +192,7 @@ def _table(pieces: Iterable[Piece], now: float) -> list[str]:
 
 
 def _named(pieces: Iterable[Piece], survey: Survey) -> Iterator[str]:
-    """Which artifacts these are, the largest first, as far as a person wants to read."""
+    """Yield the names of the largest artifacts among `pieces`, and the number of the others."""
     artifacts = _artifacts(pieces, survey)
     cells = [
         (f"{stage}/{short(fingerprint)}", size(count), f"{_age(seconds)} ago")
@@ -201,16 +204,14 @@ def _named(pieces: Iterable[Piece], survey: Survey) -> Iterator[str]:
 
 
 def _artifacts(pieces: Iterable[Piece], survey: Survey) -> list[tuple[str, str, int, float]]:
-    """(stage, fingerprint, bytes that go with it, seconds since it was published), largest first.
-
-    Files that other artifacts use do not go, so they do not count.
-    """
+    """Return (stage, fingerprint, bytes freed, seconds since it was published), largest first."""
+    # Count only files that are garbage themselves: others are used by another artifact and stay.
     garbage = survey.garbage.keys()
     found = [
         (
             *piece.place,
             sum(p.size for p in survey.inventory.places[piece.place] if p.name in garbage),
-            max(0.0, survey.now - piece.newest),
+            max(0.0, survey.now - piece.newest),  # objects may be newer than the survey
         )
         for piece in pieces
         if piece.kind == "artifact" and piece.place
@@ -276,7 +277,7 @@ def _to_rows(pieces: Iterable[Piece], now: float) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _progress() -> Generator[Watch]:
-    """Tells a terminal what is being done; nobody else."""
+    """Yield a callback that shows the progress on a terminal; elsewhere it does nothing."""
     console = screen(stderr=True, soft_wrap=False)
     if not console.is_terminal:
         yield lambda what, count: None

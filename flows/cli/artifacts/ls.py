@@ -1,4 +1,4 @@
-"""`nanochat ls`: which artifacts there are, which a run has made, and what is in one."""
+"""`nanochat ls`: list the artifacts of the store or of a run, or the files of one artifact."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -91,7 +91,7 @@ def _of_artifact(store: Store, reference: str) -> tuple[Any, list[str]]:
     manifest = open_artifact(store, reference)
     listing = list_artifact(store, manifest)
     _warn(listing)
-    (listed,) = listing.artifacts
+    (listed,) = listing.artifacts  # exactly one: its manifest was opened above
     url = f"{store.url}/{manifest.stage}/{manifest.fingerprint}"
     tree = listed.to_tree() | {
         "digest": manifest.digest,
@@ -104,6 +104,7 @@ def _of_artifact(store: Store, reference: str) -> tuple[Any, list[str]]:
 
 
 def _warn(listing: Listing) -> None:
+    # GONE is normal: garbage collection has deleted it. The table shows that already.
     problems = [listed.problem for listed in listing.artifacts if listed.problem not in ("", GONE)]
     print_unread([*listing.unread, *problems])
 
@@ -127,7 +128,7 @@ def _row(listed: Listed) -> tuple[str, ...]:
 
 
 def _state(listed: Listed) -> str:
-    """What is to be known before it is used."""
+    """Return "gone", "damaged", "revoked: why", "accepted" or ""."""
     if listed.problem:
         return listed.problem if listed.problem == GONE else "damaged"
     if listed.revoked is not None:

@@ -1,4 +1,4 @@
-"""`nanochat revoke`: take an artifact back that turned out to be wrong."""
+"""`nanochat revoke`: mark an artifact as wrong, so that the next run builds it again."""
 
 import time
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`nanochat sql`: questions about all runs of a store."""
+"""`nanochat sql`: query all runs of a store with SQL."""
 
 import json
 import math
@@ -40,6 +40,8 @@ def sql(
     if limit < 0:
         raise ConfigError(f"--limit is {limit}", hint="give 0 for all rows, or more")
     store = place.open_store()
+    # Only views whose names occur in the query are written: steps and examples are a file per
+    # artifact. Without a query these two are, since only their files know all their columns.
     words = {word.lower() for word in re.findall(r"\w+", query or "steps examples")}
     with tempfile.TemporaryDirectory(prefix="nanochat-sql-") as directory:
         problems = write_tables(store, words & VIEWS.keys(), Path(directory))
@@ -53,7 +55,7 @@ def sql(
             print_json(views)
         else:
             print_lines(
-                line for name in VIEWS for line in _told(name, VIEWS[name].about, known[name])
+                line for name in VIEWS for line in _view_lines(name, VIEWS[name].about, known[name])
             )
         return 0
     shown = result.rows[:limit] if limit else result.rows
@@ -67,8 +69,8 @@ def sql(
     return 0
 
 
-def _told(view: str, about: str, known: list[str]) -> list[str]:
-    """A view and its columns."""
+def _view_lines(view: str, about: str, known: list[str]) -> list[str]:
+    """Return a view and its columns as lines."""
     import textwrap
 
     indent = "    "
@@ -77,7 +79,7 @@ def _told(view: str, about: str, known: list[str]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can hold it; null for what is no finite number."""
+    """Return a value as JSON can hold it; None for NaN and infinities, which JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""`nanochat tag`: names of your own for runs, such as main or best."""
+"""`nanochat tag`: give a run a name, such as main or best; list or remove these names."""
 
 import time
 from collections.abc import Sequence
@@ -60,8 +60,10 @@ def tag(
 def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
     _check_free(store, name)
     run = open_run(store, reference)
-    before: list[str | None] = []  # the first is what the tag stood for
+    # `reserve` may repeat the call after a collection; the first result is what the tag stood for.
+    before: list[str | None] = []
     reserve(store, lambda: before.append(point(store, name, run.run)), tell=_tell, pause=time.sleep)
+    # Look again after the tag is written: a collection that began earlier may have deleted the run.
     if find_run(store, run.run) is None:
         raise ArtifactError(
             f"run {run.run} was forgotten while it was tagged",
@@ -77,13 +79,14 @@ def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
 
 
 def _tell(text: str) -> None:
-    """What is waited for."""
+    """Log a line about what is waited for, on stderr."""
     print_note(text)
 
 
 def _check_free(store: Store, name: str) -> None:
-    """Raises ConfigError for a name that means something already: the tag would hide that."""
+    """Raise ConfigError for a name with another meaning, which the tag would hide."""
     check_name(name)
+    # `runs_called` looks for a tag before a run's name.
     if name in PROFILES:
         what = "the name of a profile"
     elif name in (stage.name for stage in STAGES):
@@ -105,7 +108,7 @@ def _delete(store: Store, name: str) -> tuple[Any, list[str]]:
         old = find_tag(store, name)
         if old is None:
             raise _unknown(store, name, list_tags(store))
-    except ArtifactError:  # a damaged record is one that can be removed
+    except ArtifactError:  # a damaged tag can be removed too
         old = None
     remove_tag(store, name)
     line = f"{name} removed; it pointed at {old}" if old else f"{name} removed; it was damaged"

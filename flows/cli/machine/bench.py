@@ -46,7 +46,7 @@ def infer(
     tokens: Annotated[int, Parameter(help="Tokens of an answer, at least 2.")] = 64,
     rounds: Annotated[int, Parameter(help="Medians are of so many.")] = 3,
     precision: Annotated[
-        str, Parameter(help="Of the weights: model (its own), fp32, bf16 or int8.")
+        str, Parameter(help="Precision of the weights: model (its own), fp32, bf16 or int8.")
     ] = "model",
     runner: Annotated[
         str | None, Parameter(help="native, or torch; default the fastest there is.")
@@ -77,12 +77,12 @@ def infer(
     most = os.cpu_count() or 1
     if threads is not None and threads > most:
         raise ConfigError(f"--threads is {threads}, this machine has {most}")
-    if (model is None) == (depth is None):
+    if (model is None) == (depth is None):  # exactly one of the two is needed
         raise ConfigError(
             "bench infer needs a model or --depth, and not both",
             hint="nanochat bench infer sft@tiny, or nanochat bench infer --depth 12",
         )
-    # All options are checked by now: opening a model may download it for minutes.
+    # Options that need no model are checked by now: opening a model may download it for minutes.
     device = where.device()
     directory: Path | None = None
     if model is not None:
@@ -189,6 +189,7 @@ def _measure(
 
     from nanochat_core.engine.speed import bytes_per_step, measure_speed, read_bandwidth
 
+    # Random tokens: the speed does not depend on the text, and no tokenizer is needed.
     rng = random.Random(1)
     prompt = [rng.randrange(gpt.config.vocab_size) for _ in range(prompt_len)]
     console = screen(stderr=True, soft_wrap=False)
@@ -207,6 +208,7 @@ def _measure(
         bars.advance(bar)
         for size in batch_sizes:
             bars.update(bar, description=f"{size} at a time")
+            # The bars are disabled then, and a log should still show progress.
             if not console.is_terminal:
                 console.print(f"measuring {size} at a time")
             # Mean length of the KV cache: it grows by one key and value per token of the answer.

@@ -175,6 +175,7 @@ def check_gpu(torch: dict[str, Any] | str, *, devices: int) -> HealthCheck:
             found=f"{devices} in this machine, torch can use {len(names)}",
             remedy="install a torch with CUDA and a driver that fits it, or run with --gpus 0",
         )
+    # No GPU is fine; GPUs that torch cannot use are a failure, since runs would ask for them.
     if not names:
         return HealthCheck(
             name="gpu", state="ok", found="none: models train on the CPU (fine for tiny)"
@@ -285,6 +286,7 @@ def check_sandbox(found: Protections | str) -> HealthCheck:
     remedy = "install bubblewrap and allow user namespaces; only the task humaneval needs it"
     if isinstance(found, str):
         return HealthCheck(name="sandbox", state="warn", found=found, remedy=remedy)
+    # The other kinds protect less; `why` says what prevents bubblewrap.
     if found.kind != "bubblewrap":
         holds = f"{found.kind} ({'; '.join(found.why)})"
         return HealthCheck(name="sandbox", state="warn", found=holds, remedy=remedy)

@@ -70,6 +70,7 @@ def up(
     """
     from infra.prefect.server import adopt_password
 
+    # First: it may execute this command again, and nothing must have happened by then.
     _take_database(postgres)
     if port is not None and not 0 < port < 1 << 16:
         raise ConfigError(f"--port is {port}", hint="from 1 to 65535")
@@ -90,7 +91,7 @@ def up(
     stack = find_going(place.home_path, say=screen().print)
     keeper = None
     if stack is not None:
-        check_same(stack, port=port)
+        check_same(stack, port=port)  # raises if it runs with other settings
         screen().print("it is up already")
     else:
         _check(place)
@@ -143,7 +144,7 @@ def _check(place: StoreOptions) -> None:
     )
     from infra.prefect.supervisor.control import check_adoptable
 
-    auth()
+    auth()  # raises for a malformed password
     check_adoptable(place.home_path)
     if (shared := configured_api_url()) is not None:
         check_answers(shared)

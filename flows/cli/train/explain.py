@@ -120,6 +120,7 @@ def _facts_of(item: StagePlan, manifest: Manifest, others: list[str]) -> Iterato
         yield "revoked", f"{said.when} by {said.who}: {said.why}"
     for revoked in item.revoked_ancestors:
         yield "made from", str(revoked)
+    # An accepted artifact has the bytes of older ones, down the chain of acceptances.
     if accepted := manifest.accepted:
         sources = ", ".join(f"{manifest.stage}/{short(f)}" for f in accepted_from(manifest))
         yield "accepted", f"{accepted['when']} by {accepted['who']}: {accepted['why']}"

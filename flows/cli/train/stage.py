@@ -124,6 +124,7 @@ def stage(
     from flows.orchestration.local_run import stoppable
     from flows.render.terminal import Display
 
+    # The retry must have the same run id: by it the record and the --force of this run are found.
     again = f"nanochat stage {stage} {words}"
     if nodes > 1:
         again += f" --node {node} --nodes {nodes}"

@@ -107,6 +107,7 @@ def _all_done(run: Run) -> Iterator[str]:
 def _progress(run: Run, planned: Plan, work: Path, command: str) -> Iterator[str]:
     """Yield each stage, done or left, and the builders of those that are left."""
     yield ""
+    # The record wins: what this run has built counts as done although the code changed since.
     for item in planned.stages:
         fingerprint = run.stages.get(item.stage.name)
         yield _done(item.stage.name, fingerprint) if fingerprint else _left(item, work)
@@ -170,6 +171,7 @@ def _builders(planned: Plan, work: Path) -> dict[tuple[str, str], str]:
     machines.
     """
     found: dict[tuple[str, str], str] = {}
+    # Lock files are {work}/{stage}/{short fingerprint}.lock, see `file_lock.lock_path`.
     for path in work.glob("*/*.lock"):
         if owner := file_lock.find_owner(path):
             found[path.parent.name, path.stem] = str(owner)

@@ -1,4 +1,4 @@
-"""`nanochat chat`: talk to a model on the terminal."""
+"""`nanochat chat`: talk to a model in the terminal."""
 
 import contextlib
 import sys
@@ -18,9 +18,10 @@ from nanochat_core.errors import ConfigError, NanochatError
 
 _Number = TypeVar("_Number", int, float)
 
+# Unicode's direction marks: an answer must not reverse the text around it.
+_BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 # Control characters: an answer must not move the cursor, set the title or paste.
-_TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))  # the text
-_UNSEEN = dict.fromkeys({*range(32), *range(127, 160), *_TURNING} - {ord("\n"), ord("\t")})
+_UNSEEN = dict.fromkeys({*range(32), *range(127, 160), *_BIDI} - {ord("\n"), ord("\t")})
 
 _HELP = """\
 /temperature N   0 (always the likeliest) to 2 (wild); without N, shows it
@@ -34,7 +35,7 @@ Ctrl-C stops an answer, twice in a row at the prompt it leaves; Ctrl-D leaves.""
 
 _MAX_LINES = 1000  # of the history
 
-# Below this many parameters a model is there to try things out.
+# Models with fewer parameters than this write mostly nonsense; the greeting says so.
 _TINY = 100_000_000
 
 
@@ -58,7 +59,7 @@ def chat(
     device = where.device()
     directory = open_model(where.open_store(), model, cache=where.cache, warn=print_warning)
     session = ChatSession.open(directory, sampling=sampling, device=device)
-    if prompt is not None:
+    if prompt is not None:  # for scripts: only the answer, and no history
         for piece in session.answer(prompt):
             _say(piece)
         _say("\n")
@@ -67,7 +68,7 @@ def chat(
 
 
 def _talk(session: ChatSession, *, history: Path) -> int:
-    """Ask and answer until the input ends."""
+    """Answer lines of input until it ends or /quit; returns the exit code."""
     interactive = sys.stdin.isatty()
     if interactive:
         _greet(session)
@@ -77,7 +78,7 @@ def _talk(session: ChatSession, *, history: Path) -> int:
                 _turn(session, text)
             except NanochatError as error:
                 print_mistake(error)
-            except KeyboardInterrupt:  # a second one, while the first was being dealt with
+            except KeyboardInterrupt:  # a second Ctrl-C, while the first one was being handled
                 if not interactive:
                     raise
                 _say("\n")
@@ -93,7 +94,7 @@ def _greet(session: ChatSession) -> None:
 
 
 def _ask(interactive: bool) -> str | None:
-    """The next line that was typed; None when there are no more."""
+    """Return the next line of input; None at its end or after two Ctrl-C."""
     interrupted = False
     while True:
         try:
@@ -102,7 +103,7 @@ def _ask(interactive: bool) -> str | None:
             _say("\n" if interactive else "")
             return None
         except KeyboardInterrupt:
-            if not interactive:
+            if not interactive:  # input from a pipe: Ctrl-C ends the command
                 raise
             _say("\n")
             if interrupted:
@@ -123,6 +124,7 @@ def _turn(session: ChatSession, text: str) -> None:
         for piece in pieces:
             _say(piece)
     except KeyboardInterrupt:
+        # Ends the answer's tokens, so that what was said so far stays in the conversation.
         pieces.close()
         _say(" [stopped]")
     _say("\n")
@@ -131,7 +133,7 @@ def _turn(session: ChatSession, text: str) -> None:
 
 
 def _command(session: ChatSession, text: str) -> str:
-    """Do what a line that begins with a slash says; returns what to print."""
+    """Execute a line that begins with a slash, and return what to print."""
     name, *values = text.split()
     match name, values:
         case "/help", []:
@@ -146,7 +148,7 @@ def _command(session: ChatSession, text: str) -> str:
 
 
 def _setting(session: ChatSession, command: str, value: str | None = None) -> str:
-    """Change what a command is about, if it comes with a value; returns how it stands."""
+    """Set a sampling parameter if a value is given; return its current value as text."""
     now = session.sampling
     match command:
         case "/temperature":
@@ -162,6 +164,7 @@ def _setting(session: ChatSession, command: str, value: str | None = None) -> st
                 now = replace(now, max_tokens=_number(value, int))
             shown = f"max_tokens {now.max_tokens}"
         case _:
+            # Not by `replace`: a new seed also starts the count of answers again.
             if value is not None:
                 session.reseed(_number(value, int))
             return f"seed {session.sampling.seed}"
@@ -177,24 +180,24 @@ def _number(text: str, parse: Callable[[str], _Number]) -> _Number:
 
 
 def _take_any_text() -> None:
-    """Bytes that are no text, and letters that the terminal has not, become question marks."""
+    """Replace invalid bytes of input, and letters that the terminal lacks, with question marks."""
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def _say(text: str) -> None:
-    """Write at once, without what a model could do to a terminal."""
+    """Write and flush `text` without control characters, which could change the terminal."""
     sys.stdout.write(text.translate(_UNSEEN))
     sys.stdout.flush()
 
 
 @contextlib.contextmanager
 def _line_editing(history: Path) -> Generator[None]:
-    """Arrow keys and history in `input`, kept in a file from one session to the next."""
+    """Give `input` arrow keys and a history, stored in a file between sessions."""
     try:
         import readline
-    except ImportError:  # not every Python is built with it
+    except ImportError:  # not every Python is built with readline
         yield
         return
     with contextlib.suppress(OSError):
@@ -206,7 +209,7 @@ def _line_editing(history: Path) -> Generator[None]:
     finally:
         with contextlib.suppress(OSError):  # a conversation is not worth failing over its history
             history.parent.mkdir(parents=True, exist_ok=True)
-            history.touch(mode=0o600)
-            # Appended, so that of two sessions at once neither loses its lines.
+            history.touch(mode=0o600)  # prompts are private
+            # Appended, so that of two concurrent sessions neither loses its lines.
             new = readline.get_current_history_length() - before
             readline.append_history_file(new, history)

@@ -1,7 +1,7 @@
 """A conversation with a chat model, one streamed answer at a time.
 
-The model sees the very tokens it wrote before, tool results included, not a re-encoding of them.
-When the context is full, the oldest turns are forgotten.
+The prompt holds the tokens that the model wrote before, tool results included, and not a new
+encoding of their text, which could differ. When the context is full, the oldest turns are dropped.
 """
 
 import codecs
@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How answers are drawn. Raises ConfigError on values that cannot be."""
+    """Sampling parameters of answers. Raises ConfigError on values out of range."""
 
     temperature: float  # 0: always the likeliest token
     top_k: int  # 0: all tokens
@@ -41,7 +41,7 @@ class Sampling:
 
 
 class ChatSession:
-    """The turns so far, and the model that answers."""
+    """A conversation: its turns so far, and the model that answers."""
 
     def __init__(
         self, engine: "Engine", tokenizer: "Tokenizer", *, context: int, sampling: Sampling
@@ -56,11 +56,12 @@ class ChatSession:
 
     @classmethod
     def open(cls, directory: Path, *, sampling: Sampling, device: str) -> Self:
-        """Load the model in `directory`. Raises ModelError when it is not one."""
+        """Load the model in `directory`. Raises ModelError if it is not one."""
         from nanochat_core.engine.engine import Engine
         from nanochat_core.model.checkpoint import load_config, load_model
         from nanochat_core.tokenizer.bpe import Tokenizer
 
+        # Before torch is imported, which takes seconds: a wrong directory fails at once.
         config, _ = load_config(directory)
         import torch
 
@@ -69,14 +70,14 @@ class ChatSession:
         engine = Engine(
             model,
             tokenizer,
-            num_slots=1,
+            num_slots=1,  # one conversation, one answer at a time: the least memory
             on_choice=lambda choice: _LOG.info("answers: %s", choice),
         )
         return cls(engine, tokenizer, context=config.sequence_len, sampling=sampling)
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model has learnt."""
+        """The number of parameters of the model."""
         return sum(parameter.numel() for parameter in self._engine.model.parameters())
 
     def clear(self) -> None:
@@ -85,17 +86,18 @@ class ChatSession:
         self.forgotten = 0
 
     def reseed(self, seed: int) -> None:
-        """Draw the next answers as a session does that begins with `seed`."""
+        """Sample the next answers like a session that begins with `seed`."""
         self.sampling = replace(self.sampling, seed=seed)
         self._answers = 0
 
     def answer(self, text: str) -> Generator[str]:
-        """Ask `text`; yields the answer in pieces of whole characters.
+        """Ask `text`; yield the answer in pieces of whole characters.
 
-        Closing the generator early keeps what was said as the model's answer. Raises ConfigError
-        when the question alone does not fit the context.
+        If the generator is closed early, the pieces so far count as the model's answer. Raises
+        ConfigError if the question alone does not fit the context.
         """
         question = self._question(text)
+        # 1 + ...: every prompt begins with BOS.
         if 1 + len(question) > self._longest:
             raise ConfigError(
                 f"that message is {len(question)} tokens long, "
@@ -110,20 +112,21 @@ class ChatSession:
         try:
             yield from readable(self._tokenizer, self._tokens(prompt, sampling, turn))
         finally:
+            # Also after Ctrl-C: in the next prompt this answer must be closed.
             turn.append(self._tokenizer.special("<|assistant_end|>"))
 
     def _question(self, text: str) -> list[int]:
         special = self._tokenizer.special
         return [
             special("<|user_start|>"),
-            # What was typed may hold bytes that are no text: half a letter, another encoding.
+            # Input may hold bytes that are not UTF-8: half a letter, another encoding.
             *self._tokenizer.encode(text.encode("utf-8", "replace").decode()),
             special("<|user_end|>"),
             special("<|assistant_start|>"),
         ]
 
     def _prompt(self) -> list[int]:
-        """The newest turns that leave at least a quarter of the context to the answer."""
+        """Return the prompt. Drops old turns until a quarter of the context is free."""
         while 1 + sum(map(len, self._turns)) > self._longest:
             del self._turns[0]
             self.forgotten += 1
@@ -134,7 +137,9 @@ class ChatSession:
         return self._context - self._context // 4
 
     def _tokens(self, prompt: list[int], sampling: Sampling, turn: list[int]) -> Iterator[int]:
-        """The answer's tokens without the one that ends it; each is added to `turn`."""
+        """Yield the answer's tokens without the one that ends it; each is added to `turn`."""
+        # Each answer has its own seed: the same question asked twice gets two answers, and the same
+        # session typed again gets the same ones.
         self._answers += 1
         for column, _ in self._engine.generate(
             prompt,
@@ -151,19 +156,22 @@ class ChatSession:
 
 
 def readable(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:
-    """What each token adds to the text, in whole characters; tokens that add nothing are skipped.
+    """Yield what each token adds to the text, in whole characters; empty pieces are skipped.
 
     A calculator call reads `<<12*3=36>>`, one without a value `<<12*>>`.
     """
     call_ended, result = tokenizer.special("<|python_end|>"), tokenizer.special("<|output_start|>")
     shown = {tokenizer.special("<|python_start|>"): "<<", call_ended: "", result: "="}
     shown[tokenizer.special("<|output_end|>")] = ">>"
+    # Incremental: a token may end inside a character, whose last bytes are in the next token.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     before = None
     for token in tokens:
+        # A call that is not followed by its result is closed here, since no token does it.
         text = ">>" if before == call_ended and token != result else ""
         before = token
         if token in shown:
+            # final=True: half a character before a special token will never be completed.
             text = decoder.decode(b"", final=True) + text + shown[token]
         else:
             text += decoder.decode(tokenizer.decode_bytes([token]))

@@ -1,4 +1,4 @@
-"""`nanochat export`: a model as files that other programs load."""
+"""`nanochat export`: write a model as files that other programs load."""
 
 import contextlib
 from pathlib import Path
@@ -22,10 +22,10 @@ def export(
         Form,
         Parameter(
             help="hf: Hugging Face transformers. nanochat: files that nanochat loads. safetensors: "
-            "weights, settings and tokenizer as we keep them."
+            "weights, settings and tokenizer in our own format."
         ),
     ] = "hf",
-    dtype: Annotated[str, Parameter(help="Of the weights as hf: bf16 or fp32.")] = "bf16",
+    dtype: Annotated[str, Parameter(help="Precision of the weights as hf: bf16 or fp32.")] = "bf16",
     push: Annotated[
         str | None,
         Parameter(help="Also upload the files to this model repository of the hub: ORG/NAME."),
@@ -37,8 +37,9 @@ def export(
 ) -> int:
     """Write a model as files that other programs load: whole, or not at all."""
     if push is not None:
-        check_repository(push)
+        check_repository(push)  # before an export that may take minutes
     store = place.open_store()
+    # A directory has no manifest; its model card has no lineage.
     manifest = None
     if find_directory(model) is None:
         manifest = open_usable(store, model, warn=print_warning)

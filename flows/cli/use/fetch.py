@@ -1,4 +1,4 @@
-"""`nanochat fetch`: an artifact's files, or some of them, in a directory of your own."""
+"""`nanochat fetch`: copy an artifact's files, or some of them, to a directory."""
 
 import time
 from functools import partial
@@ -36,7 +36,7 @@ def fetch(
 ) -> int:
     """Copy an artifact's files, or some of them, to a directory, every byte verified.
 
-    Never overwrites a file that differs. Interrupted, the same command goes on where it was.
+    Never overwrites a file that differs. After an interruption the same command resumes.
     """
     store = place.open_store()
     manifest = open_usable(store, reference, warn=print_warning)
@@ -45,6 +45,8 @@ def fetch(
     began = time.monotonic()
     try:
         with place.cache as cache:
+            # Taken from the cache where possible, but nothing is added to it: the files would be
+            # on this disk twice.
             cached = cache.find_copy(manifest)
             copied = copy_files(
                 store,

@@ -1,4 +1,4 @@
-"""`nanochat import`: a checkpoint of nanochat's as an artifact of ours."""
+"""`nanochat import`: publish a checkpoint that nanochat trained as an artifact."""
 
 from functools import partial
 from pathlib import Path
@@ -32,10 +32,10 @@ def import_model(
     step: Annotated[int | None, Parameter(help="Which checkpoint. Default the last one.")] = None,
     era: Annotated[
         str | None,
-        Parameter(help="First day of the version that trained it, where its files do not tell."),
+        Parameter(help="First day of the version that trained it, where its files do not say."),
     ] = None,
     tokenizer: Annotated[
-        Path | None, Parameter(help="Its tokenizer.pkl. Default where nanochat keeps it.")
+        Path | None, Parameter(help="Its tokenizer.pkl. Default where nanochat stores it.")
     ] = None,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
@@ -50,7 +50,7 @@ def import_model(
     except ConfigError as error:
         error.hint = f"{error.hint}; choose one with --name"
         raise
-    if called in PROFILES:
+    if called in PROFILES:  # checked before the import, which takes minutes
         raise ConfigError(
             f"{called} is the name of a profile: a model called so would hide its runs",
             hint="choose another one with --name",

@@ -1,4 +1,4 @@
-"""`nanochat push`: artifacts, and the names they go by, in another store."""
+"""`nanochat push`: copy artifacts to another store, with the run records that name them."""
 
 import contextlib
 import hashlib
@@ -42,9 +42,10 @@ def push(
 ) -> int:
     """Copy artifacts to another store, verified, with their run's record, so that names work there.
 
-    What is there already is not sent again: interrupted, the same command goes on where it was.
+    Files that the other store has are not sent again: after an interruption the same command
+    resumes.
 
-    Revocations of what was sent, or of what it was made from, go along.
+    Revocations of what was sent, or of what it was made from, are copied too.
     """
     if not references:
         raise ConfigError("push what?", hint=f"for example: nanochat push tiny --to {to or _A_URL}")
@@ -90,10 +91,11 @@ def _tell(text: str) -> None:
 
 @contextlib.contextmanager
 def _scratch(place: StoreOptions, source: Store, target: Store) -> Generator[Path]:
-    """A directory for files on their way between these two stores, for one push at a time.
+    """Yield a directory for files in transit between these two stores, under a file lock.
 
-    Of two at once the second waits, and finds that all is there.
+    A second push between the same stores waits, and then finds that all files are sent.
     """
+    # One directory per pair of stores, the same every time: an interrupted push resumes from it.
     ways = hashlib.sha256(f"{source.url} {target.url}".encode()).hexdigest()[:12]
     scratch = place.home_path / "push" / ways
 
@@ -102,14 +104,15 @@ def _scratch(place: StoreOptions, source: Store, target: Store) -> Generator[Pat
 
     with file_lock.hold(scratch.with_name(f"{ways}.lock"), say_who):
         yield scratch
-        with contextlib.suppress(OSError):  # what an interrupted push of others left stays
+        # Only if empty: files of an interrupted push of other artifacts stay for its retry.
+        with contextlib.suppress(OSError):
             scratch.rmdir()
 
 
 def _lines(
     chosen: Chosen, pushed: Pushed, to: str, seconds: float, *, verify: bool
 ) -> Sequence[str]:
-    """What was done, for a person."""
+    """Return the lines that say what was sent, adopted, moved and replaced."""
     ours = {(m.stage, m.fingerprint): m for m in chosen.manifests}
     lines: list[str] = []
     for theirs in pushed.adopted:
@@ -125,7 +128,8 @@ def _lines(
     lacking = pushed.lacking
     sent = len(chosen.manifests) - len(pushed.adopted)
     what = f"{count_of(sent, 'artifact')}, {count_of(len(lacking.items), 'file')}"
-    took = "" if verify else describe_transfer(lacking.size, seconds)  # much of it was reading
+    # With --verify most of the time went into reading, so a speed would mislead.
+    took = "" if verify else describe_transfer(lacking.size, seconds)
     there = ""
     if lacking.there:
         there = f"; {count_of(len(lacking.there), 'file')} there already"

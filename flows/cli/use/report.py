@@ -1,4 +1,4 @@
-"""`nanochat report`: the report card of a profile's latest run."""
+"""`nanochat report`: fetch the report card of a profile's latest run."""
 
 import webbrowser
 from typing import Annotated
@@ -22,7 +22,7 @@ def report(
     markdown: Annotated[bool, Parameter(negative="", help="Print it as markdown instead.")] = False,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Say where the report card is: what was trained, how well it does, what it costs."""
+    """Print the path of the report card: what was trained, how well it does, what it costs."""
     store = place.open_store()
     manifest = open_usable(store, f"{REPORT.name}@{profile}", warn=print_warning)
     files = fetch(store, manifest, place.cache) / "files"

@@ -1,4 +1,4 @@
-"""`nanochat serve`: a model behind a web page and an HTTP API."""
+"""`nanochat serve`: serve a model as a web page and an HTTP API."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from infra.placement import count_gpus
 from nanochat_core.errors import ConfigError
 from nanochat_core.server.config import Log, Overflow, ServerConfig
 
-_RULES = Group("Who may ask for how much", sort_key=1)
+_RULES = Group("Access and limits", sort_key=1)
 
 
 @Parameter(name="*", group=_RULES)
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Who may ask a server, and for how much."""
+    """Access rules and limits of a server."""
 
     key_file: Annotated[
         Path | None,
@@ -73,7 +73,7 @@ def serve(
         int | None, Parameter(help="Answers that a worker writes at the same time.")
     ] = None,
     precision: Annotated[
-        str, Parameter(help="Of the weights: fp32, bf16, int8, or the model's own.")
+        str, Parameter(help="Precision of the weights: fp32, bf16, int8, or the model's own.")
     ] = "model",
     reload_on: Annotated[
         str | None,
@@ -83,6 +83,7 @@ def serve(
     where: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Serve a model: a chat page, nanochat's API and OpenAI's. Ctrl-C stops it."""
+    # Before a model is loaded: a directory never changes, so there is nothing to reload.
     is_path = find_directory(model) is not None
     if is_path and reload_on:
         raise ConfigError(
@@ -127,7 +128,10 @@ def _open(where: DeviceOptions, name: str) -> Path:
 
 
 def newer_model(where: DeviceOptions, model: str, name: str) -> Callable[[], Path]:
-    """Looks for what `name` stands for by now: of the stage of `model`, if that has one."""
+    """Return a function that opens the model `name` stands for at the time of the call.
+
+    If `model` is of a stage (sft@tiny), that stage of `name` is opened.
+    """
     stage, at, _ = model.partition("@")
     wanted = f"{stage}@{name}" if at and "@" not in name else name
     return partial(_open, where, wanted)
