@@ -1,4 +1,4 @@
-"""Stage `base_eval`: bits per byte of the base model, CORE, and what it makes of a few prompts.
+"""Stage `base_eval`: bits per byte of the base model, CORE, and continuations of a few prompts.
 
     scores.json       {format, val_bpb, train_bpb, core, intervals: {name: [low, high]},
                        tasks: {label: {accuracy, correct, total, low, high, centred}},
@@ -6,11 +6,11 @@
     examples.parquet  task, place, answer, gold, correct: every example of CORE
     samples.jsonl     {prompt, text}, `text` being the greedy continuation without the prompt
 
-Intervals are of 95 %, see intervals.py. `suite` is the digest of what CORE asked: two scores of the
-same suite compare. Without the metric's data (`task_data.core_bundle`) `core` and `suite` are null.
-A task that cannot be judged, for a line that is damaged, say, is among the `failed`, and `core` is
-null: without it, it would be another measure. Of a bundle of which nothing can be read `core` has
-failed.
+Intervals are of 95 %, see intervals.py. `suite` is the digest of CORE's questions: only scores of
+the same suite are comparable. Without the metric's data (`task_data.core_bundle`) `core` and
+`suite` are null. A task that cannot be evaluated, because a line is damaged for instance, is in
+`failed`, and `core` is null: a mean without it would be another metric. If nothing of the bundle
+can be read, `failed` has an entry `core`.
 """
 
 import math
@@ -42,8 +42,8 @@ SPLITS = ("val", "train")
 EXAMPLES = pa.schema(
     [
         ("task", pa.string()),
-        ("place", pa.int32()),  # among the task's examples, shuffled and cut
-        ("answer", pa.int32()),  # an option, or 1 for a right continuation, else 0
+        ("place", pa.int32()),  # index in the task's examples, shuffled and cut
+        ("answer", pa.int32()),  # index of an option, or 1 for a right continuation, else 0
         ("gold", pa.int32()),
         ("correct", pa.bool_()),
     ]
@@ -51,7 +51,7 @@ EXAMPLES = pa.schema(
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Judge the base model. Raises ModelError or DataError when an input is of no use."""
+    """Evaluate the base model. Raises ModelError or DataError if an input is unusable."""
     config = BaseEvalConfig.from_tree(job.config["base_eval"])
     world = open_world(job.resources.device)
     device = open_device(job.resources, local_rank=world.local_rank)
@@ -63,8 +63,10 @@ def run(job: Job) -> dict[str, Any]:
     try:
         suite = _open_suite(job, config, progress)
     except DataError as error:
+        # Paths of this machine are cut out, so that equal failures give equal artifacts.
         suite, failed = None, {"core": str(error).replace(f"{job.inputs['task_data']}/", "")}
     asked = sum(len(task.items) for task in suite.tasks) if suite else 0
+    # Units of progress: each split's bits per byte, each example of CORE, and all samples as one.
     progress.start(len(SPLITS) + asked + 1, unit="part")
     scores: dict[str, Interval] = {}
     for done, split in enumerate(SPLITS, start=1):
@@ -81,7 +83,8 @@ def run(job: Job) -> dict[str, Any]:
         if core.core is not None:
             scores["core"] = core.core
     for label, reason in failed.items():
-        progress.message(f"{label} could not be judged, so there is no CORE: {reason}")
+        progress.message(f"{label} could not be evaluated, so there is no CORE: {reason}")
+    # Only the first rank samples: a few prompts are not worth distributing.
     if world.is_first:
         engine = Engine(
             model,
@@ -100,7 +103,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def continuations(engine: Engine, prompts: tuple[str, ...], *, max_new_tokens: int) -> list[str]:
-    """What the model writes after each prompt, taking the likeliest token each time."""
+    """Return the model's greedy continuation of each prompt."""
     tokenizer = engine.tokenizer
     groups = engine.complete(
         [[tokenizer.bos, *tokenizer.encode(prompt)] for prompt in prompts],
@@ -108,7 +111,7 @@ def continuations(engine: Engine, prompts: tuple[str, ...], *, max_new_tokens: i
         max_tokens=max_new_tokens,
         temperature=0.0,
         top_k=None,
-        seeds=[0] * len(prompts),  # greedy: no randomness is drawn
+        seeds=[0] * len(prompts),  # unused: greedy decoding draws no random numbers
     )
     return [tokenizer.decode(completion.ids) for [completion] in groups]
 
@@ -129,20 +132,20 @@ def _open_suite(job: Job, config: BaseEvalConfig, progress: Progress) -> CoreSui
 
 
 def _check_length(job: Job, model: GPT, progress: Progress) -> None:
-    """Say so where the rows are not of the model's length. Raises DataError where it cannot read
-    them: past the length that it was trained for its loss tells nothing."""
+    """Log a message if the rows are shorter than the model's context. Raises DataError if longer:
+    the loss beyond the length that the model was trained for is meaningless."""
     rows = Rows.open(job.inputs["rows"], SPLITS[0])
     ours, its = rows.sequence_len, model.config.sequence_len
     if ours > its:
         raise DataError(
             f"the rows have sequence_len {ours}, the model reads {its}",
-            hint="judge it on rows of its own length: "
+            hint="evaluate it on rows of its own length: "
             f"--set model.sequence_len={its} --set rows.sequence_len={its}",
         )
     if ours < its:
         progress.message(
             f"the rows have sequence_len {ours}, the model reads {its}: with less text before them "
-            "tokens are harder to tell, so bits per byte are higher than on rows of its length"
+            "tokens are harder to predict, so bits per byte are higher than on rows of its length"
         )
 
 
@@ -155,6 +158,7 @@ def _bits_per_byte(
     world: World,
 ) -> Interval:
     rows = Rows.open(job.inputs["rows"], split)
+    # Rows of another tokenizer would give a number too, and a wrong one.
     rows.check_tokenizer(tokenizer.digest())
     sums = row_sums(
         model,
@@ -164,7 +168,7 @@ def _bits_per_byte(
         batch_size=job.resources.device_batch_size,
         world=world,
     )
-    nats = ratio_of(*sums)
+    nats = ratio_of(*sums)  # per byte; over ln 2 these are bits
     return Interval(
         value=round(nats.value / math.log(2), DECIMALS),
         low=round(nats.low / math.log(2), DECIMALS),
@@ -185,7 +189,7 @@ def _ends(scores: dict[str, Interval]) -> dict[str, float]:
 
 
 def _reasons(failed: Mapping[str, str]) -> dict[str, str]:
-    """As metrics. Of several tasks the first also says why there is no `core`."""
+    """Return failures as metrics. The first is also the reason why there is no `core`."""
     reasons = {f"{label}_failed": reason for label, reason in failed.items()}
     for label, reason in list(failed.items())[:1]:
         reasons.setdefault("core_failed", f"{label}: {reason}")

@@ -1,8 +1,8 @@
-"""Bits per byte: how well a model predicts text, in a unit that no vocabulary can flatter.
+"""Bits per byte: a model's loss on text, in a unit that does not depend on the vocabulary.
 
-The loss of every target that stands for text, in bits, over the number of bytes of that text.
-Targets without text (special tokens) count in neither. It is measured on the first rows of a split,
-whatever the world size and the device batch.
+It is the sum of the losses in bits over the number of bytes of the targets' text. Targets without
+text (special tokens) count in neither. It is measured on the first rows of a split, the same for
+any world size and device batch.
 """
 
 import math
@@ -26,7 +26,7 @@ def bits_per_byte(
     batch_size: int,
     world: World,
 ) -> float:
-    """Bits per byte over the first `num_tokens` targets of `rows`, whole rows, at least one.
+    """Return bits per byte over the first `num_tokens` targets of `rows`: whole rows, at least one.
 
     See `row_sums` for the rest.
     """
@@ -46,17 +46,19 @@ def row_sums(
     batch_size: int,
     world: World,
 ) -> tuple[float, ...]:
-    """Sums over rows: 1, nats, bytes, and nats^2, nats * bytes, bytes^2 for the spread of rows.
+    """Return sums over rows: 1, nats, bytes, and nats^2, nats * bytes, bytes^2 for the variance.
 
-    `token_bytes` (V,): bytes each id stands for, 0 for special tokens. The ranks share the rows,
-    `batch_size` at a time, and all return the same numbers. The model is in its former mode after.
+    `token_bytes` (V,): the bytes of each id, 0 for special tokens. The ranks share the rows,
+    `batch_size` at a time, and all return the same numbers. Restores the model's mode. Collective.
     """
     was_training = model.training
     model.eval()
     device = model.lm_head.weight.device
     lengths = torch.from_numpy(token_bytes).to(device)
     num_rows = min(rows.num_rows, max(1, num_tokens // rows.sequence_len))
+    # Strided, so that the shares of the ranks differ by one row at most.
     share = np.arange(world.rank, num_rows, world.size)
+    # fp64, so that the order of the additions, which depends on the ranks, hardly matters.
     sums = torch.zeros(6, dtype=torch.float64, device=device)
     for first in range(0, len(share), batch_size):
         HEART.beat("evaluating")
@@ -64,6 +66,7 @@ def row_sums(
         targets = tokens[:, 1:]  # (B, T)
         nats = model.token_losses(tokens[:, :-1], targets)  # (B, T)
         num_bytes = lengths[targets]
+        # A special token has no bytes, so its loss must not count either.
         n = (nats.double() * (num_bytes > 0)).sum(dim=1)  # (B,)
         b = num_bytes.sum(dim=1).double()
         sums += torch.stack([torch.ones_like(n), n, b, n * n, n * b, b * b]).sum(dim=1)

@@ -1,7 +1,7 @@
 """Stage `chat_eval`: how many test questions of each task the chat model answers correctly.
 
-Of questions with lettered choices the answer is the likeliest letter (see letters.py), of others
-what the model writes, greedily; the tasks grade it. Writes
+The answer to a question with lettered choices is the likeliest letter (see multiple_choice.py), to
+others the model's greedy completion; the tasks grade it. Writes
 
     scores.json       {format, tasks: {name: {accuracy, correct, total, low, high, centred}},
                        failed: {name: reason}, chatcore, intervals: {chatcore: [low, high]}, suite}
@@ -10,9 +10,9 @@ what the model writes, greedily; the tasks grade it. Writes
 
 `low` and `high` are a 95 % interval, see intervals.py. `centred` is the accuracy on a scale from
 guessing (0) to all right (1), `chatcore` the mean of that over the tasks. A task whose data cannot
-be used is among the `failed`, and `chatcore` is null: without it, it would be another measure. What
-the machine lacks, a sandbox for one, is no result: it fails the stage before anything is asked.
-`suite` is the digest of what was asked: two scores of the same suite compare.
+be used is in `failed`, and `chatcore` is null: a mean without it would be another metric. If the
+machine lacks something, such as a sandbox, the stage fails before the first question. `suite` is
+the digest of the questions: only scores of the same suite are comparable.
 """
 
 import hashlib
@@ -47,11 +47,11 @@ from tasks.base import Conversation, Task, TaskError, prompt_of, text_of
 from tasks.registry import grader_of
 
 FORMAT = 2
-BLOCK = 256  # examples that a rank takes at a time, the same however many ranks there are
+BLOCK = 256  # examples per unit of work, independent of the number of ranks
 EXAMPLES = pa.schema(
     [
         ("task", pa.string()),
-        ("place", pa.int32()),  # among the task's test examples
+        ("place", pa.int32()),  # index in the task's test examples
         ("prompt", pa.string()),
         ("answer", pa.string()),
         ("expected", pa.string()),
@@ -70,15 +70,15 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What was found out about the tasks."""
+    """The results of the tasks."""
 
     records: Mapping[str, Sequence[dict[str, Any]]]  # task -> its rows of examples.parquet
-    failed: Mapping[str, str]  # task -> why it could not be judged
+    failed: Mapping[str, str]  # task -> why it could not be evaluated
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Judge the chat model; the ranks share the questions. Raises DataError when every task fails,
-    StageError when this machine cannot grade one, and ModelError when the model is none."""
+    """Evaluate the chat model; the ranks share the questions. Raises DataError if every task fails,
+    StageError if this machine cannot grade one, and ModelError if the model cannot be loaded."""
     config = ChatEvalConfig.from_tree(job.config["chat_eval"])
     world = open_world(job.resources.device)
     device = open_device(job.resources, local_rank=world.local_rank)
@@ -91,9 +91,9 @@ def run(job: Job) -> dict[str, Any]:
     )
     found = judge_all(engine, opened, config, world, progress)
     for name, reason in found.failed.items():
-        progress.message(f"{name} could not be judged: {reason}")
+        progress.message(f"{name} could not be evaluated: {reason}")
     if config.tasks and not found.records:
-        raise DataError(next(iter(found.failed.values())), hint="no task could be judged")
+        raise DataError(next(iter(found.failed.values())), hint="no task could be evaluated")
     if not world.is_first:
         return {}
     scores = {name: share_of_right(records) for name, records in found.records.items()}
@@ -125,6 +125,7 @@ def open_tasks(job: Job, config: ChatEvalConfig) -> Opened:
             tasks[entry.name] = _open(job, entry)
         except DataError as error:
             failed[entry.name] = str(error)
+    # Before the first question: a missing sandbox should not cost an hour of answers.
     for name in tasks:
         check_machine(name)
     return Opened(tasks=tasks, failed=failed)
@@ -133,9 +134,9 @@ def open_tasks(job: Job, config: ChatEvalConfig) -> Opened:
 def judge_all(
     engine: Engine, opened: Opened, config: ChatEvalConfig, world: World, progress: Progress
 ) -> Judged:
-    """Every task's records, on every rank the same. A task that fails on any rank has failed.
+    """Return every task's records, the same on every rank. A task fails if it fails on any rank.
 
-    What is no fault of a task, as too little memory for the engine, ends the stage.
+    Errors that are not a task's fault, such as too little memory for the engine, end the stage.
     """
     tasks, failed = opened.tasks, dict(opened.failed)
     blocks = [
@@ -150,9 +151,10 @@ def judge_all(
     done = 0
     for entry, places in blocks[world.rank :: world.size]:
         name = entry.name
-        done += len(places) * world.size
+        done += len(places) * world.size  # an estimate: other ranks may be faster or slower
         if name in failed:
             continue
+        # A failing task is recorded, not raised: other ranks wait for this one in `gather`.
         try:
             own[name] += judge(engine, tasks[name], places, entry)
         except DataError as error:
@@ -161,6 +163,7 @@ def judge_all(
         share = sum(record["correct"] for record in own[name]) / len(own[name])
         progress.step(min(done, total), **{name: share})
     everyone = world.gather({"records": own, "failed": failed})
+    # Reversed, so that the reason of the lowest rank wins.
     merged = {k: reason for rank in reversed(everyone) for k, reason in rank["failed"].items()}
     failed = {entry.name: merged[entry.name] for entry in config.tasks if entry.name in merged}
     records = {
@@ -174,15 +177,15 @@ def judge_all(
 
 
 def judge(engine: Engine, task: Task, places: range, entry: EvalTaskConfig) -> list[dict[str, Any]]:
-    """The rows of examples.parquet of some examples of a task.
+    """Answer and grade some examples of a task; return their rows of examples.parquet.
 
-    Raises StageError when answers cannot be graded here, DataError when a prompt is of no use.
+    Raises StageError if answers cannot be graded here, DataError if a prompt is unusable.
     """
     examples = [task[i] for i in places]
     answers = _answers(engine, examples, max_new_tokens=entry.max_new_tokens)
     try:
         correct = grade(task.name, list(zip(examples, answers, strict=True)))
-    except TaskError as error:  # the data was read: what is missing is missing here
+    except TaskError as error:  # the data was readable, so this machine lacks something
         raise cannot_grade(task.name, error) from error
     return [
         {
@@ -204,7 +207,7 @@ def _answers(engine: Engine, examples: Sequence[Conversation], *, max_new_tokens
 
 
 def answer_prompts(engine: Engine, config: ChatEvalConfig) -> list[dict[str, Any]]:
-    """The lines of samples.jsonl; answers are as long as the longest that a task allows."""
+    """Return the lines of samples.jsonl; answers are as long as the longest that a task allows."""
     conversations = [{"messages": [{"role": "user", "content": p}]} for p in config.prompts]
     longest = max((entry.max_new_tokens for entry in config.tasks), default=256)
     answers = greedy_answers(engine, conversations, max_new_tokens=longest)
@@ -215,17 +218,17 @@ def answer_prompts(engine: Engine, config: ChatEvalConfig) -> list[dict[str, Any
 
 
 def share_of_right(records: Sequence[Mapping[str, Any]]) -> Interval:
-    """The accuracy of these answers."""
+    """Return the accuracy of these answers."""
     return share_of(sum(record["correct"] for record in records), len(records))
 
 
 def chatcore_of(scores: Mapping[str, Interval]) -> Interval:
-    """The mean of the tasks' accuracies, each from guessing (0) to all right (1)."""
+    """Return the mean of the tasks' accuracies, each from guessing (0) to all right (1)."""
     return mean_of([centred(s, grader_of(name).baseline) for name, s in scores.items()])
 
 
 def suite_digest(job: Job, config: ChatEvalConfig) -> str:
-    """64 hex digits: which examples were asked, and how long an answer may be."""
+    """Return a digest (64 hex digits) of the examples and of the allowed length of answers."""
     digest = hashlib.sha256(f"chat {FORMAT}".encode())
     for entry in config.tasks:
         digest.update(json.dumps(entry.canonical(), sort_keys=True).encode())
@@ -259,6 +262,7 @@ def _metrics(
 def _open(job: Job, entry: EvalTaskConfig) -> Task:
     task = open_task(entry.name, job.inputs["task_data"], "test")
     check_gradable(task)
+    # ChatCORE's scale needs the score of guessing, which is above 0 if there are choices.
     asks_letters = len(task) > 0 and has_letters(task[0])
     assert grader_of(entry.name).baseline > 0 or not asks_letters, f"{entry.name} can be guessed"
     return task.first(entry.max_examples)

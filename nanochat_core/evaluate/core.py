@@ -1,11 +1,11 @@
-"""The CORE metric (DCLM, arXiv 2406.11794): what a base model knows, without being taught to chat.
+"""The CORE metric (DCLM, arXiv 2406.11794): a base model's knowledge, measured without chat.
 
-Of options the one with the lowest mean loss per token is the model's answer, of equals the first; a
-continuation is right when every token of it is the likeliest. A task's score is the share of right
-answers, put on a scale from guessing (0) to all right (1); CORE is the mean over tasks.
+The model's answer is the option with the lowest mean loss per token, the first of equals; a
+continuation is right if each of its tokens is the likeliest. A task's score is the share of right
+answers on a scale from guessing (0) to all right (1); CORE is the mean over tasks.
 
-Examples are judged in blocks that are the same however many ranks there are, and so is what is
-packed together: the totals do not depend on the number of ranks.
+Examples are evaluated in blocks that do not depend on the number of ranks, nor does the packing
+inside a block, so the scores do not depend on it either.
 """
 
 import math
@@ -30,8 +30,8 @@ from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.tokenizer.bpe import Tokenizer
 
-BLOCK = 128  # examples that a rank takes at a time
-HEAD_ROWS = 1024  # logits of so many rows at a time
+BLOCK = 128  # examples per unit of work
+HEAD_ROWS = 1024  # rows whose logits are computed at a time, to bound memory
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScore:
-    """What a model made of one task."""
+    """A model's answers to one task, and their score."""
 
     label: str
     accuracy: Interval
@@ -57,9 +57,9 @@ class TaskScore:
 class CoreScore:
     """The metric and its parts."""
 
-    core: Interval | None  # None: a task failed, and without it, it would be another measure
+    core: Interval | None  # None if a task failed: a mean without it would be another metric
     tasks: tuple[TaskScore, ...]
-    failed: Mapping[str, str]  # label -> why the task could not be judged
+    failed: Mapping[str, str]  # label -> why the task could not be evaluated
 
 
 def core_metric(
@@ -70,14 +70,15 @@ def core_metric(
     world: World,
     tell: Callable[[int], None] = lambda done: None,
 ) -> CoreScore:
-    """Judge `model`, in evaluation mode. All ranks share the work and return the same.
+    """Evaluate `model`, in evaluation mode. All ranks share the work and return the same.
 
-    `tell` is given the number of examples that are done, or about so many with several ranks.
-    A task with an example of which nothing can be scored has failed.
+    `tell` gets the number of examples done, an estimate with several ranks. A task fails
+    if one of its examples has no tokens to score.
     """
     sizes = [len(task.items) for task in suite.tasks]
     firsts = np.cumsum([0, *sizes])
-    answers = torch.zeros(int(firsts[-1]), dtype=torch.int64)  # of other ranks stay 0
+    # Those of other ranks stay 0, so the sum over ranks below is a gather.
+    answers = torch.zeros(int(firsts[-1]), dtype=torch.int64)
     blocks = [
         (number, range(begin, min(begin + BLOCK, size)))
         for number, size in enumerate(sizes)
@@ -104,6 +105,7 @@ def core_metric(
         done += len(places) * world.size
         tell(min(done, len(answers)))
     device = model.lm_head.weight.device
+    # Over the model's device, as NCCL sums no CPU tensors.
     everyone = world.sum(answers.to(device)).tolist()
     reasons = {**suite.failed, **_first_reasons(world.gather(failed))}
     scores = tuple(
@@ -111,19 +113,20 @@ def core_metric(
         for task, first, size in zip(suite.tasks, firsts, sizes, strict=False)
         if task.label not in reasons
     )
+    # The mean weighs every task the same, whatever its number of examples, as in DCLM.
     core = None if reasons else mean_of([score.centred for score in scores])
     return CoreScore(core=core, tasks=scores, failed=reasons)
 
 
 def _first_reasons(ranks: Sequence[Mapping[str, tuple[int, str]]]) -> dict[str, str]:
-    """Why tasks failed, by the block that comes first, so the same however many ranks there are."""
+    """Return why each task failed: its first block's reason, for any number of ranks the same."""
     labels = sorted({label for rank in ranks for label in rank})
     return {label: min(rank[label] for rank in ranks if label in rank)[1] for label in labels}
 
 
 def prepared(prepare: Callable[[S], T], items: Sequence[S]) -> Iterator[T]:
-    """What `prepare` makes of each, the next one on another thread while this one is used: a GPU
-    would else wait for text to become tokens."""
+    """Yield `prepare` of each item; the next ones are prepared on another thread meanwhile."""
+    # Otherwise a GPU would be idle while text is tokenised.
     with ThreadPoolExecutor(max_workers=1) as thread:
         waiting = deque(thread.submit(prepare, item) for item in items[:2])
         for following in range(2, 2 + len(items)):
@@ -132,7 +135,7 @@ def prepared(prepare: Callable[[S], T], items: Sequence[S]) -> Iterator[T]:
 
 
 def score_task(task: CoreTask, answers: Sequence[int]) -> TaskScore:
-    """The score of a task of which these are the answers."""
+    """Return the score of these answers to a task."""
     golds = tuple(item["gold"] if task.kind in OPTIONS else 1 for item in task.items)
     correct = sum(a == gold for a, gold in zip(answers, golds, strict=True))
     accuracy = share_of(correct, len(golds))
@@ -147,10 +150,10 @@ def score_task(task: CoreTask, answers: Sequence[int]) -> TaskScore:
 
 @torch.no_grad()
 def answer(model: GPT, questions: Sequence[Question], *, greedy: bool) -> list[int]:
-    """The option that the model takes of each question; with `greedy` 1 where it would say every
-    target itself, else 0."""
+    """Return the option that the model chooses for each question; with `greedy` 1 if every target
+    is its likeliest token, else 0."""
     device = model.lm_head.weight.device
-    judge = _judge_greedy if greedy else _judge_options
+    to_answers = _greedy_answers if greedy else _chosen_options
     answers: list[int] = []
     waiting: tuple[Sequence[Question], Tensor] | None = None
     for part in packs_of((q.tree.num_tokens for q in questions), tokens_of_pack(device)):
@@ -158,30 +161,32 @@ def answer(model: GPT, questions: Sequence[Question], *, greedy: bool) -> list[i
         some = questions[part.start : part.stop]
         pack = PackedTree([q.tree for q in some], device)
         targets = torch.tensor([t for q in some for t in q.targets], device=device)
-        values = torch.zeros(0)  # of options that are all alike nothing is scored
+        values = torch.zeros(0)  # if all options are equal, there is nothing to score
         if len(targets):
             hidden = pack.read(model)
             values = (
                 _hits(model, hidden, targets) if greedy else model.token_losses_at(hidden, targets)
             )
-        if waiting is not None:  # a GPU works on this pack while the one before it is read
-            answers += judge(*waiting)
+        # The copy to the host waits for the GPU: read the previous pack while this one runs.
+        if waiting is not None:
+            answers += to_answers(*waiting)
         waiting = some, values
-    return answers + judge(*waiting) if waiting is not None else answers
+    return answers + to_answers(*waiting) if waiting is not None else answers
 
 
 def _hits(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Whether each target is the likeliest token, (R,) bool."""
+    """Return whether each target is the likeliest token, (R,) bool."""
+    # The uncapped logits suffice: the soft cap is monotonic, so the likeliest token is the same.
     rows = zip(hidden.split(HEAD_ROWS), targets.split(HEAD_ROWS), strict=True)
     return torch.cat([model.logits_at(some).argmax(dim=-1) == right for some, right in rows])
 
 
-def _judge_greedy(questions: Sequence[Question], hits: Tensor) -> list[int]:
+def _greedy_answers(questions: Sequence[Question], hits: Tensor) -> list[int]:
     parts = np.split(hits.cpu().numpy(), _borders(len(q.targets) for q in questions))
     return [int(part.all()) for part in parts]
 
 
-def _judge_options(questions: Sequence[Question], losses: Tensor) -> list[int]:
+def _chosen_options(questions: Sequence[Question], losses: Tensor) -> list[int]:
     texts = np.split(losses.cpu().numpy(), _borders(n for q in questions for n in q.lengths))
     means = iter([float(text.mean()) if len(text) else math.nan for text in texts])
     answers: list[int] = []
@@ -192,11 +197,12 @@ def _judge_options(questions: Sequence[Question], losses: Tensor) -> list[int]:
 
 
 def _lowest(means: Sequence[float]) -> int:
-    """The first of the lowest. An option of which nothing is scored, whose mean is not a number,
-    is chosen where it comes first and never else, as nanochat's comparison has it."""
+    """Return the index of the lowest mean, the first of equals."""
+    # The mean of an option without scored tokens is NaN. `min` keeps a NaN that comes first and
+    # ignores later ones, which is also nanochat's behaviour.
     return means.index(min(means))
 
 
 def _borders(lengths: Iterable[int]) -> npt.NDArray[np.int64]:
-    """Where one ends and the next begins."""
+    """Return the indices at which `np.split` separates pieces of these lengths."""
     return np.cumsum(list(lengths))[:-1]

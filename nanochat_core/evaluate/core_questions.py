@@ -1,13 +1,13 @@
-"""A CORE example as tokens: shots, question and options, and which tokens are scored.
+"""Build the tokens of a CORE example: shots, question and options, and which tokens are scored.
 
-Everything is done as nanochat does it, so that scores compare: which shots an example gets, the
-words around them, and where an answer begins, which is found in tokens and not in text.
+Shots, separators and the start of an answer are as in nanochat, so that scores are comparable. The
+answer's tokens are found by comparing token sequences, not in the text:
 
-    multiple_choice      after the tokens that all options share at their beginning
-    schema               before the tokens that all options share at their end
-    language_modeling    after the tokens of the text without its continuation
+    multiple_choice      those after the common prefix of all options
+    schema               those of the common suffix of all options
+    language_modeling    those after the text without its continuation
 
-Where a task has fewer examples than shots are wanted, all others are the shots (nanochat stops).
+If a task has fewer other examples than shots, all of them are the shots (nanochat raises).
 """
 
 import random
@@ -20,23 +20,23 @@ from nanochat_core.evaluate.core_tasks import OPTIONS, CoreTask
 from nanochat_core.model.trees import Tree
 from nanochat_core.tokenizer.bpe import Tokenizer
 
-SHOT_SEED = 1234  # nanochat's: an example's shots are drawn from this and its place
+SHOT_SEED = 1234  # nanochat's; added to an example's index, it seeds the choice of its shots
 BETWEEN = "\n\n"  # after a shot
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One example, ready for the model. A row of the tree predicts a target."""
+    """One example as model input. Each row of the tree predicts one target."""
 
     tree: Tree
     targets: tuple[int, ...]  # a token for each of the tree's rows
-    lengths: tuple[int, ...]  # how many of them, in turn, belong to each text
-    texts: tuple[int, ...]  # the text of each option: equal options share one, and tie exactly
-    gold: int  # the right option; 0 where there is only one
+    lengths: tuple[int, ...]  # number of targets of each text, in their order
+    texts: tuple[int, ...]  # index of each option's text: equal options share one and tie exactly
+    gold: int  # the right option; 0 if there is only one
 
 
 def make_question(task: CoreTask, place: int, tokenizer: Tokenizer) -> Question:
-    """The example at `place` of a task. Raises DataError where a continuation has no tokens."""
+    """Return the example at `place` of a task. Raises DataError if a continuation has no tokens."""
     shots, tails = render(task, place)
     sequences = encode(tokenizer, shots, tails)
     item = task.items[place]
@@ -56,14 +56,16 @@ def make_question(task: CoreTask, place: int, tokenizer: Tokenizer) -> Question:
 
 
 def shots_of(task: CoreTask, place: int) -> list[Mapping[str, Any]]:
-    """The examples shown before the one at `place`, which is never among them."""
+    """Return the examples shown before the one at `place`, which is never among them."""
+    # Drawn from the indices without `place`: those from `place` on are shifted by one.
     others = len(task.items) - 1
     chosen = random.Random(SHOT_SEED + place).sample(range(others), min(task.num_shots, others))
     return [task.items[i + (i >= place)] for i in chosen]
 
 
 def render(task: CoreTask, place: int) -> tuple[str, list[str]]:
-    """The text of the shots, and what follows it: each option, or without and with the answer."""
+    """Return the text of the shots, and the texts after it: each option, or without and with the
+    continuation."""
     item, between = task.items[place], task.delimiter
     shots = "".join(f"{_solved(task, shot)}{BETWEEN}" for shot in shots_of(task, place))
     if task.kind == "multiple_choice":
@@ -72,7 +74,7 @@ def render(task: CoreTask, place: int) -> tuple[str, list[str]]:
         after = f"{between}{item['continuation']}"
         return shots, [f"{context}{after}" for context in item["context_options"]]
     question = f"{str(item['context']).strip()}{between}"
-    # The whole text is stripped, of which the end is the end of the question.
+    # nanochat strips the whole prompt, which begins with the question only if there are no shots.
     without = question.rstrip() if shots else question.strip()
     return shots, [without, f"{question}{item['continuation']}"]
 
@@ -87,11 +89,9 @@ def _solved(task: CoreTask, shot: Mapping[str, Any]) -> str:
 
 
 def encode(tokenizer: Tokenizer, shots: str, tails: Sequence[str]) -> list[list[int]]:
-    """Ids of <|bos|>, `shots` and each of `tails`, of each text as a whole.
-
-    The shots are read once where that gives the same: a line break before a visible character is a
-    border between pieces, of which no token crosses. That the first text bears it out is checked.
-    """
+    """Return the ids of <|bos|> and of `shots` + tail for each of `tails`, encoded as one text."""
+    # The shots end in line breaks. Before a visible character these end a piece of the split
+    # pattern, which no token crosses, so the shots are encoded only once. The first text checks it.
     bos = [tokenizer.bos]
     if not shots or any(not tail or tail[0].isspace() for tail in tails):
         return [bos + tokenizer.encode(shots + tail) for tail in tails]
@@ -104,7 +104,7 @@ def encode(tokenizer: Tokenizer, shots: str, tails: Sequence[str]) -> list[list[
 
 
 def shared_length(sequences: Sequence[Sequence[int]]) -> int:
-    """How many tokens all begin with."""
+    """Return the length of the common prefix of all sequences."""
     shortest = min(sequences, key=len)
     for i, token in enumerate(shortest):
         if any(ids[i] != token for ids in sequences):
@@ -115,10 +115,10 @@ def shared_length(sequences: Sequence[Sequence[int]]) -> int:
 def to_tree(
     sequences: Sequence[Sequence[int]], spans: Sequence[tuple[int, int]], *, gold: int
 ) -> Question:
-    """The tree of all sequences, each once and less its last token, which predicts nothing.
+    """Return the tree of the distinct sequences without their last tokens, which predict nothing.
 
-    spans[i] says which tokens of sequence i are scored: from its first to before its second; from
-    0 on means none, as nothing predicts a first token.
+    spans[i] = (start, end) are the tokens of sequence i that are scored. A start of 0 means none,
+    as nothing predicts a first token.
     """
     distinct = list(dict.fromkeys(map(tuple, sequences)))
     texts = tuple(distinct.index(tuple(ids)) for ids in sequences)
@@ -130,6 +130,7 @@ def to_tree(
     lengths: list[int] = []
     place = fork
     for ids, (start, end) in zip(distinct, spans, strict=True):
+        # Token t is predicted at t - 1: in the trunk before `fork`, else in this text's branch.
         scored = range(start, end) if start else range(0)
         shift = place - fork
         rows += [t - 1 if t - 1 < fork else t - 1 + shift for t in scored]

@@ -1,4 +1,4 @@
-"""The CORE metric's tasks as its published bundle has them.
+"""Read the CORE metric's tasks from its published bundle.
 
     core.yaml            icl_tasks: label, dataset_uri, num_fewshot, icl_task_type, ...
     eval_meta_data.csv   "Eval Task", "Random baseline" in percent, ...
@@ -7,10 +7,10 @@
 A line of the three kinds of tasks:
 
     multiple_choice      {"query", "choices": [...], "gold"}                  which choice follows
-    schema               {"context_options": [...], "continuation", "gold"}   which goes before it
-    language_modeling    {"context", "continuation"}                 is it what the model would say
+    schema               {"context_options": [...], "continuation", "gold"}   which precedes it
+    language_modeling    {"context", "continuation"}                   is it the model's own choice
 
-Examples are shuffled as nanochat shuffles them, then cut, so scores of part of a task compare.
+Examples are shuffled as in nanochat, then cut, so scores on part of a task are comparable too.
 """
 
 import csv
@@ -33,19 +33,19 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 OPTIONS = {"multiple_choice": "choices", "schema": "context_options"}
 SHUFFLE_SEED = 1337  # nanochat's
-_TEXT = (str, int, float)  # a number is put as Python writes it
+_TEXT = (str, int, float)  # numbers are formatted as Python prints them
 _HINT = "the bundle is damaged or of another format: `nanochat run --force task_data`"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoreTask:
-    """One task: its examples, and how they are put."""
+    """One task: its examples and how they are formatted."""
 
     label: str
     kind: str  # of KINDS
     num_shots: int
     delimiter: str  # between a question and its answer
-    baseline: float  # the share that guessing gets right
+    baseline: float  # accuracy of guessing, 0 to 1
     items: tuple[Mapping[str, Any], ...]
 
 
@@ -54,15 +54,15 @@ class CoreSuite:
     """All tasks of a bundle."""
 
     tasks: tuple[CoreTask, ...]
-    failed: Mapping[str, str]  # label -> why the task cannot be asked
-    digest: str  # of everything that was read and of how much of it is asked
+    failed: Mapping[str, str]  # label -> why the task cannot be read
+    digest: str  # of everything that was read, and of max_per_task
 
 
 def open_suite(directory: Path, *, max_per_task: int | None) -> CoreSuite:
-    """The tasks of the bundle in `directory`, at most `max_per_task` examples of each.
+    """Read the tasks of the bundle in `directory`, at most `max_per_task` examples of each.
 
-    A task with a file, or a line of one, that is not as it should be is among the `failed`. Raises
-    DataError when no list of tasks can be read.
+    A task with an invalid file or line is in `failed`. Raises DataError if the list of tasks
+    cannot be read.
     """
     digest = hashlib.sha256(f"core {max_per_task}".encode())
     entries = _read_entries(directory / "core.yaml", digest)
@@ -74,7 +74,7 @@ def open_suite(directory: Path, *, max_per_task: int | None) -> CoreSuite:
     for entry in entries:
         try:
             tasks.append(_open_task(directory, entry, baselines, max_per_task, digest))
-        except DataError as error:  # a path of this machine is no part of what is told
+        except DataError as error:  # without this machine's path: the text is in an artifact
             failed[str(entry["label"])] = str(error).replace(f"{directory}/", "")
     return CoreSuite(tasks=tuple(tasks), failed=failed, digest=digest.hexdigest())
 
@@ -94,12 +94,14 @@ def _open_task(
             f"core.yaml: '{label}' is of type '{kind}'", hint=f"known are {', '.join(KINDS)}"
         )
     items = _read_items(directory / "eval_data" / str(entry["dataset_uri"]), kind, digest)
+    # Shuffled whole, then cut: the first n are the same for every `max_per_task`.
     random.Random(SHUFFLE_SEED).shuffle(items)
     return CoreTask(
         label=label,
         kind=kind,
         num_shots=int(entry["num_fewshot"][0]),
         delimiter=str(entry.get("continuation_delimiter", " ")),
+        # The table has percent.
         baseline=0.01 * baselines[label],
         items=tuple(items[:max_per_task]),
     )
@@ -128,7 +130,7 @@ def _read_baselines(path: Path, digest: Any) -> dict[str, float]:
 
 def _read_items(path: Path, kind: str, digest: Any) -> list[Mapping[str, Any]]:
     items: list[Mapping[str, Any]] = []
-    # Not splitlines: a text may hold any of the odd characters that end a line there.
+    # Not splitlines: it also splits at characters that a text may contain, such as U+2028.
     for number, line in enumerate(_read(path, digest).split("\n"), start=1):
         if not line.strip():
             continue
@@ -146,7 +148,7 @@ def _read_items(path: Path, kind: str, digest: Any) -> list[Mapping[str, Any]]:
 
 
 def _check(item: Any, kind: str) -> None:
-    """Raises TypeError, KeyError or ValueError for what is no example of this kind."""
+    """Raise TypeError, KeyError or ValueError unless `item` is an example of this kind."""
     for name in KINDS[kind]:
         value = item[name]
         if name == "gold":
@@ -165,5 +167,6 @@ def _read(path: Path, digest: Any) -> str:
         text = data.decode()
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}", hint=_HINT) from error
+    # Of each file's digest, so that moving bytes between files changes the suite's digest.
     digest.update(hashlib.sha256(data).digest())
     return text

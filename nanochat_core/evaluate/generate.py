@@ -1,5 +1,5 @@
-"""Answers of a chat model to conversations, and the share of them that is right: of the likeliest
-answer (greedy), or of the best of k sampled ones (pass@k)."""
+"""Generate a chat model's answers and measure their accuracy: greedy, or the best of k sampled ones
+(pass@k)."""
 
 import math
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from tasks.base import Conversation, Task, TaskError
 from tasks.registry import are_correct, find_grader, is_gradable
 
-# A program may take 5 s, and all of these one CPU: less than `hang_seconds` is by default.
+# A program may take 5 s, so this many on one CPU take less than the default `hang_seconds`.
 GRADED_AT_ONCE = 64
 
 
 def greedy_answers(
     engine: Engine, conversations: Sequence[Conversation], *, max_new_tokens: int
 ) -> list[str]:
-    """The model's likeliest answer to each conversation, its own last assistant message left out.
+    """Return the model's greedy answer to each conversation without its last assistant message.
 
-    An answer is at most `max_new_tokens` tokens long; calculator calls appear as the graders of
-    `tasks` read them. A conversation that fills the model's context is answered by "".
+    An answer has at most `max_new_tokens` tokens; calculator calls appear in the format that the
+    graders of `tasks` read. The answer to a conversation that fills the model's context is "".
     """
     prompts = [render_for_completion(engine.tokenizer, c) for c in conversations]
     answers = [""] * len(prompts)
@@ -37,7 +37,7 @@ def greedy_answers(
         max_tokens=max_new_tokens,
         temperature=0.0,
         top_k=None,
-        seeds=[0] * len(readable),  # greedy: no randomness is drawn
+        seeds=[0] * len(readable),  # unused: greedy decoding draws no random numbers
     )
     for i, [completion] in zip(readable, groups, strict=True):
         answers[i] = parse_answer(engine.tokenizer, completion.ids)
@@ -57,15 +57,16 @@ def grade(name: str, graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
 
 
 def accuracy(engine: Engine, task: Task, *, max_new_tokens: int, world: World) -> float:
-    """The share of the task's examples that are answered correctly; the ranks share the work.
+    """Return the share of the task's examples that the model answers correctly. Collective.
 
-    Raises DataError when the task's answers cannot be graded.
+    Raises DataError if the task's answers cannot be graded.
     """
     check_gradable(task)
     examples = [task[i] for i in range(world.rank, len(task), world.size)]
     answers = greedy_answers(engine, examples, max_new_tokens=max_new_tokens)
     correct = sum(grade(task.name, list(zip(examples, answers, strict=True))))
     device = engine.model.lm_head.weight.device
+    # fp32 counts exactly up to 2^24 examples.
     sums = torch.tensor([correct, len(examples)], dtype=torch.float32, device=device)
     correct, total = world.sum(sums).tolist()
     return correct / max(total, 1)
@@ -82,10 +83,10 @@ def sampled_pass_at(
     seed: int,
     world: World,
 ) -> list[float]:
-    """pass@k for k = 1 .. num_samples, the mean over the task's examples; the ranks share the work.
+    """Return pass@k for k = 1 .. num_samples, the mean over the task's examples. Collective.
 
-    An example's answers depend on the seed and its place in the task alone. One that fills the
-    model's context is answered by nothing. Raises DataError when answers cannot be graded.
+    An example's answers depend only on the seed and its index in the task. An example that fills
+    the model's context has no right answers. Raises DataError if answers cannot be graded.
     """
     check_gradable(task)
     ids = range(world.rank, len(task), world.size)
@@ -100,8 +101,8 @@ def sampled_pass_at(
         top_k=top_k,
         seeds=[seed_for(seed, i) for i in readable],
     )
-    # How many examples have c right answers, c = 0 .. num_samples: whole numbers, so that the sum
-    # over ranks is the same however many there are.
+    # counts[c]: examples with c right answers. Whole numbers, so that the sum is exact for any
+    # number of ranks.
     counts = torch.zeros(num_samples + 1, dtype=torch.float32)
     counts[0] += len(ids) - len(readable)
     for i, group in zip(readable, groups, strict=True):
@@ -116,15 +117,15 @@ def sampled_pass_at(
 
 
 def pass_at(k: int, *, correct: int, num_samples: int) -> float:
-    """The chance that k of `num_samples` answers, drawn without repetition, hold a correct one.
+    """Return the probability that k of `num_samples` answers, without repetition, hold a right one.
 
-    The unbiased estimate of pass@k (Chen and others 2021, arXiv 2107.03374).
+    The unbiased estimate of pass@k (Chen et al. 2021, arXiv 2107.03374).
     """
     return 1.0 - math.comb(num_samples - correct, k) / math.comb(num_samples, k)
 
 
 def check_gradable(task: Task) -> None:
-    """Raises DataError unless the task's answers can be right or wrong."""
+    """Raise DataError unless the task's answers can be right or wrong."""
     if not is_gradable(task.name):
         raise DataError(
             f"the task '{task.name}' has no right answers to grade by",

@@ -1,6 +1,6 @@
-"""Answers to questions with lettered choices: the likeliest letter, without writing anything.
+"""Answer questions with lettered choices by the likeliest letter, without generating text.
 
-Of all tokens that may come first in an answer only the letters are looked at, as nanochat does it.
+Of the logits of an answer's first token only those of the letters are compared, as in nanochat.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tasks.base import Conversation
 
 
 def has_letters(conversation: Conversation) -> bool:
-    """Whether the answer is one of the conversation's letters."""
+    """Return whether the conversation is answered by one of its letters."""
     return "letters" in conversation
 
 
@@ -25,10 +25,10 @@ def has_letters(conversation: Conversation) -> bool:
 def likeliest_letters(
     model: GPT, tokenizer: Tokenizer, conversations: Sequence[Conversation]
 ) -> list[str]:
-    """The letter that the model would rather begin its answer with than with any other of them.
+    """Return the letter with the highest logit as first token of each answer, the first of equals.
 
-    Prompts may be longer than what the model was trained on. Of equals the first. Raises DataError
-    for a letter that is no token of its own.
+    Prompts may be longer than the model's training context. Raises DataError if a letter is not a
+    single token.
     """
     device = model.lm_head.weight.device
     trees = [_tree(render_for_completion(tokenizer, c)) for c in conversations]
@@ -36,7 +36,7 @@ def likeliest_letters(
     wanted = sorted({token for tokens in ids for token in tokens})
     column = {token: i for i, token in enumerate(wanted)}
     every = torch.tensor(wanted, device=device)
-    # Read at the end: a GPU is not waited for.
+    # Copied to the host only at the end, so that no pack waits for the GPU.
     scores = [torch.zeros(0, len(wanted))]
     for part in packs_of((tree.num_tokens for tree in trees), tokens_of_pack(device)):
         HEART.beat("evaluating")

@@ -1,4 +1,4 @@
-"""Files that an evaluation leaves for people and for the report."""
+"""Write the samples and example tables of an evaluation, for people and for the report."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,16 +10,16 @@ import pyarrow.parquet as pq
 
 
 def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Write `records`, one a line, ASCII, keys in the order given."""
+    """Write `records` as JSON lines, ASCII, keys in the given order."""
     with path.open("w", encoding="ascii", newline="\n") as file:
         for record in records:
             file.write(json.dumps(record) + "\n")
 
 
 def write_table(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
-    """Write `records` as parquet with the columns of `schema`. The same give the same bytes.
+    """Write `records` as parquet with the columns of `schema`. Equal records give equal bytes.
 
-    Half a character, which a model's text can end in, becomes U+FFFD.
+    An incomplete character, with which a model's text can end, becomes U+FFFD.
     """
     rows = [{name: _whole(record[name]) for name in schema.names} for record in records]
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
@@ -27,5 +27,6 @@ def write_table(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.Sch
 
 def _whole(value: Any) -> Any:
     if isinstance(value, str):
+        # A lone surrogate, which parquet's UTF-8 cannot hold.
         return value.encode("utf-8", errors="replace").decode("utf-8")
     return value

@@ -1,11 +1,10 @@
-"""Records the code that a process runs: each module as it is loaded, each file as it is opened.
+"""Record the code that a process runs: each module as it is loaded, each file as it is opened.
 
-A fingerprint is computed before a job starts, from the files as they are then. What the job really
-ran is stored in its directory, under `code/`: every version of every file of our packages, named by
-its digest and its module or path. Python's own bytecode is used only where it belongs to the very
-source that is recorded, because it is otherwise recognised by time and size alone.
+A fingerprint is computed before a job starts, from the files at that time. The code that the job
+really ran is stored in its directory, under `code/`: every version of every file of our packages,
+named by its digest and its module or path.
 
-Not seen: files that C code opens by itself, and processes that are not started by multiprocessing.
+Not recorded: files that C code opens itself, and processes not started by multiprocessing.
 """
 
 import hashlib
@@ -28,7 +27,7 @@ _CHECKED_HASH = b"\x03\0\0\0"  # PEP 552: bytecode that holds for a source of th
 
 
 def record_code(directory: Path) -> None:
-    """Store what this process has loaded of our packages, and all that it will."""
+    """Store the code of our packages that this process has loaded, and all it loads later."""
     directory.mkdir(exist_ok=True)
     recorder = _Recorder(directory)
     for name, module in list(sys.modules.items()):
@@ -40,10 +39,9 @@ def record_code(directory: Path) -> None:
 
 
 def read_record(directory: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the content of all that was loaded: "tasks.words",
-    "tasks/generated/words.txt".
+    """Yield name and content of all that was loaded: "tasks.words", "tasks/generated/words.txt".
 
-    A file that a crash cut short is left out: what should have run never did.
+    A file that a crash truncated is skipped: its code never ran.
     """
     for path in sorted(directory.glob("*-*")):
         digest, _, name = path.name.partition("-")
@@ -53,7 +51,7 @@ def read_record(directory: Path) -> Iterator[tuple[str, bytes]]:
 
 
 class _Recorder(MetaPathFinder):
-    """Finds modules as the other finders do, and has them loaded from source that is stored."""
+    """A finder that delegates to the others and loads modules from source that it has stored."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -65,7 +63,7 @@ class _Recorder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the other finders find, with a loader that records. Raises ImportError."""
+        """Return the other finders' spec with a recording loader. Raises ImportError."""
         if fullname.partition(".")[0] not in PACKAGES:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
@@ -80,13 +78,13 @@ class _Recorder(MetaPathFinder):
         return spec
 
     def add_package(self, name: str, folders: Sequence[str]) -> None:
-        """Record the files of a package from now on; one inside another is known."""
+        """Record the files of a package from now on. A subpackage is covered by its parent."""
         if "." not in name:
             found = {f"{alias}{os.sep}" for f in folders for alias in (f, os.path.realpath(f))}
             self._folders = tuple(sorted({*self._folders, *found}))
 
     def hear(self, event: str, args: tuple[Any, ...]) -> None:
-        """Store the file of ours that is about to be opened, as it is now."""
+        """Audit hook: store a file of our packages, as it is now, before it is opened."""
         if event != "open" or getattr(self._reading, "is_on", False):
             return
         file, mode, flags = args
@@ -100,7 +98,8 @@ class _Recorder(MetaPathFinder):
             self.store(_name_of(path, os.path.dirname(folder[:-1])), self.read(path))
 
     def read(self, path: str) -> bytes:
-        """Return a file's content; that it is opened for this is not recorded."""
+        """Return a file's content without recording this access."""
+        # Opening it here raises the audit event again, which would recurse.
         self._reading.is_on = True
         try:
             return Path(path).read_bytes()
@@ -108,12 +107,13 @@ class _Recorder(MetaPathFinder):
             self._reading.is_on = False
 
     def store(self, name: str, content: bytes) -> None:
-        """Add what was loaded to the record, if it is new there."""
+        """Add `content` to the record, if it is new there."""
         label = f"{hashlib.sha256(content).hexdigest()}-{name.replace('/', ':')}"
         with self._lock:
             if label not in self._stored:
                 path = self._directory / label
                 if not path.exists():
+                    # Renamed when complete: other ranks record into the same directory.
                     temporary = self._directory / f".{os.getpid()}.tmp"
                     temporary.write_bytes(content)
                     temporary.replace(path)
@@ -121,16 +121,18 @@ class _Recorder(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Loads a module from the bytes that are recorded, compiled or not."""
+    """A loader that compiles a module from the recorded bytes."""
 
     def __init__(self, fullname: str, path: str, recorder: _Recorder) -> None:
         super().__init__(fullname, path)
         self._recorder = recorder
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return the code of the source as it is now."""
+        """Return the code of the recorded source, from bytecode if it is of the same source."""
         source = self._recorder.read(self.path)
         self._recorder.store(fullname, source)
+        # Python accepts bytecode whose source has the same time and size, which may be of another
+        # content; only hash-based bytecode certainly belongs to the source that is recorded.
         cached = cache_from_source(self.path)
         head = MAGIC_NUMBER + _CHECKED_HASH + source_hash(source)
         with suppress(OSError, ValueError, EOFError, TypeError):

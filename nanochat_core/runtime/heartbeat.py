@@ -1,10 +1,10 @@
-"""Each rank's heartbeat, for the launcher: what it does, since when, after how many steps.
+"""The heartbeat of each rank, by which the launcher detects a job that hangs.
 
-A file of 72 bytes a rank, mapped into memory, so that a beat is one store and needs no system call.
-Every stage beats from its beginning to its end, once for each piece of work: a pass of the model, a
-question, a batch of documents, the bytes of a download. The launcher ends a job in which no rank
-has beaten for the resources' `hang_seconds`. `busy` allows a multiple of that where one call takes
-long and cannot beat.
+A heartbeat is a 72-byte file per rank, mapped into memory, so that a beat is one store and needs no
+system call. It holds the current activity, the time and the number of steps. Every stage beats for
+each piece of work: a pass of the model, a question, a batch of documents, the bytes of a download.
+The launcher ends a job in which no rank has beaten for the resources' `hang_seconds`. `busy` allows
+a multiple of that where one call takes long and cannot beat.
 """
 
 import contextlib
@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-STARTING_TIMES = 4.0  # torch is imported, ranks find each other, a model is loaded, kernels chosen
+# Multiple of `hang_seconds` before the first beat of the work itself: importing torch, the
+# rendezvous of the ranks, loading a model and choosing kernels.
+STARTING_TIMES = 4.0
 _LAYOUT = struct.Struct("<ddqq40s")  # time, times, steps, process id, what it does
 _TIME = struct.Struct("<d")
 _PREFIX = "heartbeat-"
@@ -28,14 +30,14 @@ class Pulse:
 
     rank: int
     pid: int
-    beat: float  # time.monotonic of the machine, which its processes share
-    times: float  # how many `hang_seconds` may pass until the next
+    beat: float  # time.monotonic, which all processes of a machine share
+    times: float  # the next beat is due after this many `hang_seconds`
     steps: int  # done by this execution
     doing: str
 
 
 class Heart:
-    """Writes this process's pulse. Does nothing until a worker opens it."""
+    """The writer of this process's pulse. Does nothing until a worker opens it."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -45,7 +47,7 @@ class Heart:
         self._is_starting = self._is_joined = False
 
     def open(self, directory: Path, rank: int) -> None:
-        """Write beats into `directory` from now on. The stage starts, and may take longer."""
+        """Write beats into `directory` from now on, with the longer limit of a starting stage."""
         directory.mkdir(exist_ok=True)
         self._path = directory / f"{_PREFIX}{rank}"
         self._path.write_bytes(bytes(_LAYOUT.size))
@@ -56,22 +58,22 @@ class Heart:
 
     @property
     def path(self) -> Path | None:
-        """The file that a process which works for this rank may join; None if there is none."""
+        """The file that a helper process of this rank may join; None if not open."""
         return self._path
 
     def join(self, path: Path) -> None:
-        """Beat for the rank of `path` from now on: only the time is written, the rest is its."""
+        """Beat for the rank of `path` from now on: this process writes the time only."""
         self._is_joined = True
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _LAYOUT.size)
 
     def started(self) -> None:
-        """The stage has begun its work: from here on `hang_seconds` count once."""
+        """Mark the end of the start: from here on the limit is one `hang_seconds`."""
         self._is_starting = False
         self.beat("beginning")
 
     def beat(self, doing: str, *, steps: int = 0) -> None:
-        """Note what begins here, and that `steps` more were done. Costs about a microsecond."""
+        """Record the activity that begins and `steps` more done. Costs about a microsecond."""
         if self._memory is None:
             return
         if self._is_joined:
@@ -79,14 +81,14 @@ class Heart:
             return
         self._steps += steps
         times = max(self._times, STARTING_TIMES if self._is_starting else 1.0)
-        # Copied whole: pack_into clears the bytes first, and a reader would see the zeros.
+        # One copy: pack_into clears the bytes first, and a reader could see the zeros.
         self._memory[:] = _LAYOUT.pack(
             time.monotonic(), times, self._steps, os.getpid(), doing.encode()[:40]
         )
 
     @contextlib.contextmanager
     def busy(self, doing: str, *, times: float) -> Iterator[None]:
-        """Allow `times` the usual silence inside, for work that takes long and cannot beat.
+        """Allow `times` the usual time between beats, for a long call that cannot beat.
 
         A comment at the call says why it cannot.
         """
@@ -108,7 +110,7 @@ def read_pulses(directory: Path) -> Iterator[Pulse]:
         directory.glob(f"{_PREFIX}*"), key=lambda path: int(path.name.removeprefix(_PREFIX))
     ):
         data = path.read_bytes()
-        if len(data) != _LAYOUT.size:  # it is being made
+        if len(data) != _LAYOUT.size:  # it is being created
             continue
         beat, times, steps, pid, doing = _LAYOUT.unpack(data)
         if beat > 0:
@@ -123,6 +125,6 @@ def read_pulses(directory: Path) -> Iterator[Pulse]:
 
 
 def forget_pulses(directory: Path) -> None:
-    """Remove what an earlier attempt left."""
+    """Remove the pulses of an earlier attempt."""
     for path in directory.glob(f"{_PREFIX}*"):
         path.unlink()

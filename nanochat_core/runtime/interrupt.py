@@ -1,10 +1,10 @@
 """Stopping a job on purpose: SIGTERM (a scheduler, a spot notice) and SIGINT (Ctrl-C).
 
 By default a signal raises `Interrupted` at once, which suits stages without state. A training loop
-wraps itself in `deferred()`: the signal only sets a flag, the loop finishes its step, saves and
-raises `Interrupted` itself. The kernel ends a process that does not get there in 20 seconds: a rank
-wedged in a collective cannot be asked. Models whose checkpoint takes longer lose what came after
-the one before.
+uses `deferred()`: the signal only sets a flag, the loop finishes its step, saves and raises
+`Interrupted` itself. SIGALRM ends a process that takes longer than 20 seconds for this, as a rank
+blocked in a collective runs no Python code. A model whose checkpoint takes longer to save resumes
+from the checkpoint before.
 """
 
 import contextlib
@@ -12,31 +12,32 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-EXIT_CODE = 75  # EX_TEMPFAIL: state is saved, start me again
+EXIT_CODE = 75  # EX_TEMPFAIL: state is saved, the job can be started again
 SECONDS_TO_SAVE = 20
 
 
 class Interrupted(BaseException):
-    """The job was asked to stop. State worth keeping is saved before this is raised."""
+    """The job was asked to stop. Raised after its state is saved."""
 
 
 class Stop:
-    """Whether the job was asked to stop."""
+    """The stop request of this process, if any."""
 
     requested = False
-    steps_left: int | None = None  # until it stops by itself; None: it does not
+    steps_left: int | None = None  # until the job stops itself; None means no limit
     _deferred = False
 
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
-        """Signal handler; see the module."""
+        """Handle SIGTERM or SIGINT; see the module."""
         self.requested = True
         if not self._deferred:
             raise Interrupted(signal.Signals(signum).name)
+        # The default action, so that the kernel ends a process that no longer runs Python.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(SECONDS_TO_SAVE)
 
     def after_step(self) -> None:
-        """One step is done. The last one that was asked for ends the job as a signal would."""
+        """Count a step. After the last one requested, stop the job as a signal would."""
         if self.steps_left is not None:
             self.steps_left -= 1
             if self.steps_left == 0:
@@ -44,7 +45,7 @@ class Stop:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator["Stop"]:
-        """Inside, signals set `requested` and nothing else; one that is pending ends it at last."""
+        """Inside, signals only set `requested`; if one came, raise `Interrupted` at the end."""
         self._deferred = True
         try:
             yield self
@@ -65,6 +66,6 @@ def install() -> None:
 
 
 def ignore() -> None:
-    """State is saved and the end is near: a second signal must not disturb it."""
+    """Ignore further signals: state is saved, and a second one must not disturb the exit."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

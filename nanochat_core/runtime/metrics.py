@@ -1,10 +1,10 @@
-"""metrics.parquet: a job's events as a table, one row a step, for DuckDB and dataframes.
+"""metrics.parquet: a job's events as a table, one row per step, for DuckDB and dataframes.
 
-It is made from events.jsonl at the end of a job and lies beside it, among the artifact's logs: it
-holds times, so it is no part of what the artifact is. Columns:
+It is written from events.jsonl at the end of a job, beside it among the artifact's logs: it holds
+times, so it is no part of the artifact's identity. Columns:
 
     step      int64
-    time      double, unix seconds at which the step was told; null for one that was only judged
+    time      double, unix seconds at which the step was logged; null if it was only evaluated
     seconds   double, since the execution that did it began its loop; null likewise
     ...       double, a column for every value of step and eval events: loss, val_bpb, mfu, ...
 """
@@ -22,7 +22,7 @@ FILE = "metrics.parquet"
 
 
 def write_metrics(job: Job) -> Path | None:
-    """Write the table of a job that told of steps; returns its path. It never fails the job."""
+    """Write the table, if the job logged steps; return its path. Never fails the job."""
     try:
         rows = rows_of(read_events(job.events)) if job.events.exists() else []
         return _write(job.directory / FILE, rows) if rows else None
@@ -32,7 +32,7 @@ def write_metrics(job: Job) -> Path | None:
 
 
 def rows_of(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each step; of steps done again after a stop, what was told last."""
+    """Return a row for each step. For steps repeated after a resume the last event counts."""
     rows: dict[int, dict[str, Any]] = {}
     began: float | None = None
     for event in events:
@@ -41,7 +41,7 @@ def rows_of(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         if event["kind"] not in ("step", "eval"):
             continue
         row = rows.setdefault(event["step"], {"step": event["step"], "time": None, "seconds": None})
-        # rl tells how long a step took under a name that is taken here.
+        # rl logs the duration of a step as "seconds", a column of its own meaning here.
         row.update({"step_seconds" if k == "seconds" else k: v for k, v in event["values"].items()})
         if event["kind"] == "step":
             row["time"] = event["time"]
@@ -50,7 +50,7 @@ def rows_of(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    import pyarrow as pa  # only here: most jobs of a test write none, and it takes 0.2 s
+    import pyarrow as pa  # imported late: it takes 0.2 s, and most jobs in tests write no table
     import pyarrow.parquet as pq
 
     names = list(dict.fromkeys(itertools.chain.from_iterable(rows)))

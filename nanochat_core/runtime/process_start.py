@@ -77,14 +77,15 @@ def find_process(pid: int, start: str) -> "psutil.Process | None":
     import psutil
 
     try:
-        process = psutil.Process(pid)  # first: it notices when the number is reused later
+        # Created before the check: from then on psutil notices if the number is reused.
+        process = psutil.Process(pid)
     except psutil.NoSuchProcess:
         return None
     return process if start_of(pid) == start else None
 
 
 def kill(process: ProcessRef) -> bool:
-    """Send SIGKILL to exactly this process; returns whether it was alive.
+    """Send SIGKILL to exactly this process; return whether it was alive.
 
     Raises PermissionError if it belongs to another user.
     """

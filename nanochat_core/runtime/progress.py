@@ -1,14 +1,14 @@
-"""What a job tells while it runs: one JSON object a line in events.jsonl.
+"""The progress events of a running job: one JSON object per line in events.jsonl.
 
 Kinds of event, each with `time` (unix seconds):
 
-    start    {"step", "total", "unit", "resumed"}   a loop begins, or goes on, at `step`
+    start    {"step", "total", "unit", "resumed"}   a loop begins or resumes at `step`
     step     {"step", "total", "values"}            one unit of work done; `values` are numbers
     eval     {"step", "values"}                     scores measured at `step`
-    message  {"text"}                               a line for the person watching
+    message  {"text"}                               a log line for people
 
 A resumed job appends. Its steps after the checkpoint are written again, with the same values, so a
-reader keeps the last event of each (kind, step).
+reader uses the last event of each (kind, step).
 """
 
 import json
@@ -29,33 +29,34 @@ _FIELDS: dict[str, dict[str, type]] = {
 
 
 class Progress:
-    """Appends events to `path`. On ranks other than 0 (`active=False`) it writes nothing."""
+    """The event log at `path`. On ranks other than 0 (`active=False`) it writes nothing."""
 
     def __init__(self, path: Path, *, active: bool = True) -> None:
         self._path = path if active else None
-        if active and path.exists() and not _ends_whole(path):  # a killed job's half line
+        # A killed job may have left an incomplete line: end it, so that ours starts a new one.
+        if active and path.exists() and not _ends_whole(path):
             with path.open("a", encoding="utf-8") as file:
                 file.write("\n")
         self._total = 0
 
     def start(self, total: int, *, unit: str = "step", step: int = 0) -> None:
-        """A loop of `total` units begins at `step` (greater than 0 when resumed)."""
+        """Log that a loop of `total` units begins at `step` (greater than 0 when resumed)."""
         self._total = total
         HEART.started()
         self._write("start", step=step, total=total, unit=unit, resumed=step > 0)
 
     def step(self, step: int, **values: float) -> None:
-        """`step` units are done."""
+        """Log that `step` units are done."""
         HEART.beat(f"after {step} of {self._total}")
         self._write("step", step=step, total=self._total, values=values)
         STOP.after_step()
 
     def eval(self, step: int, **values: float) -> None:
-        """Scores of the state after `step` units."""
+        """Log scores of the state after `step` units."""
         self._write("eval", step=step, values=values)
 
     def message(self, text: str) -> None:
-        """A line for the person watching."""
+        """Log a line for people."""
         self._write("message", text=text)
 
     def _write(self, kind: str, **fields: Any) -> None:
@@ -72,15 +73,15 @@ def _ends_whole(path: Path) -> bool:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """All whole events of a file; the half line of a killed job is skipped.
+    """Return all complete events of a file. A killed job's incomplete line is skipped.
 
-    A line that no job writes is skipped too: the file may come from the store.
+    So is a line that no job writes: the file may come from the store.
     """
     return filter(_is_event, read_groups(path))
 
 
 def read_groups(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file that are whole JSON groups."""
+    """Yield the lines of a file that are JSON objects."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
@@ -100,6 +101,6 @@ def _is_event(event: dict[str, Any]) -> bool:
 
 
 def last_by_step(events: Iterator[dict[str, Any]], kind: str) -> dict[int, dict[str, float]]:
-    """step -> values of the last event of `kind` at that step, in order of step."""
+    """Return step -> values of the last event of `kind` at that step, in order of step."""
     found = {e["step"]: e["values"] for e in events if e["kind"] == kind}
     return dict(sorted(found.items()))

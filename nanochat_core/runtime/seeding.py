@@ -4,6 +4,6 @@ import hashlib
 
 
 def seed_for(seed: int, *names: str | int) -> int:
-    """A 63-bit seed for one purpose: the same names give the same seed, other names another."""
+    """Return a 63-bit seed for one purpose: equal names give equal seeds, other names others."""
     text = "/".join([str(seed), *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1

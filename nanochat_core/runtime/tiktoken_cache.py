@@ -1,6 +1,6 @@
-"""Vocabularies that tiktoken downloaded earlier, found without downloading any.
+"""Find vocabularies in tiktoken's cache without downloading any.
 
-tiktoken itself fetches what its cache lacks, at whatever moment somebody names an encoding.
+tiktoken itself downloads a missing file whenever an encoding is used.
 """
 
 import hashlib
@@ -10,7 +10,8 @@ from pathlib import Path
 
 
 def find_cached(url: str, *, sha256: str) -> Path | None:
-    """The file that tiktoken would read for `url`; None when it would go and fetch it."""
+    """Return the file that tiktoken would read for `url`; None if it would download it."""
+    # tiktoken names a cached file by the sha1 of its URL.
     path = _directory() / hashlib.sha1(url.encode()).hexdigest()
     try:
         data = path.read_bytes()
@@ -20,6 +21,6 @@ def find_cached(url: str, *, sha256: str) -> Path | None:
 
 
 def _directory() -> Path:
-    """As tiktoken 0.9 to 0.14 choose it."""
+    """Return tiktoken's cache directory, as versions 0.9 to 0.14 choose it."""
     fallback = os.environ.get("DATA_GYM_CACHE_DIR", f"{tempfile.gettempdir()}/data-gym-cache")
     return Path(os.environ.get("TIKTOKEN_CACHE_DIR", fallback))

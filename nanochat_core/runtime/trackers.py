@@ -1,9 +1,9 @@
-"""Metrics on their way to wandb or trackio: beside the job, which never waits and never fails.
+"""Send metrics to wandb or trackio in the background, without ever delaying or failing the job.
 
-A thread of rank 0's process follows events.jsonl, the job's own record: what a slow service has not
-taken yet waits in that file and nowhere else. Whatever goes wrong is said once and ends the thread;
-at the end of the job it has some seconds to catch up, then it is left behind. Both packages are
-imported here only, when asked for; where they send is their own environment's business.
+A thread of rank 0's process follows events.jsonl, the job's own record, which is the only queue for
+a slow service. Any error is logged once and ends the thread; at the end of the job it has some
+seconds to catch up, then it is abandoned. Both packages are imported only here and only on request;
+their own environment variables configure where they send.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _SECONDS_TO_CATCH_UP = 10.0
 
 @contextlib.contextmanager
 def following(job: Job, *, active: bool) -> Generator[None]:
-    """While the block runs, pass on what the job tells to the sinks that it names."""
+    """While the block runs, forward the job's metrics to the trackers in its resources."""
     if not (active and job.resources.sinks):
         yield
         return
@@ -48,7 +48,7 @@ def following(job: Job, *, active: bool) -> Generator[None]:
 
 
 def may_linger() -> bool:
-    """Whether a sink's package is loaded: its hooks at exit may wait for a service that is gone."""
+    """Return whether a tracker's package is loaded: its exit hooks may wait for a dead service."""
     return any(name in sys.modules for name in _PACKAGES)
 
 
@@ -62,6 +62,7 @@ def _follow(job: Job, name: str, tail: "_Tail", ended: threading.Event) -> None:
             config={"stage": job.stage, "fingerprint": job.fingerprint, **job.config},
         )
         while True:
+            # Waited for before reading, so that the last round reads what the job logged last.
             is_last = ended.wait(_SECONDS_BETWEEN_LOOKS)
             for event in tail.read():
                 if event["kind"] in ("step", "eval"):
@@ -71,20 +72,20 @@ def _follow(job: Job, name: str, tail: "_Tail", ended: threading.Event) -> None:
         run.finish()
     except ImportError:
         progress.message(f"{name} is not installed: metrics are in events.jsonl only")
-    except BaseException as error:  # noqa: BLE001 - whatever a service does, the job goes on
+    except BaseException as error:  # noqa: BLE001 - a tracker's failure must not end the job
         said = (str(error).splitlines() or [""])[0]
         progress.message(f"{name} gets no more metrics: {type(error).__name__}: {said}")
 
 
 class _Tail:
-    """The events that are appended to a file from now on."""
+    """A reader of the events that are appended to a file from now on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = path.stat().st_size if path.exists() else 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Whole lines written since the last call."""
+        """Return the events of complete lines written since the last call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Versions of what made a result: recorded with the artifact, and no part of its identity."""
+"""Versions of the software behind a result: recorded with the artifact, not in its identity."""
 
 import importlib.metadata
 import platform
@@ -9,12 +9,12 @@ _NOTED: dict[str, str] = {}
 
 
 def note_version(name: str, version: str) -> None:
-    """Record what no package version tells, such as the compiler of the kernels in use."""
+    """Record a version that no package has, such as that of the compiler of our kernels."""
     _NOTED[name] = version
 
 
 def versions_in_use() -> dict[str, str]:
-    """Return name -> version: of Python, of the packages that this process loaded, as noted."""
+    """Return name -> version: Python, the packages that this process loaded, and noted ones."""
     found = {"python": platform.python_version()}
     found |= {name: importlib.metadata.version(name) for name in _PACKAGES if name in sys.modules}
     torch = sys.modules.get("torch")

@@ -12,15 +12,16 @@ from nanochat_core.job import Resources
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = 2**30  # bytes
 
-# fp8 is a way to multiply: what goes in and comes out is bf16.
+# fp8 is used inside matrix products only: their inputs and outputs are bf16.
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
 def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
-    """The device this process uses; fixes the number of CPU threads, on which sums depend.
+    """Configure torch for the job's resources and return the device that this process uses.
 
-    Under `determinism` "strict", torch's operations repeat themselves from here on or fail.
+    Under `determinism` "strict", torch's operations are deterministic from here on or raise.
     """
+    # The order of a CPU sum depends on the number of threads, so it is fixed, not detected.
     torch.set_num_threads(resources.threads)
     torch.use_deterministic_algorithms(resources.determinism == "strict")
     if resources.device == "cpu":
@@ -36,19 +37,19 @@ def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
 
 
 def _keep_freed_memory() -> None:
-    """Let malloc keep what is freed, where it is glibc's.
+    """Make glibc's malloc keep freed memory instead of returning it to the system.
 
-    A training step frees and takes the same memory over and over. Without pages fresh from the
-    system each time it is 10 % faster (depth 4, fp32), and the process 7 % larger.
+    A training step frees and allocates the same memory repeatedly. Without new pages each time it
+    is 10 % faster (depth 4, fp32), and the process 7 % larger.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
             if not mallopt(_M_MMAP_THRESHOLD, _NEVER):
-                mallopt(_M_MMAP_THRESHOLD, 2**25)  # the most that older versions take
+                mallopt(_M_MMAP_THRESHOLD, 2**25)  # the largest value that older versions accept
             mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
 def compute_dtype(precision: str) -> torch.dtype:
-    """torch's dtype for `numerics.precision`."""
+    """Return torch's dtype for `numerics.precision`."""
     return _DTYPES[precision]

@@ -1,7 +1,7 @@
-"""Python's cyclic garbage collector, kept out of training steps.
+"""Python's cyclic garbage collector, disabled during training steps.
 
-A full collection looks at every object there is, some 100 ms after torch is loaded, and it falls on
-one rank's step or another's. Inside `frozen` there is none but those asked for with `collect`.
+A full collection visits every object, which takes some 100 ms once torch is loaded, and it delays
+all ranks whichever of them it runs on. Inside `frozen` only `collect` runs a collection.
 """
 
 import contextlib
@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def frozen() -> Iterator[None]:
-    """What lives at the beginning is not looked at again; nothing is collected by itself."""
+    """Disable automatic collection, and exclude the objects that exist now from later ones."""
     was_enabled = gc.isenabled()
+    # Collected first: freeze would make existing garbage permanent.
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -25,6 +26,6 @@ def frozen() -> Iterator[None]:
 
 
 def collect() -> None:
-    """Collect what became garbage since, if collection is off."""
+    """Run a collection, if automatic collection is disabled."""
     if not gc.isenabled():
         gc.collect()

@@ -1,10 +1,11 @@
-"""What a GPU could do at most, by its name: the denominator of MFU.
+"""Peak FLOP/s of GPUs by name: the denominator of MFU.
 
 Dense bf16 with fp32 accumulation, from the vendors' data sheets. fp8 is measured against the same
 number, nanochat's convention, so that a faster format shows as a higher MFU.
 """
 
-# A part of torch's name for the device -> teraFLOP/s. The first that fits counts.
+# A part of torch's name for the device -> teraFLOP/s. The first match counts, so a name that
+# contains another comes before it ("H100 PCIe" before "H100").
 _TERAFLOPS = (
     ("B300", 2250.0),
     ("GB200", 2500.0),
@@ -26,5 +27,5 @@ _TERAFLOPS = (
 
 
 def peak_flops(name: str) -> float | None:
-    """FLOP/s of a GPU that torch calls `name`; None when it is not known, as for a CPU."""
+    """Return the FLOP/s of a GPU that torch calls `name`; None if unknown, as for a CPU."""
     return next((tera * 1e12 for part, tera in _TERAFLOPS if part in name), None)

@@ -1,7 +1,7 @@
-"""How much memory a process may still take: the machine's, or its container's where that is less.
+"""The memory that a process may still allocate: the machine's, or its container's if less.
 
-Linux says what a group of processes may take in files, of two kinds: control groups v2 and v1. What
-the files name as taken includes pages of files that were read, which go when memory is needed.
+Linux reports the limits of control groups in files, of which there are two versions, v2 and v1. The
+reported usage includes cached pages of files, which the kernel frees when memory is needed.
 """
 
 from collections.abc import Iterator
@@ -11,18 +11,19 @@ import psutil
 
 GROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
-# Of a version: its folder in GROUPS, limit, bytes taken, the line in memory.stat of unused files.
+# Per version: its folder in GROUPS, limit, usage in bytes, memory.stat's line of inactive files.
 V2 = ("", "memory.max", "memory.current", "inactive_file")
 V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def memory_left() -> int:
-    """Bytes; 0 where the limit is reached."""
+    """Return the bytes that may still be allocated; 0 if the limit is reached."""
     return max(0, min([psutil.virtual_memory().available, *_left_in_groups()]))
 
 
 def _left_in_groups() -> Iterator[int]:
-    """Of each group that this process is in, from its own up to the outermost one."""
+    """Yield the bytes left in each control group of this process, from its own to the root."""
+    # Every ancestor's limit applies too, so the smallest counts.
     try:
         lines = OWN.read_text().splitlines()
     except OSError:  # not Linux
@@ -42,7 +43,7 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def _left_in(folder: Path, version: tuple[str, str, str, str]) -> int | None:
-    """None: there is no such group here, or no limit."""
+    """Return the bytes left in a control group. None means no such group or no limit."""
     _, limit, taken, unused = version
     try:
         room = int((folder / limit).read_text()) - int((folder / taken).read_text())

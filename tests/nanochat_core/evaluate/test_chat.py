@@ -245,7 +245,7 @@ def test_one_task_whose_data_is_of_no_use_leaves_the_others(make, many_tasks_dir
     assert "mmlu" in scores["failed"]["mmlu"] == metrics["mmlu_failed"]
     assert "chatcore" not in metrics
     told = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
-    assert f"mmlu could not be judged: {scores['failed']['mmlu']}" in told
+    assert f"mmlu could not be evaluated: {scores['failed']['mmlu']}" in told
     assert sum(" in fp32 (" in text for text in told) == 1  # which runner answers, and why it
 
 

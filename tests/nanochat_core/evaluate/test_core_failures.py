@@ -140,7 +140,7 @@ def test_a_damaged_task_costs_the_metric_and_nothing_else(make_job, model_dir, r
     assert (job.output / "samples.jsonl").read_text().count("\n") == 1
     said = [e["text"] for e in read_events(job.events) if "text" in e]
     assert any(
-        text.startswith("contexts could not be judged, so there is no CORE") for text in said
+        text.startswith("contexts could not be evaluated, so there is no CORE") for text in said
     )
 
 
