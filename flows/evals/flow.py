@@ -1,7 +1,8 @@
-"""The Prefect flow that judges a model again, and says so when it got worse.
+"""The Prefect flow `nanochat-eval`: evaluates a model again and reports a regression.
 
-However often it runs for the same model and suite, the evaluation is one artifact: a backlog of
-late runs ends as Cached. Each run is in the store as eval-{name}; what they found is the history.
+However often it runs for the same model and suite, the evaluation is one artifact, so a backlog of
+late runs ends as Cached. Each run is recorded in the store as eval-{name}; the records are the
+history that a new evaluation is compared with.
 """
 
 import threading
@@ -62,15 +63,15 @@ from infra.placement import default_home, default_store
 from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError
 
-COMPLETED = "nanochat.eval.completed"  # every evaluation that came to an end
-REGRESSED = "nanochat.eval.regressed"  # and once more when the model got worse
-MOST_ROWS = 60  # of the history in Prefect
+COMPLETED = "nanochat.eval.completed"  # after every evaluation
+REGRESSED = "nanochat.eval.regressed"  # after it, if the model got worse
+MOST_ROWS = 60  # of the history on Prefect's page
 AgainstField: TypeAlias = Annotated[Against, FormField("Compared with")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """What an evaluation that ended well found."""
+    """The results of an evaluation that completed."""
 
     outcome: Outcome
     evaluation: Built
@@ -78,12 +79,13 @@ class Evaluated:
 
 
 def _name_flow_run() -> str:
-    """The flow run is called as the run is; a retry keeps its name."""
-    if flow_run.get_run_count():  # of attempts before this one, as long as it is not running
+    """Return the run's id as the flow run's name; a retry keeps its name."""
+    if flow_run.get_run_count():  # attempts before this one: it counts itself once it is running
         return flow_run.get_name() or ""
     try:
         name = history_name(flow_run.get_parameters()["model"])
-    except ConfigError:  # the flow refuses it itself, and so has failed; here it would be a crash
+    except ConfigError:
+        # The flow raises it again and so fails; raised here it would crash the run, without a hint.
         name = "eval"
     return new_run_id(name, timestamp(time.time()))
 
@@ -105,30 +107,31 @@ def nanochat_eval(
     retries: RetriesField = RETRIES,
     strict: StrictField = False,
 ) -> Evaluated:
-    """Judge a model; one that did not change since costs nothing. Tells of it when it got worse.
+    """Evaluate a model and report a regression. A model that did not change is not run again.
 
     Args:
-        model: What is judged, looked up when the run starts: main, sft@main, sft/1a2b3c.
-        profile: Whose evaluation is used; by default that of the model's own run.
+        model: The model to evaluate, resolved when the run starts: main, sft@main, sft/1a2b3c.
+        profile: The profile whose evaluation to use; by default that of the model's own run.
         overrides: Changed settings of the evaluation, each as section.name=value.
-        metric: The number that must not get worse; by default ChatCORE, CORE or bits per byte.
-        drop: By how much it may get worse without an alert, in its own unit.
-        against: What it is compared with: the previous evaluation, or the best one so far.
-        store: URL of the artifact store; by default the one this machine is set up for.
+        metric: The metric that must not get worse; by default ChatCORE, CORE or bits per byte.
+        drop: How much worse the metric may get without an alert, in its own unit.
+        against: The evaluation to compare with: the previous one, or the best one so far.
+        store: URL of the artifact store; by default the one this machine is configured for.
         gpus: GPUs to use, 0 for the CPU; by default all that the profile can fill.
-        place: Changed settings of the placement, each as name=value.
-        pool: Work pool whose workers do the judging; by default this very process does.
-        retries: How often a stage that was lost is started again.
-        strict: Whether code that a fingerprint does not see is an error.
+        place: Changed placement settings, each as name=value.
+        pool: Work pool whose workers evaluate the model; by default the flow's own process does.
+        retries: How often a stage is retried after its process or machine was lost.
+        strict: Treat code that the fingerprint does not cover as an error.
     """
     caller = LOCAL_RUN.get()
     rule = Rule(metric=metric, drop=drop, against=against)
     home = caller.home if caller else default_home()
     opened_store = open_store(store or default_store(home))
     run_id = flow_run.get_name() or history_name(model)
-    # An evaluation leaves no checkpoints, so its records say all.
     stop = caller.stop if caller else threading.Event()
     wait = wait_of_run(opened_store, stop)
+    # No spare start for a plan: an evaluation saves no checkpoints, so its records show all
+    # progress.
     starts = wait(lambda: open_starts(opened_store, [run_id], pool=pool, will_plan=False))
     warn = get_run_logger().warning
     suite = wait(
@@ -140,6 +143,7 @@ def nanochat_eval(
     )
     placement = with_pool(placement, nodes=1, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
+    # Resolve upstream names of the stages that will be built only: pinned inputs have theirs.
     built = [stage for stage in suite.stages if stage.name not in suite.given]
     sections = {section for stage in built for section in stage.config}
     pinned, pins = wait(
@@ -184,14 +188,15 @@ def evaluate(
     given: Mapping[str, Manifest],
     retries: int = RETRIES,
 ) -> Evaluated:
-    """Build the last of the `stages`, which judges `model`, and apply the rule. In a flow only.
+    """Build the last of the `stages`, which evaluates `model`, and apply the rule. In a flow only.
 
-    Raises what building raises, and ConfigError when the rule's metric was not measured.
+    Raises what `run_pipeline` raises, and ConfigError if the rule's metric was not measured.
     """
     outcome = run_pipeline(stages, site, run, given=given, retries=retries)
     stage = stages[-1].name
     built = outcome.stages[stage]
     wait = wait_of_run(site.store, site.stop, terms=site.terms)
+    # The history includes this run, whose record was written as finished; `assess` skips it.
     history = wait(lambda: read_history(site.store, run.name, stage))
     newest = Evaluation(run=outcome.run, manifest=built.manifest)
     verdict = wait(lambda: assess(site.store, newest, history, rule))
@@ -202,12 +207,13 @@ def evaluate(
         key=key_of(f"{run.name} {stage}"),
         description=f"Evaluations of {model}, latest first. Latest: {verdict.text}.",
     )
-    _tell(model, newest, built, verdict)
+    _emit_events(model, newest, built, verdict)
     return Evaluated(outcome=outcome, evaluation=built, verdict=verdict)
 
 
-def _tell(model: str, newest: Evaluation, built: Built, verdict: Assessment) -> None:
-    """Send the events. Automations see labels only, so what they go by is among those."""
+def _emit_events(model: str, newest: Evaluation, built: Built, verdict: Assessment) -> None:
+    """Emit Prefect events of the evaluation: COMPLETED, and REGRESSED if the model got worse."""
+    # Automations match on the labels of the resource alone, so what they need is a label too.
     resource = {
         "prefect.resource.id": f"nanochat.model.{key_of(model)}",
         "prefect.resource.name": model,

@@ -1,9 +1,8 @@
-"""Whether a model got worse: its newest evaluation against the earlier ones of the same name.
+"""Detection of regressions: a model's newest evaluation against earlier ones of the same name.
 
-Only evaluations of the same suite compare: the same stage with the same settings and data, and
-nothing but the model another. A model that did not change has the very same evaluation, so against
-the `previous` one a loss is told once, on the day it comes; against the `best` one, every time
-until it is made good.
+Only evaluations of the same suite compare: same stage, settings and data, another model. A model
+that did not change has the same evaluation artifact. So a loss against the `previous` evaluation is
+reported once, on the day of the change; against the `best` one, every time until it is recovered.
 """
 
 import tempfile
@@ -24,28 +23,28 @@ from flows.render.terminal import number
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
-_MAIN = ("chatcore", "core", "val_bpb")  # of which the first that was measured is looked at
-_LESS_IS_BETTER = ("bpb", "loss")  # as a name ends
-_HISTORY = 200  # evaluations that are looked back on
+_MAIN = ("chatcore", "core", "val_bpb")  # default metrics: the first that was measured is used
+_LESS_IS_BETTER = ("bpb", "loss")  # suffixes of metric names
+_HISTORY = 200  # newest runs of a name that are read
 _SHOWN_NAMES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """One run's judgement of a model."""
+    """One run's evaluation of a model."""
 
     run: Run
-    manifest: Manifest  # of the stage that judged
+    manifest: Manifest  # of the evaluation stage
 
     @property
     def model(self) -> str:
-        """The fingerprint of the model, or "" where the record does not tell."""
+        """The fingerprint of the model, or "" if the manifest has no model among its inputs."""
         return next((i.fingerprint for n, i in self.manifest.inputs.items() if n in MODELS), "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """What became of a metric."""
+    """The newest value of a metric, compared with a baseline."""
 
     metric: str
     score: Score
@@ -57,14 +56,17 @@ class Assessment:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the difference lies inside its 95 % interval: other questions could undo it."""
+        """True if the 95 % interval of the difference includes 0: it may be chance.
+
+        False without an interval, or if nothing changed.
+        """
         if self.delta is None or self.delta.low is None or self.delta.value == 0:
             return False
         return not self.delta.is_clear
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """The assessment in one line, for people."""
         shown = f"{self.metric} {_shown(self.score)}"
         if self.baseline is None or self.delta is None:
             return f"{shown}; there is no earlier evaluation to compare it with"
@@ -78,7 +80,7 @@ class Assessment:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The assessment as JSON values, for programs."""
         baseline, delta = self.baseline, self.delta
         return {
             "metric": self.metric,
@@ -97,9 +99,10 @@ class Assessment:
 
 
 def read_history(store: Store, name: str, stage: str) -> list[Evaluation]:
-    """What finished runs called `name` found in `stage`, latest first; damaged ones are left out.
+    """Read the evaluations of `stage` by finished runs called `name`, latest first.
 
-    The name is a run's, not a tag's: see `flows.evals.suite.history_name`.
+    Evaluations with a damaged manifest are left out. The name is a run's, not a tag's: see
+    `flows.evals.suite.history_name`.
     """
     found: list[Evaluation] = []
     known: dict[str, Manifest | None] = {}
@@ -107,6 +110,7 @@ def read_history(store: Store, name: str, stage: str) -> list[Evaluation]:
         fingerprint = run.stages.get(stage)
         if run.status != "finished" or fingerprint is None:
             continue
+        # Nightly runs of an unchanged model share one artifact: one request for all of them.
         if fingerprint not in known:
             known[fingerprint] = _find_whole(store, stage, fingerprint)
         if (manifest := known[fingerprint]) is not None:
@@ -117,9 +121,9 @@ def read_history(store: Store, name: str, stage: str) -> list[Evaluation]:
 def assess(
     store: Store, newest: Evaluation, history: Sequence[Evaluation], rule: Rule
 ) -> Assessment:
-    """Whether `newest` is worse than `rule` allows. Itself in the `history` does not count.
+    """Compare `newest` with its baseline in the `history`, in which it may be itself.
 
-    Raises ConfigError when the metric was not measured.
+    Raises ConfigError if the metric was not measured.
     """
     scores = scores_of(newest.manifest)
     metric = _metric(newest.manifest, scores, rule)
@@ -151,17 +155,18 @@ def assess(
         baseline_run=baseline.run.run,
         delta=delta,
         drop=rule.drop,
+        # Strictly more than `drop`, so that a drop of 0 does not report an unchanged model.
         regressed=-delta.value * _sign(metric) > rule.drop,
     )
 
 
 def same_suite(first: Manifest, second: Manifest) -> bool:
-    """Whether two evaluations differ in the model alone, or not at all."""
+    """Return whether two evaluations differ in the model alone, or not at all."""
     return first.stage == second.stage and _suite(first) == _suite(second)
 
 
 def history_rows(history: Sequence[Evaluation], metric: str) -> list[dict[str, Any]]:
-    """A history as a table, in the order given: the metric first, then what else was measured."""
+    """Return a history as table rows in its order: the metric first, then the other scores."""
     rows: list[dict[str, Any]] = []
     for evaluation in history:
         scores = scores_of(evaluation.manifest)
@@ -179,7 +184,8 @@ def history_rows(history: Sequence[Evaluation], metric: str) -> list[dict[str, A
 
 
 def _suite(manifest: Manifest) -> tuple[Any, ...]:
-    """All that an evaluation was made from but the model."""
+    """Return everything that an evaluation was made from, except the model."""
+    # Digests of the inputs' content, not fingerprints: the same data made twice still compares.
     data = {name: item.digest for name, item in manifest.inputs.items() if name not in MODELS}
     return manifest.preimage.get("config"), manifest.preimage.get("format"), data
 
@@ -208,16 +214,17 @@ def _baseline(earlier: Sequence[Evaluation], metric: str, against: Against) -> E
 
 
 def _sign(metric: str) -> int:
-    """1 where more is better, -1 where less is."""
+    """Return 1 if more is better, -1 if less is."""
     return -1 if metric.endswith(_LESS_IS_BETTER) else 1
 
 
 def _pairs(store: Store, old: Manifest, new: Manifest) -> Mapping[str, Answers]:
-    """By task, the questions that both answered; none where their records are gone."""
+    """Return by task the questions that both answered; none if their records are gone."""
     with tempfile.TemporaryDirectory(prefix="evals-") as room:
         try:
             return answers_of(store, [old, new], Path(room))[0]
-        except ArtifactError:  # the scores stand; their difference gets the wider interval
+        except ArtifactError:
+            # The scores are still valid; unpaired, their difference gets the wider interval.
             return {}
 
 

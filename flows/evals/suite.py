@@ -1,8 +1,8 @@
-"""What it takes to judge one model again, and when it counts as worse.
+"""Evaluation suites: the stage, data and settings that evaluate a model again, and the alert rule.
 
-A base model is judged by `base_eval`, a chat model by the `chat_eval` of its stage. The model is
-given, so nothing of it is trained; so is the data that its own run was judged on. An evaluation
-that the run made already is therefore the very same artifact, and costs no job.
+A base model is evaluated by `base_eval`, a chat model by the `chat_eval` of its stage. The model is
+a pinned input, so nothing is trained; so is the data of its own run's evaluation. An evaluation
+that the run has made already is therefore the same artifact, and is reused from the store.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,13 +23,13 @@ from nanochat_core.errors import ArtifactError, ConfigError, ModelError
 Against: TypeAlias = Literal["previous", "best"]
 NIGHTLY = "0 3 * * *"  # cron: minute, hour, day, month, weekday
 DROP = 0.02  # of a score between 0 and 1: two questions of a hundred
-_JUDGES = {stage.inputs[0].name: stage for stage in (BASE_EVAL, *CHAT_EVALS)}
+_EVALUATORS = {stage.inputs[0].name: stage for stage in (BASE_EVAL, *CHAT_EVALS)}
 _OF_BASE_MODELS = ("core", "val_bpb", "train_bpb")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """When a model counts as worse."""
+    """A rule for the drop of a metric that counts as a regression."""
 
     metric: str | None = None  # None: the stage's main one
     drop: float = DROP  # how much worse, as a difference of the metric's own values
@@ -38,7 +38,8 @@ class Rule:
     def __post_init__(self) -> None:
         if not self.drop >= 0:
             raise ConfigError(
-                f"drop is {self.drop}, below 0", hint="0 tells of every loss, 0.02 of larger ones"
+                f"drop is {self.drop}, below 0",
+                hint="0 reports every loss, 0.02 only those above 0.02",
             )
         if self.against not in get_args(Against):
             raise ConfigError(
@@ -48,11 +49,11 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """A model, and all that decides how it is judged."""
+    """A model, and everything that decides its evaluation."""
 
     model: Manifest
-    stage: Stage  # that judges it
-    given: dict[str, Manifest]  # artifacts that stand for their stages, the model among them
+    stage: Stage  # that evaluates it
+    given: dict[str, Manifest]  # pinned artifacts by stage, the model among them
     profile: str  # whose settings are used
     depth: int | None
     overrides: tuple[str, ...]
@@ -60,7 +61,7 @@ class Suite:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The judge after what it needs, given or not."""
+        """The evaluation stage after its inputs, pinned or not."""
         return (*self.stage.inputs, self.stage)
 
 
@@ -72,26 +73,27 @@ def open_suite(
     overrides: Sequence[str] = (),
     warn: Callable[[str], None],
 ) -> Suite:
-    """How the model called `model` is judged at this moment; names are those of flows/references.
+    """Return the suite of the model that `model` names at this moment (see docs/concepts/names.md).
 
     Without a profile the settings are those of the model's own run. Only settings of the evaluation
-    and of its data can be overridden. Raises ConfigError, ArtifactError or ModelError for a name
-    that stands for no model, a model that nothing can judge, or a setting that does not matter.
+    and of its data can be overridden. Raises ConfigError, ArtifactError or ModelError if the name
+    is not a model's, the model cannot be evaluated, or an override does not affect the evaluation.
     """
     manifest = open_usable(store, model, warn=warn)
     if manifest.stage not in MODELS:
         raise ModelError(
             f"{model} is not a model", hint=f"stages that make one: {', '.join(MODELS)}"
         )
-    stage = _JUDGES[manifest.stage]
+    stage = _EVALUATORS[manifest.stage]
     run = _run_of(store, model, manifest)
     if profile is None and run.profile == IMPORTED:
         raise ConfigError(
-            f"{model} was imported, so no run says how it is judged",
-            hint="name a profile whose evaluation is used, with --profile",
+            f"{model} was imported, so it has no run with the settings of an evaluation",
+            hint="use the evaluation of a profile: --profile NAME",
         )
     _check_overrides(stage, overrides)
     name = profile or run.profile
+    # The run's depth and overrides are settings of its own profile, not of another one.
     depth = None if profile else run.depth
     settings = (*(() if profile else run.overrides), *overrides)
     return Suite(
@@ -106,7 +108,7 @@ def open_suite(
 
 
 def check_metric(suite: Suite, metric: str | None) -> None:
-    """Raise ConfigError for a number that the suite does not measure: before hours are spent."""
+    """Raise ConfigError if the suite does not measure `metric`, before hours are spent on it."""
     known = ["chatcore", *(entry.name for entry in suite.opened.run.chat_eval.tasks)]
     if suite.stage is BASE_EVAL:
         known = [*_OF_BASE_MODELS]
@@ -117,19 +119,19 @@ def check_metric(suite: Suite, metric: str | None) -> None:
 
 
 def history_name(model: str) -> str:
-    """What the runs that judge `model` are called: eval-main for sft@main. Raises ConfigError."""
+    """Return the name of runs that evaluate `model`: eval-main for sft@main. Raises ConfigError."""
     _, at, name = model.partition("@")
     return check_name(f"eval-{name if at else model.replace('/', '-')}")
 
 
 def evaluated_model(run: Run) -> str | None:
-    """The model that `run` judged again, as it was named; None of a run that trains."""
-    is_judging = len(run.uses) == 1 and run.name == history_name(run.uses[0])
-    return run.uses[0] if is_judging else None
+    """Return the name of the model that `run` evaluated; None for a run that trains."""
+    is_evaluation = len(run.uses) == 1 and run.name == history_name(run.uses[0])
+    return run.uses[0] if is_evaluation else None
 
 
 def _run_of(store: Store, model: str, manifest: Manifest) -> Run:
-    """The run that the model is found in: whose settings and data judge it."""
+    """Return the run that the model is found in, whose settings and data evaluate it."""
     is_whole = "@" in model or "/" in model
     return open_run(store, model if is_whole else f"{manifest.stage}@{model}")
 
@@ -143,17 +145,21 @@ def _given(
     own_data: bool,
     overrides: Sequence[str],
 ) -> dict[str, Manifest]:
-    """The model, the rows of its own tokens, and its run's tasks unless others are asked for."""
+    """Return the pinned inputs: the model, rows of its own tokenizer, its run's tasks if unchanged.
+
+    Raises ArtifactError if a base model's run has no rows.
+    """
     given = {model.stage: model}
     wants_other_data = any(text.startswith(f"{TASK_DATA.name}.") for text in overrides)
     if own_data and not wants_other_data and (data := _whole(store, run, TASK_DATA)):
         given[TASK_DATA.name] = data
     if ROWS in stage.inputs:
         rows = _whole(store, run, ROWS)
-        if rows is None:  # others would be of another tokenizer
+        # Rows of another run may be of another tokenizer, whose token ids mean something else.
+        if rows is None:
             raise ArtifactError(
-                f"run {run.run} has no rows to judge {model.name} on",
-                hint="a base model is judged on rows of its own tokenizer: judge a chat model made "
+                f"run {run.run} has no rows to evaluate {model.name} on",
+                hint="a base model needs rows of its own tokenizer: evaluate a chat model made "
                 "from it, or run its profile again",
             )
         given[ROWS.name] = rows
@@ -161,7 +167,7 @@ def _given(
 
 
 def _whole(store: Store, run: Run, stage: Stage) -> Manifest | None:
-    """The run's artifact of `stage`, if it is there and may be used."""
+    """Return the run's artifact of `stage`; None if it is not stored, or revoked."""
     fingerprint = run.stages.get(stage.name)
     manifest = find_manifest(store, stage.name, fingerprint) if fingerprint else None
     return None if manifest is None or find_revoked(store, manifest) else manifest
@@ -172,6 +178,6 @@ def _check_overrides(stage: Stage, overrides: Sequence[str]) -> None:
     for text in overrides:
         if text.partition(".")[0] not in sections:
             raise ConfigError(
-                f"{text.partition('=')[0]} does not change how a model is judged",
+                f"{text.partition('=')[0]} does not change how a model is evaluated",
                 hint=f"sections that do: {', '.join(sections)}",
             )

@@ -1,4 +1,4 @@
-"""The files that a series leaves in a home: a page for people, a picture, numbers for programs."""
+"""The files of a series in a home: a page for people, a picture, numbers for programs."""
 
 import json
 import os
@@ -16,7 +16,7 @@ TEMPLATE = Path(__file__).with_name("series.html.jinja")
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Where they are."""
+    """The paths of the files."""
 
     page: Path
     picture: Path | None  # None: nothing was measured
@@ -24,9 +24,9 @@ class Files:
 
 
 def write_files(home: Path, findings: Findings) -> Files:
-    """Write them all below HOME/miniseries/NAME, each whole or not at all, in place of older ones.
+    """Write the files to HOME/miniseries/NAME, each atomically, replacing older ones.
 
-    Raises ConfigError when this machine cannot draw, or cannot write there.
+    Raises ConfigError if this machine cannot draw, or cannot write there.
     """
     directory = home / "miniseries" / findings.name
     by_flops, _ = drawn = pictures(findings)
@@ -52,6 +52,7 @@ def write_files(home: Path, findings: Findings) -> Files:
         if files.picture and picture:
             _write(files.picture, picture)
         else:
+            # One of an earlier run would show points that are not in the page.
             (directory / "series.png").unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
@@ -67,6 +68,7 @@ def _write(path: Path, data: bytes) -> None:
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
+            # Before the rename, or a power cut may leave an empty file under the final name.
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:

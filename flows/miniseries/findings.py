@@ -1,4 +1,4 @@
-"""What a series found: its points, the laws through them, and what they say of the next depth."""
+"""The findings of a series: its points, laws fitted to them, a prediction of the next depth."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ HEADER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Next:
-    """What the law says of a depth that was not trained."""
+    """The law's prediction for the next depth, which was not trained."""
 
     depth: int
     size: Size
@@ -30,7 +30,7 @@ class Next:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionCheck:
-    """What the law of the smaller models says of the largest, beside what that one measured."""
+    """A prediction for the largest model from the smaller ones, with what was measured."""
 
     depth: int
     measured: float
@@ -38,14 +38,14 @@ class PredictionCheck:
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether it came out in the range that was predicted; None: there was no range."""
+        """True if the measurement is in the predicted range; None: the prediction has no range."""
         known = self.prediction.range
         return None if known is None else known.low <= self.measured <= known.high
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """All that is told of a series."""
+    """All results of a series."""
 
     name: str
     profile: str
@@ -67,7 +67,7 @@ def analyse(
     name: str,
     profile: str,
 ) -> Findings:
-    """Read the points of `runs`, by depth, and fit the laws. The same store gives the same."""
+    """Read the points of `runs`, by depth, and fit the laws. Deterministic for a given store."""
     overrides = next((run.overrides for run in runs.values() if isinstance(run, Run)), ())
     read = [
         run if isinstance(run, Missing) else read_point(store, run, depth)
@@ -91,13 +91,16 @@ def analyse(
 
 
 def _next(fit: Fit, points: Sequence[Point], profile: str, overrides: Sequence[str]) -> Next | None:
-    """As far from the largest depth as that one is from the one before."""
+    """Return a prediction one step beyond the largest depth; None without a law or such a model.
+
+    The step is the distance between the two largest depths.
+    """
     if len(points) < 2 or profile not in PROFILES:
         return None
     depth = 2 * points[-1].depth - points[-2].depth
     try:
         run = open_profile(profile, depth=depth, overrides=overrides, snapshots=False).run
-    except ConfigError:  # no model has so many layers, or no longer such settings
+    except ConfigError:  # too many layers, or an override that this version of the code lacks
         return None
     size = size_of(run.model, run.numerics, run.pretrain)
     prediction = fit.predict(size.flops)
@@ -105,6 +108,7 @@ def _next(fit: Fit, points: Sequence[Point], profile: str, overrides: Sequence[s
 
 
 def _check(points: Sequence[Point]) -> PredictionCheck | None:
+    # Two smaller models are the fewest that determine a law.
     if len(points) < 3:
         return None
     fit = fit_law([(point.size.flops, point.val_bpb.value) for point in points[:-1]])
@@ -116,7 +120,8 @@ def _check(points: Sequence[Point]) -> PredictionCheck | None:
 
 
 def to_tree(findings: Findings) -> dict[str, Any]:
-    """For programs; no clock, so that the same findings give the same bytes."""
+    """Return the findings as JSON values, for programs."""
+    # No time in it, so that the same findings give the same bytes.
     return {
         "format": FORMAT,
         "name": findings.name,
@@ -142,13 +147,13 @@ def _fit_tree(fit: Fit) -> dict[str, Any]:
 
 
 def rows(findings: Findings) -> Iterator[tuple[str, ...]]:
-    """The table for people, without its header."""
+    """Yield the rows of the table for people; HEADER is its head."""
     for point in findings.points:
         yield (*cells_of(point.depth, point.size), *_measured(point))
 
 
 def cells_of(depth: int, size: Size) -> tuple[str, ...]:
-    """The cells that follow from a model's settings."""
+    """Return the cells that follow from a model's settings: the first of HEADER."""
     return (
         f"d{depth}",
         count(size.parameters),
@@ -168,21 +173,22 @@ def _measured(point: Point) -> tuple[str, ...]:
 
 
 def score(found: PointScore) -> str:
-    """A number with its interval."""
+    """Format a score with its interval."""
     if found.low is None or found.high is None:
         return f"{found.value:.4f}"
     return f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}]"
 
 
 def sentences(findings: Findings) -> Iterator[str]:
-    """What the numbers say, for people; doubts are not left out."""
+    """Yield the findings as sentences for people, doubts included."""
     for what, symbol, fit in (
         ("FLOPs", "C", findings.by_flops),
         ("scaling parameters", "N", findings.by_parameters),
     ):
         if fit.law is not None:
             yield f"by {what}: val_bpb = {formula(fit.law, symbol)}{_certainty(fit, fit.law)}"
-        doubts = fit.doubts if symbol == "C" or fit.law is None else ()  # they are mostly the same
+        # The doubts of both fits are mostly the same: those of the second only if it has no law.
+        doubts = fit.doubts if symbol == "C" or fit.law is None else ()
         yield from (f"by {what}: {doubt}" for doubt in doubts)
     if findings.check is not None:
         yield _check_sentence(findings.check)
@@ -193,13 +199,14 @@ def sentences(findings: Findings) -> Iterator[str]:
 
 
 def formula(law: Law, symbol: str) -> str:
-    """0.52 + 21.3 C^-0.081."""
+    """Format a law: 0.52 + 21.3 C^-0.081."""
     floor = f"{law.floor:.4g} + " if law.floor else ""
     return f"{floor}{law.scale:.4g} {symbol}^-{law.exponent:.3g}"
 
 
 def _certainty(fit: Fit, law: Law) -> str:
     parts: list[str] = []
+    # A range that reaches an end of the search is no range: a doubt reports it instead.
     if law.exponent_range and not any(doubt.startswith("the exponent") for doubt in fit.doubts):
         known = law.exponent_range
         parts.append(f"exponent {known.low:.3g} to {known.high:.3g}")
@@ -212,7 +219,7 @@ def _certainty(fit: Fit, law: Law) -> str:
 
 def _between(prediction: Prediction) -> str:
     known = prediction.range
-    return f"{known.low:.4g} to {known.high:.4g}" if known else "how sure that is cannot be told"
+    return f"{known.low:.4g} to {known.high:.4g}" if known else "uncertainty unknown"
 
 
 def _check_sentence(check: PredictionCheck) -> str:

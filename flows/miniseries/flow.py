@@ -1,8 +1,8 @@
-"""The Prefect flow of a miniseries: one profile at several depths, and the law of their losses.
+"""The Prefect flow `miniseries`: one profile at several depths, and the law of their losses.
 
-All depths are submitted at once, and what they share is built once. Each depth is a run of its own
-in the store. One that fails takes nothing from the others: the flow ends as failed and names it,
-and run again it builds what is missing.
+All depths are submitted at once, and stages that they share are built once. Each depth is a run of
+its own in the store. A depth that fails does not stop the others: the flow ends as failed and names
+it; the same flow run again builds what is missing.
 """
 
 import contextlib
@@ -86,18 +86,18 @@ DepthsField: TypeAlias = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class MiniseriesResult:
-    """What a series that ended well made."""
+    """The results of a series that completed."""
 
     findings: Findings
     files: Files
-    built: int  # stages
-    cached: int
+    built: int  # number of stages
+    cached: int  # number of stages
     ui_url: str | None  # Prefect's page of the flow run
 
 
 def _name_flow_run() -> str:
-    """By the series' name and the time; a retry keeps its name."""
-    if flow_run.get_run_count():  # of attempts before this one, as long as it is not running
+    """Return a name of the series' name and the time; a retry keeps its name."""
+    if flow_run.get_run_count():  # attempts before this one: it counts itself once it is running
         return flow_run.get_name() or ""
     parameters = flow_run.get_parameters()
     name = parameters["run_name"] or parameters["profile"]
@@ -120,29 +120,31 @@ def miniseries(
     retries: RetriesField = RETRIES,
     strict: StrictField = False,
 ) -> MiniseriesResult:
-    """Train and judge a profile's base model at several depths, and fit how its loss falls.
+    """Train and evaluate a profile's base model at several depths, and fit its scaling law.
 
     Args:
-        profile: What to train: `nanochat profiles` lists the names.
+        profile: The profile to train; `nanochat profiles` lists them.
         depths: Two to twelve different numbers of transformer layers.
         overrides: Changed settings, the same at every depth, each as section.name=value.
-        run_name: What to call the series, whose runs are NAME-d4 and so on; by default the profile.
-        store: URL of the artifact store; by default the one this machine is set up for.
-        gpus: GPUs of each machine, 0 for the CPU; by default all that the profile can fill.
-        place: Changed settings of the placement, each as name=value.
-        nodes: Machines that each GPU stage takes; more than one needs a pool.
-        pool: Work pool whose workers run the GPU stages; by default this very process does.
-        retries: How often a stage that was lost is started again.
-        strict: Whether code that a fingerprint does not see is an error.
+        run_name: Name of the series, whose runs are NAME-d4 and so on; by default the profile's.
+        store: URL of the artifact store; by default the one this machine is configured for.
+        gpus: GPUs per machine, 0 for the CPU; by default all that the profile can fill.
+        place: Changed placement settings, each as name=value.
+        nodes: Number of machines for each GPU stage; more than one needs a pool.
+        pool: Work pool whose workers run the GPU stages; by default the flow's own process does.
+        retries: How often a stage is retried after its process or machine was lost.
+        strict: Treat code that the fingerprint does not cover as an error.
     """
-    check_drawing()
+    check_drawing()  # first, or a missing package is noticed after hours of training
     caller = LOCAL_RUN.get()
     series = open_series(profile, depths, overrides=overrides, name=run_name)
+    # One placement for all depths, of the largest, which fills the most GPUs.
     largest_depth, largest = series.members[-1].depth, series.members[-1].profile
     home = caller.home if caller else default_home()
     placement = make_placement(largest.pace, home=home, store=store, gpus=gpus, settings=place)
     opened_store = open_store(placement.store)
     run_id = flow_run.get_name() or series.name
+    # With the time of the flow run in it, so a retry finds the same records.
     ids = {
         member.depth: f"{member.name}-{run_id.removeprefix(f'miniseries-{series.name}-')}"
         for member in series.members
@@ -152,9 +154,10 @@ def miniseries(
     starts = store_wait(lambda: open_starts(opened_store, list(ids.values()), pool=pool))
     placement = with_pool(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
-    largest_id, tell = ids[largest_depth], get_run_logger().warning
+    largest_id, warn = ids[largest_depth], get_run_logger().warning
+    # Resolved once for all depths: a name that moves in between must not give them other data.
     pinned, pins = store_wait(
-        lambda: pin_names(largest.run, opened_store, largest_id, placement, SECTIONS, log=tell)
+        lambda: pin_names(largest.run, opened_store, largest_id, placement, SECTIONS, log=warn)
     )
     series = pin_members(series, pins)
     site = BuildContext(
@@ -167,6 +170,7 @@ def miniseries(
         stop=stop,
     )
     planned = store_wait(lambda: plan_series(series, site.store, site.work, placement))
+    # A checkpoint found by the plan counts as progress of the start before.
     for depth, run in ids.items():
         mine = [p.item for p in planned.units if depth in {m.depth for m in p.unit.members}]
         starts = starts.add_plan(run, mine)
@@ -203,11 +207,11 @@ def sweep(
     planned: SeriesPlan | None = None,
     retries: int = RETRIES,
 ) -> MiniseriesResult:
-    """Build all units, those that do not wait for each other at the same time. In a flow only.
+    """Build all units, independent ones concurrently, then analyse the results. In a flow only.
 
-    `runs` are the records by depth; the plan is only shown. When all have ended, what was measured
-    is shown and written, whatever failed. Raises StageError that names the depths that failed,
-    StageInterrupted when the series was stopped, and errors of ours as they are.
+    `runs` are the records by depth; the plan is only shown. Once all units have ended, the results
+    are shown and written even if some failed. Raises StageError that names the failed depths,
+    StageInterrupted if the series was stopped, and bugs of ours unchanged.
     """
     records = {depth: RunRecord(site.store, run) for depth, run in runs.items()}
     store_wait = wait_of_run(site.store, site.stop, terms=site.terms)
@@ -236,17 +240,18 @@ def sweep(
             for depth, record in records.items()
         }
     except BaseException as error:
+        # Before the cancel: no stage may be retried or requested again while remote runs end.
         site.stop.set()
         if site.placement.pool is not None and is_terminal(error):
             for run in runs.values():
                 cancel_orders_of(run.run)
         wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
-        with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
+        with contextlib.suppress(StoreError):  # may be the error that is being raised
             for record in records.values():
                 record.end("interrupted" if is_interrupted else "failed")
         if is_interrupted:
-            wait(list(futures.values()))  # a checkpoint may be on its way to the store
+            wait(list(futures.values()))  # without a limit: a checkpoint may be being uploaded
         pages.close()
         raise
     try:
@@ -281,8 +286,10 @@ def _site_of(
     records: Mapping[int, RunRecord],
     queue: PriorityQueue,
 ) -> BuildContext:
-    """Where the unit is built: its events bear its label, all its runs record what it makes, and
-    the smallest model has the device first."""
+    """Return the context that the unit is built in.
+
+    Its events carry the unit's label, and its artifact is recorded in the runs of all its members.
+    """
 
     def watch(_: str, event: dict[str, Any]) -> None:
         site.watch(unit.label, event)
@@ -298,12 +305,16 @@ def _site_of(
         run_id=runs[first.depth].run,
         watch=watch,
         record=record,
+        # The smallest model gets the device first, so that results come early.
         device=QueueEntry(queue=queue, rank=(first.depth,)),
     )
 
 
 def _failures(futures: Mapping[str, PrefectFuture[Built]]) -> dict[str, NanochatError]:
-    """What failed, by label; not what was never started for it. Raises when it was interrupted."""
+    """Return the errors of failed units by label, without units that waited for them in vain.
+
+    Raises StageInterrupted if a unit was interrupted.
+    """
     found: dict[str, NanochatError] = {}
     for label, future in futures.items():
         state = future.state
@@ -328,13 +339,13 @@ def _status(
 def _failed(
     series: Series, units: Sequence[Unit], failures: Mapping[str, NanochatError], files: Files
 ) -> StageError:
-    """One error for all that failed, with the first one's hint."""
+    """Return one error for all failures, with the first one's hint."""
     depths = {m.depth for unit in units if unit.label in failures for m in unit.members}
     labels = ", ".join(f"d{depth}" for depth in sorted(depths))
     said = "; ".join(f"{label}: {error}" for label, error in failures.items())
     first = next(iter(failures.values()))
     return StageError(
-        f"{len(depths)} of {len(series.members)} depths failed, {labels} ({said}); what there is: "
-        f"{files.page}",
-        hint=first.hint or "run the same again: what is there is not built again",
+        f"{len(depths)} of {len(series.members)} depths failed, {labels} ({said}); "
+        f"results of the others: {files.page}",
+        hint=first.hint or "run the same command again; finished stages are reused",
     )

@@ -1,7 +1,6 @@
-"""What Prefect's page of a series shows: its plan, its models, what their numbers say, a picture.
+"""The artifacts on Prefect's page of a series: plan, models, scaling law, picture.
 
-Everything is written in the background by a `BackgroundWriter`; what cannot be shown costs nothing
-else.
+A `BackgroundWriter` writes everything in the background; a failure to write is logged only.
 """
 
 import base64
@@ -14,32 +13,34 @@ from flows.orchestration.stage_page import BackgroundWriter
 
 
 class SeriesPages:
-    """The artifacts of the flow run that it is made in. Close it when the run ends."""
+    """The Prefect artifacts of the current flow run. Close it when the run ends."""
 
     def __init__(self, name: str, runs: Iterable[str]) -> None:
-        """`runs` are the ids of the series' runs, by which the flow run is found."""
+        """Tag the flow run with `runs`, the ids of the series' runs, to be found by them."""
         self._tags = {f"run:{run}" for run in runs}
         self._courier = BackgroundWriter(f"miniseries {name}")
         self._courier.send(self._tag)
 
     def show_plan(self, planned: SeriesPlan) -> None:
-        """What the series is about to do."""
+        """Show what the series is about to do."""
         text = "\n".join(["```text", *lines_of(planned), "```"])
         about = f"{summary(planned)}. Store: {planned.store}"
         self._courier.send(lambda: self._courier.write("plan", "markdown", text, description=about))
 
     def show_findings(self, findings: Findings, files: Files) -> None:
-        """What was measured, by now."""
+        """Show the results: a table of models, the law, a plot."""
+        # One send each, so that a failure of one does not lose the others.
         for write in (self._write_models, self._write_law, self._write_plot):
             self._courier.send(lambda write=write: write(findings, files))
 
     def close(self) -> None:
-        """Wait until everything is written, or given up."""
+        """Wait until everything is written or has failed."""
         self._courier.close()
 
     def _tag(self) -> None:
         found = self._courier.flow_run_id
-        assert found is not None  # only made in a flow run
+        assert found is not None  # this class is used in flow runs only
+        # The update replaces all tags, so it includes those that the flow run has.
         tags = {*self._courier.client.read_flow_run(found).tags, *self._tags}
         self._courier.client.update_flow_run(found, tags=tags)
 
@@ -55,6 +56,7 @@ class SeriesPages:
 
     def _write_plot(self, findings: Findings, files: Files) -> None:
         if files.picture is not None:
+            # As a data URL: Prefect's server has no place for files.
             data = base64.b64encode(files.picture.read_bytes()).decode()
             url = f"data:image/png;base64,{data}"
             self._courier.write("plot", "image", url, description="Loss by FLOPs of training")

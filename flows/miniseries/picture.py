@@ -1,7 +1,7 @@
-"""The picture of a series: bits per byte against what a model cost, and the law through the points.
+"""The plot of a series: bits per byte against the cost of a model, with the fitted law.
 
-A drawing is a Vega-Lite specification. In a page its colours are the page's own, so one drawing
-serves light, dark and paper; a PNG has the light ones.
+A drawing is a Vega-Lite specification. In a page its colours are CSS variables of the page, so one
+drawing serves light and dark screens and paper; a PNG has the light colours.
 """
 
 import math
@@ -17,7 +17,7 @@ from nanochat_core.errors import ConfigError
 
 PNG_SCALE = 2.0
 _CURVE_POINTS = 101
-_MARGIN = 0.12  # of the axis beyond what is on it
+_MARGIN = 0.12  # share of the data's range that an axis extends beyond it at either end
 _VARIABLES = ("card", "ink", "muted", "line", "accent", "faint", "mark")
 _IN_PAGE = {name: f"var(--{name})" for name in _VARIABLES}
 _LIGHT = {
@@ -28,7 +28,7 @@ _LIGHT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Dot:
-    """A model in the picture."""
+    """A trained model in the plot."""
 
     label: str
     x: float
@@ -37,7 +37,7 @@ class Dot:
 
 @dataclass(frozen=True, kw_only=True)
 class Ahead:
-    """A model that was not trained."""
+    """A predicted model in the plot, which was not trained."""
 
     label: str
     x: float
@@ -46,18 +46,19 @@ class Ahead:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """Bits per byte against one measure of a model."""
+    """A plot of bits per byte against one measure of a model."""
 
     title: str
     caption: str
     axis: str
-    form: str  # of the numbers on it, as d3 writes them
+    form: str  # d3's format of the numbers on the axis
     dots: Sequence[Dot]
     fit: Fit
     ahead: Ahead | None
 
     def svg(self, *, width: int = 460, height: int = 260) -> str:
-        """The drawing for a page."""
+        """Return the plot as SVG for a page."""
+        # The root element is replaced: the converter's has a fixed size, this one scales.
         drawing = _converter().vegalite_to_svg(_spec(self, _IN_PAGE, width, height))
         body = drawing[drawing.index(">") + 1 :]
         box = f"0 0 {width + _LEFT + _RIGHT} {height + _TOP + _BOTTOM}"
@@ -65,18 +66,18 @@ class Picture:
         return f'<svg viewBox="{box}" role="img" aria-label="{name}">{body}'
 
     def png(self, *, width: int = 680, height: int = 380) -> bytes:
-        """The drawing alone, with its title."""
+        """Return the plot as PNG, with its title."""
         spec = _spec(self, _LIGHT, width, height, title=True)
         return _converter().vegalite_to_png(spec, scale=PNG_SCALE)
 
 
 def check_drawing() -> None:
-    """Raises ConfigError when this machine cannot draw: said before hours are spent."""
+    """Raise ConfigError if this machine cannot draw, before hours are spent on training."""
     _converter()
 
 
 def pictures(findings: Findings) -> tuple[Picture, Picture]:
-    """By FLOPs and by parameters."""
+    """Return the plots by FLOPs and by parameters."""
     after = findings.next
     by_flops = Picture(
         title=f"Miniseries {findings.name}",
@@ -174,6 +175,7 @@ def _layers(
     span = {**{"x": x, "y": {**y, "field": "low"}}, "y2": {"field": "high"}}
     if picture.fit.law is not None:
         measured = [dot.x for dot in picture.dots]
+        # Solid among the measured points, dashed beyond them.
         for low, high, dash in (
             (min(measured), max(measured), [1, 0]),
             (max(measured), x_range[1], [4, 4]),
@@ -209,10 +211,11 @@ def _layers(
         "encoding": {"x": x, "y": y},
     }
     law = picture.fit.law
+    # Labels of points below the falling line go below it: above they would be on the line.
     below = [dot for dot in dots if law is not None and dot["y"] < law.at(dot["x"])]
     above = [dot for dot in dots if dot not in below]
     yield _labels(above, colours["ink"], x, y)
-    yield _labels(below, colours["ink"], x, y, is_below=True)  # the line goes where they would be
+    yield _labels(below, colours["ink"], x, y, is_below=True)
 
 
 def _ahead(
@@ -225,6 +228,7 @@ def _ahead(
 ) -> Iterator[dict[str, Any]]:
     known = ahead.prediction.range
     if known is not None:
+        # Cut at the axis: Vega-Lite would draw the rule beyond the plot.
         ends = [min(max(end, y_range[0]), y_range[1]) for end in (known.low, known.high)]
         yield {
             "data": {"values": [{"x": ahead.x, "low": ends[0], "high": ends[1]}]},
@@ -283,7 +287,7 @@ def _curve(
 ) -> list[dict[str, float]]:
     assert fit.law is not None
     shares = [i / (_CURVE_POINTS - 1) for i in range(_CURVE_POINTS)]
-    places = [low * (high / low) ** share for share in shares]
+    places = [low * (high / low) ** share for share in shares]  # even steps on a log axis
     found = [{"x": x, "y": round(fit.law.at(x), 6)} for x in places]
     return [place for place in found if y_range[0] <= place["y"] <= y_range[1]]
 
@@ -296,7 +300,8 @@ def _x_range(picture: Picture) -> tuple[float, float]:
 
 
 def _y_range(picture: Picture) -> tuple[float, float]:
-    """All that was measured and predicted; a predicted range only as far as the rest needs."""
+    """Return the range of the y axis: all measured and predicted values, and a margin."""
+    # Without the predicted range, which may be so wide that the points would be a flat line.
     known = [
         end
         for dot in picture.dots
@@ -311,7 +316,7 @@ def _y_range(picture: Picture) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Powers of ten; where there are few, what is between them too."""
+    """Return powers of ten in the range; with fewer than three, also multiples between them."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
         found = [step * 10.0**decade for decade in decades for step in steps]
@@ -332,7 +337,7 @@ def _axis(colours: Mapping[str, str]) -> dict[str, Any]:
 
 def _converter() -> Any:
     try:
-        import vl_convert  # optional: only a machine that draws needs it
+        import vl_convert  # an optional dependency that only drawing needs
     except ImportError as error:
         raise ConfigError(
             "a miniseries is drawn with vl-convert-python, which is not installed",

@@ -1,4 +1,4 @@
-"""What a series would do, and how long it would take: each stage counted once."""
+"""The plan of a series: what would be built, and how long it would take; each stage counts once."""
 
 import json
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from flows.render.text import duration
 from infra.placement import Placement
 from infra.storage.base import Store
 
-_SIZES = 6  # columns of the header that a model's settings decide
+_SIZES = 6  # the first columns of HEADER, which follow from settings without any training
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnitPlan:
-    """What would become of one stage of the series."""
+    """The plan of one stage of the series."""
 
     unit: Unit
     item: StagePlan
@@ -28,7 +28,7 @@ class UnitPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesPlan:
-    """What a series would do."""
+    """The plan of all stages of a series."""
 
     series: Series
     store: str
@@ -36,28 +36,28 @@ class SeriesPlan:
 
     @property
     def seconds(self) -> float:
-        """Of all stages together, as far as anybody knows; those of one machine's device follow
-        each other."""
+        """The sum of the stages' estimates, without those that have none."""
+        # A sum is the time it takes where one device builds one stage after the other.
         return sum(p.item.estimate.seconds for p in self.units if p.item.estimate)
 
     @property
     def dollars(self) -> float:
-        """What that costs."""
+        """The sum of the stages' estimated costs, without those that have none."""
         return sum(p.item.estimate.dollars for p in self.units if p.item.estimate)
 
     @property
     def unknown(self) -> int:
-        """Stages that may run and of which nobody knows for how long."""
+        """The number of stages to build that have no estimate, since they never ran."""
         return sum(p.item.state != "=" and p.item.estimate is None for p in self.units)
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is to be built."""
+        """True if every stage is up to date."""
         return all(p.item.state == "=" for p in self.units)
 
 
 def plan_series(series: Series, store: Store, work: Path, placement: Placement) -> SeriesPlan:
-    """Look at every depth. Raises what `flows.plan.plan.make_plan` raises."""
+    """Plan every depth. Raises what `flows.plan.plan.make_plan` raises."""
     plans = {
         member.depth: make_plan(member.profile.run, store, work, placement=placement)
         for member in series.members
@@ -66,6 +66,7 @@ def plan_series(series: Series, store: Store, work: Path, placement: Placement) 
         series=series,
         store=store.url,
         units=tuple(
+            # A unit has the same settings and inputs for all its members: any one's plan will do.
             UnitPlan(unit=unit, item=plans[unit.members[0].depth].of(unit.stage.name))
             for unit in units_of(series)
         ),
@@ -73,7 +74,7 @@ def plan_series(series: Series, store: Store, work: Path, placement: Placement) 
 
 
 def lines_of(planned: SeriesPlan) -> list[str]:
-    """For people: what is shared, a table of the depths, and the sum."""
+    """Return the plan for people: shared stages, a table of the depths, and the sum."""
     alone = [p for p in planned.units if len(p.unit.members) == 1]
     several = [p for p in planned.units if len(p.unit.members) > 1]
     stages = list(dict.fromkeys(p.unit.stage.name for p in alone))
@@ -89,7 +90,7 @@ def lines_of(planned: SeriesPlan) -> list[str]:
 
 
 def summary(planned: SeriesPlan) -> str:
-    """How much there is to do."""
+    """Return the number of stages to build, with time and cost, in one line."""
     total = len(planned.units)
     if planned.is_done:
         return f"nothing to run: {total} stages up to date"
@@ -102,7 +103,7 @@ def summary(planned: SeriesPlan) -> str:
 
 
 def plan_to_json(planned: SeriesPlan) -> str:
-    """For programs."""
+    """Return the plan as JSON, for programs."""
     tree = {
         "format": 1,
         "name": planned.series.name,

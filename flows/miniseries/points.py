@@ -1,4 +1,4 @@
-"""What the models of a series measured, read from the manifests in the store."""
+"""The measurements of a series' models, read from the manifests in the store."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,9 @@ from nanochat_core.scaling import (
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large a model is and how much it was trained: plain arithmetic on its settings."""
+    """The size of a model and the amount of its training, computed from its settings."""
 
-    parameters: int  # all
+    parameters: int  # all, embeddings included
     matrix_parameters: int  # inside the blocks
     lm_head_parameters: int
     scaling_parameters: int  # matrices and lm_head: what training tokens are counted against
@@ -36,7 +36,7 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class PointScore:
-    """A number with its 95 % interval, where there is one."""
+    """A score with its 95 % interval, if it has one."""
 
     value: float
     low: float | None = None
@@ -45,29 +45,29 @@ class PointScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One model of a series, trained and judged."""
+    """One trained and evaluated model of a series."""
 
     depth: int
-    run: str  # that built or reused it
-    pretrain: str  # fingerprints, 64 hex digits
-    base_eval: str
-    text: str | None  # digest of the rows it was judged on
+    run: str  # id of the run that built or reused it
+    pretrain: str  # fingerprint, 64 hex digits
+    base_eval: str  # fingerprint, 64 hex digits
+    text: str | None  # digest of the rows it was evaluated on
     size: Size
-    seconds: float  # that training took, on whatever it ran
+    seconds: float  # of training, summed over executions; depends on the machine
     val_bpb: PointScore
-    core: PointScore | None  # None: not judged by it
+    core: PointScore | None  # None: CORE was not measured
 
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """A depth that is no point yet."""
+    """A depth without a point."""
 
     depth: int
     why: str
 
 
 def size_of(model: ModelConfig, constants: NumericsConfig, pretrain: PretrainConfig) -> Size:
-    """The size of what these settings train."""
+    """Return the size of the model that these settings train."""
     tokens = pretrain.num_steps * pretrain.total_batch_size
     return Size(
         parameters=num_params(model, constants),
@@ -80,7 +80,7 @@ def size_of(model: ModelConfig, constants: NumericsConfig, pretrain: PretrainCon
 
 
 def depths_in(store: Store, name: str) -> list[int]:
-    """The depths of which the store knows a run of the series called `name`."""
+    """Return the depths at which the store has a run of the series called `name`."""
     found = (re.fullmatch(rf"{re.escape(name)}-d(\d+)", each) for each in known_names(store))
     return sorted({int(match[1]) for match in found if match})
 
@@ -88,41 +88,41 @@ def depths_in(store: Store, name: str) -> list[int]:
 def runs_of(
     store: Store, name: str, depths: Sequence[int], *, overrides: Sequence[str] | None = None
 ) -> dict[int, Run | Missing]:
-    """For each depth the newest run that was judged.
+    """Return for each depth the newest run that was evaluated with the same settings.
 
-    All have the same settings, in whatever order they were given: these `overrides`, to which a
-    series may have added how much text is taken, else those of whichever was judged last.
+    These are `overrides`, in any order, to which a series may have added the number of shards.
+    Without them they are the overrides of the newest evaluated run of any depth.
     """
     added = ADDED
-    judged = {depth: _judged(store, f"{name}-d{depth}") for depth in depths}
+    evaluated = {depth: _evaluated(store, f"{name}-d{depth}") for depth in depths}
     if overrides is None:
         newest = max(
-            (runs[0] for runs in judged.values() if runs), key=lambda r: r.started, default=None
+            (runs[0] for runs in evaluated.values() if runs), key=lambda r: r.started, default=None
         )
         overrides = newest.overrides if newest else ()
-        added = ""
+        added = ""  # a run's own overrides include what its series added: match them exactly
     found: dict[int, Run | Missing] = {}
-    for depth, runs in judged.items():
+    for depth, runs in evaluated.items():
         alike = [run for run in runs if _has(run, overrides, added)]
         why = f"it was trained with other settings only: {_settings(runs[0])}" if runs else ""
         if not why:
-            why = _unjudged(next(newest_runs(store, f"{name}-d{depth}"), None))
+            why = _why_missing(next(newest_runs(store, f"{name}-d{depth}"), None))
         found[depth] = alike[0] if alike else Missing(depth=depth, why=why)
     return found
 
 
-def _unjudged(run: Run | None) -> str:
-    return "it failed" if run is not None and run.status == "failed" else "it was not judged"
+def _why_missing(run: Run | None) -> str:
+    return "it failed" if run is not None and run.status == "failed" else "it was not evaluated"
 
 
-def _judged(store: Store, name: str) -> list[Run]:
-    """Runs called so that came to scores, the newest first."""
+def _evaluated(store: Store, name: str) -> list[Run]:
+    """Return the runs of that name that have scores, the newest first."""
     wanted = {PRETRAIN.name, BASE_EVAL.name}
     return [run for run in newest_runs(store, name) if wanted <= run.stages.keys()]
 
 
 def _has(run: Run, overrides: Sequence[str], added: str) -> bool:
-    """Whether the run has these settings, and besides at most one that begins with `added`."""
+    """Return whether the run has these overrides, and none besides but those of key `added`."""
     more = [text for text in run.overrides if text not in overrides]
     return set(overrides) <= set(run.overrides) and all(
         added and text.startswith(added) for text in more
@@ -134,27 +134,29 @@ def _settings(run: Run) -> str:
 
 
 def read_point(store: Store, run: Run, depth: int) -> Point | Missing:
-    """The point that a run made. One that is gone or does not tell is missing."""
+    """Read the point that a run measured; Missing if its artifacts are gone or unreadable."""
     if PRETRAIN.name not in run.stages or BASE_EVAL.name not in run.stages:
-        return Missing(depth=depth, why=_unjudged(run))
+        return Missing(depth=depth, why=_why_missing(run))
     try:
-        trained, judged = (_open(store, run, stage) for stage in (PRETRAIN.name, BASE_EVAL.name))
-        return _point(run, depth, trained, judged)
+        trained, evaluated = (_open(store, run, stage) for stage in (PRETRAIN.name, BASE_EVAL.name))
+        return _point(run, depth, trained, evaluated)
     except (ArtifactError, ConfigError, KeyError, TypeError) as error:
+        # Settings of another version of the code lack keys, or have unknown ones.
         text = str(error) if isinstance(error, ArtifactError) else "settings of another version"
         return Missing(depth=depth, why=text)
 
 
 def notes_on(points: Sequence[Point]) -> Iterator[str]:
-    """What makes points hard to compare, a sentence each."""
+    """Yield a sentence for each thing that makes the points hard to compare."""
     first = points[0] if points else None
     for point in points[1:]:
         if first is not None and point.text != first.text:
             yield (
-                f"d{point.depth} was judged on other text than d{first.depth}: their bits per byte "
-                "are of different things"
+                f"d{point.depth} was evaluated on other text than d{first.depth}: their bits per "
+                "byte do not compare"
             )
     ratios = [point.size.tokens / point.size.scaling_parameters for point in points]
+    # 10 % of tolerance: training ends at whole steps, so equal ratios come out a little unequal.
     if ratios and max(ratios) > 1.1 * min(ratios):
         yield (
             f"tokens per parameter go from {max(ratios):.3g} to {min(ratios):.3g}: a law of this "
@@ -165,21 +167,21 @@ def notes_on(points: Sequence[Point]) -> Iterator[str]:
 def _open(store: Store, run: Run, stage: str) -> Manifest:
     manifest = find_manifest(store, stage, run.stages[stage])
     if manifest is None:
-        raise ArtifactError(f"{stage} of {run.run} is gone")
+        raise ArtifactError(f"{stage} of {run.run} is no longer in the store")
     return manifest
 
 
-def _point(run: Run, depth: int, trained: Manifest, judged: Manifest) -> Point:
+def _point(run: Run, depth: int, trained: Manifest, evaluated: Manifest) -> Point:
     config = cast("dict[str, Any]", trained.preimage["config"])
-    rows = judged.inputs.get("rows")
-    bpb = _score(judged, "val_bpb")
+    rows = evaluated.inputs.get("rows")
+    bpb = _score(evaluated, "val_bpb")
     if bpb is None:
-        raise ArtifactError(f"{judged.name} has no val_bpb")
+        raise ArtifactError(f"{evaluated.name} has no val_bpb")
     return Point(
         depth=depth,
         run=run.run,
         pretrain=trained.fingerprint,
-        base_eval=judged.fingerprint,
+        base_eval=evaluated.fingerprint,
         text=rows.digest if rows else None,
         size=size_of(
             ModelConfig.from_tree(config["model"]),
@@ -188,7 +190,7 @@ def _point(run: Run, depth: int, trained: Manifest, judged: Manifest) -> Point:
         ),
         seconds=sum(s["ended"] - s["started"] for s in trained.provenance.segments),
         val_bpb=bpb,
-        core=_score(judged, "core"),
+        core=_score(evaluated, "core"),
     )
 
 

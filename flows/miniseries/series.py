@@ -1,7 +1,7 @@
 """A miniseries: one profile at several depths, each trained up to its base model's scores.
 
-What depth does not decide is the same for all: text, tokenizer, rows. So all are judged on the same
-text, and are points of one law.
+Whatever does not depend on depth is the same for all: text, tokenizer, rows. So all are evaluated
+on the same text, and one law can be fitted to them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ LEAST_DEPTHS, MOST_DEPTHS = 2, 12
 STAGES_OF_SERIES: tuple[Stage, ...] = tuple(
     stage for stage in STAGES if stage.name in {BASE_EVAL.name, *stages_before(BASE_EVAL)}
 )
-ADDED = "shards.num_shards="  # a setting that a series itself may add
+ADDED = "shards.num_shards="  # key of the override that open_series may add
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +29,11 @@ class Member:
     depth: int
     name: str  # of its runs: tiny-d4
     profile: Profile
-    overrides: tuple[str, ...]  # that give this very profile at this depth
+    overrides: tuple[str, ...]  # that reproduce `profile` at this depth
 
     @property
     def label(self) -> str:
-        """d4."""
+        """The depth as people write it: d4."""
         return f"d{self.depth}"
 
 
@@ -48,30 +48,30 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A stage of a series, and the members that it is the same for."""
+    """A stage of a series, and the members that share its artifact."""
 
     stage: Stage
     members: tuple[Member, ...]
     inputs: tuple["Unit", ...]
-    is_shared: bool  # by all members
+    is_shared: bool  # by all members of the series
 
     @property
     def label(self) -> str:
-        """As it is shown: tokenizer, d4 / pretrain, d2 d3 / shards."""
+        """The unit's name on pages: tokenizer, d4 / pretrain, d2 d3 / shards."""
         if self.is_shared:
             return self.stage.name
         return f"{' '.join(member.label for member in self.members)} / {self.stage.name}"
 
 
 def check_depths(depths: Sequence[int]) -> tuple[int, ...]:
-    """The depths in order. Raises ConfigError unless they are 2 to 12 different ones."""
+    """Return the depths in order. Raises ConfigError unless they are 2 to 12 different ones."""
     if repeated := sorted({depth for depth in depths if depths.count(depth) > 1}):
         raise ConfigError(f"depth {repeated[0]} is given twice", hint="give each depth once")
     if not LEAST_DEPTHS <= len(depths) <= MOST_DEPTHS:
         given = f"{len(depths)} depth{'' if len(depths) == 1 else 's'}"
         raise ConfigError(
             f"{given}, expected {LEAST_DEPTHS} to {MOST_DEPTHS}",
-            hint="for example --depths 2,3,4,6; a law with a floor takes 4 or more",
+            hint="for example --depths 2,3,4,6; a law with a floor needs 4 or more",
         )
     return tuple(sorted(depths))
 
@@ -79,15 +79,17 @@ def check_depths(depths: Sequence[int]) -> tuple[int, ...]:
 def open_series(
     profile: str, depths: Sequence[int], *, overrides: Sequence[str] = (), name: str | None = None
 ) -> Series:
-    """`profile` at these depths. All get as much text as the one that needs most, unless told.
+    """Return the series of `profile` at these depths, all with as much text as the largest needs.
 
-    Raises ConfigError for what is no series: an unknown profile or setting, a depth that is out of
-    bounds or given twice.
+    Raises ConfigError for an unknown profile or setting, or a depth that is out of bounds or
+    repeated.
     """
     depths = check_depths(depths)
     check_name(f"{name or profile}-d{depths[-1]}")
     opened = {depth: open_profile(profile, depth=depth, overrides=overrides) for depth in depths}
     extra: tuple[str, ...] = ()
+    # A larger model needs more shards. Give all the same number: otherwise tokenizer and rows would
+    # differ, and the bits per byte of the depths would be of different text.
     most = max(each.run.shards.num_shards for each in opened.values())
     if any(each.run.shards.num_shards != most for each in opened.values()):
         extra = (f"{ADDED}{most}",)
@@ -108,7 +110,7 @@ def open_series(
 
 
 def pin_members(series: Series, pins: Mapping[str, str]) -> Series:
-    """Return the series with what names upstream stand for, the same at every depth."""
+    """Return the series with upstream names replaced by these pins, the same at every depth."""
     members = (
         replace(m, profile=replace(m.profile, run=pinned(m.profile.run, pins)))
         for m in series.members
@@ -117,12 +119,14 @@ def pin_members(series: Series, pins: Mapping[str, str]) -> Series:
 
 
 def units_of(series: Series, stages: Sequence[Stage] = STAGES_OF_SERIES) -> tuple[Unit, ...]:
-    """What is built: each stage once for all members that it is the same for, inputs first."""
+    """Return the units to build, inputs first: one of a stage for all members that can share it."""
     found: list[Unit] = []
     of_member: dict[tuple[int, str], Unit] = {}
     for stage in stages:
         alike: dict[tuple[bytes | str, ...], list[Member]] = {}
         for member in series.members:
+            # The same settings and the same input units give the same fingerprint. Labels are
+            # unique, and hashing the inputs' content would need them to be built.
             inputs = [of_member[member.depth, source.name].label for source in stage.inputs]
             alike.setdefault((_settings(stage, member), *inputs), []).append(member)
         for members in alike.values():
@@ -138,7 +142,7 @@ def units_of(series: Series, stages: Sequence[Stage] = STAGES_OF_SERIES) -> tupl
 
 
 def _settings(stage: Stage, member: Member) -> bytes:
-    """The sections of the configuration that decide the stage's result."""
+    """Return the settings that decide the stage's result, as canonical JSON."""
     return canonical_json(canonical_config(stage, member.profile.run))
 
 

@@ -1,7 +1,7 @@
 """The command that runs a flow in its own process, and how such a flow is stopped.
 
-A worker stops what it runs when somebody presses Cancel, and ends what does not end by itself. A
-command has no worker: it does both.
+A Prefect worker stops its flow run when the user presses Cancel, and kills a process that does not
+exit. A flow that runs inside `nanochat run` has no worker, so this module does both.
 """
 
 import functools
@@ -27,8 +27,10 @@ from infra.launch.background import Work, run_in_background
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SECONDS_BETWEEN_LOOKS = 5.0  # whether somebody has pressed Cancel, which costs a request each
-SECONDS_TO_TELL = 30.0  # Prefect that the run was stopped; its own client tries for eight minutes
+SECONDS_BETWEEN_LOOKS = 5.0  # between polls for a pressed Cancel; each costs a request
+# Time for Prefect's client to report that the run was stopped. By itself it retries for eight
+# minutes, far longer than a person waits after Ctrl-C.
+SECONDS_TO_TELL = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +38,11 @@ class LocalRun:
     """The command that runs the flow in its own process."""
 
     home: Path
-    watch: Watch  # is told what happens to each stage
-    leave: Callable[[str], None]  # says why, and ends the process at once
-    pins: Pins = field(default_factory=dict[str, str])  # what it resolved already
-    stop: threading.Event = field(default_factory=threading.Event)  # the flow's sites take it
-    over: threading.Event = field(default_factory=threading.Event)  # the flow has ended, and told
+    watch: Watch  # receives the events of each stage
+    leave: Callable[[str], None]  # logs the reason and exits the process at once
+    pins: Pins = field(default_factory=dict[str, str])  # upstream names it has resolved already
+    stop: threading.Event = field(default_factory=threading.Event)  # of every BuildContext
+    over: threading.Event = field(default_factory=threading.Event)  # ended and reported to Prefect
 
 
 LOCAL_RUN: ContextVar[LocalRun | None] = ContextVar("caller", default=None)
@@ -48,7 +50,8 @@ LOCAL_RUN: ContextVar[LocalRun | None] = ContextVar("caller", default=None)
 
 @contextmanager
 def running_locally(caller: LocalRun) -> Generator[None]:
-    """Inside, a flow is called by this command; raises KeyboardInterrupt when it was cancelled."""
+    """Make `caller` the context's local run. Raises KeyboardInterrupt if the flow was cancelled."""
+    # A context variable, since Prefect calls the flow and passes on only the form's parameters.
     token = LOCAL_RUN.set(caller)
     try:
         yield
@@ -60,11 +63,11 @@ def running_locally(caller: LocalRun) -> Generator[None]:
 
 
 def cancellable(function: Callable[P, R]) -> Callable[P, R]:
-    """The body of a flow that is stopped well in a command; one that a worker runs stays as it is.
+    """Wrap a flow's body so that Cancel stops it in a command; under a worker change nothing.
 
-    Cancel in Prefect's pages stops it as Ctrl-C does. Then the run is Cancelled, and whoever has
-    called the flow gets Prefect's CancelledRun. However it was stopped, once the body has ended the
-    process ends soon, also when Prefect's server was stopped too and cannot be told.
+    Cancel in Prefect's pages stops the flow as Ctrl-C does; the run ends as Cancelled, and the
+    caller of the flow gets Prefect's CancelledRun. However the flow was stopped, the process exits
+    within SECONDS_TO_TELL of the body's end, even if Prefect's server is gone too.
     """
 
     @functools.wraps(function)
@@ -77,26 +80,34 @@ def cancellable(function: Callable[P, R]) -> Callable[P, R]:
         try:
             with run_in_background(_pressing_ctrl_c(run, caller, cancelled)):
                 made = function(*arguments, **parameters)
+            # Cancel may have been pressed after the last poll, when all stages were built.
             if not is_cancelled(run):
                 return made
         except (KeyboardInterrupt, TerminationSignal):
+            # Prefect reports the final state after this body returns, and may block for minutes.
             threading.Thread(target=_leave, args=(caller,), daemon=True).start()
+            # A real Ctrl-C is raised on; one from _pressing_ctrl_c becomes the state Cancelled.
             if not cancelled.is_set():
                 raise
-        state: Any = Cancelled(message="by hand; the same command goes on where it was")
+        state: Any = Cancelled(message="cancelled by the user; the same command resumes it")
         return state
 
     return body
 
 
 def _pressing_ctrl_c(run: str | None, caller: LocalRun, cancelled: threading.Event) -> Work:
-    """Work that presses Ctrl-C once the run is cancelled, unless it is being stopped already."""
-    context = copy_context()  # in which Prefect looks up its settings
+    """Return work that sends this process SIGINT once the run is cancelled in Prefect's pages.
+
+    It sends none if the run is being stopped already.
+    """
+    # Prefect reads its settings from context variables, which a new thread does not inherit.
+    context = copy_context()
 
     def press_ctrl_c(over: threading.Event) -> None:
         while not over.wait(SECONDS_BETWEEN_LOOKS) and not caller.stop.is_set():
+            # The request took time: check again, or the signal hits a run that has ended.
             if context.run(is_cancelled, run) and not (over.is_set() or caller.stop.is_set()):
-                cancelled.set()
+                cancelled.set()  # before the signal, whose handler looks at it
                 os.kill(os.getpid(), signal.SIGINT)
                 caller.watch("run", {"kind": "warning", "text": "cancelled in Prefect's pages"})
                 return
@@ -106,4 +117,4 @@ def _pressing_ctrl_c(run: str | None, caller: LocalRun, cancelled: threading.Eve
 
 def _leave(caller: LocalRun) -> None:
     if not caller.over.wait(SECONDS_TO_TELL):
-        caller.leave("Prefect's server does not answer: it was not told that the run was stopped")
+        caller.leave("Prefect's server does not answer: it does not know that the run was stopped")

@@ -1,7 +1,7 @@
-"""Prefect's client for whoever must not wait: it soon says that nobody answers, or what is refused.
+"""Prefect's client for callers that must not block: one try, a short timeout, clear refusals.
 
-A run's own client asks again for eight minutes, so that the run's end is told whatever happens
-meanwhile. Who follows an order looks again soon anyway, and has a store to ask in between.
+Prefect's own client of a run retries for eight minutes, so that the end of the run is reported
+through an outage. Code that polls tries again soon anyway, and can ask the store in between.
 """
 
 import contextlib
@@ -20,19 +20,21 @@ from prefect.settings import (
 from infra.prefect.access import AUTH
 from nanochat_core.errors import ConfigError
 
-SECONDS = 10.0  # for an answer
+SECONDS = 10.0  # timeout of a response
 NOT_ANSWERING = (httpx.HTTPError, PrefectException, OSError)
-_PASSING = (408, 425, 429)  # of the answers that are the asker's fault, these are not
-_SAID = 500  # characters of what the server says
+# Request timeout, too early, too many requests: status codes 4xx that a later try may not get.
+_PASSING = (408, 425, 429)
+_SAID = 500  # characters of the server's message that an error shows
 
 
 @contextlib.contextmanager
 def quick_client() -> Generator[SyncPrefectClient]:
-    """A client that asks once, and is nobody else's: the context's was made with more patience.
+    """Yield a client of its own that sends each request once, with a timeout of SECONDS.
 
-    Inside, Prefect's own functions ask once too. Raises ConfigError when the server refuses, what
-    Prefect's client raises when it does not answer.
+    Inside, Prefect's own functions send requests once too. Raises ConfigError if the server refuses
+    a request, and one of NOT_ANSWERING if it does not respond.
     """
+    # Not the client of Prefect's context: that one was made with the settings that retry.
     settings: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: SECONDS}
     with (
         telling_refusals(),
@@ -44,7 +46,7 @@ def quick_client() -> Generator[SyncPrefectClient]:
 
 @contextlib.contextmanager
 def telling_refusals() -> Generator[None]:
-    """What the server refuses is a person's to mend: it would refuse it again. As ConfigError."""
+    """Turn a refusal of the server, which a retry would only repeat, into a ConfigError."""
     try:
         yield
     except httpx.HTTPStatusError as error:
@@ -54,13 +56,13 @@ def telling_refusals() -> Generator[None]:
         hint = (
             f"set {AUTH} as it is set for the server"
             if status in (401, 403)
-            else "`nanochat deploy` tells Prefect what this code's deployments take"
+            else "`nanochat deploy` registers the parameters of this code's deployments"
         )
         raise ConfigError(f"Prefect refuses ({status}): {_said(error)}", hint=hint) from error
 
 
 def _said(error: httpx.HTTPStatusError) -> str:
-    """The server's own words, in one line."""
+    """Return the server's message in one line, at most _SAID characters."""
     text = error.response.text
     with contextlib.suppress(ValueError, TypeError, KeyError):
         tree = error.response.json()

@@ -1,10 +1,10 @@
-"""A GPU stage built by the workers of a pool: ordered, followed, and stopped when the run is.
+"""Dispatch of GPU stages to the workers of a pool: submit a request, follow it, cancel it.
 
-The order is a run of the deployment one-stage/<pool>, one for each node. A caller looks for a live
-run of the same order first and follows that one, so a caller that died and was started again finds
-what it ordered, and two callers share one. Whether the stage is built is asked of the store alone,
-never of a run's state; whether the run is alive, of Prefect alone: one without heartbeats is set to
-Crashed by an automation. A caller sets no order's state, except to cancel its own.
+A request is one run of the deployment one-stage/<pool> for each node. A caller first looks for a
+live run of the same request and follows that one: a caller that died and was restarted finds its
+own, and two callers share one. Only the store decides whether the stage is built, never the state
+of a run. Only Prefect decides whether a run is alive: an automation sets one without heartbeats to
+Crashed. A caller sets the state of no request, except to cancel its own.
 """
 
 import contextlib
@@ -31,20 +31,20 @@ from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
 
-SECONDS_BETWEEN_LOOKS = 2.0  # at the runs, which costs a request each
-SECONDS_BETWEEN_TELLING = 5.0
-PATIENCE = 3600.0  # seconds without an answer of Prefect; the stage is built meanwhile
-HINT = "\nhint: "  # between the two lines of a failed run's message
+SECONDS_BETWEEN_LOOKS = 2.0  # between polls of the runs; each costs a request per node
+SECONDS_BETWEEN_TELLING = 5.0  # between reports of progress; the lease is renewed every ten
+PATIENCE = 3600.0  # seconds without a response from Prefect; workers build without it
+HINT = "\nhint: "  # separates the error from its hint in the state message of a failed run
 
 
 def dispatch(
     stage: Stage, site: BuildContext, run: Run, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Built:
-    """The artifact of `stage` made from `inputs`, ordered of the pool unless the store has it.
+    """Return the artifact of `stage` made from `inputs`; the pool builds it unless it is stored.
 
-    Raises TransientStageError when whoever was to build it is gone, StageError with the far side's
-    own words and hint when it failed or was cancelled, StageInterrupted when this run is stopped.
-    In that last case the other side goes on: see `cancel_stage_runs`.
+    Raises TransientStageError if the builder is gone, StageError with the builder's message and
+    hint if it failed or was cancelled, StageInterrupted if this run is stopped. In the last case
+    the builder continues: see `cancel_stage_runs`.
     """
     try:
         with _alone(site, stage):
@@ -52,6 +52,7 @@ def dispatch(
     except StageInterrupted:
         site.watch(stage.name, {"kind": "interrupted"})
         raise
+    # The builder's own events stay on its machine, so the failure is reported here once more.
     except NanochatError as error:
         event = {"kind": "failed", "error": str(error), "hint": error.hint, "log_tail": ""}
         site.watch(stage.name, event)
@@ -68,9 +69,12 @@ def _dispatch(
     order = make_request(
         stage, site, run, inputs, fingerprint=sought.identity.fingerprint, force=force
     )
+    # Repeats only where the runs that ended were another caller's, cancelled or failed for reasons
+    # of its own: then this caller submits a request itself. See _check_ended.
     while True:
         told = _ProgressRelay(site, order)
         ended = _follow(site, order, _open_runs(site, order, told), told)
+        # First the store, whatever the runs' states: a run may crash after it has published.
         manifest = look_up(stage, site, inputs, force=force).manifest
         if manifest is not None:
             return _finished(site, manifest, seconds=time.time() - began)
@@ -91,10 +95,14 @@ def _finished(site: BuildContext, manifest: Manifest, *, seconds: float) -> Buil
 
 @contextlib.contextmanager
 def _alone(site: BuildContext, stage: Stage) -> Generator[None]:
-    """Of a run's stages that take several nodes, one at a time: two would wait for each other."""
+    """Let one stage of a run that takes several nodes be dispatched at a time.
+
+    Two that each hold half of the workers would wait for each other forever.
+    """
     if site.placement.nodes == 1:
         yield
         return
+    # A short timeout, so that a run that is being stopped leaves the queue.
     while not site.device.acquire(timeout=0.2):
         _check_not_stopped(site, stage.name)
     try:
@@ -108,25 +116,26 @@ def _check_not_stopped(site: BuildContext, stage: str) -> None:
         raise StageInterrupted(f"{stage} was interrupted: the run is being stopped")
 
 
-# The far side's runs.
+# The flow runs that build the request.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Ended:
-    """A run that is over, or None for one that was deleted, though the artifact is not there."""
+    """A flow run that is over while the artifact is not in the store."""
 
     name: str
-    run: FlowRun | None
+    run: FlowRun | None  # None: it was deleted
 
 
 def _open_runs(site: BuildContext, order: StageRequest, told: "_ProgressRelay") -> list[FlowRun]:
-    """A run for each node: the live one, else a new one."""
+    """Return a flow run for each node, a live one if possible. Retries while Prefect is away."""
     patience = _OutageTimer(site, order, told)
     while True:
         try:
             with quick_client() as client:
                 return [find_or_create(client, site, order, node) for node in range(order.nodes)]
         except ObjectNotFound:
+            # The deployment has gone since the flow began: check_pool raises an error with a hint.
             check_pool(site.placement.pool or "")
             raise
         except NOT_ANSWERING as error:
@@ -136,9 +145,9 @@ def _open_runs(site: BuildContext, order: StageRequest, told: "_ProgressRelay") 
 def _follow(
     site: BuildContext, order: StageRequest, runs: list[FlowRun], told: "_ProgressRelay"
 ) -> list[_Ended]:
-    """Wait until the first node's run is over, or another one's that did not end well.
+    """Wait for the end of the first node's run, or for one of another node that did not complete.
 
-    While Prefect does not answer, the artifact is looked for in the store.
+    While Prefect does not respond, look for the artifact in the store; if it is found return [].
     """
     patience = _OutageTimer(site, order, told)
     with quick_client() as client:
@@ -148,6 +157,7 @@ def _follow(
                     runs, ended = _look(client, runs)
                     told.tell(runs)
             except NOT_ANSWERING as error:
+                # Workers build without Prefect, so the stage may be finished during an outage.
                 if _is_there(site, order):
                     return []
                 patience.spend(error)
@@ -155,12 +165,13 @@ def _follow(
             patience.renew()
             if any(_ends_all(item, first=runs[0].id) for item in ended):
                 return ended
+            # Wakes up at once when the run is stopped, unlike time.sleep.
             site.stop.wait(SECONDS_BETWEEN_LOOKS)
             _check_not_stopped(site, order.stage)
 
 
 def _look(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> tuple[list[FlowRun], list[_Ended]]:
-    """The runs as they are now, and those that are over."""
+    """Return the runs as Prefect has them at this moment, and those that are over."""
     found: list[FlowRun] = []
     ended: list[_Ended] = []
     for run in runs:
@@ -176,34 +187,37 @@ def _look(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> tuple[list[Flow
 
 
 def _ends_all(ended: _Ended, *, first: UUID) -> bool:
+    # Node 0 publishes, so its end is the request's; another's matters only if it did not complete.
     run = ended.run
     return run is None or run.id == first or run.state_type != StateType.COMPLETED
 
 
 def _is_there(site: BuildContext, order: StageRequest) -> bool:
-    """Whether there is some artifact; `seek` says whether it is the wanted one."""
+    """Return whether the store has an artifact of the request; `look_up` checks it afterwards."""
     with contextlib.suppress(StoreError):
+        # A forced request ends with an artifact of its own run: the old one exists all the time.
         found = find_manifest(site.store, order.stage, order.fingerprint)
         return found is not None and (not order.force or found.provenance.run == order.run)
     return False
 
 
 def _check_ended(order: StageRequest, ended: Sequence[_Ended]) -> None:
-    """Say why there is no artifact; nothing when the runs were another caller's."""
+    """Raise the reason why there is no artifact; do nothing if the runs were another caller's."""
     for item in ended:
         run = item.run
         if run is None:
             raise TransientStageError(f"{order.name} was lost: its run {item.name} was deleted")
+        # A shared request of another caller may end because that caller was cancelled.
         if f"run:{order.run}" not in run.tags:
             continue
-        said = (run.state.message if run.state else None) or "it says nothing of why"
+        said = (run.state.message if run.state else None) or "no reason was given"
         if run.state_type == StateType.FAILED:
             message, _, hint = said.partition(HINT)
             raise StageError(message, hint=hint or None)
         if run.state_type == StateType.CANCELLED:
             raise StageError(
                 f"{order.name} was cancelled: {said}",
-                hint="run the same command again, or press Retry: it goes on from there",
+                hint="run the same command again, or press Retry, to resume",
             )
         if run.state_type == StateType.CRASHED:
             message, _, hint = said.partition(HINT)
@@ -216,7 +230,7 @@ def _check_ended(order: StageRequest, ended: Sequence[_Ended]) -> None:
 
 
 class _OutageTimer:
-    """How long Prefect may be away."""
+    """The time since Prefect's last response, limited to PATIENCE."""
 
     def __init__(self, site: BuildContext, order: StageRequest, told: "_ProgressRelay") -> None:
         self._site = site
@@ -225,23 +239,26 @@ class _OutageTimer:
         self._answered = time.monotonic()
 
     def renew(self) -> None:
-        """Prefect has answered."""
+        """Restart the time: Prefect has responded."""
         self._answered = time.monotonic()
 
     def spend(self, error: Exception) -> None:
-        """Wait until the next try. Raises TransientStageError after an hour, StageInterrupted."""
-        self._told.say(f"Prefect does not answer ({_first_line(error)}); it is asked again")
+        """Wait until the next try.
+
+        Raises TransientStageError after PATIENCE, StageInterrupted if the run is being stopped.
+        """
+        self._told.say(f"Prefect does not answer ({_first_line(error)}); retrying")
         if time.monotonic() - self._answered > PATIENCE:
             raise TransientStageError(
                 f"{self._order.name}: Prefect did not answer for an hour",
-                hint="see that its server runs: `nanochat up`",
+                hint="start or check its server: `nanochat up`",
             ) from error
         self._site.stop.wait(SECONDS_BETWEEN_LOOKS)
         _check_not_stopped(self._site, self._order.stage)
 
 
 class _ProgressRelay:
-    """Tells of the runs' states and of the job's progress, now and again."""
+    """Events about the flow runs' states and the remote job's progress, without repetitions."""
 
     def __init__(self, site: BuildContext, order: StageRequest) -> None:
         self._site = site
@@ -251,13 +268,13 @@ class _ProgressRelay:
         self._step = -1
 
     def say(self, text: str) -> None:
-        """Tell it, unless it was the last thing told."""
+        """Send a `waiting` event with this text, unless it repeats the last one."""
         if text != self._said:
             self._said = text
             self._site.watch(self._order.stage, {"kind": "waiting", "text": text})
 
     def tell(self, runs: Sequence[FlowRun]) -> None:
-        """States when they change, progress every few seconds."""
+        """Report the runs' states when they change, and progress every few seconds."""
         states = sorted({state_name(run) for run in runs if run.state_type in LIVE})
         if states:
             wait = "; no worker has taken it" if "Late" in states else ""
@@ -269,13 +286,14 @@ class _ProgressRelay:
                 self._tell_progress()
 
     def _tell_progress(self) -> None:
-        """What the builder's last renewal of its lease says."""
+        """Report the step that the builder wrote into its lease at the last renewal."""
         order = self._order
         holder = find_holder(self._site.store, order.stage, order.fingerprint)
         if holder is None or not holder.record.total or holder.record.step == self._step:
             return
         step, total = holder.record.step, holder.record.total
         event: dict[str, Any] = {"time": time.time(), "step": step, "total": total}
+        # Displays begin their progress bar with a `start` event, which stays on the worker.
         if self._step < 0:
             start = {"kind": "start", **event, "unit": "step", "resumed": False}
             self._site.watch(order.stage, start)

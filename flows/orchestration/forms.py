@@ -1,8 +1,8 @@
-"""What Prefect's forms ask for: one type for each parameter of our flows, with its label and rules.
+"""Form fields of our flows in Prefect: one type for each parameter, with its label and rules.
 
 The rules are part of a deployment's schema: the form shows them, and the server refuses a run that
-breaks one, naming the field. A caller in Python is not held to them: the flow itself looks at what
-it is given, and says more of it in one line. Nothing here needs Prefect.
+breaks one, naming the field. They do not bind a caller in Python: the flow itself checks its
+parameters, with better messages. Nothing here needs Prefect.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,9 @@ from flows.profiles import PROFILES
 from flows.stages import REPORT, STAGES
 from infra.placement import CPU_POOL, SETTINGS
 
-LABEL = "label"  # where the schema has the name that people read, until the deployment is made
+# Key of the label in the schema. Prefect writes `title` itself, from the parameter's name, so
+# deployments/registry.py copies the label over it.
+LABEL = "label"
 MOST_NODES = 64
 MOST_GPUS = 64  # of one machine
 MOST_RETRIES = 100
@@ -27,31 +29,29 @@ _SETTING = r"^\s*[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*\s*="
 
 @dataclass(frozen=True)
 class FormField:
-    """How a form shows a parameter, and the JSON schema's rules for it."""
+    """The label of a parameter in a form, and its rules in JSON schema."""
 
     label: str
     rules: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
-        """The schema of the type with these rules in it.
-
-        One that may be None is shown as an ordinary field that may be left empty: alternatives
-        would be tabs in the form, and errors that do not say which rule was broken.
-        """
+        """Return the schema of the type with these rules added."""
         schema = dict(handler(core_schema))
+        # `T | None` becomes T, a field that may be left empty: the form shows `anyOf` as tabs, and
+        # the server's errors do not say which rule of it was broken.
         for kind in schema.pop("anyOf", ()):
             schema |= {} if kind == _NULL else kind
         return {**schema, **self.rules, LABEL: self.label}
 
 
 def _texts(**rules: Any) -> dict[str, Any]:
-    """Rules of a list of texts, each of which has these rules."""
+    """Return the rules of a list of distinct strings, each with these rules."""
     return {"items": {"type": "string", **rules}, "uniqueItems": True}
 
 
 ProfileField: TypeAlias = Annotated[str, FormField("Profile", {"enum": list(PROFILES)})]
 SuiteField: TypeAlias = Annotated[
-    str | None, FormField("Profile of the questions", {"enum": list(PROFILES)})
+    str | None, FormField("Profile of the evaluation", {"enum": list(PROFILES)})
 ]
 DepthField: TypeAlias = Annotated[
     int | None, FormField("Depth", {"minimum": 1, "maximum": 100, "examples": [12]})
@@ -63,10 +63,10 @@ OverridesField: TypeAlias = Annotated[
     ),
 ]
 FromStageField: TypeAlias = Annotated[
-    str | None, FormField("Redo from stage", {"enum": _STAGE_NAMES})
+    str | None, FormField("Rebuild from stage", {"enum": _STAGE_NAMES})
 ]
 ForceField: TypeAlias = Annotated[
-    tuple[str, ...], FormField("Redo stages", _texts(enum=_STAGE_NAMES))
+    tuple[str, ...], FormField("Rebuild stages", _texts(enum=_STAGE_NAMES))
 ]
 UseField: TypeAlias = Annotated[
     tuple[str, ...],
@@ -93,27 +93,27 @@ StoreField: TypeAlias = Annotated[
     ),
 ]
 GpusField: TypeAlias = Annotated[
-    int | None, FormField("GPUs of each machine", {"minimum": 0, "maximum": MOST_GPUS})
+    int | None, FormField("GPUs per machine", {"minimum": 0, "maximum": MOST_GPUS})
 ]
 NodesField: TypeAlias = Annotated[int, FormField("Machines", {"minimum": 1, "maximum": MOST_NODES})]
 PoolField: TypeAlias = Annotated[
     str | None,
     FormField(
-        "Work pool of GPU stages",
+        "Work pool for GPU stages",
         {"pattern": rf"^(?!{CPU_POOL}$)[^/%&><\s]+$", "maxLength": 100},  # see check_gpu_pool
     ),
 ]
 PlaceField: TypeAlias = Annotated[
     tuple[str, ...],
     FormField(
-        "Changed placement",
+        "Placement settings",
         _texts(pattern=rf"^({'|'.join(SETTINGS)})=", examples=["device_batch_size=8"]),
     ),
 ]
 RetriesField: TypeAlias = Annotated[
-    int, FormField("Retries of a lost stage", {"minimum": 0, "maximum": MOST_RETRIES})
+    int, FormField("Retries per stage", {"minimum": 0, "maximum": MOST_RETRIES})
 ]
-StrictField: TypeAlias = Annotated[bool, FormField("Strict")]
+StrictField: TypeAlias = Annotated[bool, FormField("Strict code check")]
 
 ModelField: TypeAlias = Annotated[
     str,
@@ -128,4 +128,4 @@ ModelField: TypeAlias = Annotated[
 MetricField: TypeAlias = Annotated[
     str | None, FormField("Metric", {"pattern": r"^[a-z0-9_]+$", "examples": ["chatcore"]})
 ]
-DropField: TypeAlias = Annotated[float, FormField("Drop allowed", {"minimum": 0})]
+DropField: TypeAlias = Annotated[float, FormField("Allowed drop", {"minimum": 0})]

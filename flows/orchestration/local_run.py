@@ -1,6 +1,7 @@
-"""Runs a flow from a command: finds or starts a Prefect server, then calls the flow right here.
+"""Run a flow inside a command: find or start a Prefect server, then call the flow.
 
-This module must not import Prefect before its environment is set, so it does so inside functions.
+Prefect reads its environment on import, so this module imports it inside functions only, once the
+environment is set.
 """
 
 import contextlib
@@ -22,17 +23,17 @@ from infra.prefect.supervisor.control import wait_for_kept_server
 if TYPE_CHECKING:
     from flows.orchestration.pipeline import Outcome
 
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
+INTERRUPTED = 130  # exit status that shells give a process ended by SIGINT: 128 + 2
 
 
 def run_flow(
     profile: str, *, home: Path, display: Display, pins: Pins | None = None, **parameters: Any
 ) -> "Outcome":
-    """Run the flow with these parameters of it, showing its stages on `display`, which is open.
+    """Run the flow with these parameters and show its stages on `display`, which is open.
 
-    Raises ServerError, and whatever the first failed stage raised: a NanochatError for a mistake of
-    a person. Raises KeyboardInterrupt when a person or a scheduler stopped it, here or in Prefect's
-    pages, after the workers have saved; a second Ctrl-C does not wait for them.
+    Raises ServerError, and what the first failed stage raised: a NanochatError for a user's
+    mistake. Raises KeyboardInterrupt if a person or a scheduler stopped the run, here or in
+    Prefect's pages, after the workers have saved; a second Ctrl-C does not wait for them.
     """
     with ready(home, display, pins):
         from flows.orchestration.pipeline import nanochat
@@ -43,9 +44,9 @@ def run_flow(
 
 @contextlib.contextmanager
 def ready(home: Path, display: Display, pins: Pins | None = None) -> Generator[None]:
-    """Inside, a flow may be called: Prefect knows its server, and this command is the caller.
+    """Connect Prefect to its server and make this command the local run, so a flow can be called.
 
-    `pins` are names upstream that the command has resolved already.
+    `pins` are upstream names that the command has resolved already.
     """
     with stoppable(display):
         connect(home, display.say)
@@ -59,17 +60,17 @@ def ready(home: Path, display: Display, pins: Pins | None = None) -> Generator[N
 
 
 def _leave(display: Display, why: str | None = None) -> None:
-    """End the process at once, with the terminal as it was."""
+    """Restore the terminal and exit at once, without waiting for threads."""
     if why is not None:
         display.say(why)
     display.close()
-    os._exit(INTERRUPTED)
+    os._exit(INTERRUPTED)  # sys.exit would join the threads that the caller must not wait for
 
 
 def connect(home: Path, say: Callable[[str], None]) -> str:
-    """Point this process's Prefect at its server, started if need be, and import it meanwhile.
+    """Point Prefect in this process at its server, starting one if needed, and import Prefect.
 
-    Gives the address of the server's API. Raises ServerError when no server answers.
+    Returns the URL of the server's API. Raises ServerError if no server responds.
     """
     configured = configured_api_url()
     if configured is not None:
@@ -80,11 +81,11 @@ def connect(home: Path, say: Callable[[str], None]) -> str:
     if prefect_server.find_server(home) is None:
         say("starting the Prefect server; in a new home it takes some ten seconds")
     wait_for_kept_server(home)
+    # Set the address before Prefect is imported below: it reads its settings then.
     server = prefect_server.start_server(home)
     prefect_server.use_server(home, server.api_url, console_logs=False)
-    importlib.import_module(
-        "flows.orchestration.pipeline"
-    )  # takes a second, in which the server comes up
+    # The import takes a second, in which the server comes up.
+    importlib.import_module("flows.orchestration.pipeline")
     prefect_server.wait_for_server(home, server)
     check_admitted(server.api_url)
     return server.api_url
@@ -92,10 +93,9 @@ def connect(home: Path, say: Callable[[str], None]) -> str:
 
 @contextlib.contextmanager
 def stoppable(display: Display) -> Generator[None]:
-    """Inside, SIGTERM is as Ctrl-C, and the second of either ends the process at once.
+    """Handle SIGTERM like Ctrl-C: the first raises KeyboardInterrupt, the second exits at once.
 
-    The first raises KeyboardInterrupt. Workers of a process that ends at once still save: the
-    kernel tells them.
+    Workers of a process that exits at once still save: the kernel signals them (PDEATHSIG).
     """
     count = 0
 
@@ -107,6 +107,7 @@ def stoppable(display: Display) -> Generator[None]:
         display.say("stopping: waiting until the workers have saved (again to leave at once)")
         raise KeyboardInterrupt
 
+    # Restored at the end, so that a program that calls this keeps its own handlers.
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
         signal.signal(number, on_signal)

@@ -1,7 +1,7 @@
-"""The Prefect flow `one-stage`: builds on a pool's worker what a run of another flow ordered.
+"""The Prefect flow `one-stage`: builds on a pool's worker what a run of another flow requested.
 
-Its run ends as Completed, Resumed or Cached, as Failed when a person must mend something, and as
-Crashed when it was lost: then whoever ordered it orders it again.
+Its run ends as Completed, Resumed or Cached, as Failed if a person must fix something, and as
+Crashed if the job was lost and a retry may succeed: then the requesting run requests it again.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from nanochat_core.errors import NanochatError
 
 
 def _name_flow_run() -> str:
-    """As whoever ordered it named it; one that was started by hand, as what it builds."""
+    """Return the name of a flow run that was started without one: what it builds."""
     parameters = flow_run.get_parameters()
     name = f"{parameters['stage']}/{short(parameters['fingerprint'])}"
     return name if parameters["nodes"] == 1 else f"{name} node {parameters['node']}"
@@ -43,23 +43,23 @@ def one_stage(
     strict: bool = False,
     node: int = 0,
 ) -> Any:
-    """Build one stage that a run has ordered. Runs order it themselves: nobody starts it by hand.
+    """Build one stage for a run of another flow. Runs start it themselves; you need not.
 
     Args:
-        stage: What is built.
-        fingerprint: All 64 digits of it, as the run works them out.
-        inputs: Its inputs, each as stage/fingerprint, in the table's order.
-        profile: What the run trains.
-        run: The id of the run.
+        stage: The stage to build.
+        fingerprint: All 64 hex digits of its fingerprint, as the requesting run computed them.
+        inputs: Its inputs, each as stage/fingerprint, in the order of the stage table.
+        profile: The profile of the requesting run.
+        run: The id of the requesting run.
         store: URL of the artifact store, which this machine must reach too.
         depth: Number of transformer layers, if the run was given one.
         overrides: Changed settings, each as section.name=value.
-        force: Build it although it exists.
+        force: Build the stage even if its artifact exists.
         gpus: GPUs of each machine, 0 for the CPU; by default all that the profile can fill.
-        nodes: Machines that build it together.
-        place: Changed settings of the placement, each as name=value.
-        strict: Whether code that a fingerprint does not see is an error.
-        node: Which of the machines this one is; 0 is the first.
+        nodes: Number of machines that build it together.
+        place: Changed placement settings, each as name=value.
+        strict: Treat code that the fingerprint does not cover as an error.
+        node: Index of this machine among them; 0 is the first.
     """
     order = StageRequest(
         stage=stage,
@@ -79,11 +79,12 @@ def one_stage(
     try:
         return _build(order, node=node)
     except NanochatError as error:
+        # Crashed is what the dispatching run retries; Failed it passes on to its user.
         return failed(error, is_crash=is_retryable(error))
 
 
 def _build(order: StageRequest, *, node: int) -> State[Any]:
-    # In the flow's own thread, not in a task's: a signal that ends the flow ends the job here.
+    # In the flow's own thread, not in a task's: a signal that ends the flow must end the job too.
     with contextlib.closing(StagePage(stage_of(order), run=order.run)) as reporter:
         built = build_on_node(order, node=node, watch=lambda _, event: reporter.report(event))
         return final_state(built)

@@ -1,4 +1,4 @@
-"""The Prefect flow: every stage of the table, each started when its inputs are there."""
+"""The Prefect flow `nanochat`: builds every stage of the table, each once its inputs exist."""
 
 import contextlib
 import threading
@@ -58,12 +58,12 @@ from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreEr
 
 REPORT_PAGE = "report.html"
 _REPORT_TEXT = "report.md"
-MOST_STARTS = 10  # of one flow run in a row without getting further: crashed ones are resumed
+MOST_STARTS = 10  # of one flow run in a row without progress: an automation resumes crashed ones
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run that ended well made."""
+    """The results of a run that completed."""
 
     run: Run
     stages: dict[str, Built]
@@ -72,8 +72,8 @@ class Outcome:
 
 
 def _name_flow_run() -> str:
-    """The flow run is called as the run is; a retry keeps its name."""
-    if flow_run.get_run_count():  # of attempts before this one, as long as it is not running
+    """Return the run's id as the flow run's name; a retry keeps its name."""
+    if flow_run.get_run_count():  # attempts before this one: it counts itself once it is running
         return flow_run.get_name() or ""
     parameters = flow_run.get_parameters()
     name = parameters["run_name"] or parameters["profile"]
@@ -99,23 +99,23 @@ def nanochat(
     retries: RetriesField = RETRIES,
     strict: StrictField = False,
 ) -> Outcome:
-    """Train, evaluate and report a model; whatever is up to date is reused.
+    """Train, evaluate and report a model. Stages that are up to date are reused.
 
     Args:
-        profile: What to train: `nanochat profiles` lists the names.
-        depth: Number of transformer layers; the rest follows from it.
+        profile: The profile to train; `nanochat profiles` lists them.
+        depth: Number of transformer layers; the other sizes follow from it.
         overrides: Changed settings, each as section.name=value: pretrain.num_steps=100.
-        from_stage: Redo this stage and everything after it.
-        force: Redo these stages although they are up to date.
-        use: Artifacts that stand for their stages, such as pretrain@other or sft/1a2b3c.
-        run_name: What to call the run; by default as its profile.
-        store: URL of the artifact store; by default the one this machine is set up for.
-        gpus: GPUs to use, 0 for the CPU; by default all that the profile can fill.
-        place: Changed settings of the placement, each as name=value: device_batch_size=8.
-        nodes: Machines that each GPU stage takes; more than one needs a pool.
-        pool: Work pool whose workers run the GPU stages; by default this very process does.
-        retries: How often a stage that was lost is started again.
-        strict: Whether code that a fingerprint does not see is an error.
+        from_stage: Rebuild this stage and everything after it.
+        force: Rebuild these stages even if they are up to date.
+        use: Artifacts to use for their stages, such as pretrain@other or sft/1a2b3c.
+        run_name: Name of the run; by default the profile's name.
+        store: URL of the artifact store; by default the one this machine is configured for.
+        gpus: GPUs per machine, 0 for the CPU; by default all that the profile can fill.
+        place: Changed placement settings, each as name=value: device_batch_size=8.
+        nodes: Number of machines for each GPU stage; more than one needs a pool.
+        pool: Work pool whose workers run the GPU stages; by default the flow's own process does.
+        retries: How often a stage is retried after its process or machine was lost.
+        strict: Treat code that the fingerprint does not cover as an error.
     """
     caller = LOCAL_RUN.get()
     if run_name is not None:
@@ -135,11 +135,11 @@ def nanochat(
     starts = store_wait(lambda: open_starts(opened_store, [run_id], pool=pool))
     placement = with_pool(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
-    tell = get_run_logger().warning
-    given = store_wait(lambda: open_pinned(opened_store, use, warn=tell))
+    warn = get_run_logger().warning
+    given = store_wait(lambda: open_pinned(opened_store, use, warn=warn))
     sections = sections_of(given)
     pinned, pins = store_wait(
-        lambda: pin_names(opened.run, opened_store, run_id, placement, sections, log=tell)
+        lambda: pin_names(opened.run, opened_store, run_id, placement, sections, log=warn)
     )
     site = BuildContext(
         run=pinned,
@@ -195,10 +195,10 @@ def pin_names(
     *,
     log: Log,
 ) -> tuple[RunConfig, Pins]:
-    """Resolve names upstream as `flows.plan.upstream.pin`, unless this run or its command has done
-    so.
+    """Resolve upstream names like `flows.plan.upstream.pin`; keep what was resolved already.
 
-    A damaged record of this run is reported and has no pins. Raises ConfigError, DataError.
+    An earlier start of this run, or the command that runs it, may have resolved some. A damaged
+    record of this run is reported and has no pins. Raises ConfigError, DataError.
     """
     if not moving_names(run, sections):
         return run, {}
@@ -212,16 +212,16 @@ def pin_names(
 
 
 def with_pool(placement: Placement, *, nodes: int, pool: str | None) -> Placement:
-    """The placement of a run whose GPU stages the pool's workers build; None: this very process.
+    """Return the placement of a run whose GPU stages `pool` builds; None: the flow's process.
 
-    Raises ConfigError when nothing can be ordered there.
+    Raises ConfigError if the pool takes no stages, or if several nodes have no pool.
     """
     if pool is not None:
         check_pool(pool)
     elif nodes != 1:
         raise ConfigError(
-            f"nodes is {nodes}, but one process cannot be on several machines",
-            hint="name the work pool whose workers run there, such as gpu",
+            f"nodes is {nodes}, but a run without a pool uses this machine only",
+            hint="name the work pool whose workers run on the machines, such as gpu",
         )
     return replace(placement, nodes=nodes, pool=pool)
 
@@ -236,13 +236,11 @@ def run_pipeline(
     given: Mapping[str, Manifest] | None = None,
     retries: int = RETRIES,
 ) -> Outcome:
-    """Build every stage, independent ones at the same time, and record the run. Inside a flow only.
+    """Build every stage, independent ones concurrently, and record the run. Inside a flow only.
 
-    A stage whose artifact is `given` is not built; one that was lost is started again up to
-    `retries` times. The `plan` is only shown.
-
-    Raises the error of the first stage in the table that failed, after those that do not depend on
-    it have ended.
+    A stage whose artifact is `given` is not built; a lost one is retried up to `retries` times.
+    The `plan` is only shown. Raises the error of the first failed stage in the table, after the
+    stages that do not depend on it have ended.
     """
     record = RunRecord(site.store, run)
     site = replace(site, record=record.add)
@@ -268,17 +266,18 @@ def run_pipeline(
         report = _show_report(site, built.get(REPORT.name), pages, store_wait)
     except BaseException as error:
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
+        # Before the cancel: no stage may be retried or requested again while remote runs end.
         site.stop.set()
         orders: list[FlowRun] = []
         if site.placement.pool is not None and is_terminal(error):
             orders = cancel_orders_of(run.run)
         wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
-        with contextlib.suppress(StoreError):  # perhaps the very error that is on its way
+        with contextlib.suppress(StoreError):  # may be the error that is being raised
             record.end("interrupted" if is_interrupted else "failed")
-        if isinstance(error, KeyboardInterrupt):  # a person at a terminal, who is told of it
+        if isinstance(error, KeyboardInterrupt):  # a person who waits at a terminal
             wait_saved(site.store, orders)
         if is_interrupted:
-            wait(list(futures.values()))  # a checkpoint may be on its way to the store
+            wait(list(futures.values()))  # without a limit: a checkpoint may be being uploaded
         else:
             pages.show_artifacts(there | _finished(futures))
         raise
@@ -299,7 +298,7 @@ def wait_of_run(
     *,
     terms: LeaseTimings = LeaseTimings(),  # noqa: B008 - frozen
 ) -> StoreWait:
-    """Return what repeats a run's own requests until the store answers, and logs that it waits."""
+    """Return a retry policy for the run's own store requests that waits without a limit."""
     log = get_run_logger()
     return StoreWait(store, "the run", report=log.warning, stop=stop, terms=terms)
 
@@ -307,12 +306,11 @@ def wait_of_run(
 def open_starts(
     store: Store, runs: Sequence[str], *, pool: str | None, will_plan: bool = True
 ) -> Starts:
-    """Return what earlier starts of this flow run reached. Raises what `check_restart_limit`
-    raises.
+    """Return what earlier starts of this flow run reached. Raises what check_restart_limit raises.
 
-    Called before anything that may end the process. `runs` are the ids of the records that the flow
-    run writes. If a plan follows, one more start is allowed: only the plan finds the checkpoints of
-    the start before.
+    `runs` are the ids of the records that the flow run writes. If a plan follows, one more start is
+    allowed, since only the plan finds the checkpoints of the start before. Call this before
+    anything that may end the process, or a run that always crashes there is resumed forever.
     """
     starts = read_starts(store, runs, number=flow_run.get_run_count())
     check_restart_limit(store, starts, pool=pool, spare=int(will_plan))
@@ -320,44 +318,46 @@ def open_starts(
 
 
 def check_restart_limit(store: Store, starts: Starts, *, pool: str | None, spare: int = 0) -> None:
-    """Raise StageError if too many starts in a row got no further, so that resuming ends.
+    """Raise StageError if MOST_STARTS in a row made no progress; cancel the remote stages.
 
-    The flow run ends as Failed, and only Crashed ones are resumed. Its orders are cancelled.
+    The error ends automatic resuming: the flow run becomes Failed, and only Crashed ones are
+    resumed.
     """
     if starts.idle < MOST_STARTS + spare:
         return
     for run in starts.reached:
         if pool is not None:
             cancel_orders_of(run)
-        with contextlib.suppress(StoreError, ArtifactError):  # it may be what ended the process
+        with contextlib.suppress(StoreError, ArtifactError):  # may be what ended the starts before
             if (found := find_run(store, run)) is not None:
                 RunRecord(store, found).end("failed")
     raise StageError(
         f"{next(iter(starts.reached))} was started {starts.number} times; the last {starts.idle} "
         "got no further than those before",
-        hint="see in its logs what ended it; a new run goes on from what is stored",
+        hint="find in its logs what ended it; a new run resumes from what is stored",
     )
 
 
 def is_terminal(error: BaseException) -> bool:
-    """Whether the run is over: not when its process was only told to end, by a signal.
+    """Return whether the run failed or was cancelled.
 
-    Then whoever goes on with the run finds its stages trained further.
+    Not if only this process received SIGTERM: the run resumes elsewhere, and its remote stages
+    continue meanwhile.
     """
     return isinstance(error, Exception | KeyboardInterrupt) or is_cancelled(flow_run.get_id())
 
 
 def cancel_orders_of(run: str) -> list[FlowRun]:
-    """Cancel what the run with this id has ordered, as far as Prefect answers; returns it."""
+    """Cancel the remote stages of the run with this id, and return them; log it if that fails."""
     try:
         return cancel_stage_runs(run)
     except (*NOT_ANSWERING, ConfigError) as error:
-        get_run_logger().warning(f"what was ordered of the pool may go on: {error}")
+        get_run_logger().warning(f"stages on the pool's workers may still run: {error}")
         return []
 
 
 def _given(site: BuildContext, manifest: Manifest) -> Built:
-    """Return an artifact that stands for its stage. Raises what `reserve_found` raises."""
+    """Return an artifact that is used for its stage. Raises what `reserve_found` raises."""
     site.wait_for_store(manifest.stage)(lambda: reserve_found(site, [manifest]))
     uri = f"{site.store.url}/{manifest.stage}/{manifest.fingerprint}/manifest.json"
     site.watch(manifest.stage, {"kind": "cached", "uri": uri})
@@ -365,11 +365,11 @@ def _given(site: BuildContext, manifest: Manifest) -> Built:
 
 
 def ignore_events(stage: str, event: Mapping[str, Any]) -> None:
-    """A deployed run's events go to Prefect alone."""
+    """Ignore an event: those of a deployed run are shown by Prefect alone."""
 
 
 def _results(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]:
-    """Every stage's artifact. Raises the first failed stage's error."""
+    """Return every stage's artifact. Raises the first failed stage's error."""
     states = [future.state for future in futures.values()]
     for state in states:
         if state.is_failed() or state.is_crashed() or state.is_cancelled():
@@ -378,14 +378,14 @@ def _results(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]:
 
 
 def _finished(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]:
-    """The artifacts of the stages that came to their end."""
+    """Return the artifacts of the stages that completed."""
     return {name: f.result() for name, f in futures.items() if f.state.is_completed()}
 
 
 def _show_report(
     site: BuildContext, built: Built | None, pages: RunPages, store_wait: StoreWait
 ) -> Path | None:
-    """The report card in Prefect; returns the path of its page."""
+    """Show the report card in Prefect; return the path of its page, or None without one."""
     if built is None:
         return None
     with site.open_cache() as cache:

@@ -1,7 +1,6 @@
-"""What Prefect's page of a whole run shows: its plan, scores, curves, artifacts and report card.
+"""The artifacts on Prefect's page of a whole run: plan, scores, curves, addresses, report card.
 
-Everything is written in the background by a `BackgroundWriter`; what cannot be shown costs nothing
-else.
+A `BackgroundWriter` writes everything in the background; a failure to write is logged only.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ MOST_TEXT = 200_000  # bytes of markdown; more makes Prefect's pages slow
 
 
 class RunPages:
-    """The artifacts of the flow run that it is made in. Close it when the run ends."""
+    """The Prefect artifacts of the current flow run. Close it when the run ends."""
 
     def __init__(self, run: Run, store: Store) -> None:
         self._run = run
@@ -37,33 +36,36 @@ class RunPages:
         self._courier.send(self._tag)
 
     def show_plan(self, plan: Plan) -> None:
-        """What the run is about to do, stage by stage."""
+        """Show what the run is about to do, stage by stage."""
         text = f"{render(plan)[-1]}. Store: {plan.store}"
         self._courier.send(
             lambda: self._courier.write("plan", "table", plan_rows(plan), description=text)
         )
 
     def show_artifacts(self, built: Mapping[str, Built]) -> None:
-        """What there is by now: addresses and commands, scores side by side, curves."""
+        """Show the results so far: addresses and commands, scores side by side, curves."""
         for write in (self._write_artifacts, self._write_scores, self._write_curves):
+            # One send each, so that a failure of one does not lose the others.
             self._courier.send(lambda write=write: write(built))
 
     def show_report(self, text: str, uri: str) -> None:
-        """The report card; `uri`: of its artifact."""
+        """Show the report card, unless it is too long; `uri` is that of its artifact."""
+        # A longer card is still in the store, and `nanochat report` shows it.
         if len(text.encode()) <= MOST_TEXT:
             self._courier.send(
                 lambda: self._courier.write("report-card", "markdown", text, description=uri)
             )
 
     def close(self) -> None:
-        """Wait until everything is written, or given up."""
+        """Wait until everything is written or has failed."""
         self._courier.close()
 
     def _tag(self) -> None:
-        """The flow run is found by the run's id, as the runs are that it orders elsewhere."""
+        """Tag the flow run with the run's id, as its remote stages are, so that both are found."""
         found, client = self._courier.flow_run_id, self._courier.client
-        assert found is not None  # only made in a flow run
-        tags = {*client.read_flow_run(found).tags, f"run:{self._run.run}"}  # a series has several
+        assert found is not None  # this class is used in flow runs only
+        # The update replaces all tags. A series has several runs in one flow run, so a tag each.
+        tags = {*client.read_flow_run(found).tags, f"run:{self._run.run}"}
         client.update_flow_run(found, tags=tags)
 
     def _write_artifacts(self, built: Mapping[str, Built]) -> None:
@@ -73,7 +75,7 @@ class RunPages:
     def _write_scores(self, built: Mapping[str, Built]) -> None:
         if rows := score_rows(read_scores(self._store, built)):
             about = (
-                "In brackets the 95 % interval; of tasks, the share of questions answered right."
+                "In brackets the 95 % interval; for tasks, the share of questions answered right."
             )
             self._courier.write("scores", "table", rows, description=about)
 
@@ -86,11 +88,11 @@ _MOST_LOG = 20_000_000  # bytes of a job's events that are read for a curve
 _THREADS = 4  # small files read at the same time
 _MODELS = {"base_eval": "base", **{f"chat_eval_{s}": name for s, name in CHAT_MODELS.items()}}
 _OVERALL = {"val_bpb": "bits per byte", "core": "CORE", "chatcore": "ChatCORE"}
-_CHAT_STAGES = ("rl", "sft", "midtrain")  # the first that was built is what people talk to
+_CHAT_STAGES = ("rl", "sft", "midtrain")  # the first that was built is the model to chat with
 
 
 def plan_rows(plan: Plan) -> list[dict[str, Any]]:
-    """A row for each stage: what becomes of it, and why."""
+    """Return a row for each stage: its state in the plan, and the reason."""
     return [
         {
             "stage": item.stage.name,
@@ -104,7 +106,7 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def read_scores(store: Store, built: Mapping[str, Built]) -> dict[str, dict[str, Any]]:
-    """scores.json of each model that was judged, by the model's name."""
+    """Read scores.json of each model that was evaluated; return them by the model's name."""
     found = [(name, built[stage].manifest) for stage, name in _MODELS.items() if stage in built]
     files = [(name, _file(m.files, "scores.json")) for name, m in found]
     there = [(name, file) for name, file in files if file is not None]
@@ -113,10 +115,11 @@ def read_scores(store: Store, built: Mapping[str, Built]) -> dict[str, dict[str,
 
 
 def score_rows(scores: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What every model scored, side by side: a row a number, a column a model.
+    """Return the scores side by side: a row for each metric or task, a column for each model.
 
-    `questions`: how many a task has; each model was asked the same.
+    `questions` is their number in a task, the same for each model.
     """
+    # The pages take the columns from the rows' keys, so the last line gives all rows all columns.
     rows = [
         {"score": title, **{m: _measured(measured(tree, n)) for m, tree in scores.items()}}
         for n, title in _OVERALL.items()
@@ -139,13 +142,14 @@ def _measured(score: Measured | None) -> str:
 
 
 def _share(task: Mapping[str, Any]) -> str:
-    """Narrow, so that all models fit beside each other: "86.0 % (80.5-90.1)"."""
+    """Format an accuracy with its interval: "86.0 % (80.5-90.1)"."""
+    # Narrow, so that the columns of all models fit on Prefect's page.
     low, high = 100 * task["low"], 100 * task["high"]
     return f"{percent(task['accuracy'])} ({low:.1f}-{high:.1f})"
 
 
 def read_curves(store: Store, built: Mapping[str, Built]) -> list[LossCurves]:
-    """How the training stages among these went, from the logs beside their artifacts."""
+    """Read the curves of the training stages among these, from the logs with their artifacts."""
     stages = [s for s in dict.fromkeys(q.stage for q in LEARNING) if s in built]
     files = [(stage, _file(built[stage].manifest.logs, "events.jsonl")) for stage in stages]
     there = [(stage, f) for stage, f in files if f is not None and f.size <= _MOST_LOG]
@@ -154,7 +158,7 @@ def read_curves(store: Store, built: Mapping[str, Built]) -> list[LossCurves]:
     for (stage, _), text in zip(there, texts, strict=True):
         curves = LossCurves(stage)
         for line in text.splitlines():
-            with contextlib.suppress(ValueError):  # the half line of a killed job
+            with contextlib.suppress(ValueError):  # a killed job leaves half a line
                 curves.add(json.loads(line))
         found.append(curves)
     return found
@@ -169,12 +173,12 @@ def _file(files: Iterable[File], path: str) -> File | None:
 
 
 def curves_text(curves: Iterable[LossCurves]) -> str:
-    """All curves that can be drawn, as markdown; empty when there are none."""
+    """Return all curves that can be drawn, as markdown; empty if there are none."""
     return "\n\n".join(filter(None, (mermaid(of_stage.shown()) for of_stage in curves)))
 
 
 def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:
-    """What the run made or found, where it is, and the commands that bring it here."""
+    """Return the artifacts of the run as markdown, with the commands that fetch and use them."""
     place = f" --store {shlex.quote(store)}"
     rows = [_artifact_row(item) for item in built.values()]
     parts = [f"# {run.run}", f"Store: `{store}`"]
@@ -192,7 +196,7 @@ def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:
             _commands(f"nanochat chat {name}{place}", f"nanochat serve {name}{place}"),
         ]
     parts += ["To look at the run:", _commands(f"nanochat status {run.run}{place}")]
-    # Not in the table, which the pages let grow beyond its place.
+    # Not in the table: a long cell makes Prefect's page overflow.
     parts += ["Addresses:", "\n".join(["```text", *(item.uri for item in built.values()), "```"])]
     return "\n\n".join(parts) + "\n"
 

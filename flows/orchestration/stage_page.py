@@ -1,7 +1,7 @@
-"""What Prefect's pages show of a stage while it is built, and the state that it ends in.
+"""A stage on Prefect's pages: its log, progress, metrics and loss curve, and its final state.
 
-It works in a task run and in a flow run that has no tasks. Whatever is written goes through a
-`BackgroundWriter`: a server that does not answer costs the picture and never the stage.
+It works in a task run and in a flow run that has no tasks. All writes go through a
+`BackgroundWriter`, so that a server that does not answer never slows or fails the stage.
 """
 
 import contextlib
@@ -37,18 +37,19 @@ from flows.render.text import escaped, key_of, percent
 from flows.stages import Stage
 from nanochat_core.runtime.progress import read_events
 
-SECONDS_BETWEEN_UPDATES = 5.0  # of the progress bar; the pages look every half minute
+SECONDS_BETWEEN_UPDATES = 5.0  # of the progress bar; the pages poll every 30 s
 SECONDS_BETWEEN_LINES = 30.0  # of progress in the log
 SECONDS_BETWEEN_PICTURES = 60.0
-_SECONDS_OF_SILENCE = 30.0  # after the server did not answer, which took as long to find out
+_SECONDS_OF_SILENCE = 30.0  # without requests after a timeout, or each would block for one more
 _SECONDS_TO_CLOSE = 45.0
 _LEVELS = {"failed": logging.ERROR, "warning": logging.WARNING}
 
 
 def final_state(built: Built) -> State[Built]:
-    """How a stage's run ends: its name says what was done, its message where the artifact is.
+    """Return the state in which a stage's run ends; its message is the artifact's address.
 
-    Cached when nothing was, Resumed when the job went on from a checkpoint, else Completed.
+    Its name is Cached if nothing was built, Resumed if the job resumed from a checkpoint, else
+    Completed.
     """
     _tag_task_run(f"stage:{built.manifest.name}")
     if built.cached:
@@ -60,15 +61,15 @@ def final_state(built: Built) -> State[Built]:
 
 
 def name_of(run: str) -> str:
-    """What the run with this id is called; an id given by hand is a name."""
+    """Return the name of the run with this id; an id without a time is itself the name."""
     return name_in(run) or run
 
 
 def _tag_task_run(tag: str) -> None:
-    """Tag the task run, if we are in one; the server learns of it with the run's next state.
+    """Tag the current task run, if any; the server gets the tag with the run's next state.
 
-    A tag that is there when a task run starts costs up to three seconds: Prefect asks the server
-    for a slot of it, and waits for the answer that there is no limit.
+    A tag that exists when a task run starts would cost up to three seconds: Prefect requests a
+    concurrency slot for it and waits for the response that it has no limit.
     """
     context = TaskRunContext.get()
     if context is not None and tag not in context.task_run.tags:
@@ -76,16 +77,18 @@ def _tag_task_run(tag: str) -> None:
 
 
 class BackgroundWriter:
-    """Writes the artifacts of the run that it is made in, one after the other, in a thread.
+    """A thread that writes Prefect artifacts of the current run, one after the other.
 
-    An artifact's key begins with the run's name: so the pages tell the runs of one name as versions
-    of one artifact, and keep those of other names apart.
+    An artifact's key begins with the run's name, so the pages show runs of one name as versions of
+    one artifact, and runs of other names separately.
     """
 
     def __init__(self, name: str) -> None:
         self._prefix = key_of(name)
         self._logger = get_run_logger()
-        self._context = copy_context()  # in which Prefect looks up its settings and its client
+        self._context = (
+            copy_context()
+        )  # Prefect's settings and client, which threads do not inherit
         self._task_run, self.flow_run_id = get_task_and_flow_run_ids()
         self._thread = ThreadPoolExecutor(1)
         self._sending: Future[None] | None = None
@@ -95,22 +98,22 @@ class BackgroundWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is still on its way."""
+        """Return whether something is still being sent."""
         return self._sending is not None and not self._sending.done()
 
     def send(self, work: Callable[[], None]) -> None:
-        """Do `work`, which may call `write`, when everything sent before is done or given up."""
+        """Do `work`, which may call `write`, once everything sent before is done or has failed."""
         self._sending = self._thread.submit(self._context.run, self._try, work)
 
     def write(self, what: str, kind: str, data: Any, *, description: str = "") -> None:
-        """Create this run's artifact of that key, or change the one that was created before.
+        """Create this run's artifact of that key, or update it. Only from within `send`.
 
-        `kind`: markdown, table, progress or image. Only from within `send`.
+        `kind`: markdown, table, progress or image.
         """
         if kind == "table":
             data = json.dumps(data)  # the pages read a table's rows from text
         if what in self._written:
-            # Not `update_artifact`, which sends all of it once more, as an event that is kept.
+            # Not Prefect's `update_artifact`: it also emits all data as an event, which is stored.
             change = ArtifactUpdate(data=data, description=description)
             self.client.request(
                 "PATCH",
@@ -133,12 +136,13 @@ class BackgroundWriter:
 
     @property
     def client(self) -> SyncPrefectClient:
-        """Prefect's client. Only from within `send`."""
+        """Return Prefect's client. Only from within `send`."""
         assert self._client is not None
         return self._client
 
     def close(self) -> None:
-        """Wait until everything is sent, or given up."""
+        """Wait until everything is sent or has failed, at most _SECONDS_TO_CLOSE."""
+        # The thread is the only one, so the last work sent is the last to end.
         if self._sending is not None:
             wait([self._sending], timeout=_SECONDS_TO_CLOSE)
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -149,7 +153,7 @@ class BackgroundWriter:
         try:
             with quick_client() as self._client:
                 work()
-        except Exception as error:  # noqa: BLE001 - what is shown of a stage is less than the stage
+        except Exception as error:  # noqa: BLE001 - a page that is not written must not fail a stage
             if isinstance(error, httpx.TransportError | OSError):
                 self._silent_until = time.monotonic() + _SECONDS_OF_SILENCE
             self._logger.warning(f"not shown on Prefect's pages: {type(error).__name__}: {error}")
@@ -157,28 +161,28 @@ class BackgroundWriter:
 
 @dataclass(kw_only=True)
 class _Loop:
-    """The loop that the stage is in."""
+    """The loop that the stage is executing."""
 
     unit: str
     first: int  # step at which this execution began
     began: float
-    text: str  # how far it is, and how it goes
+    text: str  # step and newest values
 
     def left(self, step: int, total: int) -> float | None:
-        """Seconds, or None before anything is known."""
+        """Return the estimated seconds left; None before the first step of this execution."""
         done = step - self.first
         return (total - step) * (time.monotonic() - self.began) / done if done > 0 else None
 
 
 class StagePage:
-    """A stage's events as Prefect shows them.
+    """The events of a stage on Prefect's pages.
 
-    Log lines; a progress bar that says how far the stage is; at the end a table of its metrics and
-    a picture of its loss; when it fails, a page that says why and what to do.
+    They become log lines and a progress bar; at the end a table of metrics and a picture of the
+    loss; after a failure a page with the reason and what to do.
     """
 
     def __init__(self, stage: Stage, *, run: str) -> None:
-        """`run`: the id of the run that the stage is built for."""
+        """Show `stage`, which is built for the run with the id `run`."""
         self._stage = stage.name
         self._logger = get_run_logger()
         self._courier = BackgroundWriter(f"{name_of(run)}-{stage.name}")
@@ -193,7 +197,7 @@ class StagePage:
         self._next_picture = time.monotonic() + SECONDS_BETWEEN_PICTURES
 
     def report(self, event: Mapping[str, Any]) -> None:
-        """Pass on one event."""
+        """Show one event."""
         text = describe(event)
         if text is not None:
             self._log(text, _LEVELS.get(event["kind"], logging.INFO))
@@ -216,11 +220,11 @@ class StagePage:
                 pass
 
     def close(self) -> None:
-        """Wait until everything is sent, or given up."""
+        """Wait until everything is sent or has failed."""
         self._courier.close()
 
     def _log(self, text: str, level: int = logging.INFO) -> None:
-        """With the stage's name: the page of a run shows the lines of all its stages together."""
+        """Log with the stage's name, since the page of a run mixes the lines of all its stages."""
         self._logger.log(level, f"{self._stage}: {text}")
 
     def _start(self, event: Mapping[str, Any]) -> None:
@@ -250,6 +254,7 @@ class StagePage:
         if now >= self._next_line:
             self._next_line = now + SECONDS_BETWEEN_LINES
             self._log(text)
+        # Updates are dropped while the last one is being sent: a slow server must not queue them.
         if now >= self._next_update and not self._courier.is_busy:
             self._next_update = now + SECONDS_BETWEEN_UPDATES
             self._show_progress(self._resumed + text)
@@ -299,13 +304,13 @@ def _percent(event: Mapping[str, Any]) -> float:
     return 100.0 * event["step"] / max(event["total"], 1)
 
 
-_MOST_LOG = 20_000  # characters of a log's end
-_MOST_VALUES = 4  # of a step
+_MOST_LOG = 20_000  # characters of a log's end that a failure page shows
+_MOST_VALUES = 4  # of a step, in one line
 _INTERVAL = "95 % interval"
 
 
 def progress_text(values: Mapping[str, Any], *, unit: str, step: int, total: int) -> str:
-    """Where a loop is: "step 120 of 320, loss 3.21, 4,887 tokens/s"."""
+    """Return the progress of a loop: "step 120 of 320, loss 3.21, 4,887 tokens/s"."""
     numbers = [(name, value) for name, value in values.items() if type(value) in (int, float)]
     shown = [_value(name, value) for name, value in numbers[:_MOST_VALUES]]
     return ", ".join([f"{unit} {step:,} of {total:,}", *shown])
@@ -324,7 +329,8 @@ def _value(name: str, value: float) -> str:
 
 
 def metric_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each metric, with its interval where at least one has one."""
+    """Return a row for each metric; a column of intervals if at least one metric has one."""
+    # `x_low` and `x_high` are the ends of the interval of `x`, not metrics of their own.
     ends = {f"{name}_{end}" for name in metrics for end in ("low", "high")}
     rows = [
         {"metric": name, "value": _rounded(value), _INTERVAL: _interval(metrics, name)}
@@ -343,12 +349,12 @@ def _interval(metrics: Mapping[str, Any], name: str) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """A number with as many digits as anybody reads; everything else as it is."""
+    """Round a float to 6 significant digits; return everything else unchanged."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def failure_text(stage: str, event: Mapping[str, Any], *, last_seen: str | None) -> str:
-    """What is known of a failure: `event` is of kind `failed`, `last_seen` how far it was."""
+    """Return a failure as markdown; `event` is of kind `failed`, `last_seen` its last progress."""
     parts = [f"# {stage} failed", fenced(event["error"])]
     if last_seen is not None:
         parts.append(f"It was last seen at {last_seen}.")
@@ -357,14 +363,14 @@ def failure_text(stage: str, event: Mapping[str, Any], *, last_seen: str | None)
     if event["log_tail"]:
         parts += ["**The end of the failing rank's log**", fenced(event["log_tail"][-_MOST_LOG:])]
     parts.append(
-        "Finished stages and saved checkpoints are kept: *Retry* on the flow run's page, or the "
-        "same run started again, goes on from there."
+        "Finished stages and saved checkpoints are stored. To resume from them, press *Retry* on "
+        "the flow run's page, or start the same run again."
     )
     return "\n\n".join(parts) + "\n"
 
 
 def resumed_text(manifest: Manifest) -> str | None:
-    """From where the job's last execution went on; None when it did all by itself."""
+    """Return the step at which the job's last execution resumed; None if it began at the start."""
     segments = manifest.provenance.segments
     if not segments or not segments[-1]["first_step"]:
         return None
@@ -372,15 +378,15 @@ def resumed_text(manifest: Manifest) -> str | None:
 
 
 def fenced(text: str) -> str:
-    """`text`, with what is invisible made visible, in a block that nothing in it can close."""
+    """Return `text` as a markdown code block, with invisible characters escaped."""
     shown = escaped(text)
     longest = max((len(run) for run in re.findall("`+", shown)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = "`" * max(3, longest + 1)  # longer than any run of backticks in the text can close
     return f"{fence}text\n{shown}\n{fence}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in markdown."""
+    """Return a table in markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
 

@@ -1,8 +1,8 @@
-"""Orders as runs of the flow `one-stage`: found, made, and cancelled.
+"""Stage requests as Prefect runs of the flow `one-stage`: find, create and cancel them.
 
-Each has four tags. `order:` is the digest by which a run finds an order that it can share, `node:`
-the machine that it is for; `stage:` and `run:`, what it builds and for which run, are for people,
-and `run:` is also how a run finds what it has to cancel.
+Each has four tags. `order:` is the digest by which a run finds a request that it can share, `node:`
+the index of its machine. `stage:` and `run:`, what it builds and for which run, are for people;
+`run:` is also how a run finds what it has to cancel.
 """
 
 import contextlib
@@ -36,22 +36,23 @@ from nanochat_core.errors import ConfigError, StoreError
 
 FLOW = "one-stage"  # of flows/orchestration/one_stage.py
 LIVE = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
-# One that is being cancelled will not build; whoever wants the stage by now orders it again, and
-# waits for the lease meanwhile.
+# A run that is being cancelled will not build: a caller that wants the stage requests it again,
+# and the new builder waits for the lease of the old one.
 _TO_GO_ON_WITH = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 _STOPPED = (StateType.CANCELLING, StateType.CANCELLED)
 
 
 def check_pool(pool: str) -> None:
-    """Raise ConfigError unless GPU stages can be ordered of the pool, inside a flow or not."""
+    """Raise ConfigError unless GPU stages can be requested from the pool; works outside flows."""
     with telling_refusals(), get_client(sync_client=True) as client:
+        # A flow must not dispatch to its own pool: its worker would wait for itself.
         own = flow_run.get_id()
         check_gpu_pool(pool, own=client.read_flow_run(UUID(own)).work_pool_name if own else None)
         try:
             client.read_deployment_by_name(f"{FLOW}/{pool}")
         except ObjectNotFound:
             raise ConfigError(
-                f"no stage can be ordered of the pool '{pool}': there is no deployment "
+                f"no stage can be requested from the pool '{pool}': it has no deployment "
                 f"{FLOW}/{pool}",
                 hint=f"register it with: nanochat deploy --pool {pool}",
             ) from None
@@ -65,10 +66,11 @@ def find_or_create(
     digest = match_digest(order, pool=pool)
     tags = [f"order:{digest}", f"node:{node}"]
     if live := _find_runs(client, tags, _TO_GO_ON_WITH):
-        text = f"goes on with run {live[0].name}, which is {state_name(live[0])}"
+        text = f"following the existing run {live[0].name}, which is {state_name(live[0])}"
         site.watch(order.stage, {"kind": "message", "text": text})
         return live[0]
-    # Two who look at the same moment see the same last run, and so ask for one and the same.
+    # Two callers that look at the same moment see the same last run, and so send the same
+    # idempotency key: the server creates one run and returns it to both.
     last = _find_runs(client, tags, None)
     after = str(last[0].id) if last else "first"
     return run_deployment(  # pyright: ignore[reportReturnType] - typed as a coroutine too
@@ -77,24 +79,23 @@ def find_or_create(
         flow_run_name=order.name if order.nodes == 1 else f"{order.name} node {node}",
         tags=[*tags, f"stage:{order.name}", f"run:{order.run}"],
         idempotency_key=f"{digest}/{node} after {after}",
+        # The queue `train` has priority: training holds up later stages, evaluations seldom do.
         work_queue_name="eval" if "_eval" in order.stage else "train",
-        timeout=0,
+        timeout=0,  # return at once instead of waiting for the run's end
     )
 
 
 def _find_runs(
     client: SyncPrefectClient, tags: Sequence[str], states: list[StateType] | None
 ) -> list[FlowRun]:
-    """Runs with all these tags, the newest first, by the server's clock.
-
-    The one they are sorted by before is that of whoever made them.
-    """
+    """Return runs with all these tags, the newest first, by the server's clock."""
     state = FlowRunFilterState(type=FlowRunFilterStateType(any_=states)) if states else None
     found: list[FlowRun] = client.read_flow_runs(
         flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=list(tags)), state=state),
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
         limit=50,
     )
+    # The expected start time of the query is set by the client's clock, which may be wrong.
     return sorted(found, key=_created, reverse=True)
 
 
@@ -103,12 +104,12 @@ def _created(run: FlowRun) -> float:
 
 
 def state_name(run: FlowRun) -> str:
-    """What Prefect's pages call its state."""
+    """Return the name of the run's state as Prefect's pages show it."""
     return (run.state.name if run.state else None) or "unknown"
 
 
 def is_cancelled(flow_run_id: str | None) -> bool:
-    """Whether somebody has cancelled this flow run, as far as Prefect answers."""
+    """Return whether this flow run was cancelled; False if Prefect does not answer."""
     if flow_run_id is not None:
         with contextlib.suppress(*NOT_ANSWERING, ConfigError), quick_client() as client:
             return client.read_flow_run(UUID(flow_run_id)).state_type in _STOPPED
@@ -116,11 +117,11 @@ def is_cancelled(flow_run_id: str | None) -> bool:
 
 
 def cancel_stage_runs(run_id: str) -> list[FlowRun]:
-    """Cancel what the run has ordered, and return it. The far side saves first: see `wait_saved`.
+    """Cancel and return the remote stages of the run. They save first: see `wait_saved`.
 
-    The server would do it too for runs of a cancelled one, a while later. Raises what
-    `quick_client` raises.
+    Raises what `quick_client` raises.
     """
+    # The server cancels children of a cancelled run too, but only a while later.
     with quick_client() as client:
         live = [run for run in _find_runs(client, [f"run:{run_id}"], LIVE) if _is_order(run)]
         for run in live:
@@ -131,10 +132,9 @@ def cancel_stage_runs(run_id: str) -> list[FlowRun]:
 def wait_saved(
     store: Store, orders: Sequence[FlowRun], *, seconds: float = SECONDS_TO_STOP
 ) -> None:
-    """Wait until cancelled orders have ended: whoever built them has given the lease back.
-
-    Their state follows later: the worker says Cancelled when it has seen all processes end.
-    """
+    """Wait until the builders of cancelled requests have saved, at most `seconds`."""
+    # A builder releases its lease after it has saved. The flow run's state is of no use here: the
+    # worker sets Cancelled only when it has seen all processes end.
     deadline = time.monotonic() + seconds
     names = [(run.parameters["stage"], run.parameters["fingerprint"]) for run in orders]
     with contextlib.suppress(StoreError):

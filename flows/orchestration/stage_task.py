@@ -1,9 +1,8 @@
-"""The body of every Prefect task: `flows.build.build` or `flows.orchestration.dispatch`, told to
-Prefect.
+"""The Prefect task of a stage: `flows.build.build` or `flows.orchestration.dispatch`, with states.
 
-Prefect's own result cache is off: whether a stage is up to date is decided by its artifact alone. A
-reused stage ends in a state named Cached with the artifact's address as its message; one that fails
-ends in a state with the error's line and hint, and no traceback, unless the error is ours.
+Prefect's own result cache is off: the artifact alone decides whether a stage is up to date. A
+reused stage ends in a state named Cached with the artifact's address as its message. One that fails
+with a NanochatError ends in a state with the error's line and hint; other errors have a traceback.
 """
 
 import contextlib
@@ -34,19 +33,20 @@ R = TypeVar("R")
 
 
 def message_of(error: NanochatError) -> str:
-    """What Prefect shows of an error: its line, and the hint below."""
+    """Return the state message of an error: its line, and the hint below."""
     return f"{error}{HINT}{error.hint}" if error.hint else str(error)
 
 
 def failed(error: NanochatError, *, is_crash: bool = False) -> State[Any]:
-    """The state of what failed for this reason; whoever asks for its result gets the error."""
+    """Return the state of a run that failed with this error; asking for its result raises it."""
     logging.getLogger("prefect.flow_runs").addFilter(_without_traceback)
     made = Crashed if is_crash else Failed
     return made(message=message_of(error), data=error)
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """A worker's engine logs whatever a flow raises, with its traceback: here the line is all."""
+    """Strip the traceback from a log record of a NanochatError; always return True, to log it."""
+    # Prefect's engine logs every error of a flow with its traceback. This is a logging filter.
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, NanochatError):
         record.msg, record.args, record.exc_info = message_of(error), (), None
@@ -54,14 +54,14 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 
 def failing_in_a_line(function: Callable[P, R]) -> Callable[P, R]:
-    """The body of a flow that fails with the line and the hint of a NanochatError."""
+    """Wrap a flow's body so that a NanochatError fails the run with its line and hint alone."""
 
     @functools.wraps(function)
     def body(*arguments: P.args, **parameters: P.kwargs) -> R:
         try:
             return function(*arguments, **parameters)
         except NanochatError as error:
-            state: Any = failed(error)  # Prefect takes it for the run's own and raises the error
+            state: Any = failed(error)  # Prefect makes a returned state the run's own, and raises
             return state
 
     return body
@@ -77,10 +77,11 @@ def stage_task(
     *,
     force: bool,
 ) -> State[Any]:
-    """Build `stage`, order it, or find that it exists; ends in the state that says so."""
+    """Build `stage`, dispatch it to the pool, or reuse its artifact; return the final state."""
     reporter = StagePage(stage, run=site.run_id)
     manifests = {name: built.manifest for name, built in inputs.items()}
 
+    # The budget sees every event: progress beyond the last attempt restarts its count.
     def watch(name: str, event: dict[str, Any]) -> None:
         attempts.note(event)
         site.watch(name, event)
@@ -89,6 +90,7 @@ def stage_task(
     here = replace(site, watch=watch)
     with contextlib.closing(reporter):
         try:
+            # Before the build takes a device: other stages can use it during the pause.
             _pause(stage, here, attempts.pause)
             if stage.compute == "gpu" and here.placement.pool is not None:
                 built = dispatch(stage, here, run, manifests, force=force)
@@ -100,8 +102,9 @@ def stage_task(
 
 
 def _pause(stage: Stage, site: BuildContext, seconds: float) -> None:
-    """Wait before a new attempt, holding nothing; a run that is stopped does not wait."""
+    """Wait before a retry, without a device or lease; raise StageInterrupted if stopped."""
     if seconds:
+        # Not Prefect's retry delay: that one cannot be cut short when the run is stopped.
         text = f"attempt {task_run.get_run_count()} begins in {seconds:.0f} s"
         site.watch(stage.name, {"kind": "waiting", "text": text})
     if site.stop.wait(seconds):
@@ -118,10 +121,10 @@ def submit(
     retries: int,
     label: str | None = None,
 ) -> Any:
-    """Start `stage` once the futures in `inputs` are there; returns its own future.
+    """Start `stage` once the futures in `inputs` are done; return its own future.
 
-    It is started again up to `retries` times when it was lost, anew whenever it came further than
-    before. Its task run is called `label`, as the stage unless told.
+    A lost stage is retried up to `retries` times; the count restarts whenever the stage gets
+    further than before. `label` is the name of its task run, by default the stage's.
     """
     attempts = RetryBudget(retries)
 
@@ -129,14 +132,16 @@ def submit(
         is_worth_it = not site.stop.is_set() and is_retryable(state.data)
         return is_worth_it and attempts.lose(task_run.run_count)
 
-    # No tags: for each one Prefect asks the server for a slot, and may wait two seconds to hear
-    # that there is no limit. It types `submit` as taking values, not futures or quoted ones.
+    # No tags: for each one Prefect requests a concurrency slot from the server, and may wait two
+    # seconds for the response that it has no limit. MOST_LOSSES leaves the limit to worth_another.
+    # Any: Prefect types `submit` as taking values, not futures or quoted ones.
     named: Any = stage_task.with_options(
         name=stage.name,
         task_run_name=label or stage.name,
         retries=MOST_LOSSES if retries else 0,
         retry_condition_fn=worth_another,
     )
+    # quote: or Prefect searches every argument for futures, field by field.
     return named.submit(
         quote(stage), quote(site), quote(run), dict(inputs), quote(attempts), force=force
     )

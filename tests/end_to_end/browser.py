@@ -79,8 +79,8 @@ class Visitor:
         page.get_by_label("Name of the run").fill(NAME)
         settings = {**SETTINGS, "pretrain.num_steps": 600}
         self._add_items("Changed settings", [f"{n}={value}" for n, value in settings.items()])
-        self._add_items("Changed placement", list(PLACE))
-        page.get_by_label("Retries of a lost stage").fill("1")
+        self._add_items("Placement settings", list(PLACE))
+        page.get_by_label("Retries per stage").fill("1")
 
     def _add_items(self, label: str, items: list[str]) -> None:
         """Add texts to a list of the form."""

@@ -273,7 +273,7 @@ def test_an_artifact_ends_the_waiting_while_prefect_is_away(
         raise httpx.ConnectError("connection refused")
 
     monkeypatch.setattr(dispatch, "_look", away)
-    said = "Prefect does not answer (connection refused); it is asked again"
+    said = "Prefect does not answer (connection refused); retrying"
     wait_until(lambda: said in told)
     caller.carry_out()
     assert not result.result().cached
@@ -320,7 +320,9 @@ def test_a_store_that_refuses_to_be_read_orders_nothing(
 def test_a_pool_without_a_deployment_is_refused(server: Server) -> None:
     from flows.orchestration.stage_runs import check_pool
 
-    with pytest.raises(ConfigError, match="no stage can be ordered of the pool 'none'") as caught:
+    with pytest.raises(
+        ConfigError, match="no stage can be requested from the pool 'none'"
+    ) as caught:
         check_pool("none")
     assert "nanochat deploy --pool none" in (caught.value.hint or "")
 

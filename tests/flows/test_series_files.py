@@ -73,7 +73,7 @@ def test_points_lie_in_the_picture_where_their_numbers_are(findings: Findings) -
 
 
 def test_nothing_measured_is_a_page_without_a_picture(store: Store, tmp_path: Path) -> None:
-    missing = {1: Missing(depth=1, why="it was not judged")}
+    missing = {1: Missing(depth=1, why="it was not evaluated")}
     (tmp_path / "miniseries" / "tiny").mkdir(parents=True)
     (tmp_path / "miniseries" / "tiny" / "series.png").write_text("of earlier")
 
@@ -81,7 +81,7 @@ def test_nothing_measured_is_a_page_without_a_picture(store: Store, tmp_path: Pa
 
     assert files.picture is None
     assert not (tmp_path / "miniseries" / "tiny" / "series.png").exists()
-    assert "it was not judged" in files.page.read_text()
+    assert "it was not evaluated" in files.page.read_text()
 
 
 def test_foreign_text_is_not_taken_for_markup(store: Store, tmp_path: Path) -> None:

@@ -82,13 +82,13 @@ def test_a_depth_that_was_not_judged_is_missing_and_the_others_are_told(judged: 
 
     assert [point.depth for point in findings.points] == [1, 2]
     assert [missing.depth for missing in findings.missing] == [5, 6]
-    assert findings.missing[0].why == "it was not judged"
+    assert findings.missing[0].why == "it was not evaluated"
     assert "has no val_bpb" in findings.missing[1].why
-    assert "d5 is missing: it was not judged" in list(sentences(findings))
+    assert "d5 is missing: it was not evaluated" in list(sentences(findings))
 
 
 @pytest.mark.parametrize(
-    ("status", "why"), [("failed", "it failed"), ("interrupted", "it was not judged")]
+    ("status", "why"), [("failed", "it failed"), ("interrupted", "it was not evaluated")]
 )
 @pytest.mark.parametrize("stages", [{}, {"pretrain": "0" * 64}])
 def test_a_run_that_did_not_come_to_scores_is_missing_for_that_reason(
@@ -114,7 +114,7 @@ def test_an_artifact_that_is_gone_is_missing(judged: Store) -> None:
     assert isinstance(run, Run)
     judged.delete(f"base_eval/{run.stages['base_eval']}/manifest.json")
 
-    assert "is gone" in find(judged, 1, 2, 3).missing[0].why
+    assert "is no longer in the store" in find(judged, 1, 2, 3).missing[0].why
 
 
 def test_depths_with_other_settings_are_no_points_of_the_same_series(judged: Store) -> None:
@@ -139,7 +139,7 @@ def test_text_that_the_series_took_for_all_is_no_other_setting(store: Store) -> 
 def test_points_on_other_text_are_told_apart(judged: Store) -> None:
     put_judged(judged, 5, 2.2, text="another")
 
-    assert any("d5 was judged on other text than d1" in note for note in find(judged).notes)
+    assert any("d5 was evaluated on other text than d1" in note for note in find(judged).notes)
     assert not any("other text" in note for note in find(judged, 1, 2).notes)
 
 

@@ -34,7 +34,7 @@ def test_a_base_model_is_judged_on_rows_of_its_own_tokenizer(store: Store) -> No
     assert suite.stage.name == "base_eval"
     assert suite.given == made
     put_run(store, "other-1", put_artifact(store, make_manifest("pretrain")), name="other")
-    with pytest.raises(ArtifactError, match="run other-1 has no rows to judge pretrain/"):
+    with pytest.raises(ArtifactError, match="run other-1 has no rows to evaluate pretrain/"):
         open_suite(store, "pretrain@other", warn=print)
 
 
