@@ -1,6 +1,6 @@
-"""What is posted to people: failed runs, pools without a worker, models that got worse.
+"""Alerts to a webhook: failed runs, work pools without a worker, models that got worse.
 
-The address is kept in a block, which Prefect encrypts, since whoever knows it may post.
+The webhook's URL is stored in a block, which Prefect encrypts: any client that has it may post.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from deployments.automations import FLOWS, ID, RUN, TAG, ensure_automation
 from flows.evals.flow import REGRESSED
 from nanochat_core.errors import ConfigError
 
-BLOCK = "nanochat-webhook"  # holds the address
+BLOCK = "nanochat-webhook"  # stores the URL
 RUN_FAILED = "nanochat-run-failed"
 POOL_NOT_READY = "nanochat-pool-not-ready"
 EVAL_REGRESSED = "nanochat-eval-regressed"
@@ -27,19 +27,19 @@ ALERTS = (RUN_FAILED, POOL_NOT_READY, EVAL_REGRESSED)
 
 
 def alerts(url: str, *, pools: Sequence[str]) -> list[AutomationCore]:
-    """Automations that post what people want to hear of, as {"text": ...}, to `url`.
+    """Return automations that post alerts as {"text": ...} to `url`; store it in the block.
 
-    Raises ConfigError when it is no address.
+    Raises ConfigError if `url` is not an HTTP URL.
     """
     block = _keep(url)
     return [
         _post(
             block,
             name=RUN_FAILED,
-            description="Posts when a run has failed, which nothing but a person repairs.",
+            description="Posts when a run has failed and a person must fix the cause.",
             event=f"{RUN}Failed",
             match={ID: f"{RUN}*"},
-            # A stage that was run for another run is told of by that one.
+            # Without one-stage: the run that requested the stage fails too, and is posted.
             related=[
                 {
                     "prefect.resource.role": "flow",
@@ -51,7 +51,7 @@ def alerts(url: str, *, pools: Sequence[str]) -> list[AutomationCore]:
         _post(
             block,
             name=POOL_NOT_READY,
-            description="Posts when no worker of a work pool has been heard of for 90 s.",
+            description="Posts when no worker of a work pool has sent a heartbeat for 90 s.",
             event="prefect.work-pool.not-ready",
             match={ID: "prefect.work-pool.*", "prefect.resource.name": list(pools)},
             text="'no worker runs for the work pool ' ~ event.resource.name",
@@ -61,10 +61,10 @@ def alerts(url: str, *, pools: Sequence[str]) -> list[AutomationCore]:
 
 
 def ensure_regressions_are_posted(url: str) -> bool:
-    """Have every regression posted to `url`; whether the automation changed.
+    """Create the automation that posts regressions to `url`; return whether it changed.
 
-    There is one address for all alerts: those that exist already go there from now on.
-    Raises ConfigError when it is no address.
+    All alerts share one URL, so those that exist already are posted there from now on. Raises
+    ConfigError if `url` is not an HTTP URL.
     """
     with get_client(sync_client=True) as client:
         return ensure_automation(client, _regressed(_keep(url)))
@@ -91,7 +91,7 @@ def _post(
     text: str,
     related: Sequence[Mapping[str, Any]] = (),
 ) -> AutomationCore:
-    """Posts the `text`, an expression of Prefect's templates, at each such event."""
+    """Return an automation that posts `text`, a Jinja expression, at each `event` that matches."""
     return AutomationCore(
         name=name,
         description=description,
@@ -103,7 +103,7 @@ def _post(
             match_related=[ResourceSpecification(dict(labels)) for labels in related],
             threshold=1,
         ),
-        # The filter makes the text a JSON string, whatever is in it.
+        # The filter quotes and escapes the text, which may contain anything, as a JSON string.
         actions=[
             CallWebhook(block_document_id=block, payload=f'{{"text": {{{{ ({text}) | tojson }}}}}}')
         ],
@@ -111,17 +111,18 @@ def _post(
 
 
 def _keep(url: str) -> UUID:
-    """The id of the block with this address, made or changed if need be."""
+    """Store the URL in the block if it differs; return the block's id."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(
-            "the webhook is not an address", hint="it begins with https://; see NANOCHAT_WEBHOOK"
+            "the webhook is not an address", hint="set NANOCHAT_WEBHOOK to a URL with https://"
         )
     wanted = {"url": url, "headers": {"Content-Type": "application/json"}}
     block: Any  # Prefect types what it loads as awaitable
     try:
         block = Webhook.load(BLOCK)
-    except ValueError:  # there is none
+    except ValueError:  # Prefect's error for a block that does not exist
         block = None
+    # Saved only if it differs, so that registering again changes nothing.
     if block is None or _said(block) != wanted:
         block = Webhook(url=SecretStr(url), headers=SecretDict(wanted["headers"]))
         block.save(BLOCK, overwrite=True)

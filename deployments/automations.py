@@ -1,7 +1,7 @@
-"""What Prefect does by itself when something happens. Ensuring an automation twice makes no second.
+"""Prefect automations that recover lost runs: they crash silent ones and resume crashed ones.
 
-Runs of other people's flows on the same server are left alone: only deployed runs of our flows are
-watched, since only those are known to say so often that they live.
+They match only deployed runs of our flows, since only those are sure to send heartbeats often
+enough. Runs of other flows on the same server are left alone.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,11 +23,11 @@ from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
 FLOWS = ("nanochat", "nanochat-eval", "miniseries", "one-stage")
 TAG = "nanochat-flows"  # of every automation of ours
 
-ZOMBIE_SECONDS = 3 * HEARTBEAT_SECONDS  # three heartbeats missed
-PENDING_MINUTES = 5  # a process starts in seconds, on a machine with much to do in a minute
-QUEUED_MINUTES = 60  # other infrastructure may wait for a node
-# A worker reports a killed process twice, some six seconds apart. Resumed at the first report, the
-# run would be running when the second one calls it crashed.
+ZOMBIE_SECONDS = 3 * HEARTBEAT_SECONDS  # three missed heartbeats
+PENDING_MINUTES = 5  # a process starts in seconds; on a busy machine, in a minute
+QUEUED_MINUTES = 60  # other infrastructure, such as Kubernetes, may wait for a node
+# A worker reports a killed process twice, some six seconds apart. If the run were resumed at the
+# first report, the second one would set the running attempt to Crashed.
 SETTLED_SECONDS = 10
 
 RUN = "prefect.flow-run."
@@ -40,26 +40,27 @@ _OURS = [
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """How long a run may be about to start."""
+    """Limits of the time between a worker's taking a run and the run's start."""
 
     minutes: int = PENDING_MINUTES  # in pools of processes
     queued_minutes: int = QUEUED_MINUTES  # in pools of other types
 
 
 def recovery(waiting: Waiting) -> list[AutomationCore]:
-    """The automations that bring lost runs back."""
+    """Return the automations that recover lost runs."""
     return [crash_zombies(), *crash_stuck(waiting), resume_crashed()]
 
 
 def ensure_automation(client: SyncPrefectClient, wanted: AutomationCore) -> bool:
-    """Make the automation called so, or make it so; whether anything changed. Doubles are deleted.
+    """Create or update the automation of this name; return whether anything changed.
 
-    One that a person switched off stays off.
+    Idempotent. Duplicates are deleted. An automation that a person switched off stays off.
     """
     found = client.read_automations_by_name(wanted.name)
     if not found:
         client.create_automation(wanted)
         return True
+    # Prefect's names are not unique: two processes that create one at once make two.
     first, *doubles = found
     for double in doubles:
         client.delete_automation(double.id)
@@ -71,7 +72,7 @@ def ensure_automation(client: SyncPrefectClient, wanted: AutomationCore) -> bool
 
 
 def remove_automations(client: SyncPrefectClient, *, but: Collection[str]) -> list[str]:
-    """Delete our automations that have none of these names; gives theirs."""
+    """Delete our automations except those named in `but`; return the names of the deleted ones."""
     found = [a for a in client.read_automations() if TAG in a.tags and a.name not in but]
     for automation in found:
         client.delete_automation(automation.id)
@@ -79,28 +80,32 @@ def remove_automations(client: SyncPrefectClient, *, but: Collection[str]) -> li
 
 
 def _facts(automation: AutomationCore) -> dict[str, Any]:
-    """What an automation says, without the ids that the server gives."""
+    """Return an automation's content for comparison, without ids that the server assigns."""
     facts = AutomationCore.model_dump(automation, mode="json", exclude={"id", "owner_resource"})
     facts["trigger"].pop("id", None)
+    # Sets, which are dumped in any order.
     for name in ("after", "expect", "for_each"):
         facts["trigger"][name] = sorted(facts["trigger"][name])
     return facts
 
 
 def crash_zombies() -> AutomationCore:
-    """Runs whose process is gone end as crashed."""
+    """Return the automation that crashes runs without heartbeats."""
     return AutomationCore(
         name="nanochat-crash-zombies",
-        description=f"A run that has not said for {ZOMBIE_SECONDS} s that it lives is crashed: "
+        description=f"Sets a run without a heartbeat for {ZOMBIE_SECONDS} s to Crashed: "
         "its machine is gone.",
         tags=[TAG],
         trigger=_silence(after=["heartbeat"], seconds=ZOMBIE_SECONDS, related=_OURS),
-        actions=_turn(StateType.CRASHED, f"no heartbeat for {ZOMBIE_SECONDS} s"),
+        actions=_set_state(StateType.CRASHED, f"no heartbeat for {ZOMBIE_SECONDS} s"),
     )
 
 
 def crash_stuck(waiting: Waiting) -> list[AutomationCore]:
-    """Runs that were taken and never began end as crashed; one automation for each type of pool."""
+    """Return automations that crash runs which a worker took and never began.
+
+    There is one for pools of processes and one for all other types.
+    """
     pools = (
         ("nanochat-stuck-pending", "a pool of processes", PROCESS, waiting.minutes),
         ("nanochat-stuck-queued", "another pool", f"!{PROCESS}", waiting.queued_minutes),
@@ -108,8 +113,8 @@ def crash_stuck(waiting: Waiting) -> list[AutomationCore]:
     return [
         AutomationCore(
             name=name,
-            description=f"A run of {where} that is about to start for {minutes} min is crashed: "
-            "its worker is gone.",
+            description=f"Sets a run of {where} that did not start within {minutes} min to "
+            "Crashed: its worker is gone.",
             tags=[TAG],
             trigger=_silence(
                 after=["Pending", "Submitting", "InfrastructurePending"],
@@ -119,18 +124,19 @@ def crash_stuck(waiting: Waiting) -> list[AutomationCore]:
                     {"prefect.resource.role": "work-pool", "prefect.work-pool.type": type_},
                 ],
             ),
-            actions=_turn(StateType.CRASHED, f"did not start within {minutes} min"),
+            actions=_set_state(StateType.CRASHED, f"did not start within {minutes} min"),
         )
         for name, where, type_, minutes in pools
     ]
 
 
 def resume_crashed() -> AutomationCore:
-    """Crashed runs go on by themselves. How often, the flow judges: it counts its attempts."""
+    """Return the automation that resumes crashed runs with the tag AUTO_RESUME."""
+    # Without a limit, since automations cannot count: the flow fails after too many starts without
+    # progress, see check_restart_limit.
     return AutomationCore(
         name=AUTOMATION,
-        description=f"A crashed run with the tag {AUTO_RESUME} goes on {SETTLED_SECONDS} s later "
-        "where it was.",
+        description=f"Resumes a crashed run with the tag {AUTO_RESUME} after {SETTLED_SECONDS} s.",
         tags=[TAG],
         trigger=_silence(
             after=["Crashed"],
@@ -140,14 +146,16 @@ def resume_crashed() -> AutomationCore:
                 *_OURS,
             ],
         ),
-        actions=_turn(StateType.SCHEDULED, "resumed by itself after a crash", name="AwaitingRetry"),
+        actions=_set_state(
+            StateType.SCHEDULED, "resumed by itself after a crash", name="AwaitingRetry"
+        ),
     )
 
 
 def _silence(
     *, after: Collection[str], seconds: int, related: Sequence[dict[str, Any]]
 ) -> EventTrigger:
-    """Fires for each flow run of which nothing more is heard for so long after such an event."""
+    """Return a trigger that fires for a flow run without any event for `seconds` after `after`."""
     return EventTrigger(
         posture=Posture.Proactive,
         after={f"{RUN}{name}" for name in after},
@@ -160,6 +168,7 @@ def _silence(
     )
 
 
-def _turn(state: StateType, message: str, *, name: str | None = None) -> list[ActionTypes]:
-    """Puts the run into this state, unless its end is known."""
+def _set_state(state: StateType, message: str, *, name: str | None = None) -> list[ActionTypes]:
+    """Return the action that sets the run's state."""
+    # Without force Prefect's rules of transitions apply: a run that ended meanwhile stays ended.
     return [ChangeFlowRunState(state=state, name=name, message=message, force=False)]

@@ -1,7 +1,7 @@
-"""All that Prefect is told of us: pools, queues, deployments and automations.
+"""Registration of our pools, queues, deployments and automations in Prefect.
 
-Telling it again changes what is out of date and nothing else: no doubles, and what a person
-set in Prefect's pages stays. What an older version of ours registered and is no more is removed.
+Idempotent: registering again updates what is out of date, adds no duplicates, and leaves what a
+person set in Prefect's pages. What only an older version of ours registered is removed.
 """
 
 import importlib
@@ -29,15 +29,15 @@ from infra.prefect.supervisor.runs import AUTO_RESUME
 from infra.prefect.webhook import configured_webhook
 from nanochat_core.errors import NanochatError
 
-_OURS = "nanochat-flows"  # how the version of a deployment begins that is registered here
-ONE_STAGE = "one-stage"  # the flow whose deployments are called as their pools
-_PAGE = 200  # deployments that the server gives at once
+_OURS = "nanochat-flows"  # prefix of the version of deployments that this module registers
+ONE_STAGE = "one-stage"  # the flow whose deployments are named after their pools
+_PAGE = 200  # deployments in one response, the server's limit
 JUDGED = "main"  # the model whose nightly evaluation is registered, paused
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of the list of deployments."""
+    """One deployment in the list below."""
 
     flow: str  # module.function
     name: str
@@ -48,15 +48,14 @@ class Row:
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-# Besides, each pool of GPU stages has one for single stages, and there is the evaluation of every
-# night; see `_wanted`.
+# `_wanted` adds one for single stages in each GPU pool, and the nightly evaluation.
 ROWS = (
     Row(
         flow="flows.orchestration.pipeline.nanochat",
         name="nanochat",
         pool=CPU,
-        description="Train, evaluate and report a model. What is up to date is reused; a run that "
-        "failed or crashed goes on where it was.",
+        description="Train, evaluate and report a model. Stages that are up to date are reused; "
+        "a run that failed or crashed can be resumed.",
         tags=[AUTO_RESUME],
         parameters={"pool": GPU},
     ),
@@ -73,7 +72,7 @@ ROWS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Deployed:
-    """What is registered, and what of it is new, changed or gone since the last time."""
+    """The names of what is registered, and of what this registration changed or removed."""
 
     pools: tuple[str, ...]
     deployments: tuple[str, ...]
@@ -85,17 +84,18 @@ class Deployed:
 def deploy_all(
     *, webhook: str | None = None, waiting: Waiting | None = None, pools: Sequence[str] = ()
 ) -> Deployed:
-    """Tell the Prefect server of this process's settings all of it. Safe to repeat.
+    """Register everything in the Prefect server of this process's settings. Idempotent.
 
     Args:
-        webhook: Address to which alerts are posted. Without one, those there are stay.
-        waiting: How long a run may be about to start.
-        pools: More work pools for GPU stages. One that was named once stays.
+        webhook: URL to which alerts are posted. Without one, existing alerts stay.
+        waiting: Limits of the time until a run starts, after which it counts as crashed.
+        pools: More work pools for GPU stages. A pool that was named once stays registered.
 
-    Raises ConfigError when the webhook is no address.
+    Raises ConfigError if the webhook is not an HTTP URL.
     """
     with get_client(sync_client=True) as client:
         registered = _read_registered(client)
+        # Pools named in earlier calls are known by their deployments of the flow one-stage.
         known = {item.name for item in POOLS} | {*pools, *_names(registered, ONE_STAGE)}
         all_pools = [*POOLS, *(_more(name) for name in sorted(known - {p.name for p in POOLS}))]
         wanted = list(_wanted(all_pools))
@@ -110,8 +110,9 @@ def deploy_all(
         removed = [name for name in registered if name not in {w.full_name for w in wanted}]
         for name in removed:
             client.delete_deployment(registered[name])
-        kept = {item.name for item in automations}.union(ALERTS)
-        removed += remove_automations(client, but=kept)
+        # Alerts stay even when this call has no webhook: an earlier one may have set it.
+        current = {item.name for item in automations}.union(ALERTS)
+        removed += remove_automations(client, but=current)
     return Deployed(
         pools=tuple(pool.name for pool in all_pools),
         deployments=tuple(item.full_name for item in wanted),
@@ -122,7 +123,7 @@ def deploy_all(
 
 
 def _more(name: str) -> Pool:
-    """A pool for GPU stages besides our own."""
+    """Return a pool for GPU stages like our own, with another name."""
     return replace(next(pool for pool in POOLS if pool.name == GPU), name=name)
 
 
@@ -144,13 +145,14 @@ def _wanted(pools: Sequence[Pool]) -> Iterator[Wanted]:
 
 
 def _one_stage(pool: Pool) -> Row:
-    """Single stages in a pool. The caller names the queue; this is where a person's runs go."""
+    """Return the deployment of single stages in a pool."""
+    # A dispatching run names the queue itself; this one is for runs that a person starts.
     return Row(
         flow="flows.orchestration.one_stage.one_stage",
         name=pool.name,
         pool=pool.name,
         queue=TRAIN if TRAIN in pool.queues else None,
-        description=f"One stage on a worker of the pool {pool.name}, ordered by another run.",
+        description=f"Builds one stage on a worker of the pool {pool.name}, for another run.",
     )
 
 
@@ -160,7 +162,7 @@ def _open_flow(path: str) -> Flow[..., Any]:
 
 
 def _read_registered(client: SyncPrefectClient) -> dict[str, UUID]:
-    """By full name, the deployments that were registered here, by whatever version."""
+    """Return the ids of deployments that any version of ours registered, by full name."""
     ours: dict[str, UUID] = {}
     flows: dict[UUID, str] = {}
     offset = 0
@@ -175,12 +177,12 @@ def _read_registered(client: SyncPrefectClient) -> dict[str, UUID]:
 
 
 def _names(registered: Iterable[str], flow: str) -> set[str]:
-    """Names of a flow's deployments."""
+    """Return the names of a flow's deployments."""
     return {name.partition("/")[2] for name in registered if name.startswith(f"{flow}/")}
 
 
 def main(pools: Sequence[str]) -> int:
-    """`python -m deployments.deploy [POOL...]`: for the server that PREFECT_API_URL names."""
+    """Run `python -m deployments.deploy [POOL...]` for the server of PREFECT_API_URL."""
     try:
         deployed = deploy_all(webhook=configured_webhook(), pools=pools)
     except NanochatError as error:
@@ -191,7 +193,7 @@ def main(pools: Sequence[str]) -> int:
 
 
 def told(deployed: Deployed) -> Iterator[str]:
-    """What a person wants to know of it."""
+    """Yield lines about the registration for a terminal."""
     yield f"work pools   {', '.join(deployed.pools)}"
     yield f"deployments  {', '.join(deployed.deployments)}"
     yield f"automations  {', '.join(deployed.automations)}"

@@ -1,7 +1,7 @@
-"""Evaluations that recur: one deployment of the flow `nanochat-eval` for each model.
+"""Scheduled evaluations: one deployment of the flow `nanochat-eval` for each model.
 
-Applying one again changes it and makes no second. A deployment is its schedule's switch: it can be
-paused, set going and started by hand in Prefect's pages. A worker of the pool `cpu` runs it.
+Applying one again updates it. In Prefect's pages a person can pause the deployment, resume its
+schedule and start a run. A worker of the pool `cpu` runs it.
 """
 
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ TAG = "nanochat-eval"
 
 @dataclass(frozen=True, kw_only=True)
 class Recurring:
-    """An evaluation that recurs."""
+    """A scheduled evaluation of a model."""
 
     model: str
     cron: str = NIGHTLY
     timezone: str = "UTC"
     paused: bool = True
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the flow, but model
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])  # of its process
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])  # without `model`
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])  # of the flow's process
 
     @property
     def name(self) -> str:
@@ -42,9 +42,9 @@ class Recurring:
 
 
 def apply(recurring: Recurring) -> None:
-    """Make the deployment, or make it so. The pool is made when it is missing.
+    """Create or update the deployment, and its pool if it is missing.
 
-    Raises ConfigError for a schedule or a time zone that is none.
+    Raises ConfigError if the schedule or the time zone is not valid.
     """
     wanted = deployment_of(recurring)
     with get_client(sync_client=True) as client:
@@ -55,12 +55,12 @@ def apply(recurring: Recurring) -> None:
 
 
 def deployment_of(recurring: Recurring) -> Wanted:
-    """The deployment of an evaluation that recurs. Raises ConfigError like `apply`."""
+    """Return the deployment of a scheduled evaluation. Raises ConfigError like `apply`."""
     return Wanted(
         flow=nanochat_eval,
         name=recurring.name,
         pool=CPU,
-        description=f"Judges {recurring.model} again. Costs nothing while it does not change.",
+        description=f"Evaluates {recurring.model} again. Reuses the result if it did not change.",
         tags=[TAG, AUTO_RESUME],
         parameters={"model": recurring.model, **recurring.parameters},
         environment=recurring.environment,
@@ -70,9 +70,9 @@ def deployment_of(recurring: Recurring) -> Wanted:
 
 
 def remove(model: str) -> bool:
-    """Delete the model's deployment, runs that are only scheduled included; whether it was there.
+    """Delete the model's deployment with its scheduled runs; return whether it existed.
 
-    What it found so far stays in the store.
+    Results of earlier runs stay in the store.
     """
     with get_client(sync_client=True) as client:
         found = find(client, f"{nanochat_eval.name}/{key_of(model)}")
@@ -82,7 +82,7 @@ def remove(model: str) -> bool:
 
 
 def read_recurring() -> list[Recurring]:
-    """Every evaluation that recurs, by model."""
+    """Return every scheduled evaluation, sorted by model."""
     with get_client(sync_client=True) as client:
         named = FlowFilter(name=FlowFilterName(any_=[nanochat_eval.name]))
         found = client.read_deployments(flow_filter=named)
@@ -90,7 +90,7 @@ def read_recurring() -> list[Recurring]:
 
 
 def _recurring(deployment: DeploymentResponse) -> Recurring | None:
-    """What a deployment says; None of one that is no schedule of ours."""
+    """Read a scheduled evaluation from its deployment; None if it has no model or cron schedule."""
     model = (deployment.parameters or {}).get("model")
     for item in deployment.schedules:
         if model and isinstance(item.schedule, CronSchedule):
@@ -105,6 +105,7 @@ def _recurring(deployment: DeploymentResponse) -> Recurring | None:
 
 
 def _schedule(recurring: Recurring) -> CronSchedule:
+    # First without the time zone, so that the error names the part that is wrong.
     try:
         CronSchedule(cron=recurring.cron, timezone=None)
     except ValueError:

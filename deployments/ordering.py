@@ -1,10 +1,10 @@
-"""The order in which Prefect's automations take events, across restarts of its server.
+"""Causal ordering of events for Prefect's automations, across restarts of the Prefect server.
 
-An event that follows another is held until that one was taken. Which ones were, Prefect's server
-keeps in memory: after a restart it waits a quarter of an hour for each event that the server before
-it took, and meanwhile no crashed run is resumed and no silent one found. Here nothing from before
-the server's start is waited for. The server is told so by its setting
-PREFECT_SERVER_EVENTS_CAUSAL_ORDERING, which names this module.
+Prefect's server holds an event that follows another until that one has been processed, and records
+in memory which have been. So after a restart it would wait 15 minutes for each event that the
+server before it processed; meanwhile no crashed run is resumed, and no silent one is detected. This
+module never waits for events from before the server's start. The server's setting
+PREFECT_SERVER_EVENTS_CAUSAL_ORDERING names it.
 """
 
 from functools import cache
@@ -16,10 +16,10 @@ from prefect.server.events.schemas.events import Event
 
 
 class CausalOrdering(memory.CausalOrdering):
-    """Prefect's own, in memory, which takes what is older than its process as seen."""
+    """Prefect's in-memory ordering, with every event older than the process taken as seen."""
 
     async def event_has_been_seen(self, event: UUID | Event) -> bool:
-        """Whether the event was taken, by this server or by one before it."""
+        """Return whether the event was processed, by this server or by one before it."""
         made = _made(event if isinstance(event, UUID) else event.id)
         if made is not None and made < _started():
             return True
@@ -27,11 +27,12 @@ class CausalOrdering(memory.CausalOrdering):
 
 
 def _made(event: UUID) -> float | None:
-    """When the event was made, in unix seconds, as its id says; None when that says nothing."""
+    """Return when the event was made, in unix seconds; None if its id has no time."""
+    # The first 48 bits of a UUID version 7 are milliseconds since 1970 (RFC 9562).
     return (event.int >> 80) / 1000 if event.version == 7 else None
 
 
 @cache
 def _started() -> float:
-    """When this process was started, in unix seconds."""
+    """Return when this process was started, in unix seconds."""
     return psutil.Process().create_time()

@@ -1,7 +1,7 @@
-"""Work pools and their queues: who may pick up which runs.
+"""Work pools and their queues, which decide the workers that may take a run.
 
-A pool that exists is used as it is, whatever its type: only our own environment variables are
-written into its template, and queues that it lacks are made. What a person set there stays.
+An existing pool is used as it is, whatever its type: only our own environment variables are written
+into its template, and missing queues are created. What a person set there stays.
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,18 @@ from prefect.workers.process import ProcessWorker
 from infra.placement import CPU_POOL
 from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
 
-CPU = CPU_POOL  # orchestrates, and runs stages that need no GPU
+CPU = CPU_POOL  # runs the flows, and stages that need no GPU
 GPU = "gpu"  # runs one GPU stage at a time on each machine
 TRAIN, EVAL = "train", "eval"  # queues of the pool gpu
-PROCESS = "process"  # the type of pools that we make
+PROCESS = "process"  # Prefect's type of the pools that we create
 
+# Frequent heartbeats, so that an automation notices a lost machine: deployments/automations.py.
 ENVIRONMENT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """A pool that our deployments name."""
+    """A work pool that our deployments use."""
 
     name: str
     description: str
@@ -50,10 +51,10 @@ POOLS = (
 
 
 def ensure_pool(client: SyncPrefectClient, pool: Pool) -> bool:
-    """Make the pool, or complete the one there is; whether anything changed.
+    """Create the pool, or complete an existing one; return whether anything changed.
 
-    Its runs get our ENVIRONMENT, unless their deployment says otherwise. A pool without a variable
-    `env` in its template cannot be told: there its maker has to set it.
+    Its runs get our ENVIRONMENT, unless their deployment sets other values. If the pool's template
+    has no variable `env`, its owner must set ENVIRONMENT for the workers.
     """
     changed = _make(client, pool)
     found = client.read_work_pool(pool.name)
@@ -67,7 +68,7 @@ def ensure_pool(client: SyncPrefectClient, pool: Pool) -> bool:
 
 
 def with_environment(template: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """A pool's template whose runs get these variables besides those that it gives them."""
+    """Return the template with these variables added to the environment of its runs."""
     changed: dict[str, Any] = deepcopy(dict(template))
     env = changed.get("variables", {}).get("properties", {}).get("env")
     if env is not None:
@@ -76,7 +77,7 @@ def with_environment(template: Mapping[str, Any], environment: Mapping[str, str]
 
 
 def _make(client: SyncPrefectClient, pool: Pool) -> bool:
-    """Whether there was no such pool before."""
+    """Create the pool if it does not exist; return whether it was created."""
     try:
         client.read_work_pool(pool.name)
     except ObjectNotFound:
@@ -89,15 +90,19 @@ def _make(client: SyncPrefectClient, pool: Pool) -> bool:
                     base_job_template=ProcessWorker.get_default_base_job_template(),
                 )
             )
-        except ObjectAlreadyExists:  # made by somebody else at this moment
+        except ObjectAlreadyExists:  # another process created it between the two requests
             return False
         return True
     return False
 
 
 def _make_queue(client: SyncPrefectClient, pool: Pool, name: str, priority: int) -> bool:
-    """Whether the pool had no such queue before; the priority of one that is there stays."""
+    """Create the queue if it does not exist; return whether it was created.
+
+    An existing queue keeps its priority, which a person may have changed.
+    """
     try:
+        # Not the client's create_work_queue, which would need another request for conflicts.
         client.request(
             "POST",
             "/work_pools/{work_pool_name}/queues",

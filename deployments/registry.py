@@ -1,8 +1,8 @@
-"""Making deployments, and making those that exist what they should be.
+"""Creation and update of Prefect deployments.
 
-What the code decides (entry point, form, description) is always brought up to date. What a person
-may have changed in Prefect's pages since (schedules, pauses, parameters, pools) is left alone,
-unless the one who registers is that person.
+What the code decides (entry point, form, description) is always updated. What a person may have
+changed in Prefect's pages (schedules, pauses, parameters, pools) is left alone, unless that person
+registers the deployment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,12 @@ from prefect.utilities.schema_tools.validation import is_valid
 
 from flows.orchestration.forms import LABEL
 
-_SLUG = "recurring"  # the one schedule of a deployment; registered again, it is the same one
+_SLUG = "recurring"  # identifies a deployment's schedule, so that an update adds no second one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A deployment as it should be."""
+    """The desired state of a deployment."""
 
     flow: Flow[..., Any]
     name: str
@@ -39,37 +39,38 @@ class Wanted:
     description: str
     tags: Sequence[str] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])  # of its process
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])  # of the flow's process
     schedule: CronSchedule | None = None
     paused: bool = False
     version: str | None = None
 
     @property
     def full_name(self) -> str:
-        """As Prefect calls it: flow/deployment."""
+        """Prefect's full name of it: flow/deployment."""
         return f"{self.flow.name}/{self.name}"
 
     @property
     def entrypoint(self) -> str:
-        """The module's path: a worker imports what is installed, and needs no copy of the code."""
+        """The flow's import path: a worker imports the installed package, not a copy of it."""
         return f"{self.flow.fn.__module__}.{self.flow.fn.__name__}"
 
     @property
     def form(self) -> dict[str, Any]:
-        """The schema of the flow's parameters, as the form and the server read it."""
+        """The JSON schema of the flow's parameters, for the form and for the server's checks."""
         schema = parameter_schema(self.flow.fn).model_dump(mode="json", exclude_unset=True)
         for name, rules in schema["properties"].items():
+            # Prefect has set the title to the parameter's name.
             rules["title"] = rules.pop(LABEL, name)
-            # A field that may be left empty: with a default of null it would only take null.
+            # A field that may be left empty. With a default of null it would accept null only.
             if "default" in rules and rules["default"] is None:
                 del rules["default"]
         return {**schema, "additionalProperties": False}
 
 
 def register(client: SyncPrefectClient, wanted: Wanted, *, by_hand: bool = False) -> bool:
-    """Make the deployment, or make it so; whether anything changed.
+    """Create or update the deployment; return whether anything changed. Idempotent.
 
-    `by_hand` a person decides at this moment, and everything is made as it is `wanted`.
+    With `by_hand` a person registers it, and everything is set as it is `wanted`.
     """
     found = find(client, wanted.full_name)
     if found is None:
@@ -83,7 +84,7 @@ def register(client: SyncPrefectClient, wanted: Wanted, *, by_hand: bool = False
 
 
 def find(client: SyncPrefectClient, full_name: str) -> DeploymentResponse | None:
-    """The deployment called so, if there is one."""
+    """Return the deployment of this name, or None."""
     try:
         return client.read_deployment_by_name(full_name)
     except ObjectNotFound:
@@ -100,7 +101,7 @@ def _create(client: SyncPrefectClient, wanted: Wanted) -> UUID:
         name=wanted.name,
         version=wanted.version,
         entrypoint=wanted.entrypoint,
-        pull_steps=[],
+        pull_steps=[],  # no steps that fetch code: workers have it installed
         work_pool_name=wanted.pool,
         work_queue_name=wanted.queue,
         job_variables=_job_variables(wanted),
@@ -115,15 +116,17 @@ def _create(client: SyncPrefectClient, wanted: Wanted) -> UUID:
 
 
 def _of_the_code(wanted: Wanted, found: DeploymentResponse) -> dict[str, Any]:
-    """What of a deployment is out of date."""
+    """Return the fields that the code decides and that are out of date."""
     form = wanted.form
     fresh: dict[str, Any] = {
         "entrypoint": wanted.entrypoint,
         "description": wanted.description,
         "enforce_parameter_schema": True,
         "parameter_openapi_schema": form,
-        # Defaults that came since, and without those that are no parameter or value any more.
+        # New defaults added; parameters and values that the form does not accept dropped, or every
+        # run of the deployment would be refused.
         "parameters": _allowed({**wanted.parameters, **(found.parameters or {})}, form),
+        # Tags are only added: a person may have tagged the deployment too.
         "tags": [*found.tags, *(tag for tag in wanted.tags if tag not in found.tags)],
     }
     if wanted.version is not None:
@@ -132,7 +135,7 @@ def _of_the_code(wanted: Wanted, found: DeploymentResponse) -> dict[str, Any]:
 
 
 def _of_a_person(wanted: Wanted) -> dict[str, Any]:
-    """What else a person decides who registers a deployment by hand."""
+    """Return the fields that are set only when a person registers a deployment."""
     changes: dict[str, Any] = {
         "parameters": _given(wanted, wanted.form),
         "job_variables": _job_variables(wanted),
@@ -149,13 +152,13 @@ def _job_variables(wanted: Wanted) -> dict[str, Any]:
 
 
 def _given(wanted: Wanted, form: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a new deployment, which cannot be null: those are left out."""
+    """Return the parameters of a new deployment without nulls, which the form does not accept."""
     allowed = _allowed(wanted.parameters, form)
     return {name: value for name, value in allowed.items() if value is not None}
 
 
 def _allowed(parameters: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, Any]:
-    """Those parameters that the form takes."""
+    """Return the parameters that the form accepts, each checked alone."""
     rules = form["properties"]
     return {
         name: value

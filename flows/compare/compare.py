@@ -1,10 +1,9 @@
-"""How good several runs, or several artifacts of a stage, are: their numbers side by side.
+"""Comparison of several runs, or several artifacts of a stage: scores, differences, intervals.
 
-A difference is told from the first. Where both have an interval, the difference has one too: from
-the questions that both answered when there are such, else as if the two were independent. Of pairs
-the interval is Newcombe's (1998, method 10), which holds with few changed answers too, and whether
-the difference is clear is McNemar's exact test. It says what other questions might have changed;
-not what another seed of training might have.
+Differences are from the first. If both scores have an interval, the difference has one too: of
+paired answers if both answered the same questions, else as if the two were independent. For pairs
+the interval is Newcombe's (1998, method 10), which also holds for few changed answers, and
+significance is McNemar's exact test. Both cover the choice of questions, not the seed of training.
 """
 
 import json
@@ -19,9 +18,9 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 from nanochat_core.evaluate.intervals import wilson_interval
 
-_ASKED = ("prompt", "expected", "gold")  # columns that tell a question from another at its place
-_LEVEL = 0.05  # of the test
-_SHOWN_DIGITS = 12  # of a suite's digest
+_ASKED = ("prompt", "expected", "gold")  # columns that identify a question
+_LEVEL = 0.05  # significance level of McNemar's test
+_SHOWN_DIGITS = 12  # of a suite's digest, in messages
 _PAIRS = """
 SELECT a.task, a.place, a.answer::VARCHAR, b.answer::VARCHAR, a.correct, b.correct, {same}
 FROM read_parquet(?) a JOIN read_parquet(?) b USING (task, place) ORDER BY a.task, a.place
@@ -30,7 +29,7 @@ FROM read_parquet(?) a JOIN read_parquet(?) b USING (task, place) ORDER BY a.tas
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A number that an artifact measured, and its 95 % interval if it has one."""
+    """A metric of an artifact, with its 95 % interval if it has one."""
 
     value: float
     low: float | None
@@ -39,19 +38,20 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """How far a score is from the first one's."""
+    """The difference of a score from the first one's, with its 95 % interval."""
 
     value: float
     low: float | None = None
     high: float | None = None
-    p: float | None = None  # McNemar's exact; None: not of pairs
+    p: float | None = None  # of McNemar's exact test; None: not of pairs
 
     @property
     def is_clear(self) -> bool:
-        """Whether other questions of the same kind would seldom explain it: once in twenty times.
+        """True if the difference is significant at 5 %.
 
-        Of pairs that is the exact test's word, else whether the interval leaves out 0.
+        For pairs by the exact test, else if the interval leaves out 0.
         """
+        # The paired interval is an approximation, so it may disagree with the test near 5 %.
         if self.p is not None:
             return self.p < _LEVEL
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
@@ -59,10 +59,10 @@ class Delta:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerPair:
-    """A question that two answered differently, or one of them wrongly."""
+    """Two artifacts' answers to one question."""
 
     task: str
-    place: int  # among the task's questions
+    place: int  # index among the task's questions
     old: str
     new: str
     was_right: bool
@@ -71,18 +71,18 @@ class AnswerPair:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What became of the questions of a task that the first and another both answered."""
+    """Paired answers to the questions of a task, of the first artifact and another one."""
 
     task: str
     total: int
-    kept: int  # right before and here
-    gained: int  # wrong before, right here
-    lost: int
-    changed: tuple[AnswerPair, ...]  # every question whose answer or verdict is another
+    kept: int  # right in both
+    gained: int  # wrong in the first, right in the other
+    lost: int  # right in the first, wrong in the other
+    changed: tuple[AnswerPair, ...]  # every question whose answer or correctness differs
 
     @property
     def delta(self) -> Delta:
-        """Of the share of right answers."""
+        """The difference of the shares of right answers."""
         low, high = paired_interval(self.total, self.kept, self.gained, self.lost)
         value = (self.gained - self.lost) / self.total
         return Delta(value=value, low=low, high=high, p=mcnemar(self.gained, self.lost))
@@ -90,35 +90,42 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """The answers of one artifact beside those of the first."""
+    """The answers of one artifact paired with those of the first."""
 
     by_task: Mapping[str, Answers]
-    why_not: str | None = None  # why questions, some or all, are not paired
+    why_not: str | None = None  # why some or all questions are not paired
 
 
 def paired_interval(total: int, kept: int, gained: int, lost: int) -> tuple[float, float]:
-    """95 % interval of the difference of two shares of the same `total` questions, later less
-    earlier: the shares' Wilson intervals put together, with their correlation (Newcombe 1998,
-    Statistics in Medicine 17:2635, method 10)."""
+    """Return the 95 % interval of the difference of two shares of the same `total` questions.
+
+    The difference is later minus earlier. The Wilson intervals of both shares are combined with
+    their correlation (Newcombe 1998, Statistics in Medicine 17:2635, method 10).
+    """
     neither = total - kept - gained - lost
     old, new = kept + lost, kept + gained
     (old_low, old_high), (new_low, new_high) = (wilson_interval(n, total) for n in (old, new))
     scale = math.sqrt(old * (total - old) * new * (total - new))
     both = kept * neither - gained * lost
-    both = max(both - total / 2, 0) if both > 0 else both  # his correction for continuity
+    both = max(both - total / 2, 0) if both > 0 else both  # Newcombe's continuity correction
     correlation = both / scale if scale else 0.0
     old_share, new_share = old / total, new / total
-    below = _put_together(new_share - new_low, old_high - old_share, correlation)
-    above = _put_together(new_high - new_share, old_share - old_low, correlation)
+    # The lower end is reached where the new share is low and the old one high, and vice versa.
+    below = _combine(new_share - new_low, old_high - old_share, correlation)
+    above = _combine(new_high - new_share, old_share - old_low, correlation)
     value = (gained - lost) / total
     return value - below, value + above
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """How probable at least so uneven a change is where gain and loss are equally likely: both
-    tails of a binomial distribution, exact. 1 where nothing changed."""
+    """Return the p-value of McNemar's exact test; 1 if nothing changed.
+
+    It is the probability of a change at least as uneven if gain and loss are equally likely: both
+    tails of a binomial distribution.
+    """
     changed = gained + lost
-    tail, ways = 0, 1  # of `few` among the changed
+    # In whole numbers, since 2**changed exceeds floats. `ways`: of choosing `few` among `changed`.
+    tail, ways = 0, 1
     for few in range(min(gained, lost) + 1):
         tail += ways
         ways = ways * (changed - few) // (few + 1)
@@ -126,7 +133,7 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def scores_of(manifest: Manifest) -> dict[str, Score]:
-    """Every number that an artifact measured, by name."""
+    """Return every metric of an artifact, by name."""
     return {
         row["metric"]: Score(value=row["value"], low=row["low"], high=row["high"])
         for row in eval_rows(manifest)
@@ -134,13 +141,15 @@ def scores_of(manifest: Manifest) -> dict[str, Score]:
 
 
 def delta_of(old: Score, new: Score, pairs: Answers | None) -> Delta:
-    """The difference of two scores; `pairs` are the questions that they are shares of, if known."""
+    """Return the difference of two scores; `pairs` are the questions that they are shares of."""
     value = new.value - old.value
     paired = pairs.delta if pairs is not None else None
+    # Use the pairs only if they explain the scores, which may count other questions too.
     if paired is not None and math.isclose(paired.value, value, abs_tol=1e-6):
         return paired
     if old.low is None or old.high is None or new.low is None or new.high is None:
         return Delta(value=value)
+    # Independent scores: the distances to the ends of their intervals add in quadrature.
     below = math.hypot(new.value - new.low, old.high - old.value)
     above = math.hypot(new.high - new.value, old.value - old.low)
     return Delta(value=value, low=value - below, high=value + above)
@@ -149,16 +158,16 @@ def delta_of(old: Score, new: Score, pairs: Answers | None) -> Delta:
 def answers_of(
     store: Store, manifests: Sequence[Manifest], directory: Path
 ) -> list[Mapping[str, Answers]]:
-    """For each artifact after the first, by task, its answers beside the first one's."""
+    """Return for each artifact after the first, by task, its answers paired with the first's."""
     return [pairs.by_task for pairs in pairs_of(store, manifests, directory)]
 
 
 def pairs_of(store: Store, manifests: Sequence[Manifest], directory: Path) -> list[Pairs]:
-    """For each artifact after the first its answers beside the first one's.
+    """Return for each artifact after the first its answers paired with the first one's.
 
-    Without records of answers there are none, nor where other questions were asked: of another
-    suite, by scores.json, or another text at a question's place. Files are written below
-    `directory`. Raises ArtifactError when one is gone or damaged.
+    There are no pairs without records of answers, or if other questions were asked: of another
+    suite according to scores.json, or with another text at the same index. Files are written below
+    `directory`. Raises ArtifactError if one is missing or damaged.
     """
     tables: list[Path | None] = []
     for number, manifest in enumerate(manifests):
@@ -181,7 +190,7 @@ def pairs_of(store: Store, manifests: Sequence[Manifest], directory: Path) -> li
 
 
 def _suite(store: Store, manifest: Manifest, path: Path) -> str | None:
-    """What was asked, as a digest; None where the artifact does not tell."""
+    """Return the digest of the questions asked; None if the artifact does not record it."""
     if not write_file(store, manifest, "scores.json", path):
         return None
     try:
@@ -191,8 +200,8 @@ def _suite(store: Store, manifest: Manifest, path: Path) -> str | None:
 
 
 def _paired(first: Path, other: Path) -> Pairs:
-    """Two tables of answers side by side, but for tasks that had other questions."""
-    import duckdb
+    """Pair two tables of answers, without tasks that had other questions."""
+    import duckdb  # here, since importing it slows down commands that do not need it
 
     with duckdb.connect(":memory:") as connection:
         columns = [
@@ -205,6 +214,7 @@ def _paired(first: Path, other: Path) -> Pairs:
             for path in (first, other)
         ]
         shared = [name for name in _ASKED if all(name in each for each in columns)]
+        # IS NOT DISTINCT FROM, since with = two nulls would be neither the same nor different.
         same = " AND ".join(f"a.{name} IS NOT DISTINCT FROM b.{name}" for name in shared) or "true"
         rows: list[tuple[str, int, str, str, bool, bool, bool]] = connection.execute(
             _PAIRS.format(same=same), [str(first), str(other)]
@@ -225,7 +235,7 @@ def _paired(first: Path, other: Path) -> Pairs:
             )
     return Pairs(
         by_task={task: _sum_up(task, answers) for task, answers in by_task.items()},
-        why_not=f"other questions stand at the places of {', '.join(others)}" if others else None,
+        why_not=f"the questions differ in {', '.join(others)}" if others else None,
     )
 
 
@@ -240,6 +250,6 @@ def _sum_up(task: str, answers: Sequence[AnswerPair]) -> Answers:
     )
 
 
-def _put_together(one: float, other: float, correlation: float) -> float:
-    """How far a difference may be, of whose two parts each may be so far."""
+def _combine(one: float, other: float, correlation: float) -> float:
+    """Return the distance of a difference from its end, given those of its two parts."""
     return math.sqrt(max(0.0, one**2 - 2 * correlation * one * other + other**2))

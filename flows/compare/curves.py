@@ -1,4 +1,4 @@
-"""How training went in several artifacts of a stage, step by step: curves that stand together."""
+"""Training curves of several artifacts of a stage, step by step, on a common scale."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,21 +13,22 @@ from infra.storage.base import Store
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """One quantity of a stage, of each artifact."""
+    """The curves of one quantity of a stage, one of each artifact."""
 
     quantity: Quantity
-    of: tuple[Points, ...]  # in the order of the artifacts; empty where there is none
+    of: tuple[Points, ...]  # in the order of the artifacts; empty if one did not record it
 
     def drawn(self, names: Sequence[str]) -> list[str]:
-        """Lines for a terminal: what it is of, then each curve on the same scale."""
+        """Return lines for a terminal: a title, then each curve on the same scale."""
         steps = [step for points in self.of for step, _ in points]
+        # The scale of thinned points, which are averages: single noisy steps would stretch it.
         low, high = scale_of([value for points in self.of for _, value in thin(points, 48)])
         width = max(map(len, names))
         first, last = min(steps), max(steps)
         lines = [f"{self.quantity.title}, steps {first} to {last}, {low:.4g} to {high:.4g}"]
         for name, points in zip(names, self.of, strict=True):
             line = curve(points, first=first, last=last, low=low, high=high)
-            ending = f"{points[-1][1]:.4g}" if points else "not told"
+            ending = f"{points[-1][1]:.4g}" if points else "not recorded"
             lines.append(f"  {name.ljust(width)}  {line}  {ending}")
         return lines
 
@@ -35,9 +36,9 @@ class Curves:
 def curves_of(
     store: Store, stage: str, manifests: Sequence[Manifest | None], directory: Path
 ) -> list[Curves]:
-    """What the stage told of as it went, where at least one of the artifacts has it.
+    """Return the curves of every quantity that at least one of the artifacts recorded.
 
-    Files are written below `directory`. Raises ArtifactError when one is gone or damaged.
+    Files are written below `directory`. Raises ArtifactError if one is missing or damaged.
     """
     wanted = [quantity for quantity in LEARNING if quantity.stage == stage]
     if not wanted:
@@ -56,15 +57,16 @@ def curves_of(
 def _read(
     store: Store, manifest: Manifest | None, path: Path, wanted: Sequence[Quantity]
 ) -> dict[str, Points]:
-    """(step, value) of each quantity that the artifact's table of steps has, in order of step."""
+    """Read (step, value) of each quantity in the artifact's table of steps, in order of step."""
     if manifest is None or not write_file(store, manifest, METRICS, path):
         return {}
-    import duckdb
+    import duckdb  # here, since importing it slows down commands that do not need it
 
     found: dict[str, Points] = {}
     with duckdb.connect(":memory:") as connection:
         there = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", [str(path)]).fetchall()
         for name in {quantity.name for quantity in wanted} & {str(row[0]) for row in there}:
+            # Safe to format into SQL: `name` is one of LEARNING and of the table's columns.
             found[name] = connection.execute(
                 f"SELECT step, {name} FROM read_parquet(?) WHERE isfinite({name}) ORDER BY step",
                 [str(path)],

@@ -1,4 +1,4 @@
-"""Several runs side by side as one HTML file: their curves and scores. No script, no request."""
+"""A comparison of runs as one HTML file: curves and scores, without scripts or requests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,17 @@ TEMPLATE = Path(__file__).with_name("compare.html.jinja")
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One stage of all that are compared."""
+    """One stage of all runs that are compared."""
 
     name: str
-    same: bool  # all have the very same artifact
-    rows: Sequence[Sequence[str]]  # metric, then of each its score and what that is from the first
+    same: bool  # all runs have the same artifact
+    # A row: the metric, then for each run its score and the difference from the first.
+    rows: Sequence[Sequence[str]]
     curves: Sequence[Curves]
 
 
 def render(names: Sequence[str], stages: Sequence[Compared]) -> str:
-    """The page. The same numbers give the same text."""
+    """Return the page as HTML. The same numbers give the same text."""
     return fill(
         TEMPLATE,
         keys=[(name, *_key(place)) for place, name in enumerate(names)],
@@ -34,8 +35,9 @@ def render(names: Sequence[str], stages: Sequence[Compared]) -> str:
 
 
 def write(path: Path, page: str) -> None:
-    """Put the page at `path`, whole or not at all. Raises ConfigError where that cannot be."""
+    """Write the page to `path` atomically. Raises ConfigError if it cannot be written."""
     path = path.expanduser()
+    # In the same directory, since a rename across file systems is not atomic, or fails.
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_text(page, encoding="utf-8")
@@ -44,12 +46,12 @@ def write(path: Path, page: str) -> None:
         temporary.unlink(missing_ok=True)
         raise ConfigError(
             f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
-            hint="name a file in a directory that is there, with --html",
+            hint="name a file in an existing directory, with --html",
         ) from error
 
 
 def curve_tree(curves: Curves) -> Mapping[str, Any]:
-    """Curves for programs: their points thinned, as they are drawn."""
+    """Return curves as JSON values, for programs; the points are thinned as in the drawing."""
     return {
         "metric": curves.quantity.name,
         "of": [[[step, value] for step, value in thin(points)] for points in curves.of],
@@ -67,6 +69,6 @@ def _overlay(curves: Curves) -> Overlay:
 
 
 def _key(place: int) -> tuple[str, str]:
-    """Colour and kind of line."""
+    """Return the colour and kind of line of the run at this index."""
     colour, dash = colour_of(place)
     return colour, "solid" if dash == [1, 0] else "dashed"

@@ -1,7 +1,7 @@
-"""SQL over tables in memory, and over nothing else: no file, no network, no setting is in reach.
+"""SQL over tables in memory, without access to files, the network or DuckDB's settings.
 
-DuckDB copies the tables, then everything that reaches outside is turned off and its settings are
-locked. One statement that reads is accepted; whatever it did, it would do to copies.
+DuckDB first copies the tables into memory; then external access is disabled and the settings are
+locked. One statement is accepted, of a kind that reads; at worst it changes the copies.
 """
 
 import contextlib
@@ -17,8 +17,9 @@ from flows.compare.tables import VIEWS
 from nanochat_core.errors import ConfigError
 
 _READING = ("SELECT", "EXPLAIN")
+# In this order: after the last one no setting can be changed.
 _LOCKED = (
-    "SET python_enable_replacements=false",  # names of Python's variables
+    "SET python_enable_replacements=false",  # or a query could read Python's variables by name
     "SET temp_directory=''",
     "SET enable_external_access=false",
     "SET lock_configuration=true",
@@ -28,16 +29,16 @@ _MAX_MESSAGE = 300  # characters of an error
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a statement gave."""
+    """The result of a statement."""
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[Any, ...]]
 
 
 def select(query: str, directory: Path) -> Result:
-    """The result of one statement over what `write_tables` wrote below `directory`.
+    """Run one statement over the tables that `write_tables` wrote below `directory`.
 
-    Raises ConfigError, in one line, for a statement that is wrong or does not read.
+    Raises ConfigError, in one line, for a statement that is wrong or not a query.
     """
     with _opened(directory) as connection:
         try:
@@ -57,7 +58,7 @@ def select(query: str, directory: Path) -> Result:
 
 
 def columns_of(directory: Path) -> dict[str, list[str]]:
-    """The columns of each view, with their types, over what was written below `directory`."""
+    """Return the columns of each view with their types, of the tables below `directory`."""
     with _opened(directory) as connection:
         rows = connection.execute(
             "SELECT table_name, column_name || ' ' || lower(data_type) FROM duckdb_columns() "
@@ -69,6 +70,7 @@ def columns_of(directory: Path) -> dict[str, list[str]]:
 @contextlib.contextmanager
 def _opened(directory: Path) -> Generator[duckdb.DuckDBPyConnection]:
     with duckdb.connect(":memory:") as connection:
+        # Load before locking: afterwards the connection cannot read files.
         for name in VIEWS:
             _load(connection, name, directory)
         for setting in _LOCKED:
@@ -85,6 +87,7 @@ def _load(connection: duckdb.DuckDBPyConnection, name: str, directory: Path) -> 
     lines = directory / f"{name}.jsonl"
     files = sorted(map(str, (directory / name).glob("*.parquet")))
     if lines.exists():
+        # With declared types: DuckDB would guess them from the first rows, wrongly for nulls.
         types = ", ".join(f"{column}: '{kind}'" for column, kind in columns.items())
         connection.execute(
             f"CREATE TABLE {name} AS FROM read_json(?, format='newline_delimited', "
@@ -92,6 +95,7 @@ def _load(connection: duckdb.DuckDBPyConnection, name: str, directory: Path) -> 
             [str(lines)],
         )
     elif files:
+        # union_by_name, since each stage has columns of its own. The key is in the file's name.
         connection.execute(
             f"CREATE TABLE {name} AS SELECT split_part(parse_filename(filename), '-', 1) AS stage, "
             "split_part(parse_filename(filename, true), '-', 2) AS fingerprint, "
@@ -103,7 +107,7 @@ def _load(connection: duckdb.DuckDBPyConnection, name: str, directory: Path) -> 
 
 
 def _mistake(error: duckdb.Error) -> ConfigError:
-    """DuckDB's error in one line, with what it takes a wrong name for."""
+    """Return DuckDB's error as a ConfigError in one line, with its suggestion for a wrong name."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines[1:] if line.startswith(("Candidate", "Did you mean"))]
     first = re.sub(r"^(\w+ )+Error: ", "", lines[0])

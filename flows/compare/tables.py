@@ -1,7 +1,7 @@
-"""What a store knows of its runs, as files that become tables for SQL: see `VIEWS`.
+"""Tables of a store's runs and artifacts, as files that DuckDB loads for SQL: see `VIEWS`.
 
-Only tables that are asked for are read, since each artifact's manifest is an object of its own, and
-steps and examples are a file more. What is gone or damaged is passed over and said.
+Only the tables that a query needs are read: each artifact's manifest is an object of its own, and
+steps and examples are one more file each. Missing or damaged objects are skipped and reported.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A table that can be asked."""
+    """A table that can be queried."""
 
     about: str
-    columns: Mapping[str, str]  # name -> type, in SQL
-    file: str | None = None  # of artifacts that have rows for it, with more columns
+    columns: Mapping[str, str]  # name -> SQL type
+    file: str | None = None  # artifacts' file that has its rows, with more columns
 
 
 _KEY = {"stage": "VARCHAR", "fingerprint": "VARCHAR"}
@@ -80,7 +80,7 @@ VIEWS: Mapping[str, View] = {
 
 
 def write_tables(store: Store, wanted: Collection[str], directory: Path) -> list[str]:
-    """Write what the `wanted` views hold below `directory`; gives what was passed over.
+    """Write the rows of the `wanted` views below `directory`; return what was skipped, as text.
 
     A view's rows are lines of JSON in {view}.jsonl, or parquet in {view}/{stage}-{fingerprint}.
     """
@@ -89,6 +89,7 @@ def write_tables(store: Store, wanted: Collection[str], directory: Path) -> list
         return problems
     runs = _read_runs(store, problems)
     _write(directory, "runs", map(_run_row, runs))
+    # Reading manifests takes a request each, so a query of `runs` alone ends here.
     if set(wanted) == {"runs"}:
         return problems
     manifests = _read_manifests(store, runs, problems)
@@ -101,9 +102,9 @@ def write_tables(store: Store, wanted: Collection[str], directory: Path) -> list
 
 
 def write_file(store: Store, manifest: Manifest, name: str, path: Path) -> bool:
-    """Write the file called `name`, among an artifact's files or logs, to `path`; whether it is.
+    """Write the artifact's file or log called `name` to `path`; return False if it has none.
 
-    Raises ArtifactError when it is gone or damaged.
+    Raises ArtifactError if the file is missing or damaged.
     """
     for file in (*manifest.files, *manifest.logs):
         if file.path == name:
@@ -124,10 +125,11 @@ def write_file(store: Store, manifest: Manifest, name: str, path: Path) -> bool:
 
 
 def eval_rows(manifest: Manifest) -> Iterator[Row]:
-    """The numbers that an artifact measured; those of its ends stand beside what they are of."""
+    """Yield a row for each metric of an artifact, with the ends of its interval in columns."""
     numbers = dict(_numbers("", manifest.provenance.metrics))
     for name, value in numbers.items():
         base, _, end = name.rpartition("_")
+        # A name that merely ends in _low or _high, without its base beside it, is a metric.
         if end in ("low", "high") and base in numbers:
             continue
         ends = {end: numbers.get(f"{name}_{end}") for end in ("low", "high")}
@@ -158,7 +160,8 @@ def _read_runs(store: Store, problems: list[str]) -> list[Run]:
 def _read_manifests(
     store: Store, runs: Sequence[Run], problems: list[str]
 ) -> dict[tuple[str, str], Manifest]:
-    """By stage and fingerprint, those of the index and those that runs know of."""
+    """Read the manifests in the index and those that runs refer to, by stage and fingerprint."""
+    # Both: artifacts outlive the records of their runs, and an entry of the index may be missing.
     keys = {(s.name, fingerprint) for s in STAGES for fingerprint in indexed(store, s.name)}
     keys |= {item for run in runs for item in run.stages.items()}
 
@@ -200,7 +203,7 @@ def _write(directory: Path, name: str, rows: Iterable[Row]) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no others; such a measurement is null."""
+    """Return None for NaN and infinities, which JSON does not have; other values unchanged."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -223,12 +226,13 @@ def _stage_rows(
 
 
 def _effort(segments: Sequence[Mapping[str, Any]]) -> Row:
-    """Over all executions, those that were stopped too."""
+    """Return time and cost summed over all executions of the job, interrupted ones included."""
     if not segments:
         return {}
     return {
         "seconds": math.fsum(s.get("ended", 0) - s.get("started", 0) for s in segments),
         "dollars": math.fsum(s.get("dollars", 0.0) for s in segments),
+        # Executions may have been on different machines: the columns name the last.
         "device": segments[-1].get("device"),
         "processes": segments[-1].get("processes"),
     }

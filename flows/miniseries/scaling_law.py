@@ -136,7 +136,7 @@ def _law(family: ScalingFit, *, among: ScalingFit | None) -> Law:
 
 def _few(places: int) -> list[str]:
     doubts = [
-        f"no floor is fitted: it needs {FLOOR_NEEDS} models, here are {places}; without one the "
+        f"no floor is fitted: it takes {FLOOR_NEEDS} models, here are {places}; without one the "
         "line is too low far beyond the points"
     ]
     if places == 2:

@@ -222,6 +222,6 @@ def test_a_question_with_another_text_is_not_the_same_question(store: Store, ter
         put_run(store, f"r{number}", asked(store, number, suite=None, prompt=prompt), name="r")
     lines = terminal.said("compare", "r0", "r1")
     assert lines[-2:] == [
-        "r1 was not asked what r0 was: other questions stand at the places of words",
+        "r1 was not asked what r0 was: the questions differ in words",
         "sums: of 1 questions r1 gained 1 and lost 0; 1 answered otherwise than by r0",
     ]
