@@ -1,8 +1,8 @@
-"""Garbage collection: what nothing in use reaches is marked, and deleted a day later.
+"""Collect garbage: mark what nothing in use reaches, and delete what was marked a day before.
 
 `nanochat gc` shows what a collection would do and writes nothing; `--apply` collects. A collection
-writes down what is garbage now, in gc/mark.json, and deletes what an earlier one had written down
-the grace ago or longer and is garbage still. It can be killed at any moment: the next one goes on.
+records what is garbage now in gc/mark.json, and deletes what an earlier one had recorded `grace`
+seconds ago or longer and is still garbage. It can be killed at any moment: the next one resumes.
 """
 
 import os
@@ -26,44 +26,46 @@ from nanochat_core.errors import ArtifactError
 
 MARK = "gc/mark.json"
 FORMAT = 1
-UNFINISHED = 7 * 86400.0  # seconds after which a half written object has no writer any more
+UNFINISHED = 7 * 86400.0  # seconds after which an unfinished upload has no writer any more
 THREADS = 16
 
-_ENTRIES_A_BEAT = 500
+_ENTRIES_A_BEAT = 500  # objects listed between two checks whether the lease is due for renewal
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionPlan:
-    """What a collection would find and do."""
+    """The result of a survey: what a collection would mark and delete."""
 
     survey: Survey
     fresh: frozenset[str]  # garbage that no collection has marked yet
 
     @property
     def exit_code(self) -> int:
-        """0: a collection would change nothing. 2: it would mark or delete something."""
+        """Return 0 if a collection would change nothing, 2 if it would mark or delete something."""
         return 2 if self.survey.deletable or self.fresh else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Mark:
-    """What gc/mark.json says."""
+    """The contents of gc/mark.json."""
 
     marks: dict[str, float]  # name of a piece -> when it was first seen as garbage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """What a collection did."""
+    """The result of a collection."""
 
     plan: CollectionPlan
     swept: SweepResult
-    unfinished: int  # half written objects that were dropped
-    due: float | None  # when what is marked now may go; unix seconds by the store's clock
+    unfinished: int  # uploads that were aborted
+    due: float | None  # when the next may be deleted; unix seconds by the store's clock
 
 
 def make_claim() -> lease.Claimant:
-    """Who collects. It holds no lock of any home, so it gives itself one of its own."""
+    """Return a claimant for this process as a collector."""
+    # A random home: a collector holds no kernel lock, so no two may pass for processes of one home,
+    # which take over each other's leases at once.
     return lease.Claimant(
         owner=uuid.uuid4().hex,
         run="gc",
@@ -77,9 +79,9 @@ def make_claim() -> lease.Claimant:
 def plan_collection(
     store: Store, rules: Rules, *, threads: int = THREADS, watch: Watch
 ) -> CollectionPlan:
-    """Look at a whole store. Writes nothing.
+    """Survey a whole store and return what a collection would do. Writes nothing.
 
-    Raises ArtifactError when a record is damaged, StoreError.
+    Raises ArtifactError if a record is damaged, StoreError.
     """
     marks = _find_marks(store)
     return _look(store, rules, marks, now=None, threads=threads, beat=lambda: None, watch=watch)
@@ -94,18 +96,23 @@ def collect(
     clock: Callable[[], float] = clock,
     watch: Watch,
 ) -> Collected:
-    """Mark garbage, and delete what was marked the grace ago.
+    """Mark garbage, and delete what was marked `rules.grace` seconds ago or longer.
 
-    `claim` makes who we are, anew for each lease. Raises StageError when somebody collects already,
-    LeaseLost, ArtifactError when a record is damaged, StoreError: nothing is lost by any of them.
+    `claim` returns a new claimant for each lease. Raises StageError if another process collects,
+    LeaseLost, ArtifactError if a record is damaged, StoreError. After each the store is sound.
     """
+    # The lease comes before anything is read. A process that records a use and finds no lease was
+    # early enough to be seen; one that finds the lease waits (flows/artifacts/pins.py).
     sweeper = Sweeper(store, claim(), clock=clock)
     try:
         marks = _find_marks(store)
         now = _store_time(store, "/".join((*SWEEP, "lease.json")))
         plan = _look(store, rules, marks, now=now, threads=threads, beat=sweeper.beat, watch=watch)
+        # Before the sweep: a collection that is killed has marked, so the next can delete.
         _write_marks(store, plan.survey.marks, sweeper)
-        sweeper.renew()  # also tells whether another collector took a store that has no atomic swap
+        # Deletion begins with a fresh lease. In a store without an atomic swap this also finds
+        # another collector.
+        sweeper.renew()
         swept = sweep(store, plan.survey, sweeper, claim=claim, threads=threads, watch=watch)
         left = {n: seen for n, seen in plan.survey.marks.items() if n not in swept.names}
         if swept.names:
@@ -129,6 +136,7 @@ def _look(
 ) -> CollectionPlan:
     records = Records(store, threads=threads, beat=beat)
     try:
+        # The referrers before the list: see read_referrers.
         referrers = read_referrers(records)
         inventory = take_inventory(_watched(store.list(""), beat=beat, watch=watch))
         if now is None:
@@ -136,9 +144,9 @@ def _look(
         survey = make_survey(inventory, referrers, records, rules, marks=marks, now=now)
     except ArtifactError as error:
         raise ArtifactError(
-            f"garbage cannot be told from what is in use: {error}",
+            f"garbage cannot be distinguished from what is in use: {error}",
             hint="nothing was deleted, because that record may name anything; "
-            + (error.hint or repair_hint("delete it if nobody needs it")),
+            + (error.hint or repair_hint("delete it if no run needs it")),
         ) from error
     return CollectionPlan(survey=survey, fresh=frozenset(survey.garbage.keys() - marks.keys()))
 
@@ -154,12 +162,14 @@ def _watched(
 
 
 def _store_time(store: Store, key: str) -> float:
-    """The store's clock, read off an object."""
+    """Return the store's clock in unix seconds, read from an object."""
+    # Both by the store: a wrong clock of this machine would delete too early.
     return store.head(key).modified + store.get_stored(key).age
 
 
 def _time_by(store: Store, entry: ObjectInfo | None) -> float:
-    """The store's clock, or a moment before; whatever it holds is new when it cannot be asked."""
+    """Return the store's clock, or a time before. 0.0 for a store without a small object."""
+    # A time that is too early errs on the safe side: everything looks younger than it is.
     if entry is None:
         return 0.0
     try:
@@ -172,7 +182,7 @@ def _find_marks(store: Store) -> dict[str, float]:
     tree = find_document(store, MARK, format=FORMAT)
     if tree is None:
         return {}
-    return read_record(_Mark, tree, where=f"{store.url}/{MARK}", what="what gc writes").marks
+    return read_record(_Mark, tree, where=f"{store.url}/{MARK}", what="a mark of gc").marks
 
 
 def _write_marks(store: Store, marks: Mapping[str, float], sweeper: Sweeper) -> None:

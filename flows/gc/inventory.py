@@ -1,8 +1,8 @@
-"""What lies in a store, as garbage collection sees it: pieces, each kept or deleted as a whole.
+"""Group a store's objects into pieces, which garbage collection keeps or deletes as a whole.
 
-The files of one attempt are one piece, however many they are: an attempt is kept as long as any
-manifest names a file of it. So what is remembered of a store of millions of objects is as large as
-the number of its artifacts. Keys that no version of ours writes are nobody's garbage.
+The files of one attempt are one piece, however many they are: an attempt stays as long as any
+manifest names one of its files. So memory grows with the number of artifacts, not of objects. Keys
+that no version of this program writes are counted and never deleted.
 """
 
 import re
@@ -43,29 +43,31 @@ _SMALL = 1 << 16  # bytes
 
 @dataclass(kw_only=True, slots=True)
 class Piece:
-    """Objects that are kept or deleted together."""
+    """A group of objects that stay or are deleted together."""
 
-    name: str  # a key; of many objects their prefix, ending with '/'
+    name: str  # a key; for several objects their prefix, which ends with '/'
     kind: Kind
-    place: Place | None  # None: of no artifact
+    place: Place | None  # the artifact it belongs to; None: to none
     objects: int = 0
     size: int = 0  # bytes
     newest: float = 0.0  # when one of them was last written; unix seconds by the store's clock
 
     @property
     def stage(self) -> str:
-        """The stage it belongs to, empty for what belongs to none."""
+        """Return the stage it belongs to, "" for what belongs to none."""
         return self.place[0] if self.place else ""
 
 
 @dataclass(kw_only=True)
 class Inventory:
-    """Every piece of a store, by name."""
+    """All pieces of a store, by name and by artifact."""
 
     pieces: dict[str, Piece] = field(default_factory=dict[str, Piece])
     places: dict[Place, list[Piece]] = field(default_factory=dict[Place, list[Piece]])
-    unknown: int = 0  # objects that are not ours
-    small: ObjectInfo | None = None  # an object that tells the store's time at little cost
+    unknown: int = 0  # objects with keys that this program does not write
+    small: ObjectInfo | None = (
+        None  # a young small object, to read the store's clock from at little cost
+    )
 
 
 def take_inventory(entries: Iterable[ObjectInfo]) -> Inventory:
@@ -76,11 +78,13 @@ def take_inventory(entries: Iterable[ObjectInfo]) -> Inventory:
             found.small = entry
         piece = _piece_of(entry.key)
         if piece is None:
+            # Tags and the collector's own records are ours, and are never garbage.
             found.unknown += entry.key.partition("/")[0] not in _OURS
             continue
         known = found.pieces.get(piece.name)
         if known is None:
             known = found.pieces[piece.name] = piece
+            # The index has keys of its own; `places` has what lies under a fingerprint's prefix.
             if piece.place is not None and piece.kind != "index entry":
                 found.places.setdefault(piece.place, []).append(piece)
         known.objects += 1
@@ -90,18 +94,19 @@ def take_inventory(entries: Iterable[ObjectInfo]) -> Inventory:
 
 
 def attempt_of(key: str) -> str:
-    """The piece that a file of an artifact lies in, by the key in its manifest."""
+    """Return the name of the piece that a file belongs to, by the key in its manifest."""
     piece = _piece_of(key)
     return piece.name if piece else key
 
 
 def run_of(piece: Piece) -> str:
-    """The id of the run that a run record is of."""
+    """Return the id of the run whose record this piece is."""
     return piece.name.removeprefix("runs/").removesuffix(".json")
 
 
 def _piece_of(key: str) -> Piece | None:
-    """The piece that an object belongs to, or None when it is not ours to judge."""
+    """Return the piece that an object belongs to. None means a key of another program."""
+    # Anything that does not match exactly is left alone: what is deleted cannot be brought back.
     parts = key.split("/")
     if parts[0] == "runs" and len(parts) == 2 and key.endswith(".json"):
         return Piece(name=key, kind="run record", place=None)
@@ -118,6 +123,7 @@ def _piece_of(key: str) -> Piece | None:
         return Piece(name=key, kind=_OLDER[parts[2]], place=place)
     if len(parts) > 4 and parts[2] in _BYTES:
         return Piece(name="/".join(parts[:4]) + "/", kind=_BYTES[parts[2]], place=place)
+    # All checkpoints of a fingerprint are one piece: they are of use only to one unfinished job.
     if len(parts) > 4 and parts[2] == "checkpoints":
         return Piece(name="/".join(parts[:3]) + "/", kind="checkpoints", place=place)
     return None

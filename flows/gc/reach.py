@@ -1,8 +1,8 @@
-"""Which artifacts are in use: found by following manifests from what people and runs refer to.
+"""Find the artifacts in use, by following manifests from what people and runs refer to.
 
-A run's record names artifacts; an artifact names the artifacts it was made from, the attempts its
-files lie in (which may be those of an older artifact), and the artifact whose bytes it took over.
-A record that cannot be read might name anything, so it ends the search with an error.
+A run's record names artifacts. An artifact names the artifacts it was made from, the attempts its
+files lie in (which may be those of an older artifact), and the artifact it was accepted from. A
+record that cannot be read might name anything, so it ends the search with an error.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,25 +26,25 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How long what nobody refers to is kept, in seconds by the store's clock."""
+    """Retention times in seconds, by the store's clock."""
 
-    keep: float  # run records, pins and unfinished work since they were last written
-    grace: float  # what was just written, and between being seen as garbage and being deleted
+    keep: float  # for run records, pins and unfinished work, since their last write
+    grace: float  # for new objects, and between the mark and the deletion of garbage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Edges:
-    """What a manifest names."""
+    """The artifacts and pieces that one manifest names."""
 
     inputs: tuple[Place, ...]
-    attempts: frozenset[str]  # pieces that files and logs lie in
+    attempts: frozenset[str]  # names of the pieces that its files and logs belong to
     revocations: tuple[Place, ...]  # whose revocation is this artifact's too
 
     @property
     def leads_to(self) -> tuple[Place, ...]:
-        """Artifacts that have to outlive this one.
+        """Return the artifacts that must outlive this one.
 
-        Its inputs, those whose files it shares, and those whose revocation would be its own.
+        These are its inputs, those whose files it shares, and those whose revocation is its own.
         """
         parts = (name.split("/") for name in self.attempts)
         sharing = {(first, second) for first, second, *_ in (p for p in parts if len(p) > 1)}
@@ -53,7 +53,7 @@ class Edges:
 
 @dataclass(frozen=True, kw_only=True)
 class Referrers:
-    """Records that name artifacts, whether they still count or not."""
+    """All records that name artifacts, including those that have expired."""
 
     runs: Mapping[str, Run]
     tagged: frozenset[str]  # ids of runs
@@ -62,9 +62,9 @@ class Referrers:
 
 @dataclass(frozen=True, kw_only=True)
 class Roots:
-    """What the search begins with."""
+    """The artifacts from which reachability is computed."""
 
-    places: frozenset[Place]  # artifacts that somebody needs, with all they were made from
+    places: frozenset[Place]  # artifacts in use; what they were made from is in use too
     whole: frozenset[Place]  # leased or pinned: whatever lies there stays
     unfinished: frozenset[Place]  # named by runs that may still read what was built again since
     runs: Mapping[str, tuple[Place, ...]]  # every run with the artifacts it names
@@ -73,7 +73,7 @@ class Roots:
 
 @dataclass(kw_only=True)
 class Reachable:
-    """What the search came to."""
+    """The artifacts and pieces that can be reached from some artifacts."""
 
     places: set[Place] = field(default_factory=set[Place])
     found: set[Place] = field(default_factory=set[Place])  # those of them that exist
@@ -81,24 +81,26 @@ class Reachable:
     revocations: set[Place] = field(default_factory=set[Place])
 
     def add(self, edges: Edges) -> None:
-        """Note what one manifest names, its inputs excepted."""
+        """Add what one manifest names, without its inputs."""
         self.attempts |= edges.attempts
         self.revocations.update(edges.revocations)
 
 
 class Records:
-    """The records of a store, several read at the same time; each manifest once."""
+    """A reader of a store's records: in parallel, and each manifest only once."""
 
     def __init__(self, store: Store, *, threads: int, beat: Callable[[], None]) -> None:
         self.store = store
         self._threads = threads
         self._beat = beat  # called again and again: reading takes long in a large store
-        self._edges: dict[Place, Edges] = {}  # of manifests that were found
+        # Of manifests that were found. Not read again: a manifest that is put aside during the
+        # collection still counts as it was.
+        self._edges: dict[Place, Edges] = {}
 
     def read(
         self, function: Callable[[Store, _Item], _Result | None], items: Iterable[_Item]
     ) -> list[_Result]:
-        """What `function` finds for each item; what is gone meanwhile is left out."""
+        """Return what `function` finds for each item, without those that are gone meanwhile."""
 
         def look(item: _Item) -> _Result | None:
             return function(self.store, item)
@@ -111,15 +113,16 @@ class Records:
         return found
 
     def edges(self, places: Iterable[Place]) -> dict[Place, Edges]:
-        """What the manifests of these artifacts name, as far as they exist."""
+        """Return what the manifests of these artifacts name; those without one are left out."""
         wanted = sorted(places)
         fresh = [place for place in wanted if place not in self._edges]
         self._edges.update(self.read(_find_edges, fresh))
         return {place: self._edges[place] for place in wanted if place in self._edges}
 
     def follow(self, places: Iterable[Place]) -> Reachable:
-        """All that can be reached from these artifacts."""
+        """Return all that can be reached from these artifacts."""
         reached = Reachable()
+        # Breadth first: the manifests of one level are read in parallel.
         level = set(places)
         while level:
             reached.places |= level
@@ -132,18 +135,20 @@ class Records:
         return reached
 
     def add_older(self, pieces: Iterable[Piece], reached: Reachable) -> None:
-        """Note what manifests that were put aside name: their files stay, their inputs need not."""
+        """Add what superseded manifests name: their files stay, their inputs need not."""
         for edges in self.read(_find_older, [piece.name for piece in pieces]):
             reached.add(edges)
 
 
 def read_referrers(records: Records) -> Referrers:
-    """Who names artifacts, and what these name. To be called before the store is listed.
+    """Read the records that name artifacts, and the manifests they lead to.
 
-    Whoever publishes an artifact removes his pin afterwards, and whoever builds one again puts the
-    old manifest aside before he removes it: what is not found here any more is found in the list.
-    Raises ArtifactError naming a record that is damaged.
+    Must be called before the store is listed. Raises ArtifactError, naming the record, if one is
+    damaged.
     """
+    # The order closes two races. A process removes its pin after it published: a pin that is gone
+    # here belongs to a manifest that the later list has. A rebuild copies the old manifest under
+    # superseded/ before it replaces it: one that is gone here is in the list as that copy.
     store = records.store
     written = {entry.key: entry.modified for entry in store.list(PINS)}
     pins = dict(records.read(_find_pin, list(written)))
@@ -157,6 +162,7 @@ def read_referrers(records: Records) -> Referrers:
         tagged=frozenset(tagged),
         pins={key: (written[key], pin.artifacts) for key, pin in pins.items()},
     )
+    # Called for its cache: the manifests are read now, before the list.
     records.follow({place for run in runs.values() for place in run.stages.items()})
     records.follow({place for pin in pins.values() for place in pin.artifacts})
     return found
@@ -165,27 +171,27 @@ def read_referrers(records: Records) -> Referrers:
 def find_roots(
     inventory: Inventory, referrers: Referrers, records: Records, rules: Rules, *, now: float
 ) -> Roots:
-    """What has to be kept for somebody. Raises ArtifactError naming a record that is damaged.
+    """Return the runs and artifacts in use. Raises ArtifactError if a record is damaged.
 
-    Runs: those heard of lately, the newest finished one of each name, those that a tag points at
-    and those that hold a lease. Artifacts: those of these runs, those that are leased or pinned,
-    and those that were just published.
+    Runs: those written lately, the newest finished one of each name, those that a tag points at and
+    those that hold a lease. Artifacts: those of these runs, those that are leased or pinned, and
+    those just published.
     """
     pieces = list(inventory.pieces.values())
     young = {p.name for p in pieces if now - p.newest <= rules.grace}
+    # An older lease needs no request: it has expired, since the grace is an hour at least.
     leased = records.read(
         _find_lease, [p.place for p in pieces if p.kind == "lease" and p.place and p.name in young]
     )
     pins = [places for written, places in referrers.pins.values() if now - written <= rules.keep]
     whole = {place for place, _ in leased} | {place for places in pins for place in places}
-    going_on = {run for _, run in leased}
-    going_on |= {
-        run_of(p) for p in pieces if p.kind == "run record" and now - p.newest <= rules.keep
-    }
-    later = sorted(going_on - referrers.runs.keys())  # they began after the others were read
+    active = {run for _, run in leased}
+    active |= {run_of(p) for p in pieces if p.kind == "run record" and now - p.newest <= rules.keep}
+    later = sorted(active - referrers.runs.keys())  # they began after the others were read
     runs = [*referrers.runs.values(), *records.read(find_run, later)]
-    kept = going_on | referrers.tagged | _newest_finished(runs)
+    kept = active | referrers.tagged | _newest_finished(runs)
     artifacts = {run.run: tuple(run.stages.items()) for run in runs}
+    # The run that made an artifact may not have recorded it yet.
     published = {p.place for p in pieces if p.kind == "artifact" and p.place and p.name in young}
     return Roots(
         places=frozenset(
@@ -195,7 +201,7 @@ def find_roots(
         unfinished=frozenset(
             place
             for run in runs
-            if run.status == "running" and run.run in going_on
+            if run.status == "running" and run.run in active
             for place in run.stages.items()
         ),
         runs=artifacts,
@@ -204,7 +210,7 @@ def find_roots(
 
 
 def _newest_finished(runs: Iterable[Run]) -> set[str]:
-    """For each name the run that a person means by it."""
+    """Return for each name the run that it stands for: the newest finished one."""
     newest: dict[str, Run] = {}
     for run in runs:
         if run.status == "finished":

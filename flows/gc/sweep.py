@@ -1,9 +1,10 @@
-"""Deletes garbage in an order that leaves a sound store whenever it ends.
+"""Delete garbage in an order that leaves a sound store whenever it stops.
 
 First run records, then manifests (an artifact before those it was made from), then the files that
-no manifest names any more: nobody finds a manifest without its files. The records of a fingerprint
-are deleted under its lease, so nobody builds there meanwhile; if somebody does, it is left alone,
-with all that it was made from. What changed since it was looked at is left alone too.
+no manifest names any more: no process finds a manifest without its files. The records of a
+fingerprint are deleted under its lease, so no process builds there meanwhile; where one does, the
+fingerprint is spared with all that it was made from. What was written since the survey is spared
+too.
 """
 
 import contextlib
@@ -27,20 +28,21 @@ _COMMIT = "COMMIT.json"
 
 _Item = TypeVar("_Item")
 
-# Told what is being done, and how much of it was done.
+# Called with what is being done, and the number of items done.
 Watch: TypeAlias = Callable[[str, int], None]
 
 
 def clock() -> float:
-    """Seconds that go on while this machine sleeps."""
+    """Return monotonic seconds, suspends (laptop sleep) included: a lease expires in them too."""
+    # macOS has no CLOCK_BOOTTIME.
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Sweeper:
-    """The right to collect in one store, renewed by whoever works under it.
+    """The lease on collecting in one store. Its user renews it by calling `beat`.
 
-    Those who wait for the collection go on when its lease was not renewed for `ttl` seconds, so
-    nothing is deleted later than half of that after the last renewal began.
+    Processes that wait for the collection continue when its lease has expired, `ttl` seconds after
+    the last renewal. So nothing is deleted later than half of that after the last renewal began.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Sweeper:
         self._store = store
         self._ttl = ttl
         self._seconds_between = beat
-        self._renewed = clock()
+        self._renewed = clock()  # before the request, as in `renew`
         held = lease.try_acquire(store, *SWEEP, me, ttl=ttl)
         if isinstance(held, lease.LeaseHolder):
             raise StageError(
@@ -66,35 +68,39 @@ class Sweeper:
         self._held = held
 
     def beat(self) -> None:
-        """Renew the right if it is time to. Raises LeaseLost. For the thread that leads."""
+        """Renew the lease if it is due. Raises LeaseLost. For the main thread only."""
         self.check()
         if self.clock() - self._renewed >= self._seconds_between:
             with contextlib.suppress(StoreError):  # the next beat tries again
                 self.renew()
 
     def renew(self) -> None:
-        """Renew the right. Raises LeaseLost, StoreError."""
+        """Renew the lease. Raises LeaseLost, StoreError."""
+        # Before the request: the store counts from when it writes the record, which is later.
         now = self.clock()
         self._held = lease.renew(self._store, self._held, step=0, total=0)
         self._renewed = now
 
     def check(self) -> None:
-        """Raises LeaseLost when others may have gone on already. Right before each deletion."""
-        if self.clock() - self._renewed > self._ttl / 2:
+        """Raise LeaseLost if half of the lease's life is over. Call right before each deletion."""
+        # Half, not all: the other half is for a request that hangs or arrives late.
+        seconds = self.clock() - self._renewed
+        if seconds > self._ttl / 2:
             raise lease.LeaseLost(
-                "the store or this machine stood still for too long while garbage was collected",
+                f"the lease of the collection was not renewed for {seconds:.0f} s: the store or "
+                "this machine stood still",
                 hint="nothing is damaged; run the same command again",
             )
 
     def release(self) -> None:
-        """Let others go on."""
+        """Release the lease, so that processes that wait continue at once."""
         with contextlib.suppress(StoreError):  # it expires
             lease.release(self._store, self._held)
 
 
 @dataclass
 class SweepResult:
-    """What was deleted."""
+    """The pieces, objects and bytes that a sweep deleted."""
 
     names: set[str] = field(default_factory=set[str])  # pieces that are gone
     objects: int = 0
@@ -110,7 +116,7 @@ def sweep(
     threads: int,
     watch: Watch,
 ) -> SweepResult:
-    """Delete what is ripe. Raises LeaseLost and StoreError; a later sweep goes on from there."""
+    """Delete what is deletable. Raises LeaseLost and StoreError; a later sweep resumes."""
     return _Sweep(store, survey, sweeper, claim, threads, watch).run()
 
 
@@ -136,10 +142,12 @@ class _Sweep:
         self._lock = threading.Lock()
 
     def run(self) -> SweepResult:
+        # Run records name artifacts, so they are deleted first, and index entries and leases last.
         self._each("run records", self._delete_unchanged, self._of("run record", "pin"))
-        # Files too: whoever uploaded them and then slept through it all must find another epoch,
-        # or it would publish a manifest of files that are gone.
+        # Fingerprints with files alone too. A builder that uploaded them and then slept must find
+        # another epoch, or it would publish a manifest of files that are gone.
         under_lease = self._of(*_UNDER_LEASE, "checkpoints", "files", "logs")
+        # Level by level: an artifact is gone before any that it was made from.
         for level in _dependents_first(under_lease, self._edges):
             self._clear_all(level)
         bulk = self._of("files", "logs", "checkpoints")
@@ -160,7 +168,7 @@ class _Sweep:
             self._watch(what, count)
 
     def _clear_all(self, level: Mapping[Place, list[Piece]]) -> None:
-        """Delete the records of these artifacts, but of those that somebody may still need."""
+        """Delete the records of these artifacts, unless a spared artifact needs them."""
         free = {place: pieces for place, pieces in level.items() if place not in self._spared}
         spared = level.keys() - free.keys()
         cleared = in_parallel(lambda item: self._clear(*item), free.items(), threads=self._threads)
@@ -170,12 +178,14 @@ class _Sweep:
             if not is_clear:
                 spared.add(place)
         for place in spared:
+            # With all that it names: later levels skip it.
             self._spared.add(place)
             if edges := self._edges.get(place):
                 self._spared.update(edges.leads_to)
 
     def _clear(self, place: Place, pieces: list[Piece]) -> bool:
-        """Delete records and checkpoints of one fingerprint; False when somebody works there."""
+        """Delete records and checkpoints of one fingerprint. Returns False if it is in use."""
+        # A new claimant for each acquisition: no two write records with the same bytes.
         held = lease.try_acquire(self._store, *place, self._claim(), ttl=lease.TTL)
         if isinstance(held, lease.LeaseHolder):
             return False
@@ -190,30 +200,33 @@ class _Sweep:
                 lease.release(self._store, held)
 
     def _end_checkpoints(self, piece: Piece) -> bool:
-        """Delete each COMMIT.json: what is left is no checkpoint. False when there are new ones."""
+        """Delete each COMMIT.json. Returns False, deleting none, if a checkpoint is new."""
         entries = list(self._store.list(piece.name))
         if any(entry.modified > piece.newest for entry in entries):
             return False
+        # Without COMMIT.json the rest is no checkpoint and may be deleted later, without the lease.
         for entry in entries:
             if entry.key.endswith(f"/{_COMMIT}"):
                 self._delete(entry)
         return True
 
     def _delete_lease(self, piece: Piece) -> None:
-        """Remove a lease that is all there is, while nobody but us can have it."""
+        """Delete a lease if nothing else lies under its fingerprint, while holding it."""
         assert piece.place is not None
         held = lease.try_acquire(self._store, *piece.place, self._claim(), ttl=lease.TTL)
         if isinstance(held, lease.LeaseHolder):
             return
         stage, fingerprint = piece.place
+        # Listed under the lease: from here on no process that obeys leases adds anything.
         if [entry.key for entry in self._store.list(f"{stage}/{fingerprint}/")] != [piece.name]:
             lease.release(self._store, held)
             return
+        # Not released afterwards: a release would only find the record gone.
         self._delete(self._store.head(piece.name))
         self._note(piece)
 
     def _delete_unchanged(self, piece: Piece) -> bool:
-        """Delete a record as it was listed; False when somebody replaced or removed it since."""
+        """Delete a record unless it was written since the survey. Returns False if it was or is gone."""
         try:
             entry = self._store.head(piece.name)
         except ObjectNotFound:
@@ -227,10 +240,11 @@ class _Sweep:
     def _keys_of(self, pieces: Iterable[Piece]) -> Iterator[ObjectInfo]:
         for piece in pieces:
             for entry in self._store.list(piece.name):
-                if entry.modified <= piece.newest:
+                if entry.modified <= piece.newest:  # else written since the survey
                     yield entry
 
     def _delete(self, entry: ObjectInfo) -> None:
+        # Before each deletion: a collector that slept must not delete what is in use by now.
         self._sweeper.check()
         self._store.delete(entry.key)
         with self._lock:
@@ -245,7 +259,7 @@ class _Sweep:
 def _dependents_first(
     pieces: Iterable[Piece], edges: Mapping[Place, Edges]
 ) -> Iterator[dict[Place, list[Piece]]]:
-    """These pieces by artifact, in levels: none is needed by an artifact of a later level."""
+    """Yield these pieces by artifact, in levels: no later level needs one of an earlier level."""
     left: dict[Place, list[Piece]] = {}
     for piece in pieces:
         assert piece.place is not None

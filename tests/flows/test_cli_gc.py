@@ -188,7 +188,7 @@ def test_a_record_that_cannot_be_read_ends_it_with_its_name(
     store.put("runs/tiny-1.json", b"rotten")
     assert gc(tmp_path, "--apply") == 1
     said = capsys.readouterr().err
-    assert "garbage cannot be told from what is in use" in said
+    assert "garbage cannot be distinguished from what is in use" in said
     assert "runs/tiny-1.json" in said
     assert "hint: nothing was deleted" in said
     assert "delete" not in said.partition("on another machine")[0].partition("was deleted")[2]

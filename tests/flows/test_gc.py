@@ -377,7 +377,7 @@ def test_a_damaged_manifest_that_nothing_reaches_is_no_garbage_either(store: Mem
     manifest = make(store)
     store.put(f"{place(manifest)}/manifest.json", b"rotten")
     store.now += 2 * DAY
-    with pytest.raises(ArtifactError, match="cannot be told from what is in use"):
+    with pytest.raises(ArtifactError, match="cannot be distinguished from what is in use"):
         look(store)
 
 
