@@ -226,7 +226,7 @@ class _Sweep:
         self._note(piece)
 
     def _delete_unchanged(self, piece: Piece) -> bool:
-        """Delete a record unless it was written since the survey. Returns False if it was or is gone."""
+        """Delete a record if it is unchanged since the survey. Returns whether it was deleted."""
         try:
             entry = self._store.head(piece.name)
         except ObjectNotFound:
