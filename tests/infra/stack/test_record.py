@@ -198,11 +198,11 @@ def test_a_worker_ends_with_its_keeper(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from infra.prefect.supervisor.managed_process import Child\n"
+        "from infra.prefect.supervisor.managed_process import ManagedProcess\n"
         "from infra.prefect.supervisor.workers import "
         "pool_called, worker_command, worker_environment\n"
         "home = Path.cwd()\n"
-        "child = Child('gpu', worker_command(pool_called('gpu')), log=home / 'gpu.log')\n"
+        "child = ManagedProcess('gpu', worker_command(pool_called('gpu')), log=home / 'gpu.log')\n"
         "child.start(worker_environment(home, 'http://127.0.0.1:1/api'))\n"
         "time.sleep(600)\n"
     )

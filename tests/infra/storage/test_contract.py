@@ -266,7 +266,7 @@ def test_an_object_larger_than_expected_is_refused_before_a_byte_is_written(
 
 
 def test_a_record_has_a_largest_size(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("local", "s3"):
+    for module in ("local", "s3.bucket"):
         monkeypatch.setattr(f"infra.storage.{module}.MAX_RECORD", 10)
     monkeypatch.setattr(Bucket.get, "__kwdefaults__", {"limit": 10})
     place.store.put(place.key("a"), b"0123456789")

@@ -14,7 +14,7 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.nanochat_core.data.hub_server import HubServer, talking_to_hub
 
 MakeJob = Callable[..., Job]
-ENTRIES = {"tokens": "tokenize"}  # where the module is not named like its stage
+ENTRIES = {"task_data": "conversations.task_data"}  # where the module is not named like its stage
 
 
 @pytest.fixture
