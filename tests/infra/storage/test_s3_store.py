@@ -31,7 +31,8 @@ def test_opening_a_store_asks_nothing(fake: FakeS3) -> None:
 def test_a_store_in_a_directory_loads_no_boto3(tmp_path: Path) -> None:
     code = (
         "import sys; from infra.storage.open import open_store;"
-        f"store = open_store({tmp_path.as_uri()!r}); store.put('a', b'x'); store.missing_guarantees();"
+        f"store = open_store({tmp_path.as_uri()!r}); store.put('a', b'x');"
+        "store.missing_guarantees();"
         "sys.exit(any(name.startswith('boto') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

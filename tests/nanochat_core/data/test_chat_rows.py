@@ -248,7 +248,7 @@ def test_what_a_killed_attempt_left_is_removed_and_what_another_one_makes_is_not
     killed = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from nanochat_core.data import chat_rows\n"
+        "from nanochat_core.data.conversations import chat_rows\n"
         "def last_moment(directory):\n"
         "    if directory.name == 'made': os.kill(os.getpid(), signal.SIGKILL)\n"
         "chat_rows.sync_directory = last_moment\n"
