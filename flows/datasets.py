@@ -100,7 +100,7 @@ def _digest(path: Path, dataset: DatasetConfig) -> str:
 
 
 def _folder_snapshot(path: str | None) -> tuple[str, ...]:
-    """The state of a folder of text. Raises ConfigError if there is none, DataError."""
+    """Return the state of a folder of text. Raises ConfigError if it does not exist, DataError."""
     if path is None:
         raise ConfigError(
             "the text source 'local' needs a folder", hint="add --set shards.path=FOLDER"

@@ -290,6 +290,7 @@ def make_placement(
     `settings` are applied last, each a `name=value`. Raises ConfigError on a wrong one.
     """
     home = home or default_home()
+    # A profile's batch may be too small for all GPUs of a machine; an explicit number is obeyed.
     gpus = min(count_gpus(), pace.max_gpus) if gpus is None else gpus
     resources = Resources(
         device=device_for(gpus),
@@ -315,6 +316,7 @@ def _apply(section: type[Section], tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"'{override}' is not of the form section.name=value")
     *parents, name = path.strip().split(".")
     types_by_name = typing.get_type_hints(section)
+    # Types and values are descended in step: the types show which names exist.
     for parent in parents:
         types_by_name = _open_section(types_by_name, parent, path)
         tree = tree[parent]
@@ -375,6 +377,7 @@ def _suggest(word: str, known: list[str]) -> str:
     if len(known) <= _MOST_SHOWN:
         return f"one of: {', '.join(known)}"
 
+    # People remember the last part of a name ("num_steps"), so it is compared by itself too.
     def likeness(name: str) -> float:
         parts = [name, *name.split(".")]
         return max(SequenceMatcher(None, word, part).ratio() for part in parts)

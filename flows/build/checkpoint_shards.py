@@ -92,6 +92,7 @@ def gather_shards(
         file = read_record(File, tree, where=where, what="the record of a file")
         if (file.path, file.key) != (_file(rank), key):
             raise ArtifactError(f"{where} is the record of {file.key}")
+        # Under a name of its own until it is verified: rank 0 may look into the directory.
         fresh = directory / f".{file.path}.{uuid.uuid4().hex}.tmp"
         fetch_file(store, file, fresh)
         # Rank 0 commits as soon as it finds the records, so the record follows the rename.

@@ -84,20 +84,22 @@ class Coordinator:
         """
         self._announce()
         deadline = time.monotonic() + self._terms.meet
-        say = time.monotonic()
+        next_line = time.monotonic()
         while True:
-            heard = self._heard()
-            if (reason := self._reason(heard.values())) is not None:
+            fresh = self._find_fresh()
+            if (reason := self._reason(fresh.values())) is not None:
                 raise reason
-            missing = [n for n in self._others() if n not in heard or heard[n].state != "ready"]
+            missing = [n for n in self._others() if n not in fresh or fresh[n].state != "ready"]
             if not missing:
                 break
             if self._lease.ending.wait(self._terms.look):
                 self._lease.raise_if_lost()
                 raise StageInterrupted(f"{self._job.stage} was not started: it is being stopped")
             names = ", ".join(map(str, missing))
+            # Late are nodes that never reported. One that is "coming" has joined: it may fetch
+            # gigabytes, and its heartbeats show that it is alive.
             is_late = time.monotonic() > deadline
-            if is_late and (absent := [node for node in missing if node not in heard]):
+            if is_late and (absent := [node for node in missing if node not in fresh]):
                 names = ", ".join(map(str, absent))
                 raise NodeLost(
                     f"{self._job.stage} needs {self._call.nodes} nodes: node {names} did not come "
@@ -106,11 +108,11 @@ class Coordinator:
                     f" --nodes {self._call.nodes}, with the same store",
                     log_tail="",
                 )
-            if time.monotonic() >= say:
-                say = time.monotonic() + self._terms.say
+            if time.monotonic() >= next_line:
+                next_line = time.monotonic() + self._terms.say
                 self._tell(f"waiting: for node {names} of {self._call.nodes}")
         # From here on another `who` under the same number is a restarted process without ranks.
-        self._who = {node: said.who for node, said in heard.items()}
+        self._who = {node: status.who for node, status in fresh.items()}
         endpoint = own_endpoint(toward=store_host(self._place.store.url))
         # The endpoint is published only now: a follower starts its ranks as soon as it reads one.
         self._call = replace(self._call, endpoint=endpoint)
@@ -127,6 +129,7 @@ class Coordinator:
 
         Waits for the other nodes' reports, which may take as long as a rank may take to save.
         """
+        # Already known to be what a person must fix: no other report would be more precise.
         if not is_retryable(self._lost or error):
             return self._lost or error
         # Our own error is often only the echo of another rank's: collectives fail on all of them.
@@ -136,9 +139,12 @@ class Coordinator:
         while time.monotonic() < deadline:
             with contextlib.suppress(*_UNREACHABLE):
                 answers = list(self._answers())
-                reason = self._reason([said for said, _ in answers if self._is_ours(said)])
-                is_said = all(self._has_said_all(said, age) for said, age in answers)
-                if (reason is not None and not is_retryable(reason)) or is_said:
+                reason = self._reason([status for status, _ in answers if self._is_ours(status)])
+                have_all_reported = all(
+                    self._has_reported_all(status, age) for status, age in answers
+                )
+                # A retryable report may be an echo too: wait until every node has reported.
+                if (reason is not None and not is_retryable(reason)) or have_all_reported:
                     break
             if self._lease.ending.wait(min(self._terms.look, _SECONDS_BETWEEN_QUESTIONS)):
                 break
@@ -148,8 +154,8 @@ class Coordinator:
             return self._lost
         silent = ""
         if answers:
-            said, age = max(answers, key=lambda item: item[1])
-            silent = f"; node {said.node}, {said.host}, was last heard of {age:.0f} s ago"
+            status, age = max(answers, key=lambda item: item[1])
+            silent = f"; node {status.node}, {status.host}, was last heard of {age:.0f} s ago"
         log_tail = error.log_tail if isinstance(error, JobFailed) else ""
         return NodeLost(f"{error}{silent}", hint=_AGAIN, log_tail=log_tail)
 
@@ -167,42 +173,42 @@ class Coordinator:
             if found := self._find(node):
                 yield found
 
-    def _heard(self) -> dict[int, NodeStatus]:
+    def _find_fresh(self) -> dict[int, NodeStatus]:
         """Return fresh statuses by node. Empty while the store is unavailable."""
         with contextlib.suppress(*_UNREACHABLE):
             answers = list(self._answers())
             # Half a lease without a heartbeat counts as silent, as in `_watch`.
-            return {said.node: said for said, age in answers if age <= self._terms.ttl / 2}
+            return {status.node: status for status, age in answers if age <= self._terms.ttl / 2}
         return {}
 
-    def _is_ours(self, said: NodeStatus) -> bool:
+    def _is_ours(self, status: NodeStatus) -> bool:
         """Return whether a status is from the process that was ready when the attempt began."""
-        return said.who == self._who.get(said.node)
+        return status.who == self._who.get(status.node)
 
-    def _has_said_all(self, said: NodeStatus, age: float) -> bool:
+    def _has_reported_all(self, status: NodeStatus, age: float) -> bool:
         """Return whether a node will report nothing more in this attempt."""
         is_silent = age > self._terms.ttl / 2
-        return is_silent or not self._is_ours(said) or said.state in ("ended", "leaving")
+        return is_silent or not self._is_ours(status) or status.state in ("ended", "leaving")
 
     def _reason(self, answers: Iterable[NodeStatus]) -> StageError | None:
         """Return the error that another node reports, if any.
 
         One that a retry cannot fix comes first: retryable ones are often its consequence.
         """
-        reasons = [reason for said in answers if (reason := self._reason_of(said))]
+        reasons = [reason for status in answers if (reason := self._reason_of(status))]
         return min(reasons, key=is_retryable, default=None)
 
-    def _reason_of(self, said: NodeStatus) -> StageError | None:
-        who = f"node {said.node}, {said.host}"
-        if said.state == "leaving":
+    def _reason_of(self, status: NodeStatus) -> StageError | None:
+        who = f"node {status.node}, {status.host}"
+        if status.state == "leaving":
             text = f"{self._job.stage}: {who}, was stopped"
             return NodeLost(text, hint=_AGAIN, log_tail="")
-        if not said.text:
+        if not status.text:
             return None
-        text = f"{said.text} (on {who})"
-        if said.cause == MISTAKE:
-            return StageError(text, hint=said.hint)
-        return NodeLost(text, hint=_AGAIN, log_tail="", cause=said.cause or None)
+        text = f"{status.text} (on {who})"
+        if status.cause == MISTAKE:
+            return StageError(text, hint=status.hint)
+        return NodeLost(text, hint=_AGAIN, log_tail="", cause=status.cause or None)
 
     def _gather(self, over: threading.Event) -> None:
         ranks = range(self._call.processes, self._call.nodes * self._call.processes)
@@ -234,18 +240,18 @@ class Coordinator:
                 answers = list(self._answers())
             except _UNREACHABLE:
                 continue
-            for said, age in answers:
-                who = f"node {said.node}, {said.host},"
-                if not self._is_ours(said):
+            for status, age in answers:
+                who = f"node {status.node}, {status.host},"
+                if not self._is_ours(status):
                     self._lose(self._gone(f"{who} was started again"))
                 elif age > self._terms.ttl / 2:
                     self._lose(self._gone(f"{who} is silent for {age:.0f} s"))
-            if any(said.state != "ready" for said, _ in answers):
+            if any(status.state != "ready" for status, _ in answers):
                 gone_since = gone_since or time.monotonic()
                 # Normally our own ranks fail or save first, and that ends the attempt. After this
                 # many seconds they have not noticed: gloo and NCCL may block for much longer.
                 if time.monotonic() - gone_since > SECONDS_TO_STOP:
-                    reason = self._reason([said for said, _ in answers])
+                    reason = self._reason([status for status, _ in answers])
                     self._lose(reason or self._gone("the ranks of another node have ended"))
             else:
                 gone_since = None

@@ -112,6 +112,7 @@ class FollowerAttempt:
     def _run(self, job: Job, endpoint: StartMessage, check: CodeCheck) -> None:
         processes = endpoint.processes
         meeting = meeting_of(endpoint, self._place, node=self._node)
+        # torchrun's static rendezvous numbers ranks by node, so these are known before it starts.
         first = meeting.first_rank(processes)
         ranks = range(first, first + processes)
 

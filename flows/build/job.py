@@ -137,6 +137,7 @@ def run_stage(
 
     def on_event(event: dict[str, Any]) -> None:
         if event["kind"] in ("start", "step"):
+            # Written with the next heartbeat: plans and waiting processes show it as progress.
             lease.note(step=event["step"], total=event["total"])
         site.watch(stage.name, event)
 
@@ -222,6 +223,8 @@ def _mirror(
     has_ended = False
 
     def skip(directory: Path) -> bool:
+        # Unknown while the job runs, so its last step is held back; the mirror asks once more after
+        # the block.
         result = Result.find(job.directory) if has_ended else None
         has_failed = has_ended and (result is None or result.status != "finished")
         return not has_failed and checkpoints.is_of_last_step(directory)

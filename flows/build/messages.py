@@ -19,7 +19,7 @@ from flows.leases.lease import LeaseHolder, LeaseLost, find_holder
 from infra.storage.base import Store, StoreUnavailable
 
 FORMAT = 1
-_TRIES = 4
+_TRIES = 4  # each fails only if another node 0 wrote in between
 
 # coming: it read the start message and fetches inputs and the checkpoint. ready: it has them, or
 # its ranks run. ended: its ranks are gone, or it cannot take part. leaving: it was stopped by a
@@ -71,7 +71,7 @@ class NodeStatus:
     host: str
     state: State
     text: str  # why it ended; else empty
-    cause: str  # the exception's type; MISTAKE for what a person must mend; empty: the machine's
+    cause: str  # the exception's type; MISTAKE for what a person must fix; empty: the machine's
     who: str  # random id of the process in one attempt: shows a restart, or a number used twice
     beat: Count  # of writes by this process: no two records have the same bytes, nor the same ETag
     hint: str | None = None  # what a person can do about `text`

@@ -162,7 +162,7 @@ class _Follower:
         heard = time.monotonic()
         # At first node 0 may still be starting elsewhere; later it holds a lease or was lost.
         limit = terms.ttl if self._seen else max(terms.ttl, terms.meet)
-        say = 0.0
+        next_line = 0.0
         while True:
             try:
                 if manifest := self._find():
@@ -181,8 +181,8 @@ class _Follower:
                     f"{silence:.0f} s",
                     hint="start node 0 with the same store, then this one again",
                 )
-            if time.monotonic() >= say:
-                say = time.monotonic() + terms.say
+            if time.monotonic() >= next_line:
+                next_line = time.monotonic() + terms.say
                 self._tell_waiting(holder)
             self.pause()
 

@@ -61,7 +61,7 @@ def model_card(
     title = name.replace("\n", " ")  # a line break would end the heading
     kind = "base" if manifest is not None and manifest.stage == PRETRAIN.name else "chat"
     lines = [
-        "---",
+        "---",  # YAML that the Hub reads
         "library_name: transformers",
         "pipeline_tag: text-generation",
         "tags: [nanochat, nanochat-flows]",

@@ -101,6 +101,7 @@ def import_checkpoint(
     words = theirs.read_checkpoint_tokenizer(pickled, checkpoint.config)
     facts: Facts = {"source": "nanochat", "era": checkpoint.era, "from_step": checkpoint.step}
     run = new_run_id(name, timestamp(time.time()))
+    # A killed process cannot remove its temporary directory, which holds a whole model.
     _sweep(scratch)
     with tempfile.TemporaryDirectory(prefix=f"{_ROOM}{os.getpid()}-", dir=scratch) as room:
         folders = {TOKENIZER.name: Path(room, "tokenizer"), KINDS[kind]: Path(room, "model")}
@@ -157,6 +158,8 @@ def _identify(stage: str, files: Path) -> Identity:
         for path in sorted(files.rglob("*"))
         if path.is_file()
     }
+    # The shape of a stage's pre-image, so that readers need no other case. No inputs and no code:
+    # equal files give an equal fingerprint, and importing them again finds the artifact.
     preimage: dict[str, Tree] = {
         "stage": stage,
         "format": 1,

@@ -189,6 +189,7 @@ def find_lacking(target: Store, manifests: Sequence[Manifest]) -> Lacking:
     ours: list[Manifest] = []
     adopted: list[Manifest] = []
     for manifest, theirs in zip(manifests, known, strict=True):
+        # Equal bytes: an earlier push wrote it; its files are checked again all the same.
         if theirs is None or theirs.to_json() == manifest.to_json():
             ours.append(manifest)
         else:
@@ -294,7 +295,7 @@ def _find_fault_there(
     target: Store, manifest: Manifest, file: File, *, scratch: Path, on_bytes: OnBytes
 ) -> str | None:
     """Read the target's object and return what is wrong with it. None means it is intact."""
-    if isinstance(target, LocalStore):
+    if isinstance(target, LocalStore):  # hashed in place: one chunk is all its progress
         fault = find_fault(file, target.path_of(file.key))
         on_bytes(file.size)
         return fault

@@ -125,6 +125,7 @@ def prove_offer(
             offer.identity,
             offer.manifest,
             job,
+            # As a real run on this machine: sums over ranks depend on their number.
             processes=max(placement.gpus, 1) if stage.compute == "gpu" else 1,
             steps=steps,
             root=root,
@@ -142,6 +143,7 @@ def accept(
     (flows/artifacts/pins.py), which keeps it from garbage collection.
     """
     old = offer.manifest
+    # Code may change back: the new fingerprint can be one that these files had before.
     earlier = [name for name in accepted_from(old) if name != offer.identity.fingerprint]
     manifest = replace(
         old,
@@ -155,6 +157,7 @@ def accept(
         accepted={
             "from": old.fingerprint,
             "earlier": earlier,
+            # Of the build itself, however often it was accepted since: a later proof runs that.
             "code": code_that_made(old),
             "why": one_line(why),
             "when": when,

@@ -32,6 +32,7 @@ def estimate(
 
     `history` are artifacts of the stage, the most similar first; other devices are ignored.
     """
+    # An artifact with no known duration (imported, or of an old format) says nothing.
     known = [m for m in history if _device(m) == _device_for(stage, placement) and _seconds(m) > 0]
     seconds, source = None, ""
     # The longest stage by far, and the last build may have had another depth: count FLOPs.

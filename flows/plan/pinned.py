@@ -25,6 +25,7 @@ def open_pinned(
                 f"two artifacts are given for {manifest.stage}: {other.name} and {manifest.name}",
                 hint="give one of them with --use",
             )
+        # The report is the last stage: a run that starts from it would have nothing to build.
         if manifest.stage == REPORT.name:
             raise ConfigError(f"{name} is a report, which nothing is made from")
         given[manifest.stage] = manifest

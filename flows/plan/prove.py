@@ -231,6 +231,7 @@ def _compare(old: Trace, new: Trace) -> tuple[Literal["steps", "files"], dict[st
 def _check_equal(
     old: Mapping[Any, str], new: Mapping[Any, str], called: Callable[[Any], str]
 ) -> None:
+    # In the old run's order, so that the first difference is the earliest one.
     for key in [*old, *(key for key in new if key not in old)]:
         if old.get(key) != new.get(key):
             before, after = (_shown(values.get(key)) for values in (old, new))
@@ -286,6 +287,7 @@ def _take_out(root: Path, commit: str, directory: Path) -> None:
     """Export a commit into a directory of its own; index and work tree stay as they are."""
     archive = _git(root, "archive", "--format=tar", commit)
     directory.mkdir(parents=True)
+    # "data" refuses absolute paths, links that lead outside, and device files.
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(directory, filter="data")
 
@@ -328,7 +330,7 @@ def _git(root: Path, *arguments: str) -> bytes:
             ["git", "-C", str(root), *arguments],
             capture_output=True,
             check=False,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,  # a prompt would wait for input that nothing shows
         )
     except OSError as error:
         raise ArtifactError(

@@ -49,6 +49,7 @@ class PlanReads:
         names = self._index.result().get(stage, [])[: _LOOKED_AT * count]
         for name in names[:count]:
             self._ask(find_manifest, stage, name)
+        # Lazy: past the first `count`, a manifest is read only if an earlier one is missing.
         found = (self._find_whole(stage, name) for name in names)
         return islice((m for m in found if m is not None and keep(m)), count)
 

@@ -99,6 +99,8 @@ def pin(
     # A run that resumes passes its own pins as `known`: they win over what is newest today.
     names = moving_names(run, sections)
     pins = {name: value for name, value in (known or {}).items() if name in names}
+    # Answers are shared by all runs of the home, so a concurrent one may overwrite ours: it costs a
+    # request, no more.
     answers = _read(home / FILE) if len(pins) < len(names) else {}
     before = dict(answers)
     for name in names:
@@ -231,6 +233,7 @@ def _ask_web(url: str, last: Resolved | None, log: Log, *, plan: bool) -> Resolv
         validator = ask_validator(url, seconds=SECONDS)
     except ConnectionError as error:
         raise Unreachable(str(error)) from error
+    # No answer stored, but an earlier job may have downloaded the archive: save the download.
     last = last or _find_archive(url)
     if last is not None and validator is not None and last.validator == validator:
         return dataclasses.replace(last, when=_now())
