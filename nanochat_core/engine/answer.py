@@ -55,6 +55,7 @@ class Answer:
         else:
             token, sampled_by_model = sampled, 1
         self.last, self.last_mask = token, sampled_by_model
+        # The ending token is reported as `last`, but is no part of the answer.
         if token in self._ends:
             self.finished = True
             return

@@ -127,6 +127,8 @@ class Scheduler:
 
     def stats(self) -> Stats:
         """Return the numbers of this moment."""
+        # Read without a lock, so that a step does not delay it. The counts may be of different
+        # moments: hence the max below.
         slots, groups = self._slots, self._slots.groups
         counts = asdict(slots.counts)
         running = self.runner.num_slots - len(slots.free)

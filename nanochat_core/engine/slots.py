@@ -56,6 +56,7 @@ class Slots:
 
     def _vacant(self) -> None:
         self.groups = [Pages(group) for group in self.runner.groups]
+        # Reversed, so that `pop` gives the lowest slot first.
         self.free = list(range(self.runner.num_slots - 1, -1, -1))
 
     def fits(self, length: int) -> bool:

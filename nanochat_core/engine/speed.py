@@ -46,6 +46,7 @@ class Speed:
 
 def make_endless(runner: Runner, *, context: int) -> Scheduler:
     """Return a scheduler that ends answers at their limits only; `context` as there."""
+    # Token -1 is never sampled: no tool call begins, and no token ends an answer.
     tools = ToolTokens(
         tokenizer=Tokenizer({bytes([i]): i for i in range(256)}),
         **dict.fromkeys(("python_start", "python_end", "output_start", "output_end"), NEVER),
@@ -77,6 +78,7 @@ def measure_speed(
             found.append(timed)
         yield None
     first = statistics.median(one[0] for one in found)
+    # - 1: the first token is timed apart.
     step = statistics.median(one[1] for one in found) / (num_tokens - 1)
     yield Speed(
         batch_size=batch_size,
@@ -166,6 +168,7 @@ def past_bytes(config: ModelConfig, length: int, kept: int) -> int:
 
 def read_bandwidth(device: torch.device, *, threads: int) -> float:
     """Measure the memory's read bandwidth in bytes per second, the best of two seconds."""
+    # The best and not the mean: other processes can only slow a read down.
     best = float("inf")
     if device.type == "cuda":
         numbers = torch.ones(GPU_PROBE_BYTES // 4, device=device)

@@ -221,6 +221,7 @@ class StepRunner:
         decoding = self._in(Phase.DECODING)
         if len(decoding) < len(self.slots.running) or not decoding:
             return 1  # a sequence waits for a prefill, or for its first token
+        # As many steps as the longest answer can take; sequences that end earlier park themselves.
         left = max(sample.ticket.total - len(sample.tokens) for sample in decoding) - ahead
         steps = min(self._max_steps, STEP_ROWS // len(decoding), left)
         if self.slice_seconds is not None and self.seconds_per_step:

@@ -23,26 +23,26 @@ from nanochat_core.server.service import Service
 from nanochat_core.server.workers.pool import Pool
 
 MAX_HEADER_BYTES = 16 * 1024
-SECONDS_BEYOND_DRAIN = 2  # to tell the streams that are cut
+SECONDS_BEYOND_DRAIN = 2  # for the error events of streams that are cut
 SECONDS_BETWEEN_LOOKS = 0.5
-MOST_DOUBLINGS = 5  # of the time until what failed is tried again
+MOST_DOUBLINGS = 5  # of the wait before a failed model is retried
 _LOG = logging.getLogger("nanochat_core.server")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Newer:
-    """Where a newer model comes from."""
+    """The source of newer models: a function that is polled."""
 
-    find: Callable[[], Path]  # what is to be served by now; it may take its time
+    find: Callable[[], Path]  # the directory of the model to serve; may be slow (a download)
     every_seconds: float = 30.0
 
 
 class Protocol(Deadlines, H11Protocol):
-    """HTTP/1.1 with deadlines."""
+    """uvicorn's HTTP/1.1 with deadlines."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which tells the streams that it cuts when it is asked to stop."""
+    """uvicorn's server, which ends open streams with an error event when it is stopped."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -59,8 +59,9 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more requests, wait for those under way, up to the limit."""
+        """Take no more requests, and wait for those under way, at most `drain_seconds`."""
         loop = asyncio.get_running_loop()
+        # Before uvicorn's own limit, SECONDS_BEYOND_DRAIN later, which cuts connections silently.
         why = "the server is being stopped"
         cut = loop.call_later(self._service.rules.drain_seconds, self._service.fail_all, why)
         await super().shutdown(sockets)
@@ -98,8 +99,8 @@ def serve(
 ) -> None:
     """Serve the model in `directory`, shown as `name`, until the process is asked to stop.
 
-    Raises ModelError, also when the engine processes end again and again without one answer, or
-    ConfigError when the address is taken.
+    Raises ModelError if the model cannot be loaded, or if the engine processes end again and again
+    without one answer; ConfigError if the address is taken.
     """
     _log_to_stderr()
     allow_connections()
@@ -122,6 +123,7 @@ async def _serve(
     pool = pool_of(directory)
     await pool.start()
     service = Service(pool, name=name, rules=rules, metrics=Metrics())
+    # The listener's: port 0 was replaced by a free one.
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     sys.stderr.write(f"chat at http://{shown}:{port}\n")
@@ -141,7 +143,7 @@ async def _serve(
 
 
 async def stop_without_engine(service: Service, server: uvicorn.Server) -> None:
-    """Stop the server once no engine process of its model is started again."""
+    """Stop the server once its engine processes are no longer restarted."""
     while service.pool.failure is None:
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     server.should_exit = True
@@ -150,14 +152,15 @@ async def stop_without_engine(service: Service, server: uvicorn.Server) -> None:
 async def follow_newer(
     service: Service, newer: Newer, pool_of: Callable[[Path], Pool], *, served: Path
 ) -> None:
-    """Serve whatever is newer as soon as it is there; the old model stays where that fails.
+    """Poll for a newer model and serve it; if that fails, the old model stays.
 
-    What failed is tried again, less and less often: it may have been the store, or the memory.
+    Failures are retried with backoff: the store or the memory may have been the cause.
     """
     failures = 0
     while True:
         await asyncio.sleep(newer.every_seconds * 2 ** min(failures, MOST_DOUBLINGS))
         try:
+            # First: with a model still leaving, memory would have to hold three.
             await service.settled()
             directory = await asyncio.to_thread(newer.find)
             if directory != served:
@@ -168,7 +171,7 @@ async def follow_newer(
         except NanochatError as error:
             failures += 1
             _LOG.error("the model stays: %s", error)
-        except Exception:  # noqa: BLE001 - whatever it is, the next one may be better
+        except Exception:  # noqa: BLE001 - the old model is served whatever is wrong with the new
             failures += 1
             _LOG.exception("the model stays")
 

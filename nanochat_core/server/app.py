@@ -10,9 +10,9 @@
     GET  /openapi.json          this, for programs
 
 A refusal has status 400 (over a limit), 401 (no key), 413 (too big), 415 (not JSON), 422 (not of
-the form) or 503 (too many requests wait; Retry-After says when to come back). Where
-OpenAI's routes do not stream, an answer that fails is a 500, and a 504 when it took too long. What
-people write is neither logged, unless that is asked for, nor repeated.
+the form) or 503 (too many requests wait; Retry-After says when to retry). If OpenAI's routes do not
+stream, an answer that fails is a 500, and a 504 if it took too long. Error messages never quote
+what users wrote, and it is logged only with `--log contents`.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ _GETS = (
 
 
 def make_app(service: Service) -> FastAPI:
-    """The server of `service`, whose processes are ended with it."""
+    """Make the server of `service`; its engine processes end with the server."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -65,6 +65,8 @@ def make_app(service: Service) -> FastAPI:
     _add_refusals(app)
     app.add_middleware(Guard, service=service)
     if service.rules.origins:
+        # Added last and so outermost: preflight requests carry no key, and refusals need the
+        # headers too.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=service.rules.origins,
@@ -91,7 +93,7 @@ def _add_pages(app: FastAPI, service: Service) -> None:
             "model": service.name,
             "running": service.running,
             "waiting": service.waiting,
-            "num_gpus": len(pool.workers),  # this and the next as nanochat tells them
+            "num_gpus": len(pool.workers),  # this name and the next are nanochat's
             "available_workers": pool.available,
         }
 
@@ -139,6 +141,7 @@ def _add_pages(app: FastAPI, service: Service) -> None:
 
 
 def _describe_forms(app: FastAPI) -> None:
+    # The routes read their bodies themselves, so FastAPI does not know the forms.
     make_document = app.openapi
 
     def with_forms() -> dict[str, Any]:
@@ -164,6 +167,7 @@ def _add_refusals(app: FastAPI) -> None:
     async def refuse_dead(request: Request, error: NoEngine) -> JSONResponse:
         return refusal(request.url.path, 503, "the model is being loaded; try again in a moment")
 
+    # The framework's own refusals, such as 404 and 405, in the shape of the API.
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
         path, headers = request.url.path, dict(error.headers or {})

@@ -1,7 +1,7 @@
-"""What uvicorn leaves open: a connection that sends its request too slowly, or reads nothing of an
-answer, is closed. Measured with stock uvicorn: 300 such connections stay for ever.
+"""Closes connections that send their request too slowly or do not read the answer (slow loris).
 
-The server's own limits are for requests; this is for what never becomes one.
+uvicorn has no such limits: measured with the stock version, 300 such connections stay open for
+ever. The server's other limits are for requests; these are for connections that never send one.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ READ_SECONDS = 30.0  # in which a client must have read something of what waits 
 
 
 class Deadlines:
-    """Goes before uvicorn's H11Protocol in a class that is both."""
+    """A mixin with timeouts; it comes before uvicorn's H11Protocol in a class's bases."""
 
     receive_seconds = RECEIVE_SECONDS
     read_seconds = READ_SECONDS
@@ -29,12 +29,12 @@ class Deadlines:
     flow: Any
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """A connection must become a request in time."""
+        """Start the timer in which a new connection must send its first request."""
         super().connection_made(transport)  # pyright: ignore[reportAttributeAccessIssue]
         self._receiving = self.loop.call_later(self.receive_seconds, self._cut)
 
     def data_received(self, data: bytes) -> None:
-        """A request that has begun must end in time."""
+        """Start the timer of a request that has begun, or stop that of one that is complete."""
         super().data_received(data)  # pyright: ignore[reportAttributeAccessIssue]
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
             self._expect_end()
@@ -42,21 +42,18 @@ class Deadlines:
             self._receiving = _cancelled(self._receiving)
 
     def on_response_complete(self) -> None:
-        """The next request may have come with the last one, or its beginning.
-
-        Whatever is left of the response must be read: there may be too little of it to pause for.
-        """
+        """Start the timer in which the rest of the response must be read."""
+        # What is buffered may be too little for a pause in writing, which starts that timer else.
         self._reading = _cancelled(self._reading)
         self._expect_rest()
         super().on_response_complete()  # pyright: ignore[reportAttributeAccessIssue]
+        # Pipelining: the beginning of the next request may have come with the last one.
         if self.conn.their_state is h11.SEND_BODY:
             self._expect_end()
 
     def send_400_response(self, msg: str) -> None:
-        """What came is not HTTP: say so, unless a response is under way or was given.
-
-        uvicorn would let the app answer the beginning of it, which ends in two tracebacks a time.
-        """
+        """Answer what is not HTTP with a 400, unless a response is under way or complete."""
+        # uvicorn would let the app answer the valid beginning too: two tracebacks per request.
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -67,20 +64,20 @@ class Deadlines:
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """What is written waits for the client to read."""
+        """Start the timer in which the client must read: the write buffer is full."""
         super().pause_writing()  # pyright: ignore[reportAttributeAccessIssue]
         if self._reading is None:
             self._expect_less(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Stop the timer: the client has read."""
         super().resume_writing()  # pyright: ignore[reportAttributeAccessIssue]
         self._reading = _cancelled(self._reading)
         if self.cycle is None or self.cycle.response_complete:
             self._expect_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """There is nothing to wait for."""
+        """Stop all timers."""
         self._receiving = _cancelled(self._receiving)
         self._reading = _cancelled(self._reading)
         super().connection_lost(exc)  # pyright: ignore[reportAttributeAccessIssue]
@@ -102,13 +99,13 @@ class Deadlines:
         is_more_written = self.cycle is not None and not self.cycle.response_complete
         if not left or (is_more_written and not self.flow.write_paused):
             return  # the end of what is written, or the next pause, sets the next timer
-        if left >= size:
+        if left >= size:  # nothing was read in all that time
             self._cut()
         else:
             self._expect_less(left)
 
     def _cut(self) -> None:
-        # Not close(), which waits until the client has read what is written.
+        # Not close(), which waits until the client has read the write buffer.
         self.transport.abort()
 
 

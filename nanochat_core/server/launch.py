@@ -1,4 +1,4 @@
-"""From a model directory to the pool that answers with it, and what the process needs for that."""
+"""Prepares a server: a model directory's pool, the listening socket, limits, hosts and keys."""
 
 import os
 import resource
@@ -15,13 +15,13 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 MAKER = "nanochat_core.server.workers.engine_process:open_engine"
-_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # NVIDIA's and AMD's
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # of NVIDIA and AMD
 SLOTS = {"cpu": 16, "cuda": 64}  # answers at the same time, of one engine process
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engines:
-    """How many engine processes there are, and on what."""
+    """The engine processes to start: their number, device and settings."""
 
     device: Device = "auto"  # "auto": the GPUs, if there are any
     workers: int | None = None  # None: one for each GPU, or one on the CPU
@@ -37,7 +37,10 @@ class Engines:
 
 
 def make_pool(directory: Path, engines: Engines, *, max_waiting: int) -> Pool:
-    """The pool that answers with the model in `directory`; not started. Raises ModelError."""
+    """Make the pool that answers with the model in `directory`, without starting it.
+
+    Raises ModelError if that is no model directory.
+    """
     if not (directory / "config.json").is_file():  # known before a process is started for it
         raise ModelError(
             f"{directory} is not a model: it has no config.json",
@@ -52,13 +55,14 @@ def make_pool(directory: Path, engines: Engines, *, max_waiting: int) -> Pool:
 
 
 def make_specs(directory: Path, engines: Engines) -> Sequence[Spec]:
-    """One for each process. Raises ConfigError where there is no GPU and one is asked for."""
+    """Return a `Spec` for each process. Raises ConfigError if a GPU is asked for and none found."""
     gpus = 0 if engines.device == "cpu" else _count_gpus()
     if engines.device == "cuda" and not gpus:
         raise ConfigError("there is no GPU", hint="leave --device out, or give --device cpu")
+    # More workers than GPUs share them in turn.
     workers = engines.workers or max(1, gpus)
     kind = "cuda" if gpus else "cpu"
-    # On a CPU one core is left to HTTP: with it as busy as the rest, everybody waits for it.
+    # On a CPU one core is left to the HTTP process: every stream goes through it.
     threads = max(1, (len(os.sched_getaffinity(0)) - 1) // workers)
     return [
         Spec(
@@ -74,7 +78,7 @@ def make_specs(directory: Path, engines: Engines) -> Sequence[Spec]:
 
 
 def open_port(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError when the address is taken or not this machine's."""
+    """Open a listening socket. Raises ConfigError if the address is taken or not this machine's."""
     if not 0 <= port <= 65535:  # getaddrinfo would take it modulo 65536
         raise ConfigError(f"port is {port}", hint="a number from 0 (any free port) to 65535")
     listener = None
@@ -82,6 +86,7 @@ def open_port(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
+        # Or a restarted server could not bind while old connections are in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen()
@@ -96,16 +101,16 @@ def open_port(host: str, port: int) -> socket.socket:
 
 
 def allow_connections() -> None:
-    """As many open sockets as the system lets this process have, not the few of a shell."""
+    """Raise the limit of open files to the most that the system allows; a shell's is often low."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def trusted_hosts(host: str, more: Sequence[str]) -> tuple[str, ...]:
-    """The names that a server listening on `host` goes by; none: any.
+    """Return the host names that a server listening on `host` answers to; none: any.
 
-    Only a server of this machine alone knows its names. It must not go by others: a web page whose
-    name points here would be taken for one of ours.
+    A server that only this machine reaches knows its names. It must refuse others (DNS rebinding):
+    a foreign web page whose name resolves to 127.0.0.1 would count as the same origin.
     """
     if more:
         return ("localhost", "127.0.0.1", "::1", host, *more)
@@ -114,7 +119,7 @@ def trusted_hosts(host: str, more: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Return the API keys in a file, one a line. Raises ConfigError when there is none."""
+    """Return the API keys in a file, one a line. Raises ConfigError if it has none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -122,7 +127,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
     keys = tuple(line.strip() for line in lines if line.strip())
     if not keys or any(not k.isascii() or not k.isprintable() or " " in k for k in keys):
         raise ConfigError(
-            f"{path} holds no API key or a line that is none",
+            f"{path} holds no API key, or a line that is not one",
             hint="a key a line, each of ASCII letters, digits and signs",
         )
     return keys

@@ -1,4 +1,4 @@
-"""What the server counts: for Prometheus at GET /metrics, and the rate that GET /stats tells."""
+"""The server's counters, for Prometheus at GET /metrics, and the token rate of GET /stats."""
 
 import time
 from collections import deque
@@ -14,6 +14,7 @@ class Metrics:
     """The counters of one server."""
 
     def __init__(self) -> None:
+        # Of its own, not the library's global one: a process may make more than one server.
         self.registry = CollectorRegistry()
         own = self.registry
         self.requests = Counter(
@@ -47,9 +48,10 @@ class Metrics:
         self._recent: deque[tuple[int, int]] = deque()  # (second, tokens written in it)
 
     def count_tokens(self, count: int) -> None:
-        """So many tokens were written just now."""
+        """Count tokens that were written just now."""
         self.completion_tokens.inc(count)
         second = int(time.monotonic())
+        # One entry per second, however many messages come: the deque stays small.
         if self._recent and self._recent[-1][0] == second:
             count += self._recent.pop()[1]
         self._recent.append((second, count))
@@ -57,12 +59,12 @@ class Metrics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the last RATE_SECONDS."""
+        """Mean rate over the last RATE_SECONDS."""
         self._forget(int(time.monotonic()))
         return sum(count for _, count in self._recent) / RATE_SECONDS
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """Return all counters in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _forget(self, second: int) -> None:

@@ -1,5 +1,5 @@
-"""What every request passes: whose name it calls, whether it has the key, what is counted and
-logged of it, and the headers that every response has.
+"""Middleware of all routes: checks the host name and the API key, counts and logs each request, and
+adds the security headers.
 """
 
 import base64
@@ -30,7 +30,7 @@ _LOG = logging.getLogger("nanochat_core.server.access")
 
 
 class Guard:
-    """Stands before `app`, the server's routes."""
+    """ASGI middleware in front of `app`, the server's routes."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -40,7 +40,7 @@ class Guard:
         self._hosts = {host.lower() for host in rules.hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or refuse it."""
+        """Pass a request to the app, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -63,7 +63,7 @@ class Guard:
         if not self._is_ours(headers.get("host", "")):
             app = refusal(path, 400, "this server does not go by that host name")
         elif path != _OPEN and self._keys and client is None:
-            # A browser that opens the page asks for a password; a program knows what it needs.
+            # Basic makes a browser that opens the page ask for a password; programs send Bearer.
             wants_page = "text/html" in headers.get("accept", "")
             asks = 'Basic realm="nanochat"' if wants_page else "Bearer"
             app = refusal(
@@ -83,9 +83,10 @@ class Guard:
     def _client(self, headers: Mapping[str, str]) -> int | None:
         """Return the index of the key that a request has, None if it has none.
 
-        It comes as OpenAI's clients send it, or as a browser does that asked for a password.
+        OpenAI's clients send it as Bearer; a browser as the password of Basic authentication.
         """
         kind, _, given = headers.get("authorization", "").partition(" ")
+        # Header values are latin-1. What that cannot encode is no key: keys are ASCII.
         key = given.strip().encode("latin-1", "replace")
         if kind.lower() == "basic":
             try:
@@ -94,11 +95,13 @@ class Guard:
                 return None
         elif kind.lower() != "bearer":
             return None
+        # All keys are compared, in constant time each: the response time reveals nothing of them.
         found = [i for i, ours in enumerate(self._keys) if hmac.compare_digest(key, ours)]
         return found[0] if found else None
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        # The route and not the path: whoever asks chooses the path, and could fill a log with it.
+        # The route and not the path: clients choose the path, and could fill the log and the
+        # metrics' labels with it.
         route = getattr(scope.get("route"), "path", "other")
         metrics = self._service.metrics
         metrics.requests.labels(route, str(status)).inc()

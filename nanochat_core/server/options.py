@@ -9,7 +9,7 @@ from nanochat_core.server.launch import Device, Engines, read_keys, trusted_host
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Its options; `nanochat serve` has the same."""
+    """Make the parser; `nanochat serve` has the same options."""
     parser = argparse.ArgumentParser(
         prog="python -m nanochat_core.server", description="Serve a chat model and its page."
     )
@@ -47,7 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def engines_of(options: argparse.Namespace) -> Engines:
-    """The engine processes asked for."""
+    """Return the engine processes that the options ask for."""
     return Engines(
         device=options.device,
         workers=options.workers,
@@ -57,7 +57,7 @@ def engines_of(options: argparse.Namespace) -> Engines:
 
 
 def rules_of(options: argparse.Namespace) -> ServerConfig:
-    """The rules asked for. Raises ConfigError."""
+    """Return the rules that the options ask for. Raises ConfigError."""
     return ServerConfig(
         max_waiting=options.max_waiting,
         max_seconds=options.max_seconds,

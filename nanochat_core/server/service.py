@@ -1,4 +1,4 @@
-"""What the routes share: the model that is served, how it may be used, and an answer's life."""
+"""State that the routes share: the served model and its rules, and the streams of answers."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ Finish: TypeAlias = Literal["stop", "length", "cancelled", "failed"]
 
 
 class Service:
-    """A running server: which pool answers, by which rules, counted where."""
+    """A running server: its pool of engine processes, its rules and its metrics."""
 
     def __init__(self, pool: Pool, *, name: str, rules: ServerConfig, metrics: Metrics) -> None:
         self.pool = pool
@@ -31,11 +31,11 @@ class Service:
         self.metrics = metrics
         self.created = int(time.time())
         self._leaving: dict[asyncio.Task[None], Pool] = {}
-        self._restarts = 0  # of pools that are gone
+        self._restarts = 0  # of pools that have ended
 
     @property
     def pools(self) -> list[Pool]:
-        """The one that takes requests, and those that end what they have."""
+        """The pool that takes requests, and those that are draining."""
         return [self.pool, *self._leaving.values()]
 
     @property
@@ -50,7 +50,7 @@ class Service:
 
     @property
     def restarts(self) -> int:
-        """How often an engine process was started again, since the server began."""
+        """Restarts of engine processes since the server began."""
         return self._restarts + sum(pool.restarts for pool in self.pools)
 
     async def settled(self) -> None:
@@ -59,14 +59,14 @@ class Service:
             await asyncio.wait(self._leaving)
 
     async def swap(self, make_pool: Callable[[], Pool]) -> None:
-        """Serve another model from now on. Streams under way end with the model they began with.
+        """Serve another model. Streams under way end with the model that they began with.
 
-        It waits until the model before is gone, see `settled`.
-        Raises ModelError, and nothing has changed, when the new one cannot be loaded.
+        Waits until the previous model is gone, see `settled`. Raises ModelError, with the old model
+        still served, if the new one cannot be loaded.
         """
         await self.settled()
         new = make_pool()
-        await new.start()
+        await new.start()  # while the old pool still answers: no request is refused for a swap
         old, self.pool = self.pool, new
         drained = asyncio.create_task(old.drain(seconds=self.rules.max_seconds))
         self._leaving[drained] = old
@@ -78,7 +78,7 @@ class Service:
             pool.fail_all(why)
 
     async def stop(self) -> None:
-        """End every process."""
+        """End every engine process."""
         for leaving in tuple(self._leaving):
             leaving.cancel()
         await asyncio.gather(*self._leaving, return_exceptions=True)
@@ -90,7 +90,7 @@ class Service:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamEvent:
-    """Something to tell about one of a request's answers."""
+    """A piece of one of a request's answers, or its end."""
 
     sample: int
     piece: TextPiece | None = None
@@ -101,7 +101,7 @@ class StreamEvent:
 
 @dataclass(kw_only=True)
 class _Choice:
-    """One answer as far as it has come."""
+    """The state of one answer of a request."""
 
     text: AnswerText
     stops: StopStrings
@@ -112,12 +112,13 @@ class _Choice:
 
 
 class GenerationStream:
-    """One request's answers while they are written. `close` it, however that ends."""
+    """One request's answers while they are written. Its owner must call `close`, also on errors."""
 
     def __init__(
         self, service: Service, pool: Pool, ask: EngineRequest, *, stops: Sequence[str] = ()
     ) -> None:
-        """Begins. Raises Busy or NoEngine."""
+        """Submit the request. Raises Busy or NoEngine."""
+        # First: if it raises, there is nothing to cancel or to count.
         self.stream: AnswerStream = pool.submit(ask)
         self.prompt_tokens = len(ask.prompt)
         self.completion_tokens = 0
@@ -140,18 +141,18 @@ class GenerationStream:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since it began."""
         return time.monotonic() - self._began
 
     @property
     def failure_status(self) -> int:
-        """The HTTP status of its failure: the asker's fault, the clock's or the engine's."""
+        """HTTP status of its failure: 504 too late, 400 refused by the engine, 500 otherwise."""
         if self._is_late:
             return 504
         return 400 if self.stream.was_refused else 500
 
     def close(self) -> None:
-        """The engine need not go on with it."""
+        """Cancel the answers that have not ended. May be called more than once."""
         for choice in self._choices:
             self._count_end(choice, "cancelled")
         self.stream.cancel()
@@ -160,9 +161,10 @@ class GenerationStream:
             self._written = None
 
     async def tell(self) -> AsyncIterator[list[StreamEvent]]:
-        """What there is to tell, as it comes; nothing at all now and then, to show life."""
+        """Yield events as they come, and an empty list after `ping_seconds` without any."""
         while not all(choice.over for choice in self._choices):
             left = self._seconds - self.seconds
+            # The earlier of the next ping and the request's own limit.
             try:
                 async with asyncio.timeout(max(0.0, min(self._ping, left))):
                     events = await self.stream.take()
@@ -173,10 +175,10 @@ class GenerationStream:
                 events = self._out_of_time()
             if not events:
                 return
-            told = [told for event in events for told in self._follow(event)]
+            items = [item for event in events for item in self._follow(event)]
             self._count(events)
-            if told:
-                yield told
+            if items:
+                yield items
 
     def _out_of_time(self) -> list[Event]:
         self._is_late = True
@@ -193,45 +195,48 @@ class GenerationStream:
         if choice.over:
             return []
         if isinstance(event, EndEvent):
-            told = self._pieces(event.sample, choice, choice.text.end())
-            return [*told, *self._end(event.sample, choice, event.reason, event.error)]
+            items = self._pieces(event.sample, choice, choice.text.end())
+            return [*items, *self._end(event.sample, choice, event.reason, event.error)]
         if event.token in self._ends:
             return []
         self.completion_tokens += 1
         if event.log_probs is not None and choice.text.is_text(event.token):
             token = TextToken(id=event.token, log_probs=event.log_probs, offset=choice.length)
             choice.tokens.append(token)
-        told = self._pieces(event.sample, choice, choice.text.take(event.token))
+        items = self._pieces(event.sample, choice, choice.text.take(event.token))
+        # The engine knows no stop strings: it writes on until the request is cancelled, which
+        # stops all of its answers and so waits for the last.
         if choice.stops.found:
-            told += self._end(event.sample, choice, "stop", "")
+            items += self._end(event.sample, choice, "stop", "")
             if all(choice.over for choice in self._choices):
                 self.stream.cancel()
-        return told
+        return items
 
     def _pieces(
         self, sample: int, choice: _Choice, pieces: Iterable[TextPiece]
     ) -> list[StreamEvent]:
-        told = list[StreamEvent]()
+        items = list[StreamEvent]()
         for piece in pieces:
             tokens = ()
             if piece.kind == "text":
                 choice.length += len(piece.text)
                 shown = choice.stops.take(piece.text)
-                if not shown:
+                if not shown:  # held back; its tokens go out with the text that follows
                     continue
                 piece = TextPiece(kind="text", text=shown)
                 tokens = tuple(choice.tokens)
                 choice.tokens.clear()
-            told.append(StreamEvent(sample=sample, piece=piece, tokens=tokens))
+            items.append(StreamEvent(sample=sample, piece=piece, tokens=tokens))
             if self._written is not None:
                 self._written.append(piece.text)
-        return told
+        return items
 
     def _end(self, sample: int, choice: _Choice, reason: Finish, error: str) -> list[StreamEvent]:
         choice.over = True
         self.finish = self.finish or reason
         self._count_end(choice, reason)
         end = StreamEvent(sample=sample, finish=reason, error=error)
+        # Text that was held back cannot become a stop string any more.
         held = choice.stops.end()
         if not held:
             return [end]
@@ -248,6 +253,7 @@ class GenerationStream:
         if not tokens:
             return
         now = time.monotonic()
+        # The first tokens since the start; later ones share the time since the last message.
         if self._last == self._began:
             self._metrics.first_token.observe(now - self._began)
         else:
@@ -257,15 +263,17 @@ class GenerationStream:
 
 
 def engine_seed(seed: int | None) -> int:
-    """The engine's for what somebody asked for; a new one where nobody did."""
+    """Return the engine's seed for a request's; a random one for None."""
+    # Modulo 2**62: never negative, and fits the int64 in which the engine computes.
     return secrets.randbits(62) if seed is None else seed % 2**62
 
 
 async def prepared(pool: Pool, work: Callable[[], T], *, size: int) -> T:
-    """`work()`, in another thread where `size` characters would hold up the event loop.
+    """Return `work()`, run in another thread if `size` characters would block the event loop.
 
-    `pool`, whose tokenizer it has, stays meanwhile.
+    `pool`, whose tokenizer it uses, is not stopped meanwhile.
     """
+    # For short texts a thread costs more than the work.
     if size <= 2000:
         return work()
     pool.preparing += 1

@@ -1,4 +1,4 @@
-"""An answer's tokens as what people read: whole characters, calculator calls, stop strings."""
+"""Decodes an answer's tokens to text: whole characters, calculator calls, stop strings."""
 
 import codecs
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from nanochat_core.tokenizer.bpe import BOS, Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class TextToken:
-    """A token of an answer's text, and what the model thought of it."""
+    """A token of an answer's text, and its log-probabilities."""
 
     id: int
     log_probs: LogProbs
@@ -27,7 +27,7 @@ class TextPiece:
 
 
 class AnswerText:
-    """Turns the tokens of one answer into pieces, each as soon as it is whole.
+    """Decodes the tokens of one answer to pieces, each as soon as it is whole.
 
     Bytes wait until they are characters; those that never become one are U+FFFD. What the model
     writes between <|python_start|> and <|python_end|> is a call, what the calculator puts between
@@ -46,11 +46,11 @@ class AnswerText:
         self._held: list[int] = []
 
     def is_text(self, token: int) -> bool:
-        """Whether `token`, if it comes next, is one of text and not of a call."""
+        """Return whether `token`, if it comes next, is part of text and not of a call."""
         return token < self._first_special and not self._inside
 
     def take(self, token: int) -> Iterator[TextPiece]:
-        """What is whole now that `token` came."""
+        """Take the next token and yield the pieces that it completes."""
         if token >= self._first_special:
             yield from self.end()
             self._inside = self._starts.get(token)
@@ -60,7 +60,8 @@ class AnswerText:
             yield from _text(self._decoder.decode(self._tokenizer.decode_bytes([token])))
 
     def end(self) -> Iterator[TextPiece]:
-        """What was held back: half a character, or a call that was cut short."""
+        """Yield what was held back: an incomplete character, or a call that was cut short."""
+        # Bytes of an incomplete character must not join those that follow a special token.
         yield from _text(self._decoder.decode(b"", final=True))
         self._decoder.reset()
         if self._inside:
@@ -70,9 +71,9 @@ class AnswerText:
 
 
 class StopStrings:
-    """Lets text through up to the first of `stops`, which itself is not let through.
+    """Passes text on up to the first of `stops`, which itself is left out.
 
-    Text that may be the beginning of one is held back until it is known.
+    Text that may be the beginning of one is held back until that is known.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -81,7 +82,7 @@ class StopStrings:
         self.found = False
 
     def take(self, text: str) -> str:
-        """What may be shown of `text` and of what was held back."""
+        """Take more text. Returns what can be shown of it and of what was held back."""
         if self.found or not self._stops:
             return "" if self.found else text
         text = self._held + text
@@ -90,12 +91,13 @@ class StopStrings:
             self.found = True
             self._held = ""
             return text[: min(starts)]
+        # The longest end of the text that may still become a stop string.
         held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
     def end(self) -> str:
-        """What was held back and is no stop string after all."""
+        """Return what was held back and is no stop string after all."""
         held, self._held = self._held, ""
         return held
 
@@ -106,6 +108,7 @@ def _text(text: str) -> Iterator[TextPiece]:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` are the beginning of `stop`, but not all of it."""
+    """Return how many characters at the end of `text` are the beginning of `stop`, at most all but
+    one of it."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -79,6 +79,7 @@ class PagePool:
         """Return positions `first` to `last - 1` of a slot as a range, for `read`."""
         size = self.page_size
         low, high = first // size, (last - 1) // size
+        # Contiguous: a range of the whole pool, without a copy.
         if self._run[slot, high] <= low:
             return PageRange(int(self.table[slot, low]) * size + first % size, last - first, None)
         pages = torch.from_numpy(self.table[slot, low : high + 1].copy())

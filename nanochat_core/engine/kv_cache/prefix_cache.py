@@ -21,6 +21,7 @@ def extend_keys(
     """Append the keys of the first `num_pages` pages of `tokens` that are still missing."""
     for i in range(len(keys), num_pages):
         own = array("q", tokens[i * page_size : (i + 1) * page_size]).tobytes()
+        # The salt is as long as a key, so that every link hashes input of one form.
         before = keys[-1] if keys else salt.to_bytes(KEY_BYTES)
         keys.append(hashlib.blake2b(before + own, digest_size=KEY_BYTES).digest())
 

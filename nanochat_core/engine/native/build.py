@@ -192,6 +192,7 @@ def _version(compiler: str) -> str:
 @lru_cache(maxsize=4)
 def _fingerprint(compiler: str, sources: Sources) -> str:
     """Return 16 hex digits of all that the library depends on."""
+    # The processor too: -march=native builds for this one, and machines may share a home.
     digest = hashlib.sha256(repr((_version(compiler), FLAGS, sorted(processor_flags()))).encode())
     for name, data in sources:
         digest.update(name.encode() + b"\0" + data + b"\0")

@@ -187,6 +187,7 @@ class NativeRunner:
             end = at + len(c.tokens)
             assert c.start + len(c.tokens) <= self.max_len, f"{c.start} + {end - at} tokens"
             rows[0, at:end] = c.tokens
+            # Each token's predecessor; that of the first one is from the chunk before.
             rows[1, at], rows[1, at + 1 : end] = c.before, rows[0, at : end - 1]
             rows[2, at:end] = range(c.start, c.start + len(c.tokens))
             rows[3, at:end] = c.slot
@@ -256,6 +257,7 @@ class NativeRunner:
             self._engine = 0
 
     def __del__(self) -> None:
+        # getattr: construction may have failed before `_engine` was set.
         if getattr(self, "_engine", None):
             self.close()
 
@@ -300,6 +302,7 @@ class NativeRunner:
             for index, layer in enumerate(group.layers):
                 spec = weights.specs[layer]
                 spec.group, spec.index, spec.window = number, index, group.window
+        # ctypes does not keep tensors alive whose addresses it holds: `self` does.
         self._group_specs = (GroupSpec * len(self.groups))(
             *(
                 GroupSpec(pool=pool.data_ptr(), page_bytes=pool.size(1), table=table.ctypes.data)
@@ -309,6 +312,7 @@ class NativeRunner:
         return EngineSpec(
             form=FORMS.index(precision),
             num_threads=num_threads,
+            # A decode step has a row for every slot, however many there are.
             max_rows=max(MAX_ROWS, self.num_slots),
             num_slots=self.num_slots,
             vocab=config.vocab_size,
@@ -354,6 +358,7 @@ class NativeRunner:
     def _open(self) -> int:
         unsound = ctypes.c_int32()
         engine = self._library.nf_open(ctypes.byref(self._spec), ctypes.byref(unsound))
+        # nf_open compares counts and sizes: a mismatch would be an access beyond a buffer.
         if unsound.value:
             raise ModelError("the model's counts do not fit its weights: the kernels refuse them")
         if not engine:

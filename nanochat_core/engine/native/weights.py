@@ -119,6 +119,7 @@ class PackedMatrix:
 def check_parameters(model: GPT) -> None:
     """Raise ModelError unless every parameter has the shape that the config gives it, and a dtype
     that is read here: what is packed from others would be read beyond its end."""
+    # On "meta": shapes without memory.
     with torch.device("meta"):
         expected = GPT(model.config, model.numerics).state_dict()
     actual = model.state_dict()
@@ -202,12 +203,15 @@ class NativeWeights:
 
     def _fill_layer(self, layer: int, block: Block, weights: NativeLayerWeights) -> None:
         attn: Attention = block.attn
+        # One matrix for all that reads the normalised input; the kernels split its outputs in this
+        # order.
         parts = [self._rows(m.weight) for m in (attn.c_q, attn.c_k, attn.c_v)]
         if weights.value_embed is not None:
             table = self.model.value_embeds[str(layer)]
             assert isinstance(table, Embedding)
             rows = table.weight[: self.config.vocab_size].float()
             weights.value_embed.copy_(self._columns(rows))
+            # The gate reads the first channels only: zeros let it share the matrix of q, k and v.
             gate = torch.zeros((self.config.num_kv_heads, self.config.width))
             gate[:, : self.model.numerics.gate_channels] = attn.ve_gate.weight
             parts.append(gate)

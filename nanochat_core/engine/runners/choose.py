@@ -146,6 +146,7 @@ def open_runner(
     park_tokens: see `Runner.decode`. on_choice: called once with what runs the model, before memory
     is taken; with CUDA graphs after it, because torch replaces them if their capture fails.
     """
+    # Chosen, and refused, before anything is allocated.
     choice = choose_runner(
         model,
         precision=precision,
@@ -257,6 +258,7 @@ def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:
             f"there is no runner '{wanted}' for {model.lm_head.weight.device.type}",
             hint=f"one of: {', '.join(known)}",
         )
+    # Why faster runners cannot run is shown as the reason for the one chosen.
     reasons: list[str] = []
     for name in known if wanted is None else (wanted,):
         reason = _unable(name, model, precision)

@@ -155,6 +155,7 @@ class DeviceRunner(TorchRunner):
     def set_table(self, group: int, slot: int, first: int, pages: Sequence[int]) -> None:
         """See runner.py."""
         super().set_table(group, slot, first, pages)
+        # In both tables: prefill reads the host's, decode steps read the device's.
         entries = torch.tensor(pages, dtype=torch.int32)
         self.tables[group][slot, first : first + len(pages)] = entries.to(self.device)
 
@@ -226,6 +227,7 @@ class DeviceRunner(TorchRunner):
         """Run one step of the slots `rows` (B,). Spare rows name the last slot, always parked."""
         state = self.state
         token, before, length = state.token[rows], state.before[rows], state.length[rows]
+        # A slot at its limit has no further token to read.
         goes = ~state.parked[rows] & (length + 1 < state.limit[rows])
         positions = length.clamp(max=self.max_len - 1)
         tables = [table[rows] for table in self.tables]
@@ -261,6 +263,7 @@ class DeviceRunner(TorchRunner):
         state.parked[rows] = ~goes | ends
         if kind.all_candidates:
             state.seen[rows, new] |= goes
+        # Empty tensors and not None: all kinds of steps then have outputs of one form.
         nothing = logits[:0, 0]
         chosen, ids, values = (
             log_probs(logits, new, min(MOST_LOG_PROBS, vocab))
@@ -295,6 +298,8 @@ class DeviceRunner(TorchRunner):
     def _needs_all(self, draw: SamplingParams) -> bool:
         if draw.temperature == 0.0:
             return False
+        # Plain sampling from the whole vocabulary needs no ranking, and a small top_k ranks only
+        # MOST_CANDIDATES.
         kept = candidates_of(draw, self.vocab_size)
         ranked = kept < self.vocab_size or draw.top_p < 1.0
         return draw.repetition_penalty != 1.0 or (ranked and kept > MOST_CANDIDATES)

@@ -125,6 +125,7 @@ class TorchRunner:
         spans = [range(c.start, c.start + len(c.tokens)) for c in chunks]
         ends = np.cumsum([len(c.tokens) for c in chunks])
         wanted = [int(end) - 1 for c, end in zip(chunks, ends, strict=True) if c.wants_logits]
+        # Indices of the tokens' keys and values in each group's pages.
         places = [
             torch.from_numpy(
                 np.concatenate(
@@ -185,6 +186,7 @@ class TorchRunner:
         """See runner.py."""
         columns: list[list[int]] = []
         column_probs: list[list[LogProbs | None]] = []
+        # A slot at its limit has no token left to read; no step must write beyond its pages.
         limit_of = dict(zip(slots, limits, strict=True))
         for slot, limit in limit_of.items():
             if self.slots[slot].length + 1 >= limit:
@@ -279,6 +281,7 @@ class TorchRunner:
             keys, values = (t.transpose(0, 1).unsqueeze(0) for t in own)
         q = q.transpose(0, 1).unsqueeze(0)  # (1, H, T, D)
         scale, gqa = self.weights.softmax_scale, q.size(1) != keys.size(1)
+        # Every key is inside the window: SDPA's causal path needs no mask.
         if start == 0 and window >= end - 1:
             out = F.scaled_dot_product_attention(
                 q, keys, values, is_causal=True, scale=scale, enable_gqa=gqa
@@ -334,6 +337,7 @@ class TorchRunner:
         rows = [i for i, number in enumerate(wants) if number is not None]
         if not rows:
             return []
+        # One call with the most alternatives that a row wants; each row then takes its share.
         most = max(number for number in wants if number is not None)
         at = self._tensor(rows)
         logits = logits[at] if softcap is None else cap(logits[at], softcap)

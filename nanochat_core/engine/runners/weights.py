@@ -53,6 +53,7 @@ class Matrix:
         shape = (num_in, num_out) if self.transposed else (num_out, num_in)
         if self.blocked:
             shape = (-(-num_out // BLOCK), num_in, BLOCK)
+        # Zeros, because the last block may have fewer outputs than BLOCK.
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
     def fill(self, weight: Tensor) -> None:
@@ -81,6 +82,7 @@ class Matrix:
         shares = x.expand(blocks, count, self.num_in).reshape(-1, self.num_in)
         places = _bags(blocks, count, self.num_in)
         table = self.values.flatten(0, 1)
+        # Bag (block, row) is the sum of the block's table rows, weighted by the row of input.
         y = F.embedding_bag(places, table, mode="sum", per_sample_weights=shares)
         return y.view(blocks, count, BLOCK)
 

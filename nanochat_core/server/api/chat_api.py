@@ -2,9 +2,9 @@
 
 data: {"token": "...", "gpu": 0}           text, as it is written
 data: {"tool_call": "12*3"}                the model asks the calculator
-data: {"tool_result": "36"}                and is told
+data: {"tool_result": "36"}                the calculator's result
 data: {"usage": {"prompt_tokens", "completion_tokens", "seconds", "finish_reason"}}
-data: {"error": "..."}                     instead of the usage: it could not go on
+data: {"error": "..."}                     instead of the usage: the answer failed
 data: {"done": true}                       always the last
 """
 
@@ -22,7 +22,7 @@ from nanochat_core.server.workers.ipc import EngineRequest
 
 
 async def chat_completions(request: Request) -> Response:
-    """Answer a conversation."""
+    """Stream the answer to a conversation."""
     service: Service = request.app.state.service
     chat = parse(ChatRequest, await read_body(request))
     messages = [(message.role, message.content) for message in chat.messages]
@@ -39,6 +39,7 @@ async def chat_completions(request: Request) -> Response:
             overflow=service.rules.overflow,
         )
 
+    # Refuse before the prompt is tokenised if the queue is full.
     pool.find_place(1)
     prompt = await prepared(pool, make_prompt, size=sum(len(content) for _, content in messages))
     ask = EngineRequest(
@@ -60,7 +61,7 @@ LEAST = 1e-6  # of temperature and top_p: float32, in which the engine draws, ma
 def make_draw(
     temperature: float | None, top_k: int | None, top_p: float | None = None
 ) -> SamplingParams:
-    """How the next token is drawn, with this server's defaults where nothing was asked for."""
+    """Return sampling parameters, with this server's defaults for those that are None."""
     temperature = DEFAULTS["temperature"] if temperature is None else temperature
     top_k = int(DEFAULTS["top_k"]) if top_k is None else top_k
     top_p = 1.0 if top_p is None else top_p
@@ -70,9 +71,10 @@ def make_draw(
 
 
 async def _events(answering: GenerationStream) -> AsyncIterator[str]:
-    async for told in answering.tell():
+    async for items in answering.tell():
+        # One chunk for all that came together: one write, not one per token.
         chunk = ""
-        for item in told:
+        for item in items:
             if item.piece is None:
                 chunk += _end(answering, item.error)
             elif item.piece.kind == "text":

@@ -1,4 +1,4 @@
-"""Bodies in, streams and refusals out, each in the shape of the API that was asked."""
+"""Request bodies, event streams and error responses, each in the shape of its API."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from nanochat_core.server.api.schema import MAX_BODY_BYTES, RequestError, too_bi
 
 RETRY_AFTER_SECONDS = 2
 PING = ": ping\n\n"
-FAILURES = (500, 504)  # of an answer that was begun: OpenAI's library would repeat it at once
+FAILURES = (500, 504)  # of an answer that was begun: OpenAI's library would retry it at once
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -24,16 +24,19 @@ _TYPES = {
 
 
 async def read_body(request: Request) -> bytes:
-    """The body, read no further than its limit. Raises RequestError."""
+    """Read the request's body, at most MAX_BODY_BYTES of it. Raises RequestError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # also keeps out what a foreign page may send unasked
+    # Also against cross-site requests: without a preflight a page cannot send this type.
+    if kind != "application/json":
         raise RequestError(415, "the content-type must be application/json")
     if "content-length" in request.headers and "transfer-encoding" in request.headers:
-        # A proxy in front may believe the other of the two, and see another request in the body.
+        # Request smuggling: a proxy in front may go by the other of the two, and see a second
+        # request in the body.
         raise RequestError(400, "content-length and transfer-encoding exclude each other")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > MAX_BODY_BYTES:
         raise too_big()
+    # Counted again while it is read: a chunked body declares no length.
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -53,7 +56,8 @@ def refusal(
     param: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
-    """An error as the API at `path` tells it: OpenAI's below /v1, else {"detail": "..."}."""
+    """Return an error response in the shape of the API at `path`: OpenAI's below /v1, else
+    {"detail": "..."}."""
     if status == 503:
         headers = {**(headers or {}), "Retry-After": str(RETRY_AFTER_SECONDS)}
     if status in FAILURES:
@@ -66,17 +70,17 @@ def refusal(
 
 
 def openai_type(status: int) -> str:
-    """What OpenAI calls an error of this status."""
+    """Return OpenAI's name for errors of this status."""
     return _TYPES.get(status, "invalid_request_error")
 
 
 def openai_error(message: str, kind: str, *, param: str | None = None) -> dict[str, Any]:
-    """An error object of OpenAI's."""
+    """Return an error object of OpenAI's."""
     return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 
 def event(value: dict[str, Any]) -> str:
-    """A server-sent event."""
+    """Return a server-sent event."""
     return f"data: {json.dumps(value, ensure_ascii=False, allow_nan=False)}\n\n"
 
 
@@ -86,7 +90,9 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, chunks: AsyncIterator[str], *, on_end: Callable[[], None]) -> None:
+        # X-Accel-Buffering: nginx would hold events back.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        # Set by Response for its empty body; a stream's length is unknown.
         del self.headers["content-length"]
         self._chunks = chunks
         self._on_end = on_end
@@ -94,11 +100,13 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events as they come."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        # `receive` returns early if the client disconnects: the engine is then stopped at once,
+        # and not at the next write.
         gone = asyncio.create_task(_when_gone(receive, self._on_end))
         try:
             await send(start)
             async for chunk in self._chunks:
-                # What cannot be said in UTF-8 is half a character of somebody's prompt.
+                # A lone surrogate, as JSON from a client may hold, becomes "?".
                 data = chunk.encode("utf-8", "replace")
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -110,7 +118,7 @@ class EventStream(Response):
 async def while_listening(
     request: Request, work: Awaitable[Response], *, on_gone: Callable[[], None]
 ) -> Response:
-    """The response of `work`; `on_gone` is called as soon as the client is gone."""
+    """Return the response of `work`; `on_gone` is called as soon as the client disconnects."""
     gone = asyncio.create_task(_when_gone(request.receive, on_gone))
     try:
         return await work

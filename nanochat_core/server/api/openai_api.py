@@ -1,7 +1,7 @@
 """OpenAI's routes: POST /v1/chat/completions and /v1/completions, streamed or not; GET /v1/models.
 
-What the model writes for its calculator is left out, the results too: OpenAI's clients would take
-it for text. Requests, limits and defaults are in openai_schema.py.
+Calculator calls and their results are left out of answers: OpenAI's clients would show them as
+text. Requests, limits and defaults are in openai_schema.py.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from nanochat_core.server.workers.pool import Busy, NoEngine, Pool
 
 @dataclass(frozen=True, kw_only=True)
 class _Head:
-    """What every object of one response begins with."""
+    """The fields that all objects of one response share."""
 
     id: str
     created: int
@@ -69,9 +69,10 @@ class _Head:
 
 
 async def chat_completions(request: Request) -> Response:
-    """POST /v1/chat/completions."""
+    """Answer POST /v1/chat/completions."""
     service: Service = request.app.state.service
     chat = parse(ChatCompletionRequest, await read_body(request))
+    # OpenAI renamed the system role to developer; the model knows one of the two.
     messages = [
         ("system" if message.role == "developer" else message.role, message.content)
         for message in chat.messages
@@ -99,14 +100,14 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def completions(request: Request) -> Response:
-    """POST /v1/completions."""
+    """Answer POST /v1/completions."""
     service: Service = request.app.state.service
     text = parse(CompletionRequest, await read_body(request))
     n = text.n or 1
     if text.best_of not in (None, n):
         raise RequestError(
             400,
-            f"best_of is {text.best_of} and n is {n}: as many are written as are told",
+            f"best_of is {text.best_of} and n is {n}, they must be equal: all answers are returned",
             param="best_of",
         )
     if n * len(text.prompt) > MAX_CHOICES:
@@ -138,12 +139,12 @@ async def completions(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models: the one that is served."""
+    """Answer GET /v1/models: the one model that is served."""
     return JSONResponse({"object": "list", "data": [_model(request.app.state.service)]})
 
 
 async def model(request: Request) -> Response:
-    """GET /v1/models/{name}."""
+    """Answer GET /v1/models/{name}."""
     service: Service = request.app.state.service
     if request.path_params["name"] != service.name:
         return refusal("/v1", 404, f"the model here is {service.name}", param="model")
@@ -167,7 +168,7 @@ def _make_ask(
         raise RequestError(
             400,
             f"{log_probs} alternatives to each of {max_tokens} tokens of {form.n or 1} choices are "
-            f"{alternatives}, at most {MAX_ALTERNATIVES} are told",
+            f"{alternatives}, at most {MAX_ALTERNATIVES} are returned",
             param="logprobs" if isinstance(form, CompletionRequest) else "top_logprobs",
         )
     return EngineRequest(
@@ -184,7 +185,7 @@ def _make_ask(
 async def _respond(
     request: Request, pool: Pool, form: Sampled, asks: Sequence[EngineRequest], shape: Shape
 ) -> Response:
-    """All choices of all prompts, streamed or at once."""
+    """Return all choices of all prompts, streamed or at once."""
     service: Service = request.app.state.service
     answerings = list[GenerationStream]()
 
@@ -196,8 +197,9 @@ async def _respond(
         for ask in asks:
             answerings.append(GenerationStream(service, pool, ask, stops=form.stop or ()))
     except (Busy, NoEngine):
-        close()
+        close()  # the prompts that were submitted before the refused one
         raise
+    # For the access log, which shows the tokens of one prompt.
     request.state.answering = answerings[0]
     head = _Head(
         id=f"{shape.prefix}-{secrets.token_hex(12)}",
@@ -220,9 +222,9 @@ async def _gather(
     head: _Head, answerings: Sequence[GenerationStream], pool: Pool, *, n: int
 ) -> JSONResponse:
     choices = [Gathered(index=i, pool=pool) for i in range(n * len(answerings))]
-    async with contextlib.aclosing(_told_by_all(answerings)) as all_told:
-        async for number, told in all_told:
-            for item in told:
+    async with contextlib.aclosing(_merged(answerings)) as merged:
+        async for number, items in merged:
+            for item in items:
                 if item.finish == "failed":
                     return refusal("/v1", answerings[number].failure_status, item.error)
                 choices[n * number + item.sample].add(item)
@@ -239,13 +241,15 @@ async def _stream(
     def say(choices: list[dict[str, Any]], **extra: Any) -> str:
         return event(head.object(kind, choices, **{**more, **extra}))
 
+    # At once: the client sees that its request was accepted, even if it waits for a slot.
     yield "".join(
         say([choice]) for i in range(n * len(answerings)) for choice in head.shape.opening(i)
     )
-    async with contextlib.aclosing(_told_by_all(answerings)) as all_told:
-        async for number, told in all_told:
+    async with contextlib.aclosing(_merged(answerings)) as merged:
+        async for number, items in merged:
             chunk = ""
-            for item in told:
+            for item in items:
+                # The status has been sent: an error can only be an event of the stream.
                 if item.finish == "failed":
                     kind_of_error = openai_type(answerings[number].failure_status)
                     yield chunk + event(openai_error(item.error, kind_of_error))
@@ -253,31 +257,35 @@ async def _stream(
                     return
                 for choice in head.shape.part(n * number + item.sample, item, pool):
                     chunk += say([choice])
-            if chunk or not told:
+            # No items: a sign of life. Items without a chunk: calculator calls, left out.
+            if chunk or not items:
                 yield chunk or PING
     if wants_usage:
         yield say([], usage=_usage(answerings))
     yield "data: [DONE]\n\n"
 
 
-async def _told_by_all(
+async def _merged(
     answerings: Sequence[GenerationStream],
 ) -> AsyncGenerator[tuple[int, list[StreamEvent]]]:
-    """What each tells, with its number, as it comes: a stop string is acted on when it is met."""
-    tells = [answering.tell() for answering in answerings]
+    """Yield (index, events) of all streams as they come.
+
+    All are read at the same time, so that each is cancelled as soon as its stop string is found.
+    """
+    streams = [answering.tell() for answering in answerings]
 
     def next_of(number: int) -> asyncio.Future[list[StreamEvent] | None]:
-        return asyncio.ensure_future(anext(tells[number], None))
+        return asyncio.ensure_future(anext(streams[number], None))
 
-    waiting = {next_of(number): number for number in range(len(tells))}
+    waiting = {next_of(number): number for number in range(len(streams))}
     try:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for future in done:
-                number, told = waiting.pop(future), future.result()
-                if told is not None:
+                number, items = waiting.pop(future), future.result()
+                if items is not None:  # else that stream has ended
                     waiting[next_of(number)] = number
-                    yield number, told
+                    yield number, items
     finally:
         for future in waiting:
             future.cancel()

@@ -1,4 +1,4 @@
-"""A choice of an answer in the two shapes that OpenAI's routes have: chat, and plain text."""
+"""Formats a choice in the two shapes of OpenAI's routes: chat, and plain text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from nanochat_core.server.service import Finish, StreamEvent
 from nanochat_core.server.text import TextToken
 from nanochat_core.server.workers.pool import Pool
 
-LEAST_LOG_PROB = -9999.0  # stands for minus infinity, which JSON has not
+LEAST_LOG_PROB = -9999.0  # OpenAI's value for minus infinity, which JSON cannot express
 
 
 @dataclass(kw_only=True)
 class Gathered:
-    """A choice as far as it has come, where it is not streamed."""
+    """A choice so far, if it is not streamed."""
 
     index: int
     pool: Pool
@@ -22,7 +22,7 @@ class Gathered:
     finish: Finish | None = None
 
     def add(self, told: StreamEvent) -> None:
-        """Go on with what was told of it."""
+        """Append an event of this choice; calculator calls are left out."""
         if told.piece and told.piece.kind == "text":
             self.text += told.piece.text
             self.tokens += told.tokens
@@ -31,7 +31,7 @@ class Gathered:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How a route says it."""
+    """A route's format of choices."""
 
     prefix: str  # of the response's id
     kind: str
@@ -103,6 +103,7 @@ TEXT = Shape(
 
 
 def _reason(finish: Finish | None) -> str:
+    # OpenAI's clients know no other reasons; a failed answer never gets here.
     return "length" if finish == "length" else "stop"
 
 
@@ -142,7 +143,7 @@ def _text_log_probs(tokens: Sequence[TextToken], pool: Pool) -> dict[str, Any] |
 
 
 def _name(token: int, pool: Pool) -> str:
-    r"""A token's text; where it is no whole characters, its bytes as OpenAI has it: bytes:\xc3."""
+    r"""Return a token's text, or if it is no whole characters its bytes as OpenAI's: bytes:\xc3."""
     data = pool.tokenizer.decode_bytes([token])
     try:
         return data.decode()

@@ -1,8 +1,8 @@
-"""The forms of OpenAI's requests, as far as this server gives them a meaning.
+"""The forms of OpenAI's requests, as far as this server supports them.
 
-What would make the answer another one and is not done here is refused, unless it asks for nothing
-(`echo: false`); the rest is ignored. Beyond OpenAI's: `top_k`, as other servers of open models
-have it.
+Options that would change the answer and are not supported are refused, unless their value has no
+effect (`echo: false`); all others are ignored. `top_k` is an addition that other servers of open
+models have too.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,7 @@ from nanochat_core.server.api.schema import (
     only_assistants_may_be_silent,
 )
 
+# The limits of stop strings and of alternatives are OpenAI's.
 MAX_CHOICES = 8
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
@@ -37,7 +38,8 @@ DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions; OpenAI's
 
 
 def _join_parts(value: Any) -> Any:
-    """[{"type": "text", "text": "a"}, ...] as "a...", null as no text; all else as it is."""
+    """Join [{"type": "text", "text": "a"}, ...] to "a...", and null to ""; return all else as it
+    is, for pydantic to refuse."""
     if value is None:
         return ""
     if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
@@ -53,7 +55,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _as_prompts(value: Any) -> Any:
-    """One prompt, text or tokens, as a list of one."""
+    """Return one prompt, text or tokens, as a list of one."""
     items: list[Any] = value if isinstance(value, list) else []
     is_tokens = items and all(isinstance(as_integer(item), int) for item in items)
     return [value] if is_tokens else _as_list(value)
@@ -64,22 +66,22 @@ def _kind_of_prompt(value: Any) -> str:
 
 
 class Only:
-    """An option that is not done here: the values that ask for nothing, and null."""
+    """An option that is not supported: only null and the values that have no effect are valid."""
 
     def __init__(self, *neutral: Any) -> None:
         self._neutral = neutral
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        """Of pydantic's making: the value is checked."""
+        """Return the schema that checks the value; pydantic calls this."""
         return no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
-        """Of pydantic's making: the values, for the OpenAPI document."""
+        """Return the valid values for the OpenAPI document; pydantic calls this."""
         return {"enum": [None, *self._neutral]}
 
     def _check(self, value: Any) -> Any:
         if value is not None and value not in self._neutral:
-            raise PydanticCustomError("not_done", "asks for what is not done here")
+            raise PydanticCustomError("not_done", "is not supported here")
         return value
 
 
@@ -120,6 +122,7 @@ Stops = Annotated[
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TOTAL_CHARS)]
 Tokens = Annotated[list[Annotated[int, INTEGER]], Field(min_length=1, max_length=MAX_TOTAL_CHARS)]
 Prompt: TypeAlias = str | Sequence[int]
+# A discriminated union: errors are of the kind that was sent, not of both.
 Prompts = Annotated[
     list[
         Annotated[
@@ -165,13 +168,13 @@ class OpenAIMessage(Form):
 
 
 class StreamOptions(Form):
-    """What a stream tells besides the answer."""
+    """The options of a stream."""
 
     include_usage: bool | None = None
 
 
 class Sampled(Form):
-    """What both routes share."""
+    """The fields that both routes share."""
 
     model: str | None = None  # any: there is one
     temperature: Temperature | None = None

@@ -1,4 +1,4 @@
-"""The OpenAPI document: requests are described by the very forms that check them."""
+"""The OpenAPI document of the server; its request schemas come from the forms that check them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -46,16 +46,17 @@ def _refusals(statuses: Sequence[int], schema: dict[str, Any]) -> Responses:
     return {status: {"description": _REASONS[status], "content": content} for status in statuses}
 
 
-JSON: Responses = {200: {"description": "as told", "content": _OBJECT}}
+JSON: Responses = {200: {"description": "a JSON object", "content": _OBJECT}}
 ERROR: Responses = _refusals([401], _DETAIL)
 
 
 def describe(path: str, form: type[Form] | None = None) -> dict[str, Any]:
-    """What add_api_route is to know of a route that takes `form`."""
+    """Return add_api_route's arguments for a route that takes `form`; None: it takes no body."""
     is_openai = path.startswith("/v1")
     statuses = [401, 404] if form is None else [400, 401, 413, 415, 503]
     if form is not None:
-        statuses += [500, 504] if is_openai else [422]  # nanochat's route tells it in the stream
+        # nanochat's route reports a failed answer in its stream; OpenAI's know no 422.
+        statuses += [500, 504] if is_openai else [422]
     kinds = {"text/event-stream": {}}
     if form is None:
         kinds = _OBJECT
@@ -72,10 +73,11 @@ def describe(path: str, form: type[Form] | None = None) -> dict[str, Any]:
 
 
 def schemas(forms: Sequence[type[Form]]) -> dict[str, Any]:
-    """The components that the routes of `forms` refer to."""
+    """Return the component schemas that the routes of `forms` refer to."""
     found: dict[str, Any] = {}
     for form in forms:
         schema = form.model_json_schema(ref_template="#/components/schemas/{model}")
+        # pydantic nests the schemas of fields; in the document all stand side by side.
         found |= schema.pop("$defs", {})
         found[form.__name__] = schema
     return found

@@ -1,4 +1,4 @@
-"""Conversations and texts as prompts that fit the model's context."""
+"""Makes prompts from conversations and texts, shortened to fit the model's context."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from nanochat_core.server.config import Overflow
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
 
-ANSWER_SHARE = 4  # a quarter of the context is kept for the answer, if it may be that long
+ANSWER_SHARE = 4  # a quarter of the context is reserved for the answer, or max_tokens if fewer
 
 
 def make_chat_prompt(
@@ -18,24 +18,26 @@ def make_chat_prompt(
     max_tokens: int,
     overflow: Overflow,
 ) -> list[int]:
-    """The tokens of a conversation of (role, content) up to where the model answers.
+    """Return the tokens of a conversation of (role, content) up to where the model answers.
 
-    When they and `max_tokens` are more than `context`, "drop" leaves out the oldest turns, but
-    keeps a system message; "refuse" refuses. Raises RequestError where one message alone is too
-    long.
+    If they and `max_tokens` are more than `context`, "drop" leaves out the oldest turns, but keeps
+    a system message; "refuse" raises RequestError. So does a last message that is too long alone.
     """
     wanted = max_tokens if overflow == "refuse" else min(max_tokens, context // ANSWER_SHARE)
-    # Each message is encoded once to know which turns to leave out, whatever their number.
+    # Each message is encoded once to choose the turns to leave out. Rendering again after each
+    # removal would take quadratic time. + 2: the special tokens around each message.
     lengths = [len(tokenizer.encode(content)) + 2 for _, content in messages]
     total = sum(lengths) + 2
     first = 1 if messages[0][0] == "system" else 0
     kept = list(messages)
     if overflow == "drop":
         gone = first
+        # In pairs, a user's message and its answer, so that roles still alternate.
         while total + wanted > context and gone < len(messages) - 1:
             total -= lengths[gone] + lengths[gone + 1]
             gone += 2
         kept = [*messages[:first], *messages[gone:]]
+    # The lengths are an estimate; the rendered prompt decides, and rarely needs another pass.
     while True:
         prompt = _render(tokenizer, kept)
         if len(prompt) + wanted <= context or overflow == "refuse" or len(kept) == first + 1:
@@ -59,9 +61,9 @@ def make_text_prompt(
     max_tokens: int,
     overflow: Overflow,
 ) -> list[int]:
-    """The tokens of the beginning of a document, which are `text` itself where that is tokens.
+    """Return the tokens of the beginning of a document; `text` itself if it is tokens.
 
-    Raises RequestError when there are too many, or tokens that the model does not know.
+    Raises RequestError if there are too many, or tokens that the model does not know.
     """
     if isinstance(text, str):
         prompt = [tokenizer.bos, *tokenizer.encode(text)]

@@ -1,4 +1,4 @@
-"""What a request may ask for, and refusals that name the limit and repeat nothing of what was sent.
+"""The forms of requests and their limits; refusals name the limit and never quote what was sent.
 
     {"messages": [{"role": "user" | "assistant" | "system", "content": "..."}, ...],
      "temperature": 0.8, "top_k": 50, "max_tokens": 512, "seed": 7}
@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 MAX_BODY_BYTES = 2**20
-MAX_PARTS = 40_000  # commas and brackets: what a parser takes its time for
+MAX_PARTS = 40_000  # commas and brackets: they determine a parser's time and memory
 MAX_MESSAGES = 500
 MAX_MESSAGE_CHARS = 8_000
 MAX_TOTAL_CHARS = 32_000
@@ -48,7 +48,7 @@ MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), INTEGER]
 Seed = Annotated[int, Field(ge=-SEEDS, le=SEEDS - 1), INTEGER]
 
 
-# What no schema says.
+# The rules that JSON Schema cannot express, as text for the OpenAPI document.
 CONVERSATION = (
     "After a system message, which may be missing, user and assistant take turns; the last is the "
     f"user's. All messages together have at most {MAX_TOTAL_CHARS} characters."
@@ -57,7 +57,7 @@ CONVERSATION = (
 
 class RequestError(Exception):
     """A request that is refused. `status`: 422 not of this form, 400 over a limit, 413 too big,
-    415 not JSON by its own word. `param`: the field it is about."""
+    415 not declared as JSON. `param`: the field that caused it."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class RequestError(Exception):
 
 
 class Form(BaseModel):
-    """What every form has: exact types, finite numbers, and no input in its errors."""
+    """Base of all forms: exact types, finite numbers, and no input in its errors."""
 
     model_config = ConfigDict(
         strict=True,
@@ -78,7 +78,7 @@ class Form(BaseModel):
 
 
 def only_assistants_may_be_silent(said: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a message's JSON Schema that `said` describes the content by."""
+    """Return the JSON Schema condition that applies `said` to content of all other roles."""
     is_assistant = {"properties": {"role": {"const": "assistant"}}}
     return {"if": is_assistant, "else": {"properties": {"content": said}}}
 
@@ -108,16 +108,18 @@ AnyForm = TypeVar("AnyForm", bound=Form)
 
 
 def parse(form: type[AnyForm], body: bytes) -> AnyForm:
-    """The request in `body`, JSON in UTF-8. Raises RequestError."""
+    """Parse the request in `body`, JSON in UTF-8. Raises RequestError."""
     if len(body) > MAX_BODY_BYTES:
         raise too_big()
+    # Counted before parsing: a megabyte of brackets would block the event loop for long.
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_PARTS:
         raise RequestError(400, f"the body has more than {MAX_PARTS} commas and opening brackets")
     try:
         return form.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-    raise _refusal(first)  # outside: the cause would carry the input into a traceback
+    # Outside of `except`: as the cause, pydantic's error would carry the input into a traceback.
+    raise _refusal(first)
 
 
 def check_turns(messages: Sequence[tuple[str, str]]) -> None:
@@ -140,6 +142,7 @@ def check_turns(messages: Sequence[tuple[str, str]]) -> None:
             param="messages",
         )
     roles = [role for role, _ in messages]
+    # An odd number of turns: the last one is then the user's.
     turns = roles[1:] if roles[0] == "system" else roles
     expected = [("user", "assistant")[i % 2] for i in range(len(turns))]
     if turns != expected or len(turns) % 2 == 0:
@@ -151,12 +154,12 @@ def check_turns(messages: Sequence[tuple[str, str]]) -> None:
 
 
 def too_big() -> RequestError:
-    """The refusal of a body above MAX_BODY_BYTES."""
+    """Return the refusal of a body above MAX_BODY_BYTES."""
     return RequestError(413, f"the request is larger than {MAX_BODY_BYTES} bytes")
 
 
 def _refusal(error: ErrorDetails) -> RequestError:
-    """pydantic's first complaint in our words."""
+    """Return pydantic's first error as a RequestError."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "json_invalid":
         return RequestError(422, "the body is not JSON in UTF-8")
@@ -174,7 +177,8 @@ def _refusal(error: ErrorDetails) -> RequestError:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """messages.3.content as `message 3: content`; only names of fields, never what was sent."""
+    """Format messages.3.content as `message 3: content`; only names of fields, as a key that was
+    sent may be anything."""
     if not location:
         return "the body"
     first, *rest = location
@@ -186,7 +190,7 @@ def _place(location: tuple[int | str, ...]) -> str:
 
 
 def _number(value: Any) -> str:
-    """A number that is refused, if it is short."""
+    """Format a refused number, if it is short."""
     if isinstance(value, float) and not math.isfinite(value):
         return "not finite"
     if isinstance(value, int | float) and abs(value) < 1e18:
@@ -203,7 +207,7 @@ _OVER_LIMIT = {
     "string_too_short": lambda v, c: f"is {len(v)} characters long, it needs {c['min_length']}",
     "too_long": lambda v, c: f"has {len(v)} entries, it may have {c['max_length']}",
     "too_short": lambda v, c: f"has {len(v)} entries, it needs {c['min_length']}",
-    "not_done": lambda v, c: "asks for what this server does not do; leave it out",
+    "not_done": lambda v, c: "has a value that this server does not support; leave it out",
 }
 _FORMS = {
     "missing": "is missing",

@@ -21,12 +21,13 @@ _POLICY = (
 
 
 def page_html() -> str:
-    """The whole page: it loads nothing and talks only to the server that it came from."""
+    """Return the whole page. It loads nothing, and connects only to the server it came from."""
     return _FILES.sub(lambda found: _element(found[1].split()), _text("index.html"))
 
 
 def page_csp() -> str:
-    """The Content-Security-Policy header of `page_html`."""
+    """Return the Content-Security-Policy header of `page_html`."""
+    # Computed from the same text: a hash that does not match makes the browser refuse the script.
     page = page_html()
     hashes = {tag: _hashes(re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)) for tag in _TAGS}
     return _POLICY.format(**hashes)

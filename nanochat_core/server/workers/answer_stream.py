@@ -7,27 +7,27 @@ from nanochat_core.engine.requests import EndEvent, Event
 
 
 class AnswerStream:
-    """What comes of one request. Events wait here, unread ones together, until they are taken.
+    """The events of one request, buffered until its reader takes them.
 
-    There are never more than `num_samples` answers' worth of them, so a slow reader costs memory
-    that its request had to ask for, and nobody's time.
+    The buffer is bounded by the request's own answers (`num_samples` times `max_tokens`), so a slow
+    reader delays no other request.
     """
 
     def __init__(self, num_samples: int, *, worker: int, on_cancel: Callable[[], None]) -> None:
         self.worker = worker  # the index of its engine process
         self.was_refused = False  # the engine cannot answer such a request, now or later
         self._events: list[Event] = []
-        self._come = asyncio.Event()
+        self._come = asyncio.Event()  # set while there is something to take
         self._open = set(range(num_samples))
         self._on_cancel = on_cancel
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come; what came may still be taken."""
+        """True if no more events will come; buffered ones can still be taken."""
         return not self._open
 
     async def take(self) -> list[Event]:
-        """All that came since the last time, at least one; none when it is over."""
+        """Return all events since the last call, at least one; an empty list if it is over."""
         if not self._events and self._open:
             self._come.clear()
             await self._come.wait()
@@ -35,13 +35,14 @@ class AnswerStream:
         return events
 
     def cancel(self) -> None:
-        """Call it off, unless it is over. Samples that still went on end as cancelled."""
+        """Cancel the request, unless it is over. Samples that have not ended end as cancelled."""
+        # Closed before the engine confirms: the reader need not wait for its step to end.
         if self._open:
             self.close("cancelled")
             self._on_cancel()
 
     def put(self, event: Event) -> None:
-        """What the engine says; after `cancel` it is not listened to."""
+        """Buffer an event from the engine; after `cancel` it is dropped."""
         if isinstance(event, EndEvent) and event.sample < 0:  # refused as a whole
             self.was_refused = True
             self.close(event.reason, event.error)
@@ -52,7 +53,7 @@ class AnswerStream:
             self._come.set()
 
     def close(self, reason: str, error: str = "") -> None:
-        """End every sample that goes on."""
+        """End every sample that has not ended."""
         for sample in sorted(self._open):
             self._events.append(EndEvent(sample=sample, reason=reason, error=error))  # pyright: ignore[reportArgumentType]
         self._open.clear()

@@ -1,9 +1,8 @@
 """One engine in a process of its own: `python -m nanochat_core.server.workers.engine_process FD`.
 
-What it is told and tells goes over the socket with descriptor FD, see `channel`. The engine's
-thread only puts events into a queue; another sends all that wait in one message, so that a step of
-many answers costs one write. When the HTTP process is gone, so is this one, whatever the engine is
-doing.
+Messages go over the socket with descriptor FD, see `ipc`. The engine's thread only puts events into
+a queue; another thread sends all that wait in one message, so that a step of many answers costs one
+write. If the HTTP process ends, this one exits too, whatever the engine is doing.
 """
 
 import importlib
@@ -27,35 +26,35 @@ from nanochat_core.server.workers.ipc import (
     receive_message,
 )
 
-FAILED = 70  # exit status: the engine could not go on
+FAILED = 70  # exit status after a failure of the engine; EX_SOFTWARE of sysexits.h
 
 
 class EngineRequestHandle(Protocol):
     """A request that is under way."""
 
     def cancel(self) -> None:
-        """Call it off; its samples end as cancelled within a step. From any thread."""
+        """Cancel it; its samples end as cancelled within a step. Any thread may call this."""
         ...
 
 
 class AnswerEngine(Protocol):
-    """What this process needs of an engine."""
+    """The interface of an engine that this process runs; `Engine` has it."""
 
     def submit(self, request: Request) -> EngineRequestHandle:
-        """Begin to answer. Raises NanochatError on what cannot be answered."""
+        """Begin to answer. Raises NanochatError if the request cannot be answered."""
         ...
 
     def start(self) -> None:
-        """Begin to work, on a thread of its own."""
+        """Start the engine's thread."""
         ...
 
     def stop(self) -> None:
-        """End the work."""
+        """Stop the engine's thread."""
         ...
 
 
 def main(arguments: list[str]) -> int:
-    """Load the model that the first message names, then answer until the other side is gone."""
+    """Load the model that the first message names, then answer until the HTTP process ends."""
     connection = socket.socket(fileno=int(arguments[0]))
     tree = receive_message(connection)
     if tree is None:
@@ -64,6 +63,7 @@ def main(arguments: list[str]) -> int:
     module, _, name = spec.maker.partition(":")
     try:
         engine, facts = getattr(importlib.import_module(module), name)(spec)
+        # An exception in the engine's thread alone would leave a process that never answers.
         threading.excepthook = _die
         engine.start()
     except NanochatError as error:
@@ -74,7 +74,8 @@ def main(arguments: list[str]) -> int:
 
 
 def open_engine(spec: Spec) -> tuple[AnswerEngine, ModelFacts]:
-    """The engine of the model directory in `spec`. Raises ModelError or ConfigError."""
+    """Open the engine of the model directory in `spec`. Raises ModelError or ConfigError."""
+    # Imported here: another maker, as tests use, need not load torch.
     import torch
 
     from nanochat_core.engine.engine import Engine
@@ -95,7 +96,7 @@ def open_engine(spec: Spec) -> tuple[AnswerEngine, ModelFacts]:
         num_slots=spec.num_slots,
         on_choice=chosen.append,
     )
-    # Opens the runner; a model that ends the process at its first token does so before it is ready.
+    # Opens the runner. A model that kills the process, by its memory say, does so before "ready".
     engine.generate_batch([tokenizer.bos], max_tokens=1)
     facts = ModelFacts(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -108,7 +109,7 @@ def open_engine(spec: Spec) -> tuple[AnswerEngine, ModelFacts]:
 
 
 def _die(failed: threading.ExceptHookArgs) -> None:
-    """A thread of the engine's cannot go on, so nobody would ever answer."""
+    """Exit the process after an exception in a thread, so that the pool restarts it."""
     if failed.exc_value is not None:
         traceback.print_exception(failed.exc_value)
     sys.stderr.flush()
@@ -130,7 +131,7 @@ def _answer(engine: AnswerEngine, facts: ModelFacts, connection: socket.socket) 
                 outbox.put(pack_event(number, end))
         elif (ticket := tickets.pop(number, None)) and kind == "cancel":  # else it has ended
             ticket.cancel()
-    # The engine may be in the middle of a long step: nobody waits for it.
+    # Not a normal exit, which would wait for the engine's threads in the middle of a long step.
     os._exit(0)
 
 
@@ -143,7 +144,7 @@ def _submit(
             and event.reason == "failed"
             and event.error != ENGINE_FAILED
         ):
-            # An exception's own text may hold anything; it is not for whoever asked.
+            # An exception's own text may quote a prompt or a path: log it, but do not send it.
             sys.stderr.write(f"the engine failed: {event.error}\n")
             event = EndEvent(sample=event.sample, reason="failed", error=ENGINE_FAILED)
         outbox.put(pack_event(number, event))
@@ -165,6 +166,7 @@ def _submit(
 def _send(outbox: "queue.SimpleQueue[list[Any]]", connection: socket.socket) -> None:
     try:
         while True:
+            # This thread is the only consumer, so a queue that is not empty has an item for it.
             events = [outbox.get()]
             while not outbox.empty():
                 events.append(outbox.get_nowait())

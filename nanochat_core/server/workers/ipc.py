@@ -1,17 +1,17 @@
-"""What the HTTP process and an engine process say to each other, over a socket pair.
+"""The messages between the HTTP process and an engine process, over a socket pair.
 
 Messages are JSON with its length in four bytes before it. From the HTTP process, the first is the
 `Spec`; then
 
-    ["ask", id, Ask as an object]      ["cancel", id]
+    ["ask", id, EngineRequest as an object]      ["cancel", id]      ["forget", id]: it has ended
 
 From the engine process
 
-    ["ready", Facts as an object]      or ["refused", message, hint], and it ends
+    ["ready", ModelFacts as an object]      or ["refused", message, hint], and it exits
     ["events", [[id, sample, token, sampled, null | [chosen, [[token, log-probability], ...]]],
                 [id, sample, reason, error], ...]]
 
-An end of file at either side means that the other is gone.
+An end of file at either side means that the other process has ended.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from typing import Any, TypeAlias
 from nanochat_core.engine.requests import EndEvent, Event, LogProbs, SamplingParams, TokenEvent
 
 _LENGTH = struct.Struct(">I")
-MakerName: TypeAlias = str  # module:function, which takes a Spec and returns (engine, Facts)
+MakerName: TypeAlias = str  # module:function, which takes a Spec and returns (engine, ModelFacts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What an engine process runs."""
+    """The model and settings of an engine process."""
 
     maker: MakerName
     directory: str
@@ -42,7 +42,7 @@ class Spec:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What an engine process tells of its model once it is loaded."""
+    """An engine process's report of its model once it is loaded."""
 
     parameters: int
     sequence_len: int
@@ -53,7 +53,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRequest:
-    """What to continue, and how: the `Request` of the engine without its sink."""
+    """The engine's `Request` without its sink, as it is sent to an engine process."""
 
     prompt: list[int]
     num_samples: int
@@ -64,49 +64,49 @@ class EngineRequest:
     num_log_probs: int | None = None
 
     def tree(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the request as JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> "EngineRequest":
-        """From JSON."""
+        """Return the request of `tree`."""
         return cls(**{**tree, "draw": SamplingParams(**tree["draw"])})
 
 
 def pack_event(number: int, event: Event) -> list[Any]:
-    """An event of request `number` as JSON."""
+    """Return an event of request `number` as JSON values."""
     if isinstance(event, EndEvent):
         return [number, event.sample, event.reason, event.error]
-    told = event.log_probs
+    probs = event.log_probs
     return [
         number,
         event.sample,
         event.token,
         int(event.sampled),
-        None if told is None else [told.chosen, told.top],
+        None if probs is None else [probs.chosen, probs.top],
     ]
 
 
 def unpack_event(packed: list[Any]) -> Event:
-    """The event of `pack_event`."""
-    if isinstance(packed[2], str):
+    """Return the event that `pack_event` packed."""
+    if isinstance(packed[2], str):  # a reason, so an EndEvent; a token is an integer
         _, sample, reason, error = packed
         return EndEvent(sample=sample, reason=reason, error=error)  # pyright: ignore[reportArgumentType]
-    _, sample, token, sampled, told = packed
+    _, sample, token, sampled, probs = packed
     log_probs = None
-    if told is not None:
-        log_probs = LogProbs(chosen=told[0], top=tuple((t, p) for t, p in told[1]))
+    if probs is not None:
+        log_probs = LogProbs(chosen=probs[0], top=tuple((t, p) for t, p in probs[1]))
     return TokenEvent(sample=sample, token=token, sampled=bool(sampled), log_probs=log_probs)
 
 
 def frame(message: Any) -> bytes:
-    """A message as it goes over the socket."""
+    """Return a message's bytes on the socket."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return _LENGTH.pack(len(body)) + body
 
 
 async def read_message(reader: asyncio.StreamReader) -> Any | None:
-    """The next message; None when the other side is gone."""
+    """Read the next message; None means that the other process has ended."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         return json.loads(await reader.readexactly(length))
@@ -115,7 +115,7 @@ async def read_message(reader: asyncio.StreamReader) -> Any | None:
 
 
 def receive_message(connection: socket.socket) -> Any | None:
-    """The same on a blocking socket."""
+    """Read the next message of a blocking socket; None means that the other process has ended."""
     try:
         head = _receive_exactly(connection, _LENGTH.size)
         body = head and _receive_exactly(connection, _LENGTH.unpack(head)[0])
@@ -125,7 +125,7 @@ def receive_message(connection: socket.socket) -> Any | None:
 
 
 def _receive_exactly(connection: socket.socket, count: int) -> bytes:
-    """`count` bytes, or none at the end."""
+    """Read `count` bytes; none means the end of the stream."""
     received = bytearray()
     while len(received) < count:
         part = connection.recv(count - len(received))

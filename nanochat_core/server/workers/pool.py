@@ -1,5 +1,5 @@
-"""The engine processes of one model: started, fed with the least loaded first, started again when
-one dies. Everything here belongs to one event loop.
+"""The engine processes of one model: starts them, gives each request to the least loaded, restarts
+one that dies. Not thread-safe: everything here belongs to one event loop.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from nanochat_core.server.workers.ipc import (
 )
 from nanochat_core.tokenizer.bpe import Tokenizer
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0  # seconds before a dead engine process is started again
-MOST_VAIN_LIVES = 6  # in a row, without one answer: the next would end as they did
-STEADY_SECONDS = 60.0  # one that lived so long is started again at once
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0  # seconds of backoff before a restart
+MOST_VAIN_LIVES = 6  # starts in a row without one answer, after which it is not restarted
+STEADY_SECONDS = 60.0  # a process that ran this long resets the backoff
 SECONDS_TO_DIE = 5.0
 ENGINE_PROCESS = "nanochat_core.server.workers.engine_process"
 _LOG = logging.getLogger(__name__)
@@ -36,30 +36,30 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long an engine process may take before it is taken for hung, and killed."""
+    """Timeouts after which an engine process counts as hung and is killed."""
 
     load_seconds: float = 1800.0  # from its start until it is ready
-    cancel_seconds: float = 60.0  # from a cancellation until it says that the answer is over
+    cancel_seconds: float = 60.0  # from a cancellation until it reports the answer's end
 
 
 class Busy(Exception):
-    """As many requests wait as may."""
+    """The limit of waiting requests is reached."""
 
 
 class NoEngine(Exception):
-    """Every engine process is being started again."""
+    """No engine process is ready: all are being restarted."""
 
 
 @dataclasses.dataclass
 class _Asked:
-    """A request as its engine process has it."""
+    """A request that an engine process has not ended."""
 
     stream: AnswerStream
     open: int  # samples that have not ended there
 
 
 class Worker:
-    """One engine process, and what is under way in it."""
+    """One engine process, and the requests under way in it."""
 
     def __init__(self, index: int, spec: Spec, patience: Patience = Patience()) -> None:
         self.index = index
@@ -70,7 +70,7 @@ class Worker:
         self.busy = 0  # samples that it writes or that wait in it
         self.failure: ModelError | None = None
         self.changed = asyncio.Event()  # ready, or refused
-        self.has_given_up = False  # no process is started any more; `failure` says why
+        self.has_given_up = False  # it is not restarted any more; `failure` says why
         self._was_ready = False
         self._has_answered = False  # in this life of its process
         self._status: int | None = None  # of the last process that ended
@@ -82,26 +82,28 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """Of its process, while there is one."""
+        """The process's id; None while there is no process."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Keep one process running from now on."""
+        """Start the process, and restart it whenever it ends."""
         self._task = asyncio.create_task(self._keep_running())
 
     async def stop(self) -> None:
-        """End it; what is under way there fails."""
+        """End the process; its requests under way fail."""
         if self._task:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
     def ask(self, ask: EngineRequest) -> AnswerStream:
-        """Begin a request; there must be a process that is ready."""
+        """Send a request to the process, which must be ready."""
         assert self._writer is not None, "no process is ready"
         self._count += 1
         number = self._count
 
+        # The request stays in `_asked`, and counts as busy, until the engine reports its end: its
+        # slot is not free before.
         def cancel() -> None:
             if number in self._asked:
                 self._say(["cancel", number])
@@ -132,21 +134,23 @@ class Worker:
             self._has_answered, self._status = False, None
             try:
                 await self._run_once()
-            except OSError as error:  # no process, no sockets: as one that ended
+            except OSError as error:  # no process or sockets to be had: as if it had ended
                 self.failure = ModelError(
                     f"the engine process cannot be started: {error}",
                     hint="the system gives no more processes, files or memory",
                 )
             finally:
+                # Requests under way are lost with the process: their clients can retry.
                 self.facts = self._writer = None
                 self.fail_all("the engine stopped unexpectedly; try again in a moment")
-            hint = "what it wrote before says why"
+            hint = "see its output above for the reason"
+            # The first start fails because of the model or the machine: report it, do not retry.
             if not self._was_ready:
                 how = f"the engine ended at once: {self._how_it_ended()}"
                 self.failure = self.failure or ModelError(how, hint=hint)
                 self.changed.set()
                 return
-            # A process that the system did not give is no life: that may pass.
+            # A process that could not be started does not count: the shortage may pass.
             vain = 0 if self._has_answered or self._status is None else vain + 1
             why = self.failure or self._how_it_ended()
             if vain == MOST_VAIN_LIVES:
@@ -163,21 +167,23 @@ class Worker:
             await asyncio.sleep(pause)
 
     async def _run_once(self) -> None:
-        """One life of the process, from its start to its end."""
+        """Run the process once, from its start to its end."""
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as undone:
             undone.callback(ours.close)
-            # Ctrl-C reaches the HTTP process, which ends this one after the answers under way.
+            # A process group of its own: Ctrl-C must reach the HTTP process alone, which ends this
+            # one after the answers under way.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", ENGINE_PROCESS, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
-            undone.pop_all()
+            undone.pop_all()  # the process has started: our end of the socket stays open
         seconds = self.patience.load_seconds
         loading = asyncio.get_running_loop().call_later(seconds, self._check_loaded)
         try:
+            # limit: bytes that are buffered before the engine process has to wait.
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**26)
             self._say(dataclasses.asdict(self.spec))  # pyright: ignore[reportArgumentType]
             while (message := await read_message(reader)) is not None:
@@ -186,6 +192,7 @@ class Worker:
             loading.cancel()
             if self._writer is not None:
                 self._writer.close()
+            # Shielded: `stop` cancels this task, and the process must be reaped all the same.
             await asyncio.shield(_end(self._process))
             self._status, self._process = self._process.returncode, None
 
@@ -201,10 +208,10 @@ class Worker:
     def _check_ended(self, number: int) -> None:
         if number in self._asked:  # else it has ended, or its process has
             seconds = self.patience.cancel_seconds
-            self._kill(f"it did not end an answer within {seconds:g} seconds of being told")
+            self._kill(f"it did not end a cancelled answer within {seconds:g} seconds")
 
     def _kill(self, why: str) -> None:
-        """End a process that hangs; what follows is as with one that died."""
+        """Kill a process that hangs; it is then restarted like one that died."""
         if self._process is not None:
             self.failure = ModelError(f"the engine hangs: {why}", hint="it was killed")
             self._process.kill()
@@ -229,7 +236,7 @@ class Worker:
         asked.stream.put(event)
         if not isinstance(event, TokenEvent):
             self._has_answered |= event.reason in ("stop", "length")
-            ended = asked.open if event.sample < 0 else 1
+            ended = asked.open if event.sample < 0 else 1  # below 0: the request was refused
             asked.open -= ended
             self.busy -= ended
             if not asked.open:
@@ -256,18 +263,18 @@ class Pool:
 
     @property
     def facts(self) -> ModelFacts:
-        """Of the model; the pool must have been started."""
+        """The model's facts; the pool must have been started."""
         assert self._facts is not None, "the pool was not started"
         return self._facts
 
     @property
     def failure(self) -> ModelError | None:
-        """Why no process is started again, once none is."""
+        """The reason why no process is restarted any more; None while one is."""
         return self.workers[0].failure if all(w.has_given_up for w in self.workers) else None
 
     @property
     def is_ready(self) -> bool:
-        """Whether any process can answer."""
+        """True if any process can answer."""
         return any(worker.facts for worker in self.workers)
 
     @property
@@ -293,7 +300,7 @@ class Pool:
 
     @property
     def restarts(self) -> int:
-        """How often a process was started again."""
+        """Restarts of the processes since the pool was made."""
         return sum(worker.restarts for worker in self.workers)
 
     async def start(self) -> None:
@@ -312,18 +319,20 @@ class Pool:
         return self.preparing > 0 or any(worker.busy for worker in self.workers)
 
     def submit(self, ask: EngineRequest) -> AnswerStream:
-        """Begin a request where least is under way. Raises Busy or NoEngine."""
+        """Send a request to the least busy process. Raises Busy or NoEngine."""
         return self.find_place(ask.num_samples).ask(ask)
 
     def find_place(self, num_samples: int) -> Worker:
-        """The process that has least under way. Raises Busy or NoEngine, so that a request that
-        cannot be taken need not be tokenised first."""
+        """Return the least busy process. Raises Busy or NoEngine.
+
+        Routes also call this first, to refuse a request before they tokenise it.
+        """
         ready = [worker for worker in self.workers if worker.facts]
         if not ready:
             raise NoEngine
         worker = min(ready, key=lambda worker: worker.busy)
         assert worker.facts is not None
-        # One request may be as wide as it likes where nothing waits.
+        # An idle process takes a request of any number of samples: it could never run else.
         most = worker.facts.num_slots + self.max_waiting
         if worker.busy and worker.busy + num_samples > most:
             raise Busy
@@ -335,11 +344,11 @@ class Pool:
             worker.fail_all(why)
 
     async def stop(self) -> None:
-        """End the processes; what is under way fails."""
+        """End the processes; requests under way fail."""
         await asyncio.gather(*(worker.stop() for worker in self.workers))
 
     async def drain(self, *, seconds: float) -> None:
-        """Wait until nothing is under way, at most so long; then stop."""
+        """Wait until no request is under way, at most `seconds`; then stop."""
         until = time.monotonic() + seconds
         while self._is_needed and time.monotonic() < until:
             await asyncio.sleep(0.05)
@@ -347,7 +356,8 @@ class Pool:
 
 
 async def _end(process: "subprocess.Popen[bytes]") -> None:
-    """The other end of its socket is closed, so it ends by itself; else it is killed."""
+    """Wait for a process whose socket is closed to exit, and kill it after SECONDS_TO_DIE."""
+    # Polled: there is no asyncio watcher for it, as it was not started through asyncio.
     until = time.monotonic() + SECONDS_TO_DIE
     while process.poll() is None:
         if time.monotonic() > until:

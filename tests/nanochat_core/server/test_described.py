@@ -25,7 +25,7 @@ CHECKS = [
 # What no schema can say; the document's descriptions do.
 UNWRITTEN = re.compile(
     "take turns|characters long, at most|choices, at most|tokens that the model does not know|"
-    "context|best_of|asks for what this server does not do"
+    "context|best_of|has a value that this server does not support"
 )
 REFUSED = (400, 415, 422)
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]

@@ -146,7 +146,7 @@ def test_an_engine_that_hangs_is_killed_and_comes_back(caplog):
         wait_until(lambda: live.health()["ready"])
         assert worker.pid != hung
         assert text_of(live.ask("echo back")) == "back"
-    assert "the engine hangs: it did not end an answer within 0.3 seconds" in caplog.text
+    assert "the engine hangs: it did not end a cancelled answer within 0.3 seconds" in caplog.text
 
 
 def test_an_engine_that_ends_what_is_cancelled_is_left_alone():
