@@ -1,9 +1,9 @@
-"""The meaning of C++ source: its tokens, without comments and layout.
+"""Hash C++ source by its tokens, without comments and layout.
 
-Layout counts where the language counts it: a directive is one line, and whether there is space
-between two tokens of one decides what a macro is. Where the meaning may be equal but is not plainly
-so, the digests differ, for a needless build is cheaper than a stale one. `#` before a macro's
-parameter and `__LINE__` would see layout elsewhere; sources of ours do not use them.
+Layout counts where the language counts it: a directive is one line, and space between two of its
+tokens decides what a macro is. Where two sources may mean the same, but not plainly so, the digests
+differ: a needless build is cheaper than a stale one. `#` before a macro's parameter and `__LINE__`
+would see layout elsewhere; sources of this repository do not use them.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ import re
 
 SUFFIXES = frozenset({".cpp", ".h"})
 
+# The order of alternatives matters: longer operators before shorter ones, raw strings before names.
 _TOKEN = re.compile(
     r"""
       (?P<newline> \n )
@@ -29,6 +30,7 @@ _SPLICES = re.compile(r"(?:\\[^\S\n]*\n)+")
 
 def digest_of_cpp(source: bytes) -> str:
     """Return 64 hex digits that only a change of the tokens changes."""
+    # surrogateescape: any bytes have tokens, and different bytes have different ones.
     words = tokens_of(source.decode(errors="surrogateescape"))
     return hashlib.sha256("\n".join(f"{word!a}" for word in words).encode()).hexdigest()
 

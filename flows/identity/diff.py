@@ -1,7 +1,4 @@
-"""Why two artifacts of a stage are not the same one: their pre-images compared, leaf by leaf.
-
-And what came of it: files that differ, and what the stage measured, side by side.
-"""
+"""Compare two artifacts of a stage: pre-images leaf by leaf, inputs, files and metrics."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,12 +16,12 @@ _PARTS: dict[Kind, str] = {  # of a pre-image, root causes first
     "input": "inputs",
     "record": "records",
 }
-PASSED_ON: tuple[Kind, ...] = ("input", "record")  # from what the stage is made from
+PASSED_ON: tuple[Kind, ...] = ("input", "record")  # consequences of changes in earlier stages
 _MAX_TEXT = 40  # characters of a value that are shown
 
 
 class _Absent:
-    """Where one side has nothing, not even null."""
+    """The type of `_ABSENT`: a leaf that one side lacks, unlike one that is null."""
 
 
 _ABSENT = _Absent()
@@ -50,7 +47,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class InputChange:
-    """An input that is another artifact; None: not an input there."""
+    """An input that is another artifact. None means that this side does not have it."""
 
     stage: str
     old: Input | None
@@ -59,7 +56,7 @@ class InputChange:
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """A file that differs, by its sizes; None: not there."""
+    """A file that differs, with its sizes. None means that this side does not have it."""
 
     path: str
     old: int | None  # bytes
@@ -68,7 +65,7 @@ class FileChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """What a stage said of its result, of both; None: it did not."""
+    """One metric of both results. None means that this side does not have it."""
 
     name: str  # tasks.generated.spelling.accuracy
     old: Any
@@ -76,14 +73,15 @@ class Metric:
 
     @property
     def difference(self) -> float | None:
-        """`new` less `old`, when both are numbers."""
+        """Return `new` - `old`, or None unless both are numbers."""
+        # `type`, not isinstance: True is no number here.
         numbers = [v for v in (self.old, self.new) if type(v) in (int, float)]
         return numbers[1] - numbers[0] if len(numbers) == 2 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Everything in which two artifacts of one stage are not the same."""
+    """All differences between two artifacts of one stage."""
 
     changes: tuple[Change, ...]  # of settings, code and file format
     inputs: tuple[InputChange, ...]
@@ -92,7 +90,7 @@ class Difference:
 
 
 def differ(old: Manifest, new: Manifest) -> Difference:
-    """How two artifacts of a stage differ: in what they are, hold and measured."""
+    """Return the differences of two artifacts of a stage: settings, inputs, files, metrics."""
     assert old.stage == new.stage, (old.stage, new.stage)
     changes = compare(old.preimage, new.preimage, with_inputs=False)
     return Difference(
@@ -110,21 +108,22 @@ def differ(old: Manifest, new: Manifest) -> Difference:
 def compare(
     old: Mapping[str, Tree], new: Mapping[str, Tree], *, with_inputs: bool = True
 ) -> list[Change]:
-    """Every difference between two pre-images of one stage, root causes first."""
+    """Return every difference between two pre-images of one stage, root causes first."""
     changes = [
         Change(kind=kind, name=name, old=_text(before), new=_text(after))
         for kind, part in _PARTS.items()
         if with_inputs or kind not in PASSED_ON
         for name, before, after in _differences("", old.get(part, _ABSENT), new.get(part, _ABSENT))
     ]
-    others = {change.name for change in changes if change.kind == "input"}  # so is their record
+    # An input that changed has another record too: one line is enough.
+    others = {change.name for change in changes if change.kind == "input"}
     return [change for change in changes if change.kind != "record" or change.name not in others]
 
 
 def nearest(
     manifests: Iterable[Manifest], preimage: Mapping[str, Tree], *, with_inputs: bool = True
 ) -> Manifest | None:
-    """The artifact that differs in the fewest leaves; of several such the first."""
+    """Return the artifact that differs in the fewest leaves, the first of several, or None."""
     return min(
         manifests,
         key=lambda manifest: len(compare(manifest.preimage, preimage, with_inputs=with_inputs)),
@@ -133,13 +132,13 @@ def nearest(
 
 
 def is_built(manifest: Manifest) -> bool:
-    """Whether an artifact has settings that can change: an imported one stands for its files."""
+    """Return whether an artifact was built by a stage. An imported one has no settings."""
     config = manifest.preimage.get("config")
     return not isinstance(config, dict) or list(config) != ["imported"]
 
 
 def _digest(manifest: Manifest, stage: str) -> str | None:
-    """Of an input's contents: what the fingerprint is computed from."""
+    """Return the content digest of an input, which is what the fingerprint is computed from."""
     source = manifest.inputs.get(stage)
     return source.digest if source else None
 
@@ -149,6 +148,7 @@ def _file_changes(old: Manifest, new: Manifest) -> Iterator[FileChange]:
     after = {file.path: file for file in new.files}
     for path in sorted(before.keys() | after.keys()):
         was, now = before.get(path), after.get(path)
+        # By content where both have it: another pyarrow encodes the same documents otherwise.
         if was is None or now is None or (was.content or was.sha256) != (now.content or now.sha256):
             yield FileChange(
                 path=path, old=was.size if was else None, new=now.size if now else None
@@ -164,7 +164,7 @@ def _metrics(old: Facts, new: Facts) -> Iterator[Metric]:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of everything in a group; lists are taken as they are."""
+    """Yield (dotted name, value) of every leaf of a group. A list is a leaf."""
     if isinstance(value, dict):
         for key, inner in cast("dict[str, Any]", value).items():
             yield from _leaves(f"{name}.{key}" if name else key, inner)
@@ -175,18 +175,20 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _differences(
     name: str, old: "Tree | _Absent", new: "Tree | _Absent"
 ) -> Iterator[tuple[str, "Tree | _Absent", "Tree | _Absent"]]:
-    """(dotted name, old, new) of what differs; a list of groups is taken apart by its labels."""
+    """Yield (dotted name, old, new) of each leaf that differs; lists of groups match by label."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             inner = f"{name}.{key}" if name else key
             yield from _differences(inner, old.get(key, _ABSENT), new.get(key, _ABSENT))
     elif (olds := _groups(old)) and (news := _groups(new)):
         before, after = _by_name(olds), _by_name(news)
+        # Both sides by index unless both have unique names, or an entry would match a wrong one.
         if before is None or after is None:
             before, after = _by_place(olds), _by_place(news)
         for label in dict.fromkeys([*before, *after]):
             inner = f"{name}[{label}]"
             yield from _differences(inner, before.get(label, _ABSENT), after.get(label, _ABSENT))
+        # The same entries in another order give another fingerprint.
         if before.keys() == after.keys() and list(before) != list(after):
             yield name, list(before), list(after)
     elif not _is_same(old, new):
@@ -194,13 +196,13 @@ def _differences(
 
 
 def _groups(tree: "Tree | _Absent") -> list[dict[str, Tree]]:
-    """The entries of a list of groups; none when it is something else."""
+    """Return the entries of a list of groups, or [] if `tree` is anything else."""
     groups = [item for item in tree if isinstance(item, dict)] if isinstance(tree, list) else []
     return groups if isinstance(tree, list) and len(groups) == len(tree) else []
 
 
 def _by_name(groups: list[dict[str, Tree]]) -> dict[str, Tree] | None:
-    """Groups by what they are called, None when that does not tell them apart."""
+    """Return groups by their name or task. None means that some have none, or the same."""
     named = {str(group.get("name") or group.get("task") or ""): group for group in groups}
     return dict(named) if "" not in named and len(named) == len(groups) else None
 
@@ -210,7 +212,8 @@ def _by_place(groups: list[dict[str, Tree]]) -> dict[str, Tree]:
 
 
 def _is_same(old: "Tree | _Absent", new: "Tree | _Absent") -> bool:
-    """Whether two leaves are one in canonical JSON, where 1 is not 1.0."""
+    """Return whether two leaves are equal in canonical JSON, where 1 is not 1.0."""
+    # Python finds [1] == [1.0], so lists are compared by their text too.
     return type(old) is type(new) and old == new and (type(old) is str or _text(old) == _text(new))
 
 

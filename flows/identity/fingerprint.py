@@ -1,15 +1,15 @@
-"""What an artifact is: one digest over the stage, its configuration, its inputs' content, its code.
+"""Compute an artifact's fingerprint: a digest of stage, configuration, inputs' contents and code.
 
-Code is the static import closure of the stage's entry module inside this repository. Each module
-counts by its syntax tree, without comments, docstrings, layout or line numbers, so only a change of
-meaning is a change. A data file counts where a module of the closure names it by a string literal
+Code is the static import closure of the stage's entry module inside this repository. A module is
+hashed by its syntax tree, without comments, docstrings, layout or line numbers, so only a change of
+meaning is a change. A data file is hashed if a module of the closure names it by a string literal
 and it lies in that module's directory or below ("identity.jsonl" beside
 tasks/generated/identity.py): C++ by its tokens (flows/identity/cpp_source.py), any other file by
 its bytes.
 
-Not counted: `CARRIERS`, and what is imported under `if TYPE_CHECKING:`. Imports inside functions
-count. Imports by computed names are not seen, so stages must not use them; but for the modules of
-the tasks that a stage's configuration names (`task_modules`), which are entries like its own.
+Not hashed: `CARRIERS`, and imports under `if TYPE_CHECKING:`. Imports inside functions are. Imports
+by computed names are not seen, so stages must not use them. The one exception is the modules of the
+tasks that a stage's configuration names (`task_modules`), which are entries like its own.
 """
 
 import ast
@@ -32,7 +32,8 @@ from tasks.names import modules_of
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("flows", "infra", "nanochat_core", "tasks")
 
-# These reach a result only through values that are hashed elsewhere: they carry, not decide.
+# Modules left out of the closure: they affect a result only through values that are hashed
+# elsewhere. A wrong entry here hides a change; a missing one only rebuilds without need.
 CARRIERS = frozenset(
     {
         "nanochat_core.config",
@@ -49,7 +50,7 @@ CARRIERS = frozenset(
         "nanochat_core.runtime.progress",
         "nanochat_core.runtime.trackers",
         "nanochat_core.runtime.versions",
-        # Its choices, and those of `eras` behind it, are configuration; its counts are reported.
+        # Its choices, and those of `eras` behind it, are configuration; its counts are only shown.
         "nanochat_core.scaling",
         "nanochat_core.section",
         "nanochat_core.train.loop.checkpoint",
@@ -57,19 +58,19 @@ CARRIERS = frozenset(
         "nanochat_core.train.loop.metrics",
         "nanochat_core.train.loop.run_environment",
         "nanochat_core.worker",
-        # Where a task is; what it is, is hashed for each stage that loads it.
+        # It maps names to modules. The modules are hashed for each stage that loads them.
         "tasks.names",
     }
 )
 
 # Positions, and fields that some Python versions fill and others lack.
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-_PARSES = 5  # tries; each failed one is as rare as the first
+_PARSES = 5  # tries; failures are rare and independent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """A fingerprint and everything it was computed from, kept so that differences can be named."""
+    """A fingerprint and all that it was computed from, which is stored to explain differences."""
 
     stage: str
     fingerprint: str  # 64 hex digits
@@ -78,7 +79,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """What one file contributes; one of data refers to nothing."""
+    """One file of the closure, scanned. A data file has no imports and names no files."""
 
     digest: str
     imports: tuple[str, ...] = ()  # dotted names, of modules or of things in them
@@ -93,10 +94,10 @@ def identify(
     code: "Code | None" = None,
     records: Mapping[str, str] | None = None,
 ) -> Identity:
-    """The identity of `stage` in `run`, given the content digest of each of its inputs.
+    """Return the identity of `stage` in `run`, given the content digest of each of its inputs.
 
-    `records` has the digest of each input's manifest and logs, for a stage that reads them.
-    `code` is the code that would run; without one it is read from this repository.
+    `records` has the digest of each input's manifest and logs, for a stage that reads them. `code`
+    is the code that would run; None reads this repository.
     """
     assert set(inputs) == {source.name for source in stage.inputs}, (stage.name, sorted(inputs))
     preimage = preimage_of(stage, run, code=code or Code(REPOSITORY))
@@ -109,7 +110,7 @@ def identify(
 
 
 def preimage_of(stage: Stage, run: RunConfig, *, code: "Code") -> dict[str, Tree]:
-    """All of the pre-image that is known before the inputs are."""
+    """Return the part of the pre-image that does not depend on the inputs."""
     config = canonical_config(stage, run)
     return {
         "stage": stage.name,
@@ -136,31 +137,32 @@ def task_modules(stage: Stage, config: Mapping[str, Tree]) -> list[str]:
 
 
 def fingerprint_of(preimage: Mapping[str, Tree]) -> str:
-    """The 64 hex digits that stand for a pre-image."""
+    """Return the sha256 of a pre-image's canonical JSON, 64 hex digits."""
     return hashlib.sha256(canonical_json(preimage)).hexdigest()
 
 
 def short(digest: str) -> str:
-    """The 12 digits people see."""
+    """Return the first 12 digits, as people see a digest."""
     return digest[:12]
 
 
 def canonical_config(stage: Stage, run: RunConfig) -> dict[str, Tree]:
-    """The sections of `run` that `stage` declares, in their canonical form."""
+    """Return the sections of `run` that `stage` declares, in their canonical form."""
     sections = {name: getattr(run, name) for name in stage.config}
     return {n: s.canonical() if isinstance(s, Section) else s for n, s in sections.items()}
 
 
 def canonical_json(tree: object) -> bytes:
-    """One byte string per value: sorted keys, no spaces, ints and floats apart.
+    """Return the one byte string for a value: sorted keys, no spaces, 1 and 1.0 differ.
 
-    Raises TypeError for a type without a stable form and ValueError for NaN or infinity.
+    Raises TypeError for a type without a stable form, ValueError for NaN or infinity.
     """
     _check_types(tree)
     return json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _check_types(tree: object) -> None:
+    # json.dumps turns tuples into lists and other keys into strings: two values, one byte string.
     if type(tree) is dict:
         for name, value in cast("dict[Any, Any]", tree).items():
             if type(name) is not str:
@@ -176,8 +178,8 @@ def _check_types(tree: object) -> None:
 class Code:
     """The packages under `root` as they are now. Each file is read once: make one for each plan.
 
-    `cache` is a file that spares parsing what was parsed before. It is keyed by content, so it is
-    never out of date, and may be lost at any time.
+    `cache` is a file with the results of earlier scans. It is keyed by content, so it is never
+    stale, and may be deleted at any time.
     """
 
     def __init__(self, root: Path, *, cache: Path | None = None) -> None:
@@ -190,12 +192,11 @@ class Code:
         self._imports: dict[str, list[str]] = {}
 
     def closure(self, entry: str, *more: str) -> dict[str, str]:
-        """Digest per module and data file that the entry module reaches, in order of name.
-
-        So for `more` modules, where they exist.
-        """
+        """Return the digest per module and data file that the entries reach, in order of name."""
+        # `more` are entries too, where they exist.
         assert self._find(entry), f"no module {entry} in {self._root}"
         digests: dict[str, str] = {}
+        # Carriers count as seen: neither they nor what only they import is hashed.
         seen, waiting = set(CARRIERS), list(self._modules([entry, *more]))
         while waiting:
             name = waiting.pop()
@@ -207,8 +208,9 @@ class Code:
         return dict(sorted(digests.items()))
 
     def save_cache(self) -> None:
-        """Keep what was parsed, if that is possible."""
+        """Write the cache. No-op if nothing changed or the disk refuses."""
         if self._cache and self._used != self._known:
+            # Only what this plan used: scans of deleted code must not pile up.
             tree = {"scanner": _scanner(), "modules": {k: asdict(m) for k, m in self._used.items()}}
             with contextlib.suppress(OSError):
                 self._cache.parent.mkdir(parents=True, exist_ok=True)
@@ -218,6 +220,7 @@ class Code:
         path = self._find(name)
         if name in self._digests or path is None:
             return
+        # Relative imports start from the package: a package's own name for its __init__.py.
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         module = self._scan(path.read_bytes(), path.suffix, package)
         self._digests[name] = {name: module.digest}
@@ -237,6 +240,7 @@ class Code:
         digest = hashlib.sha256(source).hexdigest()
         if suffix != ".py" and suffix not in cpp_source.SUFFIXES:
             return Module(digest=digest)
+        # The same source has other imports in another package, so the package is part of the key.
         key = f"{package if suffix == '.py' else 'c++'} {digest}"
         module = self._used.get(key) or self._known.get(key)
         if module is None and suffix == ".py":
@@ -247,7 +251,8 @@ class Code:
         return module
 
     def _modules(self, imports: Iterable[str]) -> Iterator[str]:
-        """Every module that these imports load: the packages on the way, and the module itself."""
+        """Yield every module that these imports load: parent packages, and the module itself."""
+        # `from a.b import c` gives a.b.c. Whether c is a module or a name shows in the files.
         for name in imports:
             parts = name.split(".")
             for count in range(1, len(parts) + 1 if parts[0] in PACKAGES else 0):
@@ -263,7 +268,7 @@ class Code:
 
 
 def _scanner() -> str:
-    """Return a digest of what scans: another scanner may see other things in the same source."""
+    """Return a digest of the scanner's own source, which makes the cache of another one stale."""
     files = (Path(__file__), Path(cpp_source.__file__))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
@@ -286,7 +291,8 @@ def _read_scans(cache: Path) -> dict[str, Module]:
 
 
 def _parse(source: bytes) -> ast.Module:
-    """The syntax tree. CPython 3.11 counts its depth wrongly while another thread parses too."""
+    """Return the syntax tree of a module."""
+    # CPython 3.11 raises SystemError, a wrong recursion depth, if another thread parses too.
     for _ in range(_PARSES - 1):
         with contextlib.suppress(SystemError):
             return ast.parse(source)
@@ -294,7 +300,7 @@ def _parse(source: bytes) -> ast.Module:
 
 
 def scan(source: bytes, *, package: str) -> Module:
-    """A module's meaning and what it refers to; `package` is what relative imports start from."""
+    """Return a module's digest and references; `package` is where relative imports start."""
     tree = _parse(source)
     walk = _Walk(package)
     walk.add(tree)
@@ -306,7 +312,7 @@ def scan(source: bytes, *, package: str) -> Module:
 
 
 class _Walk:
-    """A syntax tree as a list of words that is the same on every Python from 3.11 on."""
+    """A syntax tree as a list of words, the same on every Python from 3.11 on (unlike ast.dump)."""
 
     def __init__(self, package: str) -> None:
         self.parts: list[str] = []
@@ -331,6 +337,7 @@ class _Walk:
         if isinstance(node, ast.Import | ast.ImportFrom):
             self.imports.update(_imported(node, self._package))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # Only a candidate: it counts if such a file exists beside the module.
             if _is_file_name(node.value):
                 self.file_names.add(node.value)
         elif isinstance(node, ast.JoinedStr):
@@ -355,7 +362,7 @@ def _fields(node_type: type[ast.AST]) -> tuple[str, ...]:
 
 
 def _is_idle(item: object) -> bool:
-    """A statement that does nothing: `pass`, or a string by itself (a docstring)."""
+    """Return whether a statement does nothing: `pass`, or a string by itself (a docstring)."""
     if isinstance(item, ast.Expr):
         return isinstance(item.value, ast.Constant) and isinstance(item.value.value, str)
     return isinstance(item, ast.Pass)
@@ -367,14 +374,15 @@ def _is_type_checking(test: ast.expr) -> bool:
 
 
 def _is_file_name(text: str) -> bool:
-    """Whether it is short and has a suffix: it may be of a file beside the module or below."""
+    """Return whether a string may name a data file: short, relative, with a suffix."""
+    # Not .py: modules count by imports. Not "..": a file must lie beside the module or below.
     stem, dot, suffix = text.rpartition(".")
     is_name = bool(stem and dot and suffix.isalnum()) and suffix != "py"
     return is_name and len(text) < 100 and not text.startswith("/") and ".." not in text
 
 
 def _without_empty(values: list[ast.expr]) -> list[ast.expr]:
-    """The pieces of an f-string; some Python versions add empty ones."""
+    """Return the parts of an f-string without empty ones, which some Python versions add."""
     return [v for v in values if not (isinstance(v, ast.Constant) and v.value == "")]
 
 
@@ -385,6 +393,7 @@ def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:
     base = node.module or ""
     if node.level:
         parts = package.split(".")
+        # One dot is the package itself, so level 1 removes nothing.
         above = parts[: len(parts) - node.level + 1]
         base = ".".join([*above, base] if base else above)
     yield from (f"{base}.{alias.name}" for alias in node.names)

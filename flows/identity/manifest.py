@@ -1,7 +1,7 @@
-"""The record beside an artifact: what it is, what it was made from, which files, how it went.
+"""The manifest, the record of an artifact: its pre-image, inputs, files and provenance.
 
-An artifact exists once its manifest does. What a manifest says is checked on reading: a digest that
-does not follow from its parts, or a path that would leave its directory, is refused.
+An artifact exists once its manifest does. A manifest is checked on reading: a digest that does not
+follow from its parts, or a path that would leave its directory, is refused.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ def _no_processes(value: int) -> str | None:
 
 
 class Segment(TypedDict, total=False):
-    """What is read of an execution."""
+    """The fields that are read of one execution of a job."""
 
     started: float
     ended: float
@@ -43,7 +43,7 @@ class Segment(TypedDict, total=False):
     torch: str
 
 
-# What is read of where an accepted artifact comes from.
+# The fields that are read of an acceptance. In this form because `from` is a Python keyword.
 Accepted = TypedDict(
     "Accepted",
     {
@@ -59,7 +59,7 @@ Accepted = TypedDict(
 
 
 class Preimage(TypedDict):
-    """What is read of a pre-image."""
+    """The fields that are read of a pre-image."""
 
     stage: str
     format: int
@@ -76,8 +76,8 @@ class File:
     size: Count  # bytes
     sha256: str
     key: str  # of the object that holds the bytes; may belong to an older artifact
-    # Digest of what the bytes say, where another version of their writer may encode the same
-    # otherwise (flows/identity/contents.py); None: the bytes are what they say.
+    # Digest of the contents, where another version of the writer may encode the same contents as
+    # other bytes (flows/identity/contents.py). None means that the bytes count.
     content: str | None = None
 
 
@@ -91,14 +91,14 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """How an artifact came about: recorded, and never part of what it is."""
+    """The history of an artifact: recorded, and never part of its fingerprint."""
 
     run: str  # the run that built it
     owner: str  # of the lease it was built under
     epoch: int  # of that lease
     created: Time  # UTC, 2026-11-21T05:53:38Z
     git_commit: str | None
-    metrics: Facts  # what the stage says of its result
+    metrics: Facts  # the stage's own measurements of its result
     # Of the packages that the job loaded, its compiler and its runner, in its last execution.
     versions: dict[str, str] = field(default_factory=dict[str, str])
     # One group per execution: first_step, last_step, started and ended (unix seconds), host,
@@ -108,7 +108,7 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """An artifact."""
+    """The record of one artifact."""
 
     stage: Name
     fingerprint: Digest
@@ -119,29 +119,29 @@ class Manifest:
     inputs: dict[Name, Input]  # stage -> artifact
     provenance: Provenance
     divergences: tuple[str, ...]  # keys of manifests of this fingerprint with other contents
-    # Of an artifact that a person took over from another fingerprint (flows/plan/accept.py): from
+    # Of an artifact that a person accepted from another fingerprint (flows/plan/accept.py): from
     # (fingerprint), earlier (those that one was accepted from), code (that made the files, as in a
     # pre-image), why, when, who, and proof (what was compared; None: nothing).
     accepted: Annotated[Facts | None, Accepted] = None
 
     @property
     def name(self) -> str:
-        """What a person calls it: stage/fingerprint."""
+        """Return its name as people see it: stage/fingerprint, shortened."""
         return f"{self.stage}/{short(self.fingerprint)}"
 
     def to_json(self) -> bytes:
-        """The manifest as an object of the store."""
+        """Return the manifest as the bytes of an object."""
         return encode_record(asdict(self), format=FORMAT)
 
     @classmethod
     def from_json(cls, data: bytes, *, where: str) -> Self:
-        """Read a manifest, called `where` in errors. Raises ArtifactError unless it all holds."""
+        """Return the manifest in `data`, named `where` in errors. Raises ArtifactError."""
         tree = decode_record(data, format=FORMAT, earlier=EARLIER, where=where)
         return cls.from_tree(tree, where=where)
 
     @classmethod
     def from_tree(cls, tree: Facts, *, where: str) -> Self:
-        """A manifest from its record, called `where` in errors."""
+        """Return the manifest of a record, named `where` in errors. Raises ArtifactError."""
         manifest = read_record(
             cls, tree, where=where, what="a manifest", mend="delete it and run the stage again"
         )
@@ -150,11 +150,11 @@ class Manifest:
 
 
 def digest_of(files: Iterable[File]) -> str:
-    """The content digest: 64 hex digits over the files in order of path.
+    """Return the content digest: 64 hex digits over the files in order of path.
 
     A file counts by (path, content) if it has a content digest, else by (path, size, sha256).
-    Where an artifact is stored does not matter to it.
     """
+    # Without the keys: a copy in another store, or with shared files, is the same content.
     rows: list[Tree] = [
         [f.path, f.size, f.sha256] if f.content is None else [f.path, f.content]
         for f in sorted(files, key=lambda f: f.path)
@@ -190,7 +190,8 @@ def record_digest(manifest: Manifest) -> str:
 
 
 def _check(manifest: Manifest, where: str) -> None:
-    """Raises ArtifactError unless the parts agree with each other and every path is harmless."""
+    """Raise ArtifactError unless the parts agree with each other and every path is harmless."""
+    # The checksum of a record shows damage. This shows a record that some program wrote wrongly.
     wrong = None
     if fingerprint_of(manifest.preimage) != manifest.fingerprint:
         wrong = "its fingerprint does not follow from its pre-image"
@@ -212,7 +213,7 @@ def _check(manifest: Manifest, where: str) -> None:
 
 
 def _unsafe(manifest: Manifest) -> str | None:
-    """The first path or key that is no plain name inside its directory, or occurs twice."""
+    """Return the first path whose path or key is unsafe, or that occurs twice, or None."""
     for files in (manifest.files, manifest.logs):
         seen: set[str] = set()
         for file in files:

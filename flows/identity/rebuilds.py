@@ -1,10 +1,10 @@
-"""Which rebuild the state of an unfinished job belongs to, so that older state is never resumed.
+"""Mark rebuilds, so that state of an unfinished job from before a rebuild is never resumed.
 
 When an artifact is to be built again (`--force`, or it was revoked), a mark is put in the store
 before anything else. Every checkpoint in the store and every work directory names the mark under
-which it was begun; a machine that finds another name on its own directory, or none, removes it.
+which it was begun; a machine removes its own work directory if that names another mark, or none.
 
-{stage}/{fingerprint}/checkpoints/anew/run.json    the mark; goes with the checkpoints
+{stage}/{fingerprint}/checkpoints/anew/run.json    the mark; removed with the checkpoints
 {home}/work/{stage}/{fingerprint}/rebuild.json     the mark of a work directory
 """
 
@@ -21,20 +21,20 @@ from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import write_json
 
 FORMAT = 2
-NONE = ""  # state of a job that was never asked to begin again
+NONE = ""  # the id for state of a job that was never rebuilt
 _NOTE = "rebuild.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RebuildMark:
-    """A rebuild that began and has not finished."""
+    """The mark of a rebuild that began and has not finished."""
 
     run: str  # id of the run that asked for it; its later attempts resume what it saved
     id: str
 
 
 def mark_rebuild(store: Store, stage: str, fingerprint: str, *, run: str) -> RebuildMark:
-    """Void all state of earlier jobs of this fingerprint, on every machine. Raises StoreError."""
+    """Make the state of earlier jobs of a fingerprint stale on every machine. Raises StoreError."""
     mark = RebuildMark(run=run, id=uuid.uuid4().hex)
     store.put(
         _key(stage, fingerprint), encode_record({"run": mark.run, "id": mark.id}, format=FORMAT)
@@ -43,7 +43,7 @@ def mark_rebuild(store: Store, stage: str, fingerprint: str, *, run: str) -> Reb
 
 
 def find_rebuild_mark(store: Store, stage: str, fingerprint: str) -> RebuildMark | None:
-    """Return the mark of the rebuild that is under way. None also if it is damaged."""
+    """Return the mark of the rebuild that is under way. None also means a damaged mark."""
     try:
         note = find_document(store, _key(stage, fingerprint), format=FORMAT)
         return None if note is None else read_record(RebuildMark, note, where="it", what="a mark")
@@ -60,12 +60,14 @@ def rebuild_of(directory: Path) -> str:
 
 
 def open_work(directory: Path, rebuild: str) -> None:
-    """Make a work directory one of this rebuild: what it holds of another is removed.
+    """Make a work directory belong to this rebuild; remove it first if it belongs to another.
 
-    Raises StageError if it cannot be: what stays would be taken for this rebuild's own state.
+    Raises StageError if it cannot be removed: its state would be resumed as this rebuild's own.
     """
     if rebuild_of(directory) == rebuild:
         return
+    # Removed before the mark is written: a crash in between leaves a directory of no rebuild, which
+    # the next start removes.
     _remove(directory)
     if rebuild != NONE:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Records as dataclasses: a tree of JSON values becomes one when every field has its type.
+"""Parse a record, a tree of JSON values, into a dataclass, and check the type of every field.
 
 Any program that may write to the store may have written a record, so nothing of it is used before
-this. Annotated fields say more than a type: `Annotated[str, check]` with a function that returns
-what is wrong or None, and `Annotated[Facts, Known]` with a TypedDict of the names that are read
-from a group which may hold others too.
+this check. Annotated fields check more than a type: `Annotated[str, check]` has a function that
+returns what was expected, or None if the value is right; `Annotated[Facts, Known]` has a TypedDict
+of the names that are read from a group which may have others too.
 """
 
 import datetime
@@ -53,6 +53,7 @@ def _no_name(value: str) -> str | None:
 
 def _no_time(value: str) -> str | None:
     try:
+        # The pattern too: fromisoformat takes many other forms, which sort and print differently.
         if _TIME.fullmatch(value):
             datetime.datetime.fromisoformat(value)
             return None
@@ -70,10 +71,10 @@ Time: TypeAlias = Annotated[str, _no_time]
 def read_record(
     kind: type[_R], tree: Mapping[str, Any], *, where: str, what: str, mend: str | None = None
 ) -> _R:
-    """Return a record's tree as the dataclass `kind`, of which every field has its type.
+    """Return a record's tree as the dataclass `kind`, every field checked against its type.
 
-    Raises ArtifactError, which calls the record `where` and its kind `what`; `mend` is what to do
-    when it is the same on another machine.
+    Raises ArtifactError, which names the record `where` and its kind `what`; `mend` is the hint if
+    it is the same on another machine.
     """
     try:
         return cast("_R", _as_dataclass(kind, tree, ""))
@@ -85,7 +86,7 @@ def read_record(
 
 
 class _Wrong(Exception):
-    """A value is not of its type."""
+    """A value does not have its field's type. Caught in `read_record`."""
 
 
 @lru_cache
@@ -120,6 +121,7 @@ def _value(expected: Any, value: Any, at: str) -> Any:
     if origin in (Union, types.UnionType):
         return _optional(options, value, at)
     if origin is Literal:
+        # `True == 1` in Python, so the types are compared too.
         if not any(type(value) is type(option) and value == option for option in options):
             raise _wrong(at, value, f"one of {', '.join(map(str, options))}")
         return value
@@ -139,6 +141,7 @@ def _value(expected: Any, value: Any, at: str) -> Any:
 
 
 def _plain(expected: type[Any], value: Any, at: str) -> Any:
+    # JSON writes 1.0 as 1 in other languages, so an int is a float; a bool is no int.
     fits = (int, float) if expected is float else (expected,)
     if type(value) not in fits:
         raise _wrong(at, value, expected.__name__)
@@ -158,7 +161,7 @@ def _annotated(expected: Any, more: tuple[Any, ...], value: Any, at: str) -> Any
 
 
 def _check_known(known: Any, value: Any, at: str) -> None:
-    """Raise _Wrong unless the names that are read from a group are there and of their types."""
+    """Raise _Wrong unless the names that are read from a group exist and have their types."""
     group = _group(value, at)
     if missing := known.__required_keys__ - group.keys():
         raise _Wrong(f"{at}.{min(missing)} is missing")
@@ -168,7 +171,7 @@ def _check_known(known: Any, value: Any, at: str) -> None:
 
 
 def _optional(options: tuple[Any, ...], value: Any, at: str) -> Any:
-    """A union is of None and one type; of several, like that of all JSON, anything is one."""
+    """Return `value` as the one type beside None; a union of several types accepts any value."""
     if value is None and types.NoneType in options:
         return None
     some = [option for option in options if option is not types.NoneType]

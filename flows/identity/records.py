@@ -1,8 +1,7 @@
-"""JSON records in the store that tell for themselves whether they are whole.
+"""Encode and decode JSON records, each with a format number and a checksum of its own.
 
-Manifests, run records, names, leases: each carries a format number and a checksum of all the rest,
-because a store may hand out other bytes than were put, and what is no file of an artifact is
-covered by no manifest.
+Manifests, run records, tags and leases are records. A store may return other bytes than were put,
+and a record, unlike a file of an artifact, is covered by no manifest: so it carries its checksum.
 """
 
 import json
@@ -13,7 +12,7 @@ from flows.identity.fingerprint import fingerprint_of
 from infra.storage.base import BadObject, ObjectNotFound, Store, VersionedObject
 from nanochat_core.errors import ArtifactError
 
-# Formats that are read too, each with the names of the fields that today's has not.
+# Earlier formats that are read too: number -> fields to drop, which the current format lacks.
 Earlier: TypeAlias = Mapping[int, tuple[str, ...]]
 NO_OTHER: Earlier = {}
 
@@ -21,19 +20,19 @@ _T = TypeVar("_T")
 _TOO_DEEP = "it is nested too deeply"
 _LARGEST = 1e300
 _MAX_SHOWN = 40  # characters of a value in an error
-_DEEPEST = 64  # groups and lists in each other; readers and writers of JSON recurse
+_DEEPEST = 64  # levels of nesting; readers and writers of JSON recurse
 _READS = 3  # a damaged answer may be the network's fault; a damaged object stays damaged
 
 
 class OtherFormat(ArtifactError):
-    """A record that another version of nanochat-flows has written."""
+    """A record in a format that this version of nanochat-flows does not read."""
 
 
 def encode_record(tree: Mapping[str, Any], *, format: int) -> bytes:
-    """A record as an object of the store. `tree` is plain JSON values under plain names."""
+    """Return a record as an object's bytes. `tree` has plain JSON values under plain names."""
     assert "check" not in tree, "the checksum's own name"
     whole = {"format": format, **tree}
-    # Through JSON and back: tuples become lists, as the reader will see them.
+    # Through JSON and back: the checksum is over what a reader gets, in which tuples are lists.
     check = fingerprint_of(json.loads(json.dumps(whole, allow_nan=False)))
     return (json.dumps({**whole, "check": check}, indent=1, allow_nan=False) + "\n").encode()
 
@@ -41,9 +40,9 @@ def encode_record(tree: Mapping[str, Any], *, format: int) -> bytes:
 def decode_record(
     data: bytes, *, format: int, earlier: Earlier = NO_OTHER, where: str
 ) -> dict[str, Any]:
-    """Return the record's tree without format and checksum. `where` is what errors call it.
+    """Return the record's tree without format and checksum. `where` names it in errors.
 
-    A record of an `earlier` format comes without what only that one has; what it lacks is missing.
+    Fields that only an `earlier` format has are dropped; fields that it lacks are missing.
     Raises ArtifactError if the record is damaged, OtherFormat if it is of another format.
     """
     try:
@@ -51,11 +50,13 @@ def decode_record(
         _check_values(tree)
     except RecursionError as error:
         raise _damaged(where, _TOO_DEEP) from error
-    except ValueError as error:  # a wrong encoding is one too
+    except ValueError as error:  # UnicodeDecodeError is one too
         raise _damaged(where, f"it is not JSON: {error}") from error
     if not isinstance(tree, dict):
         raise _damaged(where, "it is not a record")
     fields = cast("dict[str, Any]", tree)
+    # The format before the checksum: another format may compute it otherwise, and a later version's
+    # record must not be reported as damaged.
     written = fields.get("format")
     if type(written) is not int or written not in (format, *earlier):
         is_newer = type(written) is int and written > format
@@ -76,23 +77,25 @@ def decode_record(
 
 
 def shorten(value: object) -> str:
-    """Return a value from a record as an error shows it."""
+    """Return a value from a record for an error message: ASCII, 40 characters at most."""
     text = ascii(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a group of JSON. Of two values of one name, readers differ in which they take."""
+    """Return a JSON object as a dict. Raises ValueError for a name that occurs twice."""
+    # JSON readers differ in which of the two values they take.
     tree = dict(pairs)
     if len(tree) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{shorten(twice)} is there twice")
+        raise ValueError(f"{shorten(twice)} occurs twice")
     return tree
 
 
 def _check_values(tree: Any) -> None:
-    """Raise ValueError for what Python reads from JSON and cannot write, print or count with."""
+    """Raise ValueError for values read from JSON that Python cannot write, print or add up."""
+    # Level by level, not recursive: the depth is what is being limited.
     level = [tree]
     for _ in range(_DEEPEST):
         below: list[Any] = []
@@ -115,9 +118,9 @@ def _check_values(tree: Any) -> None:
 def find_document(
     store: Store, key: str, *, format: int, earlier: Earlier = NO_OTHER
 ) -> dict[str, Any] | None:
-    """The record at `key`, or None only when the store says there is none.
+    """Return the record at `key`. None means that the store has answered: no such object.
 
-    Raises StoreError when the store cannot be asked, ArtifactError when the record is damaged.
+    Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
     """
     where = f"{store.url}/{key}"
     return _read_whole(
@@ -128,7 +131,7 @@ def find_document(
 def find_stored(
     store: Store, key: str, *, format: int, earlier: Earlier = NO_OTHER
 ) -> tuple[dict[str, Any], VersionedObject] | None:
-    """Like `find_document`, with the object's version and age."""
+    """Return the record at `key` as `find_document` does, with the object's version and age."""
 
     def read() -> tuple[dict[str, Any], VersionedObject]:
         stored, where = store.get_stored(key), f"{store.url}/{key}"
@@ -138,7 +141,7 @@ def find_stored(
 
 
 def _read_whole(read: Callable[[], _T]) -> _T | None:
-    """What `read` gives, None when there is nothing; a damaged answer is asked for again."""
+    """Return what `read` returns, or None if there is no object. Retries a damaged answer."""
     for left in reversed(range(_READS)):
         try:
             return read()
@@ -153,10 +156,8 @@ def _read_whole(read: Callable[[], _T]) -> _T | None:
 
 
 def repair_hint(then: str) -> str:
-    """What to do about an answer that cannot be right; `then` when the object itself is wrong.
-
-    However often one machine reads, all of it may come through one proxy that damages it.
-    """
+    """Return a hint for a record that is wrong; `then` is the repair if the object itself is."""
+    # Retries on one machine do not show which it is: one proxy may damage every answer.
     return (
         "it may be damaged on the way here only: run the command on another machine, by another "
         f"network, first; if it is the same there, {then}"

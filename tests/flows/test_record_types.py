@@ -32,7 +32,7 @@ def local(tmp_path: Path) -> LocalStore:
         (b"[" * 100_000, "nested too deeply"),
         (b'{"format": 1, "a": ' + b"[" * 100 + b"]" * 100 + b"}", "nested too deeply"),
         (b"\xff", "not JSON"),
-        (b'{"format": 1, "format": 1}', "'format' is there twice"),
+        (b'{"format": 1, "format": 1}', "'format' occurs twice"),
         (b'{"format": 1, "a": NaN}', "the number nan is none or too large"),
         (b'{"format": 1, "a": 1e999}', "the number inf is none or too large"),
         (b'{"format": 1, "a": ' + b"9" * 400 + b"}", "too large"),
