@@ -1,9 +1,9 @@
 """What saving costs a training loop: `python bench/checkpoint.py [--depth 4]`.
 
-Steps on random ids with the keeper's own code: some with nothing beside them, then a save and the
-steps while it is written, in turn. A save costs the time in which the loop stands (it copies the
-state) and what the steps beside the writing take longer than usual; told as a share of the time
-between two saves. On a busy machine believe `cpu_share`.
+Steps on random ids with the checkpointer's own code: some with nothing beside them, then a save and
+the steps while it is written, in turn. A save costs the time in which the loop stands (it copies
+the state) and what the steps beside the writing take longer than usual; reported as a share of the
+time between two saves. On a busy machine believe `cpu_share`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from nanochat_core.job import Job, Resources
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
-from nanochat_core.runtime.hardware.gc_disabled import frozen
+from nanochat_core.runtime.hardware.gc_disabled import gc_disabled
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.train.loop.checkpointer import Checkpointer
 from nanochat_core.train.loop.metrics import TrainMetrics, pace_of
@@ -60,34 +60,34 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         config.vocab_size, (options.rows, options.sequence_len + 1), device=device
     )
     pace = pace_of(job, model, tokens_per_step=tokens.numel(), device=device, world=ALONE)
-    log = TrainMetrics(progress, pace, late=device.type == "cuda")
-    keeper = Checkpointer(job, optimizer, ALONE, progress, log)
+    metrics = TrainMetrics(progress, pace, late=device.type == "cuda")
+    checkpointer = Checkpointer(job, optimizer, ALONE, progress, metrics)
     saves: list[tuple[float, float]] = []  # seconds the loop stood, seconds until it was committed
 
     def step(done: int) -> float:
         began = time.perf_counter()
         compute = accumulate_gradients(model, optimizer, tokens, None, world=ALONE)
         loss = compute(device_batch_size=options.rows)
-        log.read(done, loss)
+        metrics.record(done, loss)
         optimizer.step(lr_multiplier=1e-3, momentum=0.9, weight_decay=0.0)
-        log.tell()
+        metrics.flush()
         return time.perf_counter() - began
 
     def save(done: int) -> float:
         began = time.perf_counter()
-        keeper.maybe_save(done, 10**9, {})
+        checkpointer.maybe_save(done, 10**9, {})
         return time.perf_counter() - began
 
-    with frozen():
+    with gc_disabled():
         for done in range(1, 4):
             step(done)
         first = save(3)
-        keeper.close()
+        checkpointer.close()
         alone: list[float] = []  # CPU seconds of a whole save with nothing beside it
         for done in range(4, 7):
             cpu = time.process_time()
             save(done)
-            keeper.close()
+            checkpointer.close()
             alone.append(time.process_time() - cpu)
         quiet, beside = [], []
         done = 7
@@ -97,11 +97,11 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
                 done += 1
                 quiet.append(step(done))
             stood, began = save(done), time.perf_counter()
-            while keeper.is_writing:
+            while checkpointer.is_writing:
                 done += 1
                 beside.append(step(done))
             saves.append((stood, time.perf_counter() - began))
-            keeper.close()
+            checkpointer.close()
     usual = statistics.median(quiet)
     slowed = sum(beside) - len(beside) * usual
     stall = statistics.mean(stood for stood, _ in saves) + slowed / len(saves)
@@ -136,7 +136,7 @@ def make_job(directory: Path, options: argparse.Namespace) -> Job:
             device=options.device,
             threads=options.threads,
             device_batch_size=options.rows,
-            save_every_seconds=0.0,  # whenever the keeper is asked
+            save_every_seconds=0.0,  # whenever the checkpointer is asked
             eval_every_steps=0,
             dollars_per_hour=0.0,
         ),

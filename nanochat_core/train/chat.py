@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -20,23 +19,15 @@ from nanochat_core.data.conversations.chat_rows import ChatRows, conversation_ro
 from nanochat_core.data.conversations.examples import open_task
 from nanochat_core.errors import DataError
 from nanochat_core.job import Job
-from nanochat_core.model.attention import choose
-from nanochat_core.model.checkpoint import Tensors, has_state, load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
-from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.device import open_device
 from nanochat_core.runtime.hardware.distributed import World, open_world
-from nanochat_core.runtime.hardware.gc_disabled import frozen
 from nanochat_core.runtime.heartbeat import HEART
-from nanochat_core.runtime.interrupt import STOP
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
-from nanochat_core.tokenizer.bpe import Tokenizer
-from nanochat_core.train.loop.checkpointer import Checkpointer
 from nanochat_core.train.loop.lineage import FILE
-from nanochat_core.train.loop.metrics import TrainMetrics, pace_of
-from nanochat_core.train.loop.oom import OomRetry
+from nanochat_core.train.loop.open_loop import open_loop, save_trained_model
 from nanochat_core.train.loop.prefetch import prefetch
 from nanochat_core.train.loop.run_environment import run_environment
 from nanochat_core.train.loop.sanity_checks import (
@@ -51,103 +42,90 @@ from tasks.mixtures.mixture import mixture
 def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     """Train the input model on the mixture of config section `section`, and write the result."""
     config = ChatTrainConfig.from_tree(job.config[section])
-    optimizer_config = OptimizerConfig.from_tree(job.config["optimizer"])
-    seed = seed_for(job.config["seed"], section)
-    world = open_world(job.resources.device)
-    device = open_device(job.resources, local_rank=world.local_rank)
-    progress = Progress(job.events, active=world.is_first)
     if not config.mixture:
-        return copy_model(job, world, progress)
-    model = load_model(job.model_input, device).train()
-    choose(
-        job.resources.attention,
-        device,
-        model.dtype,
-        strict=job.resources.determinism == "strict",
-        world=world,
-    )
-    optimizer = Optimizer(
-        model,
-        scaled(optimizer_config, config.lr_fraction),
-        precision=model.numerics.precision,
-        world=world,
-    )
-    load_optimizer_state(optimizer, job.model_input, tell=progress.message)
-    if job.resources.compile:
-        model.compile_passes()
-    tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
-    train, held_out = make_rows(
-        job, config, model.config.sequence_len, seed, world, tell=progress.message
-    )
-    log = TrainMetrics(
-        progress,
-        pace_of(job, model, tokens_per_step=config.total_batch_size, device=device, world=world),
-        late=device.type == "cuda",
-    )
-    keeper = Checkpointer(job, optimizer, world, progress, log)
+        return copy_model(job)
+    seed = seed_for(job.config["seed"], section)
+    with open_loop(
+        job,
+        scaled(OptimizerConfig.from_tree(job.config["optimizer"]), config.lr_fraction),
+        init_from=job.model_input,
+        tokens_per_step=config.total_batch_size,
+    ) as loop:
+        model, optimizer, world = loop.model, loop.optimizer, loop.world
+        metrics, checkpointer, oom_retry = loop.metrics, loop.checkpointer, loop.oom_retry
 
-    def evaluate(done: int) -> float:
-        loss = mean_loss(model, held_out, fitting.size, world)
-        progress.eval(done, val_loss=loss)
-        keeper.judge(done, loss)
-        return loss
-
-    rows_per_step = config.total_batch_size // model.config.sequence_len
-    num_steps = config.num_epochs * math.ceil(len(train.tokens) / rows_per_step)
-
-    def take_step(step: int) -> tuple[npt.NDArray[Any], ...]:
-        ids = epoch_ids(step, len(train.tokens), rows_per_step, seed)
-        return train.take(share_of(ids, world).numpy())
-
-    start, state = keeper.resume()
-    fitting = OomRetry(job, optimizer, world, progress, state)
-    progress.start(num_steps, step=start)
-    started = time.monotonic()
-    if not start:
-        check_first_loss(
-            mean_loss(model, held_out, fitting.size, world, below=tokenizer.bos),
-            vocab_size=model.config.vocab_size,
+        # Data: conversations packed into rows, each epoch in its own order.
+        tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
+        train, held_out = make_rows(
+            job, config, model.config.sequence_len, seed, world, log=loop.progress.message
         )
-    first_loss = state["first_loss"] if start else evaluate(0)
-    if keeper.is_judged(start, num_steps):
-        evaluate(start)
-    with STOP.deferred(), frozen(), fitting.explain_oom():
-        log.begin()
-        for step, (tokens, mask) in prefetch(take_step, start=start, stop=num_steps, device=device):
+        rows_per_step = config.total_batch_size // model.config.sequence_len
+        num_steps = config.num_epochs * math.ceil(len(train.tokens) / rows_per_step)
+
+        # A step's rows follow from its number, so no position in the data has to be saved.
+        def take_step(step: int) -> tuple[npt.NDArray[Any], ...]:
+            ids = epoch_ids(step, len(train.tokens), rows_per_step, seed)
+            return train.take(share_of(ids, world).numpy())
+
+        def evaluate(done: int) -> float:
+            loss = mean_loss(model, held_out, oom_retry.size, world)
+            loop.progress.eval(done, val_loss=loss)
+            checkpointer.record_validation(done, loss)
+            return loss
+
+        start, state = loop.resume(num_steps)
+        started = time.monotonic()
+        if not start:
+            check_first_loss(
+                mean_loss(model, held_out, oom_retry.size, world, below=tokenizer.bos),
+                vocab_size=model.config.vocab_size,
+            )
+        first_loss = state["first_loss"] if start else evaluate(0)
+        # A checkpoint is saved before its state is evaluated: the job may have ended in between.
+        if checkpointer.is_validated(start, num_steps):
+            evaluate(start)
+        loop.start_steps()
+        feed = prefetch(take_step, start=start, stop=num_steps, device=loop.device)
+        for step, (tokens, mask) in feed:
             done = step + 1
-            loss = fitting.gradients(
+            # Forward, loss and backward in micro-steps; again in smaller ones if memory runs out.
+            loss = oom_retry.gradients(
                 accumulate_gradients(model, optimizer, tokens, mask, world=world)
             )
-            log.read(done, loss)
+            # Before the update: a loss that is not finite ends the run before it spoils the model.
+            metrics.record(done, loss)
             optimizer.step(
                 lr_multiplier=lr_multiplier(step, num_steps, config.schedule),
                 momentum=muon_momentum(step, num_steps, config.schedule),
                 weight_decay=0.0,
             )
-            log.tell()
-            if keeper.maybe_save(done, num_steps, {"first_loss": first_loss, **fitting.state()}):
+            metrics.flush()
+            state = {"first_loss": first_loss, **oom_retry.state()}
+            if checkpointer.maybe_save(done, num_steps, state):
                 evaluate(done)
-                log.begin()
+                metrics.start_timer()  # or the next step would seem to take the evaluation's time
         last_loss = evaluate(num_steps)
-        keeper.close()
-    whole = optimizer.gather()
     if world.is_first:
-        write_output(job, model, tokenizer, optimizer=whole, made_by=section)
+        write_chat_facts(job.output, tokenizer)
+    save_trained_model(loop, job.output, tokenizer=job.model_input / "tokenizer", made_by=section)
     return {
         "val_loss_first": first_loss,
         "val_loss": last_loss,
         "steps": num_steps,
         "rows": len(train.tokens),
         "seconds": time.monotonic() - started,
-        **run_environment(job, device, world, device_batch_size=fitting.size),
+        **run_environment(job, loop.device, world, device_batch_size=oom_retry.size),
     }
 
 
-def copy_model(job: Job, world: World, progress: Progress) -> dict[str, Any]:
-    """The input model as the stage's own: what an empty mixture makes of it.
+def copy_model(job: Job) -> dict[str, Any]:
+    """Write the input model as the stage's own output: the result of an empty mixture.
 
-    So a recipe does without midtraining: SFT then begins with the base model.
+    So a recipe can leave out midtraining: SFT then starts from the base model.
     """
+    world = open_world(job.resources.device)
+    open_device(job.resources, local_rank=world.local_rank)
+    progress = Progress(job.events, active=world.is_first)
     progress.message("the mixture is empty: the model is passed on as it is")
     if world.is_first:
         names = ("model.safetensors", "optimizer.safetensors", FILE, "config.json")
@@ -161,16 +139,6 @@ def copy_model(job: Job, world: World, progress: Progress) -> dict[str, Any]:
             if (job.model_input / name).exists():
                 shutil.copyfile(job.model_input / name, job.output / name)
     return {"steps": 0}
-
-
-def load_optimizer_state(
-    optimizer: Optimizer, directory: Path, *, tell: Callable[[str], None]
-) -> None:
-    """Go on with the optimizer's state of the model in `directory`, if it has one. Collective."""
-    if has_state(directory):
-        optimizer.load(load_state(directory).__getitem__)
-    else:
-        tell("the model came without an optimizer's state: its moments begin at zero")
 
 
 def scaled(config: OptimizerConfig, fraction: float) -> OptimizerConfig:
@@ -189,7 +157,7 @@ def make_rows(
     seed: int,
     world: World,
     *,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> tuple[ChatRows, ChatRows]:
     """Packed rows of sequence_len + 1 tokens: the training mixture, and held-out conversations.
 
@@ -217,7 +185,7 @@ def make_rows(
         row_len=sequence_len + 1,
         writes=world.local_rank == 0,
         barrier=world.barrier,
-        tell=tell,
+        tell=log,
     )
     scratch = job.directory / "scratch"
     return pack(train, directory=scratch / "train"), pack(held_out, directory=scratch / "held_out")
@@ -267,17 +235,3 @@ def mean_loss(
     world.sum(sums)
     model.train()
     return float(sums[0] / sums[1])
-
-
-def write_output(
-    job: Job, model: GPT, tokenizer: Tokenizer, *, optimizer: Tensors, made_by: str
-) -> None:
-    """Write the model, and what it was trained with."""
-    write_chat_facts(job.output, tokenizer)
-    save_model(
-        job.output,
-        model,
-        tokenizer=job.model_input / "tokenizer",
-        optimizer=optimizer,
-        made_by=made_by,
-    )

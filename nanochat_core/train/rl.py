@@ -23,21 +23,17 @@ from nanochat_core.engine.engine import Engine
 from nanochat_core.evaluate.generate import accuracy, check_machine, sampled_pass_at
 from nanochat_core.evaluate.records import write_records
 from nanochat_core.job import Job
-from nanochat_core.model.attention import choose
-from nanochat_core.model.checkpoint import Tensors, load_model, save_model
+from nanochat_core.model.checkpoint import load_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.hardware.device import open_device
-from nanochat_core.runtime.hardware.distributed import World, open_world
-from nanochat_core.runtime.interrupt import STOP
+from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
-from nanochat_core.train.chat import load_optimizer_state, scaled
-from nanochat_core.train.loop.checkpointer import Checkpointer
-from nanochat_core.train.loop.metrics import TrainMetrics
+from nanochat_core.train.chat import scaled
 from nanochat_core.train.loop.oom import OomRetry
+from nanochat_core.train.loop.open_loop import open_loop, save_trained_model
 from nanochat_core.train.loop.run_environment import run_environment
 from nanochat_core.train.loop.sanity_checks import (
     FIRST_STEPS,
@@ -66,53 +62,43 @@ def run(job: Job) -> dict[str, Any]:
     config = RLConfig.from_tree(job.config["rl"])
     optimizer_config = OptimizerConfig.from_tree(job.config["optimizer"])
     seed = seed_for(job.config["seed"], "rl")
-    world = open_world(job.resources.device)
-    device = open_device(job.resources, local_rank=world.local_rank)
-    progress = Progress(job.events, active=world.is_first)
+    num_steps = config.num_steps
+    # Before anything is loaded: a machine that cannot grade the answers is found in a second.
     train, test = open_questions(job, config)
-    model = load_model(job.model_input, device)
-    choose(
-        job.resources.attention,
-        device,
-        model.dtype,
-        strict=job.resources.determinism == "strict",
-        world=world,
-    )
-    optimizer = Optimizer(
-        model,
+    with open_loop(
+        job,
         scaled(optimizer_config, config.lr_fraction),
-        precision=model.numerics.precision,
-        world=world,
-    )
-    load_optimizer_state(optimizer, job.model_input, tell=progress.message)
-    tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
-    engine = Engine(
-        model,
-        tokenizer,
-        precision=config.rollout_precision,
-        on_choice=lambda choice: progress.message(f"answers: {choice}"),
-    )
-    reference = load_model(job.model_input, device) if config.kl_weight else None
-    log = TrainMetrics(progress, None, late=False)
-    keeper = Checkpointer(job, optimizer, world, progress, log)
+        init_from=job.model_input,
+        tokens_per_step=None,  # an answer has any length
+    ) as loop:
+        # Answers are sampled in evaluation mode; the gradients' passes switch to training mode.
+        model, optimizer, world = loop.model.eval(), loop.optimizer, loop.world
+        metrics, checkpointer, oom_retry = loop.metrics, loop.checkpointer, loop.oom_retry
+        tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
+        engine = Engine(
+            model,
+            tokenizer,
+            precision=config.rollout_precision,
+            on_choice=lambda choice: loop.progress.message(f"answers: {choice}"),
+        )
+        reference = load_model(job.model_input, loop.device) if config.kl_weight else None
 
-    def evaluate(done: int) -> dict[str, float]:
-        scores = evaluate_model(engine, test, config, seed, world)
-        progress.eval(done, **scores)
-        keeper.judge(done, -scores["pass_at_1"])
-        return scores
+        def evaluate(done: int) -> dict[str, float]:
+            scores = evaluate_model(engine, test, config, seed, world)
+            loop.progress.eval(done, **scores)
+            checkpointer.record_validation(done, -scores["pass_at_1"])  # lower is better there
+            return scores
 
-    start, state = keeper.resume()
-    fitting = OomRetry(job, optimizer, world, progress, state)
-    progress.start(config.num_steps, step=start)
-    if not start:
-        state = {"first_score": evaluate(0)["pass_at_1"], "rewards": [], "samples": []}
-    if keeper.is_judged(start, config.num_steps):
-        evaluate(start)
-    with STOP.deferred(), fitting.explain_oom():
-        log.begin()
-        for step in range(start, config.num_steps):
+        start, state = loop.resume(num_steps)
+        if not start:
+            state = {"first_score": evaluate(0)["pass_at_1"], "rewards": [], "samples": []}
+        # A checkpoint is saved before its state is evaluated: the job may have ended in between.
+        if checkpointer.is_validated(start, num_steps):
+            evaluate(start)
+        loop.start_steps()
+        for step in range(start, num_steps):
             done = step + 1
+            # Data: answers of the weights as they are now, and their rewards.
             ids = question_ids(step, len(train), config, seed, world)
             rollouts = roll_out(engine, train, ids, config, seed_for(seed, step))
             values = summary(rollouts, config, world)
@@ -121,36 +107,36 @@ def run(job: Job) -> dict[str, Any]:
                     *state["samples"],
                     *sample_lines(done, config, train[ids[0]], rollouts, tokenizer),
                 ]
+            # Forward, loss, backward and update, once or more on the same answers.
             update(
                 model,
                 reference,
                 optimizer,
                 rollouts,
                 config,
-                fitting=fitting,
+                oom_retry=oom_retry,
                 world=world,
                 learns=values["useful_share"] > 0,
-                lr_multiplier=1.0 - step / config.num_steps,
-                read=lambda objective, done=done, values=values: log.read(
-                    done, objective, **values
-                ),
+                lr_multiplier=1.0 - step / num_steps,
+                record=partial(metrics.record, done, **values),
             )
+            # The engine samples from weights laid out for decoding: they follow the model's.
             engine.refresh()
-            log.tell()
-            state["rewards"] = track_reward(state["rewards"], values["reward"], progress)
-            if keeper.maybe_save(done, config.num_steps, {**state, **fitting.state()}):
+            metrics.flush()
+            state["rewards"] = track_reward(state["rewards"], values["reward"], loop.progress)
+            if checkpointer.maybe_save(done, num_steps, {**state, **oom_retry.state()}):
                 evaluate(done)
-                log.begin()
-        scores = evaluate(config.num_steps)
-        keeper.close()
-    whole = optimizer.gather()
+                metrics.start_timer()  # or the next step would seem to take the evaluation's time
+        scores = evaluate(num_steps)
     if world.is_first:
-        write_output(job, model, tokenizer, state["samples"], optimizer=whole)
+        write_records(job.output / "samples.jsonl", state["samples"])
+        write_chat_facts(job.output, tokenizer)
+    save_trained_model(loop, job.output, tokenizer=job.model_input / "tokenizer", made_by="rl")
     return {
         "pass_at_1_first": state["first_score"],
         **scores,
-        "steps": config.num_steps,
-        **run_environment(job, device, world, device_batch_size=fitting.size),
+        "steps": num_steps,
+        **run_environment(job, loop.device, world, device_batch_size=oom_retry.size),
     }
 
 
@@ -162,26 +148,6 @@ def open_questions(job: Job, config: RLConfig) -> tuple[Task, Task]:
     check_machine(config.task)
     train, test = (open_task(config.task, job.inputs["task_data"], s) for s in ("train", "test"))
     return train, test.first(config.eval_examples)
-
-
-def write_output(
-    job: Job,
-    model: GPT,
-    tokenizer: Tokenizer,
-    samples: Sequence[dict[str, Any]],
-    *,
-    optimizer: Tensors,
-) -> None:
-    """The model, what it was taught with, and some of the answers that it learnt from."""
-    write_records(job.output / "samples.jsonl", samples)
-    write_chat_facts(job.output, tokenizer)
-    save_model(
-        job.output,
-        model,
-        tokenizer=job.model_input / "tokenizer",
-        optimizer=optimizer,
-        made_by="rl",
-    )
 
 
 def evaluate_model(
@@ -263,13 +229,13 @@ def update(
     rollouts: Sequence[Rollout],
     config: RLConfig,
     *,
-    fitting: OomRetry,
+    oom_retry: OomRetry,
     world: World,
     learns: bool,
     lr_multiplier: float,
-    read: Callable[[torch.Tensor], None],
+    record: Callable[[torch.Tensor], None],
 ) -> None:
-    """The optimizer's steps on a batch of answers; `read` takes the objective before the first.
+    """The optimizer's steps on a batch of answers; `record` takes the objective before the first.
 
     `learns`: whether the answers of any group on any rank differ in reward. Else there is nothing
     to learn from them, but for a reference that pulls at all answers.
@@ -277,16 +243,16 @@ def update(
     if config.drop_equal_groups:
         rollouts = drop_equal_groups(rollouts, config.samples_per_example)
     if not learns and (reference is None or config.drop_equal_groups):
-        read(torch.zeros(()))
+        record(torch.zeros(()))
         return
     anchors = None
     if config.clip is not None or reference is not None:
-        anchors = fitting.values(partial(make_anchors, model, reference, rollouts, config))
+        anchors = oom_retry.values(partial(make_anchors, model, reference, rollouts, config))
     compute = policy_gradients_of(model, optimizer, rollouts, anchors=anchors, world=world)
     for number in range(config.updates_per_batch):
-        objective = fitting.gradients(compute)
+        objective = oom_retry.gradients(compute)
         if number == 0:
-            read(objective)
+            record(objective)
         optimizer.step(lr_multiplier=lr_multiplier, momentum=MOMENTUM, weight_decay=0.0)
 
 

@@ -1,7 +1,7 @@
 """Python's cyclic garbage collector, disabled during training steps.
 
 A full collection visits every object, which takes some 100 ms once torch is loaded, and it delays
-all ranks whichever of them it runs on. Inside `frozen` only `collect` runs a collection.
+all ranks whichever of them it runs on. Inside `gc_disabled` only `collect` runs a collection.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def frozen() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Disable automatic collection, and exclude the objects that exist now from later ones."""
     was_enabled = gc.isenabled()
     # Collected first: freeze would make existing garbage permanent.

@@ -53,16 +53,26 @@ class Checkpointer:
     """Saves a training loop's state when it is due and when the job is asked to stop."""
 
     def __init__(
-        self, job: Job, optimizer: Optimizer, world: World, progress: Progress, log: TrainMetrics
+        self,
+        job: Job,
+        optimizer: Optimizer,
+        world: World,
+        progress: Progress,
+        metrics: TrainMetrics,
     ) -> None:
         self._root, self._resources = job.checkpoints, job.resources
-        self._optimizer, self._world, self._progress, self._log = optimizer, world, progress, log
+        self._optimizer, self._world, self._progress, self._metrics = (
+            optimizer,
+            world,
+            progress,
+            metrics,
+        )
         self._saved_at = time.monotonic()
         self._saved_step: int | None = None  # by this execution
         self._resumed_step: int | None = None
         self._staging = Staging()
         self._writing: _Writing | None = None
-        log.last_good = self._last_good
+        metrics.last_good = self._last_good
         self._allowance = contextlib.ExitStack()
 
     def resume(self) -> tuple[int, dict[str, Any]]:
@@ -79,11 +89,11 @@ class Checkpointer:
         if found is None:
             return 0, {}
         self._optimizer.load(found.read)
-        self._log.resume(found.state, found.seconds)
+        self._metrics.resume(found.state, found.seconds)
         self._resumed_step = found.step
         return found.step, found.state
 
-    def is_judged(self, done: int, total: int) -> bool:
+    def is_validated(self, done: int, total: int) -> bool:
         """Whether the loop evaluates after `done` steps, other than at its two ends.
 
         A loop asks this after `resume`: its job was saved before it evaluated, and may have ended
@@ -95,28 +105,28 @@ class Checkpointer:
     def maybe_save(self, done: int, total: int, state: dict[str, Any]) -> bool:
         """Save if it is time, after the last step, and before the loop evaluates.
 
-        Returns whether it evaluates here, which `resume` and `is_judged` make up for where the job
-        ends first. Raises Interrupted, saved, when any rank was asked to stop, and whatever an
-        earlier save ended with.
+        Returns whether to evaluate now. Where the job ends first, the loop does it after `resume`
+        (`is_validated`). Raises Interrupted, saved, when any rank was asked to stop, and what an
+        earlier save failed with.
         """
         self._allowance.close()
         HEART.beat("agreeing to go on", steps=1)
         stopping, due = self._world.any_of(STOP.requested, self._is_due(done))
         if self._writing is not None and self._writing.ended:
             self._wait()
-        judged = self.is_judged(done, total)
-        if stopping or due or judged or done == total:
-            self._log.settle()  # a state whose loss is broken is not saved
-            if stopping or done == total or not self._log.is_high:
+        validates = self.is_validated(done, total)
+        if stopping or due or validates or done == total:
+            self._metrics.sync()  # a state whose loss is broken is not saved
+            if stopping or done == total or not self._metrics.is_high:
                 self._save(done, total, state)
         if stopping:
             self._wait()
             self._world.barrier()
             self._progress.message(f"stopped at step {done}/{total}; the same command goes on")
             raise Interrupted
-        return judged
+        return validates
 
-    def judge(self, step: int, value: float) -> None:
+    def record_validation(self, step: int, value: float) -> None:
         """Validation says `value` of the state after `step`; lower is better.
 
         It counts if that state was saved.
@@ -159,15 +169,15 @@ class Checkpointer:
             step=done,
             total=total,
             world_size=self._world.size,
-            seconds=self._log.seconds,
-            state={**state, **self._log.state()},
+            seconds=self._metrics.seconds,
+            state={**state, **self._metrics.state()},
         )
         tensors, arrived = self._staging.copy(self._optimizer.pieces())
-        is_doubtful = self._log.is_high  # the one before may prove to be the last good one
+        is_doubtful = self._metrics.is_high  # the one before may prove to be the last good one
         self._writing = _Writing(lambda: self._write(facts, tensors, arrived, is_doubtful))
         self._saved_at, self._saved_step = time.monotonic(), done
         collect()
-        self._log.begin()
+        self._metrics.start_timer()
 
     def _write(
         self,

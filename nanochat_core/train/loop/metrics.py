@@ -75,11 +75,11 @@ def pace_of(
 
 
 class TrainMetrics:
-    """Reads, judges and tells the loss of every step.
+    """Reads, checks and reports the loss of every step.
 
-    Between the gradients and the optimizer's step, `read`; after the step, `tell`; before the state
-    is saved or judged, `settle`. Raises StageError when a loss is not finite or explodes, which
-    leaves the last checkpoint as it is.
+    Call `record` between the gradients and the optimizer's step, `flush` after the step, and `sync`
+    before the state is saved or evaluated. Raises StageError when a loss is not finite or explodes,
+    which leaves the last checkpoint as it is.
     """
 
     def __init__(self, progress: Progress, pace: Throughput | None, *, late: bool) -> None:
@@ -89,13 +89,13 @@ class TrainMetrics:
         """
         self._progress, self._pace, self._late = progress, pace, late
         self._waiting: deque[_Reading] = deque()
-        self._untold: deque[tuple[int, dict[str, float]]] = deque()
+        self._unreported: deque[tuple[int, dict[str, float]]] = deque()
         self._losses: deque[float] = deque(maxlen=WINDOW + PATIENCE)
         self._since = self._started = time.monotonic()
         self._seconds_before = 0.0
         self.is_high = False  # whether the newest loss that was read is far above its level
-        # The newest checkpoint of at most so many steps; what is newer is no good. The keeper
-        # answers.
+        # The newest checkpoint of at most so many steps; what is newer is no good. The
+        # Checkpointer sets it.
         self.last_good: Callable[[int], int | None] = lambda step: None
 
     @property
@@ -112,11 +112,11 @@ class TrainMetrics:
         self._losses.extend(state["losses"])
         self._seconds_before = seconds
 
-    def begin(self) -> None:
+    def start_timer(self) -> None:
         """The next step starts here: what came before is not part of its time."""
         self._since = time.monotonic()
 
-    def read(self, done: int, loss: Tensor, **values: float) -> None:
+    def record(self, done: int, loss: Tensor, **values: float) -> None:
         """Take the loss of the step that makes `done`, and look at what has arrived by then.
 
         `loss` is a scalar, equal on all ranks; `values` are told with it.
@@ -125,23 +125,23 @@ class TrainMetrics:
         self._waiting.append(_Reading(done, loss, values))
         late = self._late and STOP.steps_left is None  # a proof wants the last step's too
         while len(self._waiting) > late:
-            self._judge(self._waiting.popleft())
+            self._check(self._waiting.popleft())
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Report the steps whose losses were read."""
         now = time.monotonic()
-        while self._untold:
-            done, values = self._untold.popleft()
+        while self._unreported:
+            done, values = self._unreported.popleft()
             seconds, self._since = max(now - self._since, 1e-9), now
             self._progress.step(done, **values, **self._speeds(seconds))
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Wait for every loss, judge it and report it."""
         while self._waiting:
-            self._judge(self._waiting.popleft())
-        self.tell()
+            self._check(self._waiting.popleft())
+        self.flush()
 
-    def _judge(self, reading: "_Reading") -> None:
+    def _check(self, reading: "_Reading") -> None:
         loss, step = reading.value(), reading.done - 1
         if not math.isfinite(loss):
             raise broken(f"the loss is {loss} at step {step}", self.last_good(step))
@@ -156,7 +156,7 @@ class TrainMetrics:
                     f"above its level of {statistics.median(list(self._losses)[:WINDOW]):.4g}",
                     self.last_good(step + 1 - PATIENCE),
                 )
-        self._untold.append((reading.done, values))
+        self._unreported.append((reading.done, values))
         HEART.beat("the optimizer's step")
 
     def _speeds(self, seconds: float) -> dict[str, float]:

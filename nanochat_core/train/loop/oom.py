@@ -35,19 +35,20 @@ class OomRetry:
         optimizer: Optimizer,
         world: World,
         progress: Progress,
-        state: Mapping[str, Any],
     ) -> None:
-        """Begins with the job's device batch size.
-
-        Or with what that had become by the checkpoint whose `state` the loop resumes, if the job
-        was given the same one: so going on equals not stopping, to the order of a sum.
-        """
         self._given = self.size = job.resources.device_batch_size
+        self._retry = job.resources.retry_smaller_batch
+        self._optimizer, self._world, self._progress = optimizer, world, progress
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue with the size of the checkpoint that had this `state`.
+
+        If the job was given the same size then: so resuming equals not stopping, to the order of a
+        sum. A job that is given another one now starts with that.
+        """
         given, size = state.get(_STATE, (None, None))
         if given == self._given:
             self.size = size
-        self._retry = job.resources.retry_smaller_batch
-        self._optimizer, self._world, self._progress = optimizer, world, progress
 
     def state(self) -> dict[str, Any]:
         """What the loop saves with its own state."""

@@ -13,7 +13,7 @@ from nanochat_core.job import Job
 from nanochat_core.model.checkpoint import load_state
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
 from nanochat_core.runtime.progress import last_by_step, read_events
-from nanochat_core.train import chat
+from nanochat_core.train.loop import open_loop
 
 pytestmark = pytest.mark.torch
 # What turns a profile's chat stages into today's nanochat's; its batch is the base model's.
@@ -151,12 +151,12 @@ def test_the_momentum_of_the_model_before_is_gone_on_with(
         return load_state(job.output)
 
     warm = state("warm")
-    load = chat.load_state
+    load = open_loop.load_state
 
     def without_momentum(directory: Path) -> dict[str, Any]:
         kept = ("weight/", "step")
         return {k: v if k.startswith(kept) else 0 * v for k, v in load(directory).items()}
 
-    monkeypatch.setattr(chat, "load_state", without_momentum)
+    monkeypatch.setattr(open_loop, "load_state", without_momentum)
     cold = state("cold")
     assert any(not warm[k].equal(cold[k]) for k in warm if k.startswith("weight/transformer.h."))

@@ -1,5 +1,6 @@
-"""The stage that docs/guides/extend.md shows runs, and resumes as the guide says."""
+"""The stage that docs/guides/extend.md shows runs, resumes as the guide says, and stays short."""
 
+import ast
 import dataclasses
 import os
 import re
@@ -22,16 +23,28 @@ GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "extend.md"
 
 
 @pytest.fixture
-def stage() -> types.ModuleType:
-    """The guide's module."""
+def text() -> str:
+    """The source of the guide's module."""
     (text,) = re.findall(r"```python\n(\"\"\"Stage .*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+    return text
+
+
+@pytest.fixture
+def stage(text: str) -> types.ModuleType:
+    """The guide's module."""
     module = types.ModuleType("longer")
     exec(compile(text, str(GUIDE), "exec"), module.__dict__)
     return module
 
 
+def test_a_whole_training_stage_takes_at_most_25_lines(text: str) -> None:
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    docstrings = [n for n in found if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
+    assert len(found) - len(docstrings) <= 25
+
+
 def stopped_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask this process to stop when `step` is told."""
+    """Ask this process to stop when `step` is reported."""
     report = Progress.step
 
     def step_then_stop(self: Progress, done: int, **values: float) -> None:
@@ -43,7 +56,7 @@ def stopped_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def losses(job: Job) -> list[float]:
-    """Of every step."""
+    """Return the loss of every step."""
     return [v["loss"] for v in last_by_step(read_events(job.events), "step").values()]
 
 

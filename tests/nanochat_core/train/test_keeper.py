@@ -20,7 +20,7 @@ from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime import interrupt
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import Progress, read_events
-from nanochat_core.train.loop import checkpointer as keeper_module
+from nanochat_core.train.loop import checkpointer as checkpointer_module
 from nanochat_core.train.loop.checkpoint import (
     find_best,
 )
@@ -34,7 +34,7 @@ PACE = Throughput(tokens_per_step=1, flops_per_token=1.0, peak_flops=None, dolla
 
 
 class Owner:
-    """What a keeper needs of an optimizer: some state."""
+    """What a checkpointer needs of an optimizer: some state."""
 
     def __init__(self, value: float = 1.0) -> None:
         self.weight = torch.full((4, 3), value)
@@ -58,12 +58,12 @@ def job(make_job: MakeJob, tmp_path: Path) -> Job:
     return make_job("shards", tmp_path / "job", {})
 
 
-def make_keeper(
+def make_checkpointer(
     job: Job, owner: Owner, *, late: bool = False, pace: Throughput | None = None
 ) -> tuple[Checkpointer, TrainMetrics]:
     progress = Progress(job.events)
-    log = TrainMetrics(progress, pace, late=late)
-    return Checkpointer(job, cast(Optimizer, owner), ALONE, progress, log), log
+    metrics = TrainMetrics(progress, pace, late=late)
+    return Checkpointer(job, cast(Optimizer, owner), ALONE, progress, metrics), metrics
 
 
 def steps_in(job: Job) -> list[int]:
@@ -76,31 +76,31 @@ def with_resources(job: Job, **resources: Any) -> Job:
     return replace(job, resources=replace(job.resources, **resources))
 
 
-# The keeper.
+# The checkpointer.
 
 
 def test_a_copy_is_saved_and_not_what_the_next_step_makes_of_it(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    write = keeper_module.write_pieces
-    monkeypatch.setattr(keeper_module, "write_pieces", lambda *a: (go.wait(10), write(*a)))
+    write = checkpointer_module.write_pieces
+    monkeypatch.setattr(checkpointer_module, "write_pieces", lambda *a: (go.wait(10), write(*a)))
     owner = Owner(1.0)
-    keeper, _ = make_keeper(job, owner)
-    keeper.maybe_save(1, 9, {"first": 2.5})  # the first is always saved
+    checkpointer, _ = make_checkpointer(job, owner)
+    checkpointer.maybe_save(1, 9, {"first": 2.5})  # the first is always saved
     owner.weight.fill_(7.0)  # the next step, while the disk is slow
     assert steps_in(job) == []
     go.set()
-    keeper.close()
+    checkpointer.close()
     saved = load_file(job.checkpoints / "step-0000001" / "tensors-00000.safetensors")
     assert torch.equal(saved["weight/x"], torch.ones(4, 3))
     other = Owner(0.0)
-    again, log = make_keeper(job, other)
+    again, metrics = make_checkpointer(job, other)
     step, state = again.resume()
     assert (step, state["first"]) == (1, 2.5)
     assert torch.equal(other.weight, torch.ones(4, 3))
     assert (
-        log.seconds
+        metrics.seconds
         >= json.loads((job.checkpoints / "step-0000001" / "COMMIT.json").read_text())["seconds"]
     )
 
@@ -111,7 +111,7 @@ def test_two_saves_are_never_written_at_once_and_the_loop_waits(
     job = with_resources(job, save_every_steps=1)
     going: list[int] = []
     most: list[int] = []
-    write = keeper_module.write_pieces
+    write = checkpointer_module.write_pieces
 
     def slowly(*arguments: Any) -> None:
         going.append(1)
@@ -120,13 +120,13 @@ def test_two_saves_are_never_written_at_once_and_the_loop_waits(
         write(*arguments)
         going.pop()
 
-    monkeypatch.setattr(keeper_module, "write_pieces", slowly)
-    keeper, _ = make_keeper(job, Owner())
+    monkeypatch.setattr(checkpointer_module, "write_pieces", slowly)
+    checkpointer, _ = make_checkpointer(job, Owner())
     began = time.monotonic()
     for done in range(1, 5):
-        keeper.maybe_save(done, 9, {})
+        checkpointer.maybe_save(done, 9, {})
     assert time.monotonic() - began > 0.29
-    keeper.close()
+    checkpointer.close()
     assert max(most) == 1
     assert steps_in(job) == [3, 4]
 
@@ -143,58 +143,58 @@ def test_the_cadence_is_by_time_and_by_steps(
     job: Job, resources: dict[str, Any], kept: list[int]
 ) -> None:
     job = with_resources(job, keep_checkpoints=100, **resources)
-    keeper, _ = make_keeper(job, Owner())
+    checkpointer, _ = make_checkpointer(job, Owner())
     for done in range(1, 10):
-        keeper.maybe_save(done, 9, {})
-    keeper.close()
+        checkpointer.maybe_save(done, 9, {})
+    checkpointer.close()
     assert steps_in(job) == kept
 
 
 def test_a_loop_that_evaluates_has_saved_before(job: Job) -> None:
-    keeper, _ = make_keeper(with_resources(job, eval_every_steps=2), Owner())
-    assert not keeper.maybe_save(1, 9, {})
-    assert keeper.maybe_save(2, 9, {})
-    keeper.judge(2, 0.8)
-    assert not keeper.maybe_save(3, 9, {})
-    keeper.judge(3, 0.1)  # of a state that nobody saved
-    assert keeper.maybe_save(4, 9, {})
-    keeper.judge(4, 0.9)  # no better
+    checkpointer, _ = make_checkpointer(with_resources(job, eval_every_steps=2), Owner())
+    assert not checkpointer.maybe_save(1, 9, {})
+    assert checkpointer.maybe_save(2, 9, {})
+    checkpointer.record_validation(2, 0.8)
+    assert not checkpointer.maybe_save(3, 9, {})
+    checkpointer.record_validation(3, 0.1)  # of a state that nobody saved
+    assert checkpointer.maybe_save(4, 9, {})
+    checkpointer.record_validation(4, 0.9)  # no better
     for done in (6, 8):
-        assert keeper.maybe_save(done, 9, {})
-    keeper.close()
+        assert checkpointer.maybe_save(done, 9, {})
+    checkpointer.close()
     assert find_best(job.checkpoints) == (2, 0.8)
     assert steps_in(job) == [2, 6, 8]
 
 
 def test_the_ends_of_a_loop_are_evaluated_without_being_asked_for(job: Job) -> None:
-    keeper, _ = make_keeper(with_resources(job, eval_every_steps=3), Owner())
-    assert [done for done in range(10) if keeper.is_judged(done, 9)] == [3, 6]
-    never, _ = make_keeper(job, Owner())
-    assert not any(never.is_judged(done, 9) for done in range(10))
+    checkpointer, _ = make_checkpointer(with_resources(job, eval_every_steps=3), Owner())
+    assert [done for done in range(10) if checkpointer.is_validated(done, 9)] == [3, 6]
+    never, _ = make_checkpointer(job, Owner())
+    assert not any(never.is_validated(done, 9) for done in range(10))
 
 
 def test_a_state_that_was_resumed_may_be_the_best(job: Job) -> None:
     """It was saved before the job was killed, evaluating."""
-    keeper, _ = make_keeper(job, Owner())
-    keeper.maybe_save(9, 9, {})
-    keeper.close()
-    again, _ = make_keeper(job, Owner())
+    checkpointer, _ = make_checkpointer(job, Owner())
+    checkpointer.maybe_save(9, 9, {})
+    checkpointer.close()
+    again, _ = make_checkpointer(job, Owner())
     assert again.resume()[0] == 9
-    again.judge(9, 0.5)
+    again.record_validation(9, 0.5)
     assert find_best(job.checkpoints) == (9, 0.5)
 
 
 def test_sigterm_saves_this_step_before_the_job_ends(job: Job) -> None:
     old = signal.getsignal(signal.SIGTERM)
     interrupt.install()
-    keeper, _ = make_keeper(job, Owner())
+    checkpointer, _ = make_checkpointer(job, Owner())
 
     def loop() -> None:
         with interrupt.STOP.deferred():
             for done in range(1, 5):
                 if done == 3:
                     signal.raise_signal(signal.SIGTERM)
-                keeper.maybe_save(done, 9, {})
+                checkpointer.maybe_save(done, 9, {})
 
     try:
         with pytest.raises(interrupt.Interrupted):
@@ -210,20 +210,20 @@ def test_sigterm_saves_this_step_before_the_job_ends(job: Job) -> None:
 def test_a_full_disk_ends_the_loop_and_leaves_the_checkpoint_before(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper, _ = make_keeper(with_resources(job, save_every_steps=3), Owner())
-    keeper.maybe_save(1, 9, {})
+    checkpointer, _ = make_checkpointer(with_resources(job, save_every_steps=3), Owner())
+    checkpointer.maybe_save(1, 9, {})
 
     def refuse(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    keeper.close()
-    monkeypatch.setattr(keeper_module, "write_pieces", refuse)
-    keeper.maybe_save(3, 9, {})
+    checkpointer.close()
+    monkeypatch.setattr(checkpointer_module, "write_pieces", refuse)
+    checkpointer.maybe_save(3, 9, {})
 
     def loop() -> None:
         for done in range(4, 100):
             time.sleep(0.01)
-            keeper.maybe_save(done, 900, {})
+            checkpointer.maybe_save(done, 900, {})
 
     with pytest.raises(OSError, match="No space left"):
         loop()
@@ -232,9 +232,9 @@ def test_a_full_disk_ends_the_loop_and_leaves_the_checkpoint_before(
 
 def test_a_sum_that_overflows_is_no_number_that_is_not_finite(job: Job) -> None:
     owner = Owner(3e38)
-    keeper, _ = make_keeper(job, owner)
-    keeper.maybe_save(1, 9, {})
-    keeper.close()
+    checkpointer, _ = make_checkpointer(job, owner)
+    checkpointer.maybe_save(1, 9, {})
+    checkpointer.close()
     assert steps_in(job) == [1]
 
 
@@ -242,23 +242,23 @@ def test_a_sum_that_overflows_is_no_number_that_is_not_finite(job: Job) -> None:
 
 
 def read_steps(
-    log: TrainMetrics, keeper: Checkpointer, losses: list[float], *, start: int = 0
+    metrics: TrainMetrics, checkpointer: Checkpointer, losses: list[float], *, start: int = 0
 ) -> Iterator[int]:
     """A loop over these losses."""
     for done, loss in enumerate(losses[start:], start + 1):
-        log.read(done, torch.tensor(loss))
+        metrics.record(done, torch.tensor(loss))
         yield done  # the optimizer's step
-        log.tell()
-        keeper.maybe_save(done, 999, {})
+        metrics.flush()
+        checkpointer.maybe_save(done, 999, {})
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_the_state_after_a_broken_step_is_never_saved(job: Job, late: bool) -> None:
     job = with_resources(job, keep_checkpoints=100, save_every_steps=1)
-    keeper, log = make_keeper(job, Owner(), late=late)
+    checkpointer, metrics = make_checkpointer(job, Owner(), late=late)
     applied: list[int] = []
     with pytest.raises(StageError, match=r"the loss is nan at step 3; .*that of step 3$") as caught:
-        applied.extend(read_steps(log, keeper, [2.0, 1.9, 1.8, math.nan, 1.7]))
+        applied.extend(read_steps(metrics, checkpointer, [2.0, 1.9, 1.8, math.nan, 1.7]))
     assert steps_in(job) == [1, 2, 3]
     assert "go on from there" in str(caught.value.hint)
     told = [e["step"] for e in read_events(job.events) if e["kind"] == "step"]
@@ -271,10 +271,10 @@ def test_while_losses_explode_nothing_is_saved_and_the_last_good_checkpoint_stay
     job: Job, late: bool, keep: int
 ) -> None:
     job = with_resources(job, keep_checkpoints=keep, save_every_steps=5)
-    keeper, log = make_keeper(job, Owner(), late=late, pace=PACE)
+    checkpointer, metrics = make_checkpointer(job, Owner(), late=late, pace=PACE)
     losses = [3.0] * 151 + [40.0] * 20
     with pytest.raises(StageError, match=r"explodes: 40 at step 160, .*that of step 150$"):
-        list(read_steps(log, keeper, losses))
+        list(read_steps(metrics, checkpointer, losses))
     assert steps_in(job) == [145, 150][-keep:]
 
 
@@ -283,50 +283,50 @@ def test_what_a_stop_saved_among_exploding_losses_is_not_gone_on_from(
     job: Job, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = with_resources(job, keep_checkpoints=1, save_every_steps=5)
-    keeper, log = make_keeper(job, Owner(), late=late, pace=PACE)
+    checkpointer, metrics = make_checkpointer(job, Owner(), late=late, pace=PACE)
     losses = [3.0] * 151 + [40.0] * 20
 
     def loop() -> None:
-        for done in read_steps(log, keeper, losses):
+        for done in read_steps(metrics, checkpointer, losses):
             monkeypatch.setattr(interrupt.STOP, "requested", done == 155)
 
     with pytest.raises(interrupt.Interrupted):
         loop()
     assert steps_in(job) == [150, 155]
     monkeypatch.setattr(interrupt.STOP, "requested", False)
-    again, log = make_keeper(job, Owner(), late=late, pace=PACE)
+    again, metrics = make_checkpointer(job, Owner(), late=late, pace=PACE)
     assert again.resume()[0] == 155
     with pytest.raises(StageError, match=r"explodes: 40 at step 160, .*that of step 150$"):
-        list(read_steps(log, again, losses, start=155))
+        list(read_steps(metrics, again, losses, start=155))
     assert steps_in(job) == [150]
-    last, _ = make_keeper(job, Owner())
+    last, _ = make_checkpointer(job, Owner())
     assert last.resume()[0] == 150
 
 
 def test_losses_that_come_back_by_themselves_are_saved_again(job: Job) -> None:
     job = with_resources(job, save_every_steps=5)
-    keeper, log = make_keeper(job, Owner(), pace=PACE)
-    list(read_steps(log, keeper, [3.0] * 151 + [40.0] * 5 + [3.0] * 9))
-    keeper.close()
+    checkpointer, metrics = make_checkpointer(job, Owner(), pace=PACE)
+    list(read_steps(metrics, checkpointer, [3.0] * 151 + [40.0] * 5 + [3.0] * 9))
+    checkpointer.close()
     assert steps_in(job) == [160, 165]
 
 
 def test_read_at_once_a_broken_step_is_not_even_applied(job: Job) -> None:
-    keeper, log = make_keeper(job, Owner())
+    checkpointer, metrics = make_checkpointer(job, Owner())
     applied: list[int] = []
     with pytest.raises(StageError):
-        applied.extend(read_steps(log, keeper, [2.0, math.inf]))
+        applied.extend(read_steps(metrics, checkpointer, [2.0, math.inf]))
     assert applied == [1]
 
 
 def test_read_late_without_saves_between_it_is_noticed_one_step_later(job: Job) -> None:
-    _, log = make_keeper(job, Owner(), late=True)
+    _, metrics = make_checkpointer(job, Owner(), late=True)
     seen: list[int] = []
 
     def loop() -> Iterator[int]:
         for done, loss in enumerate([2.0, math.nan, 1.0, 1.0], 1):
-            log.read(done, torch.tensor(loss))
-            log.tell()
+            metrics.record(done, torch.tensor(loss))
+            metrics.flush()
             yield done
 
     with pytest.raises(StageError, match="no checkpoint was saved before"):
@@ -336,11 +336,11 @@ def test_read_late_without_saves_between_it_is_noticed_one_step_later(job: Job) 
 
 def test_a_state_with_a_number_that_is_not_finite_is_not_committed(job: Job) -> None:
     owner = Owner()
-    keeper, _ = make_keeper(with_resources(job, save_every_steps=1), owner)
-    keeper.maybe_save(1, 9, {})
-    keeper.close()
+    checkpointer, _ = make_checkpointer(with_resources(job, save_every_steps=1), owner)
+    checkpointer.maybe_save(1, 9, {})
+    checkpointer.close()
     owner.weight[2, 1] = math.nan  # though its own loss was fine
-    keeper.maybe_save(2, 9, {})
+    checkpointer.maybe_save(2, 9, {})
     with pytest.raises(StageError, match=r"weight/x is not finite after step 2.*that of step 1"):
-        keeper.close()
+        checkpointer.close()
     assert steps_in(job) == [1]

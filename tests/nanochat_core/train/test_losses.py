@@ -46,14 +46,14 @@ def test_only_a_loss_that_stays_far_above_its_level_explodes(
 
 
 def test_an_exploding_loss_stops_the_loop_at_the_tenth_step(tmp_path: Path) -> None:
-    log = TrainMetrics(Progress(tmp_path / "events.jsonl"), PACE, late=False)
+    metrics = TrainMetrics(Progress(tmp_path / "events.jsonl"), PACE, late=False)
     losses = itertools.chain([3.0] * 150, itertools.repeat(40.0))
     seen: list[int] = []
 
     def loop() -> None:
         for done, loss in enumerate(losses, 1):
-            log.read(done, torch.tensor(loss))
-            log.tell()
+            metrics.record(done, torch.tensor(loss))
+            metrics.flush()
             seen.append(done)
 
     with pytest.raises(StageError, match=r"explodes: 40 at step 159, .* level of 3, and no"):
@@ -66,27 +66,27 @@ def test_a_step_is_told_with_its_speed_use_and_cost(
 ) -> None:
     clock = iter([0.0, 10.0, 12.0, 12.0, 99.0, 103.0, 103.0])
     monkeypatch.setattr(losses_module.time, "monotonic", lambda: next(clock))
-    log = TrainMetrics(Progress(tmp_path / "events.jsonl"), PACE, late=False)
-    log.resume({"losses": [3.0]}, 50.0)
-    log.begin()
+    metrics = TrainMetrics(Progress(tmp_path / "events.jsonl"), PACE, late=False)
+    metrics.resume({"losses": [3.0]}, 50.0)
+    metrics.start_timer()
     for done in (8, 9):
-        log.read(done, torch.tensor(2.5))
-        log.tell()
+        metrics.record(done, torch.tensor(2.5))
+        metrics.flush()
         if done == 8:
-            log.begin()  # after an evaluation: it is nobody's time
+            metrics.start_timer()  # after an evaluation: it is nobody's time
     told = last_by_step(read_events(tmp_path / "events.jsonl"), "step")
     assert told[8] == {"loss": 2.5, "tokens_per_second": 50.0, "mfu": 0.125, "dollars": 62.0}
     assert told[9] == {"loss": 2.5, "tokens_per_second": 25.0, "mfu": 0.0625, "dollars": 153.0}
-    assert log.state() == {"losses": [3.0, 2.5, 2.5]}
+    assert metrics.state() == {"losses": [3.0, 2.5, 2.5]}
 
 
 def test_what_is_not_known_is_not_told(tmp_path: Path) -> None:
     pace = Throughput(
         tokens_per_step=100, flops_per_token=10.0, peak_flops=None, dollars_per_hour=0.0
     )
-    log = TrainMetrics(Progress(tmp_path / "events.jsonl"), pace, late=False)
-    log.read(1, torch.tensor(2.5))
-    log.tell()
+    metrics = TrainMetrics(Progress(tmp_path / "events.jsonl"), pace, late=False)
+    metrics.record(1, torch.tensor(2.5))
+    metrics.flush()
     (values,) = last_by_step(read_events(tmp_path / "events.jsonl"), "step").values()
     assert sorted(values) == ["loss", "tokens_per_second"]
 
@@ -94,15 +94,15 @@ def test_what_is_not_known_is_not_told(tmp_path: Path) -> None:
 def test_read_late_every_step_is_told_once_and_in_order(tmp_path: Path) -> None:
     progress = Progress(tmp_path / "events.jsonl")
     progress.start(4)
-    log = TrainMetrics(progress, PACE, late=True)
+    metrics = TrainMetrics(progress, PACE, late=True)
     told: list[list[int]] = []
     for done in range(1, 5):
-        log.read(done, torch.tensor(float(done)))
-        log.tell()
+        metrics.record(done, torch.tensor(float(done)))
+        metrics.flush()
         if done == 3:
-            log.settle()  # to save
+            metrics.sync()  # to save
         told.append(list(last_by_step(read_events(tmp_path / "events.jsonl"), "step")))
-    log.settle()
+    metrics.sync()
     steps = [e for e in read_events(tmp_path / "events.jsonl") if e["kind"] == "step"]
     assert told == [[], [1], [1, 2, 3], [1, 2, 3]]
     assert [(e["step"], e["values"]["loss"]) for e in steps] == [(i, float(i)) for i in range(1, 5)]
@@ -138,10 +138,10 @@ def test_pretraining_stops_at_a_broken_loss_and_keeps_the_state_before(
 ) -> None:
     """Step 3 gives a loss that is no number, and gradients likewise, as a broken GPU would."""
     from nanochat_core.model.gpt import GPT
-    from nanochat_core.train import pretrain
+    from nanochat_core.train.loop import open_loop
 
     monkeypatch.setattr(
-        pretrain,
+        open_loop,
         "TrainMetrics",
         lambda progress, pace, late: TrainMetrics(progress, pace, late=is_late),
     )

@@ -20,7 +20,8 @@ from nanochat_core.runtime import interrupt
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.runtime.progress import Progress, last_by_step, read_events
 from nanochat_core.tokenizer.bpe import Tokenizer
-from nanochat_core.train import chat, pretrain, rl
+from nanochat_core.train import rl
+from nanochat_core.train.loop import open_loop
 from nanochat_core.train.loop.checkpoint import find_best, newest_step, open_best, write_best
 from nanochat_core.train.loop.metrics import TrainMetrics
 
@@ -77,8 +78,7 @@ def test_a_stopped_stage_resumes_to_the_same_bytes_and_scores(
     # A model of this size answers nothing right: pay it for something it does half of the time.
     monkeypatch.setattr(rl, "are_correct", lambda _, graded: [len(a) % 2 == 0 for _, a in graded])
     if late:  # losses are read one step later, as on a GPU
-        for loop in (pretrain, chat):
-            monkeypatch.setattr(loop, "TrainMetrics", partial(read_late, TrainMetrics))
+        monkeypatch.setattr(open_loop, "TrainMetrics", partial(read_late, TrainMetrics))
     saved = 3 if late else 2  # the step after which it is stopped, and evaluates
     resources = {"eval_every_steps": saved}
     whole = make_job(stage, tmp_path / "whole", models, resources=resources)
@@ -109,7 +109,7 @@ def test_a_stopped_stage_resumes_to_the_same_bytes_and_scores(
 
 
 def read_late(made: type[TrainMetrics], *arguments: Any, late: bool) -> TrainMetrics:
-    """A log as on a GPU, whatever the device."""
+    """Metrics that read a loss late, as on a GPU, whatever the device."""
     return made(*arguments, late=True)
 
 
