@@ -1,4 +1,4 @@
-"""One answer while it is being written: which token comes next, and when to stop.
+"""The state of one answer while it is written: its tokens, tool calls, limit and end.
 
 Every way of decoding (one prompt, many, with a cache or without) writes through `Answer`, so that
 stop tokens, tool calls and limits have one meaning.

@@ -96,6 +96,7 @@ class Engine:
             self.scheduler.wake()
             thread.join()
             self.scheduler.slice_for(None)
+            # After `join`: no step may run while its sequences are ended.
             self.scheduler.abandon("the engine was stopped")
             self._failure = None
 
@@ -116,6 +117,7 @@ class Engine:
     @property
     def scheduler(self) -> Scheduler:
         """The scheduler of all requests; opened, with the runner, on first use."""
+        # Locked: the first requests of two threads must not open two runners.
         with self._opening:
             if self._scheduler is None:
                 tools = ToolTokens.of(self.tokenizer)

@@ -45,7 +45,7 @@ class LogProbs:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenEvent:
-    """One more token of a sample; the token that ends it comes as one too."""
+    """One token of a sample; the token that ends the sample has an event too."""
 
     sample: int
     token: int
@@ -82,7 +82,7 @@ class Request:
     draw: SamplingParams = SamplingParams()
     seed: int = 42  # sample i draws the same numbers alone and among other requests
     cache_salt: int = 0  # 0 or more; cached pages are shared among requests of one salt
-    priority: int = 0  # lower goes first; equals in the order they came
+    priority: int = 0  # lower runs first; equal ones in order of arrival
     num_log_probs: int | None = None  # alternatives for each token; None: no log_probs at all
 
 

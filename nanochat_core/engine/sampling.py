@@ -76,6 +76,7 @@ def sample(
     candidates = None
     if top_k is not None and 0 < top_k < logits.shape[-1]:
         logits, candidates = torch.topk(logits, top_k, dim=-1)  # (B, K), (B, K)
+    # Stable, so that of equal logits the lower id comes first.
     elif top_p < 1.0:
         logits, candidates = torch.sort(logits, dim=-1, descending=True, stable=True)
     logits = _finite(logits)

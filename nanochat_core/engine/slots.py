@@ -93,6 +93,7 @@ class Slots:
         sample.tables = Tables(self.groups, self.runner, slot=slot)
         sample.phase, sample.read = Phase.READING, 0
         self.counts.prompt_tokens += len(sample.tokens)
+        # A preempted sequence with tokens in its answer has been counted before.
         sample.ticket.num_to_begin -= sample.is_fresh
 
     def fork(self, sample: TokenSequence, stem: SharedPrefix) -> None:

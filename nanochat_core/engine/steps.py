@@ -260,6 +260,7 @@ class StepRunner:
         answer, ticket = sample.answer, sample.ticket
         answer.take(token)
         self.counts.tokens += 1
+        # The ending token is never read, and so takes no position.
         if not answer.finished:
             sample.tokens.append(token)
         tell(

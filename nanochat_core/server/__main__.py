@@ -51,6 +51,7 @@ class Server(uvicorn.Server):
             http=Protocol,
             ws="none",
             log_level="error",
+            # The middleware logs requests, by route; uvicorn would log their paths and queries.
             access_log=False,
             server_header=False,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,

@@ -45,7 +45,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        status = 0
+        status = 0  # stays 0 if the client disconnects before a response begins
 
         async def send_guarded(message: Message) -> None:
             nonlocal status

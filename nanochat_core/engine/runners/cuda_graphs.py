@@ -82,6 +82,7 @@ class GraphRunner(DeviceRunner):
         graph = self._graph(self._paged(self.kind_of(slots, limits, num_rows=count)))
         rows = self._send([*slots, *spare])
         self.state.limit[rows] = self._send([*limits, *(0 for _ in spare)])
+        # Copied, because the graph reads from the address that it captured.
         graph.rows.copy_(rows)
         outputs: list[StepTokens] = []
         for _ in range(num_steps):

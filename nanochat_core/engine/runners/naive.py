@@ -1,6 +1,6 @@
-"""Decoding the plain way: the whole sequence through the model for every token. No cache, no batch.
+"""Naive decoding: the whole sequence through the model for every token, without cache or batch.
 
-It is the oracle that the engine is tested against, and the place to read what the engine computes.
+Tests compare the engine with it, and it shows in few lines what the engine computes.
 """
 
 from collections.abc import Sequence
@@ -29,15 +29,16 @@ def generate_naive(
     seed: int,
     sample_index: int = 0,
 ) -> Completion:
-    """One answer to the prompt `tokens`: what `Engine.complete` gives for the same seed.
+    """Return one answer to the prompt `tokens`, as `Engine.complete` does for the same seed.
 
-    The settings from temperature on are those of `Draw`.
+    temperature to repetition_penalty: see `SamplingParams`.
     """
     limit = min(max_tokens, model.config.sequence_len - len(tokens))
     answer = Answer(ToolTokens.of(tokenizer), ends=end_tokens(tokenizer), limit=limit)
     key = row_keys(torch.tensor([seed]), torch.tensor([sample_index]))
     while not answer.is_over:
         sequence = torch.tensor([[*tokens, *answer.ids]])
+        # Sampled even if a tool forces the next token: `take` then ignores it.
         logits = model(sequence)[:, -1]
         token = sample(
             logits,

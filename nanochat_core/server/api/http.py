@@ -119,6 +119,7 @@ async def while_listening(
     request: Request, work: Awaitable[Response], *, on_gone: Callable[[], None]
 ) -> Response:
     """Return the response of `work`; `on_gone` is called as soon as the client disconnects."""
+    # The body has been read: all that `receive` can still return is the disconnect.
     gone = asyncio.create_task(_when_gone(request.receive, on_gone))
     try:
         return await work

@@ -123,7 +123,7 @@ def parse(form: type[AnyForm], body: bytes) -> AnyForm:
 
 
 def check_turns(messages: Sequence[tuple[str, str]]) -> None:
-    """Refuse a conversation of (role, content) that is too long, or whose roles take no turns.
+    """Refuse a conversation of (role, content) that is too long, or whose roles do not alternate.
 
     An assistant's message may be empty: a model may well have ended its answer at once.
     """
