@@ -1,4 +1,4 @@
-"""Where a run executes and how fast. Nothing here ever changes a result's identity."""
+"""The placement of a run: its store, machine and pace, which never change a result's identity."""
 
 import dataclasses
 import json
@@ -15,16 +15,18 @@ from nanochat_core.errors import ConfigError
 from nanochat_core.job import Resources
 from nanochat_core.section import from_json
 
-# Names of what watches metrics besides; each is a package that has to be installed.
+# Metric trackers that a run can also log to; each is a package that has to be installed.
 SINKS = ("trackio", "wandb")
 
 
-# What `--place` takes: everything that a job sees but its device, which follows from the GPUs.
+# The names that `--place` accepts: every field of Resources but the device, which follows from the
+# number of GPUs.
 SETTINGS = tuple(field.name for field in dataclasses.fields(Resources) if field.name != "device")
 
 # The work pool whose workers run the flows; `nanochat up` makes it.
 CPU_POOL = "cpu"
 
+# The smallest allowed value of each numeric setting.
 _LEAST = {
     "threads": 1,
     "device_batch_size": 1,
@@ -47,22 +49,22 @@ class Placement:
     gpus: int  # processes of a GPU stage on each node; 0: one process on the CPU
     resources: Resources  # the part that a job sees
     nodes: int = 1  # machines that a GPU stage takes
-    pool: str | None = None  # Prefect work pool whose workers run GPU stages; None: right here
+    pool: str | None = None  # Prefect work pool whose workers run GPU stages; None: this machine
 
     def __post_init__(self) -> None:
         assert self.resources.device == device_for(self.gpus)
 
     @property
     def mirrors_checkpoints(self) -> bool:
-        """Whether checkpoints go to the store too: not when it lies in the home, as they do."""
+        """True if checkpoints are copied to the store; False if the store is in the home too."""
         return not self.store.startswith(f"{self.home.as_uri()}/")
 
 
 def check_gpu_pool(pool: str, *, own: str | None = None) -> None:
     """Raise ConfigError if flows run in the pool: it is `cpu`, or the calling flow's `own` one.
 
-    A flow keeps its worker's slot while it waits for its GPU stages. With as many flows as slots in
-    one pool every stage would wait for a slot that no flow gives back.
+    A flow holds its worker's slot while it waits for its GPU stages. In one pool, as many flows as
+    slots would deadlock: every stage waits for a slot that no flow releases.
     """
     if pool in (CPU_POOL, own):
         raise ConfigError(
@@ -73,14 +75,14 @@ def check_gpu_pool(pool: str, *, own: str | None = None) -> None:
 
 
 def device_for(gpus: int) -> str:
-    """The device of jobs that have so many GPUs."""
+    """Return the device of jobs with this number of GPUs."""
     return "cuda" if gpus else "cpu"
 
 
 def with_settings(resources: Resources, settings: Sequence[str]) -> Resources:
-    """The resources with each `name=value` of `settings` in them.
+    """Return the resources changed by each `name=value` of `settings`.
 
-    Raises ConfigError for a name that is none of SETTINGS, for a value of the wrong kind or out of
+    Raises ConfigError for a name that is not in SETTINGS, for a value of the wrong type or out of
     range, and for two values of one name.
     """
     types_by_name = typing.get_type_hints(Resources)
@@ -96,6 +98,7 @@ def with_settings(resources: Resources, settings: Sequence[str]) -> Resources:
                 else f"one of: {', '.join(SETTINGS)}",
             )
         value = _read(name, types_by_name[name], text)
+        # The same value twice is harmless: an option of its own may repeat what --place says.
         if changes.setdefault(name, value) != value:
             raise ConfigError(
                 f"{name} is set twice: to {_shown(changes[name])} and to {_shown(value)}",
@@ -107,7 +110,7 @@ def with_settings(resources: Resources, settings: Sequence[str]) -> Resources:
 
 
 def _read(name: str, expected: Any, text: str) -> Any:
-    """The value that a person wrote. Raises ConfigError when it is not of its kind."""
+    """Return the value that a person wrote. Raises ConfigError if it has the wrong type."""
     if typing.get_origin(expected) is typing.Literal:
         if text not in (allowed := typing.get_args(expected)):
             raise ConfigError(f"{name} is '{text}'", hint=f"one of: {', '.join(allowed)}")
@@ -117,12 +120,13 @@ def _read(name: str, expected: Any, text: str) -> Any:
     try:
         return from_json(expected, _parse(text), where=name)
     except ConfigError as error:
+        # The message names the expected type; the hint shows how a person writes it.
         error.hint = _FORMS[expected]
         raise
 
 
 def _read_sinks(name: str, text: str) -> tuple[str, ...]:
-    """Names with commas between them, each once."""
+    """Return the names in a comma-separated list, each once."""
     sinks = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     for sink in sinks:
         if sink not in SINKS:
@@ -140,7 +144,7 @@ def _shown(value: Any) -> str:
 
 
 def _parse(text: str) -> Any:
-    """Text as a JSON value, else as the string it is."""
+    """Return text as a JSON value, or unchanged if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -148,27 +152,28 @@ def _parse(text: str) -> Any:
 
 
 def default_sinks() -> tuple[str, ...]:
-    """NANOCHAT_SINKS, names with commas between them; by default none."""
+    """Return the names in NANOCHAT_SINKS, a comma-separated list; by default none."""
     return _read_sinks("NANOCHAT_SINKS", os.environ.get("NANOCHAT_SINKS", ""))
 
 
 def default_home() -> Path:
-    """NANOCHAT_HOME, else ~/.nanochat-flows."""
+    """Return NANOCHAT_HOME, else ~/.nanochat-flows."""
     return Path(os.environ.get("NANOCHAT_HOME") or Path.home() / ".nanochat-flows").absolute()
 
 
 def default_store(home: Path) -> str:
-    """NANOCHAT_STORE, else a directory in `home`."""
+    """Return NANOCHAT_STORE, else a directory in `home`."""
     return os.environ.get("NANOCHAT_STORE") or (home / "store").as_uri()
 
 
 def default_cache_limit() -> int:
-    """Bytes of fetched artifacts to keep on this machine: NANOCHAT_CACHE_GB, else 100 GB."""
+    """Return the size limit of cached artifacts in bytes: NANOCHAT_CACHE_GB, else 100 GB."""
     given = os.environ.get("NANOCHAT_CACHE_GB") or "100"
     try:
         gigabytes = float(given)
     except ValueError:
         gigabytes = math.nan
+    # False for NaN too, which float() accepts as text.
     if not 0 <= gigabytes < math.inf:
         raise ConfigError(
             f"NANOCHAT_CACHE_GB is '{given}'", hint="gigabytes as a number, for example 100"
@@ -177,12 +182,13 @@ def default_cache_limit() -> int:
 
 
 def count_gpus() -> int:
-    """NVIDIA devices of this machine, without loading torch or a driver library."""
+    """Return the number of NVIDIA devices, without loading torch or a driver library."""
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def count_threads() -> int:
-    """CPUs this process may use."""
+    """Return the number of CPUs that this process may use."""
+    # In a container or under Slurm that may be fewer than the machine has.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

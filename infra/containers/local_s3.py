@@ -1,9 +1,8 @@
-"""A local S3-compatible server to try object storage with: `make s3`.
+"""A local S3-compatible server for trials and tests of object storage: `make s3`.
 
-Without docker it is MiniStack from the development packages, run here; with docker (`--docker`) the
-same server from s3.compose.yaml. Either way a bucket is made and the lines are printed that point a
-shell at it. It is for trying and for tests: one process, known keys, reached from this machine
-only.
+Without docker it is MiniStack from the development packages; with docker (`--docker`) the same
+server from s3.compose.yaml. Either way a bucket is created, and the shell variables that select it
+are printed. It is one process with known keys, which only this machine can reach.
 """
 
 import argparse
@@ -31,13 +30,13 @@ _SECONDS_TO_START = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class LocalS3:
-    """A server that answers."""
+    """A running server."""
 
     endpoint: str  # http://127.0.0.1:4566
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to use it."""
+        """Return the environment variables with which a process uses the server."""
         return {
             "AWS_ENDPOINT_URL_S3": self.endpoint,
             "AWS_ACCESS_KEY_ID": "test",
@@ -47,15 +46,15 @@ class LocalS3:
 
     @property
     def exports(self) -> str:
-        """Lines for a shell."""
+        """Return the variables as lines for a shell."""
         return "\n".join(f"export {name}={value}" for name, value in self.environment.items())
 
 
 @contextlib.contextmanager
 def start_local_s3(data: Path, *, port: int) -> Generator[LocalS3]:
-    """The server with its objects and its log under `data`, until the block ends. Port 0: any.
+    """Run the server until the block ends, with objects and log under `data`. Port 0: any port.
 
-    Raises StoreError when it does not come up.
+    Raises StoreError if it does not come up.
     """
     port = port or free_port()
     data.mkdir(parents=True, exist_ok=True)
@@ -70,7 +69,7 @@ def start_local_s3(data: Path, *, port: int) -> Generator[LocalS3]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C is for us, who then stop it
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then stops it
         )
     server = LocalS3(endpoint=f"http://127.0.0.1:{port}")
     try:
@@ -85,7 +84,7 @@ def start_local_s3(data: Path, *, port: int) -> Generator[LocalS3]:
 
 
 def server_environment(data: Path, port: int) -> dict[str, str]:
-    """The server's settings, and nothing of the person's own."""
+    """Return the server's settings, and none of the caller's own."""
     ours = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
     return ours | {
         "HOME": str(data),
@@ -95,21 +94,22 @@ def server_environment(data: Path, port: int) -> dict[str, str]:
         "S3_PERSIST": "1",
         "S3_DATA_DIR": str(data / "objects"),
         "SERVICES": "s3,iam",
-        "IOT_MTLS_ENABLED": "0",  # else it listens on all addresses of the machine
+        # Its IoT endpoint would listen on all addresses of the machine.
+        "IOT_MTLS_ENABLED": "0",
         "SFTP_ENABLED": "0",
         "LOG_LEVEL": "WARNING",
     }
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
+    """Return a port of 127.0.0.1 that no process listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def make_bucket(server: LocalS3) -> None:
-    """Make the bucket; on this server making it again does nothing."""
+    """Create the bucket; on this server creating it again does nothing."""
     from infra.storage.s3.bucket import Bucket  # loads boto3
     from infra.storage.s3.settings import read_settings
 
@@ -128,7 +128,7 @@ def _wait_for(server: LocalS3, process: subprocess.Popen[bytes] | None) -> None:
         try:
             urllib.request.urlopen(server.endpoint, timeout=1)
         except urllib.error.HTTPError:
-            return  # it answers
+            return  # an HTTP error is an answer too
         except OSError:
             time.sleep(0.1)
             continue
@@ -137,7 +137,7 @@ def _wait_for(server: LocalS3, process: subprocess.Popen[bytes] | None) -> None:
 
 
 def main() -> int:
-    """Start the server, make the bucket, say how to use it, stay until Ctrl-C."""
+    """Start the server, create the bucket, print how to use it, and wait for Ctrl-C."""
     parser = argparse.ArgumentParser(description="A local S3-compatible server, until Ctrl-C.")
     parser.add_argument("--data", type=Path, default=Path.home() / ".nanochat-flows" / "s3")
     parser.add_argument("--port", type=int, default=PORT)
@@ -160,7 +160,8 @@ def main() -> int:
 
 @contextlib.contextmanager
 def _started(options: argparse.Namespace) -> Generator[LocalS3]:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    # Like Ctrl-C: by default SIGTERM would end this process without stopping the server.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not options.docker:
         with start_local_s3(options.data, port=options.port) as server:
             yield server

@@ -1,4 +1,4 @@
-"""Threads that work while a block runs, and end with it."""
+"""Run threads while a block runs, and join them at its end."""
 
 import contextlib
 import threading
@@ -10,8 +10,9 @@ Work: TypeAlias = Callable[[threading.Event], None]  # returns soon after the ev
 
 @contextlib.contextmanager
 def run_in_background(*works: Work) -> Generator[None]:
-    """Run each of `works` in a thread of its own; at the block's end they are told and awaited."""
+    """Run each of `works` in its own thread; at the block's end set their event and join them."""
     over = threading.Event()
+    # Daemons: a work that never returns must not keep the process alive after a second Ctrl-C.
     threads = [threading.Thread(target=work, args=(over,), daemon=True) for work in works]
     for thread in threads:
         thread.start()
@@ -37,5 +38,6 @@ def poll(look: Callable[[], None], *, every: float) -> Generator[None]:
         with run_in_background(watch):
             yield
     finally:
-        if watched.is_set():  # else a second Ctrl-C does not wait for what is on its way
+        # Not set if a second Ctrl-C interrupted the join: then a slow `look` is not awaited.
+        if watched.is_set():
             look()

@@ -34,6 +34,7 @@ def earlier_workers_ended(
     StageError if a worker to be killed belongs to another user.
     """
     with contextlib.ExitStack() as files:
+        # Opened to append: writing would erase the name that the holder left in its lock file.
         paths = job.directory.glob("worker-*.lock")
         pending = {path: files.enter_context(path.open("a")) for path in paths}
         since: dict[ProcessRef | None, float] = {}  # None: a holder that has not written its name
@@ -45,6 +46,7 @@ def earlier_workers_ended(
                     _look_at_holder(path, since, seconds, log)
             if not pending or stop.wait(_SECONDS_BETWEEN_TRIES):
                 break
+        # The locks are held until the files are closed, so no new worker starts in the block.
         yield not pending
 
 
@@ -54,9 +56,10 @@ def _look_at_holder(
     seconds: float,
     log: Callable[[str], None],
 ) -> None:
-    """Log the holder of a lock when it is first seen, and kill it `seconds` later, or log why not.
+    """Log the holder of a lock when it is first seen; kill it `seconds` later, or log why not.
 
-    `since` has when each holder was first seen or killed; infinity for one that cannot be killed.
+    `since` has the monotonic time at which each holder was first seen or killed; infinity means
+    that it cannot be killed.
     """
     holder, now = ProcessRef.find(path), time.monotonic()
     if holder not in since:
@@ -69,7 +72,7 @@ def _look_at_holder(
         since[holder] = now
         log(f"killed {holder} of an earlier attempt: it had not ended after {seconds:g} s")
     else:
-        since[holder] = math.inf
+        since[holder] = math.inf  # logged once
         log(
             f"{holder or 'a process'} of an earlier attempt has not ended after {seconds:g} s and "
             f"cannot be killed from here; find it with: fuser {path}"

@@ -1,7 +1,7 @@
-"""Where the ranks of one machine meet: a store that no other host can reach.
+"""A torchrun rendezvous for the ranks of one machine, which no other host can reach.
 
 torchrun's own rendezvous for that case, `--standalone`, listens on every interface and unpickles
-what its store says: whoever reached its port could have code run.
+the contents of its store: any client that reaches its port can run code.
 """
 
 import socket
@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 ADDRESS = "127.0.0.1"
 BACKEND = "loopback"  # torchrun's --rdzv-backend
-SECONDS = 600
+SECONDS = 600  # timeout of the ranks' requests to the store
 
 
 class Loopback(StaticTCPRendezvous):
@@ -27,7 +27,7 @@ class Loopback(StaticTCPRendezvous):
         listener = socket.create_server((ADDRESS, 0))
         port = listener.getsockname()[1]
         super().__init__(ADDRESS, port, rank=0, world_size=1, run_id=run_id, timeout=SECONDS)
-        # Without a listener of ours the store would bind to every interface.
+        # Given only an address, TCPStore binds to every interface: it gets our own listener.
         self._store = TCPStore(
             ADDRESS,
             port,
@@ -44,7 +44,7 @@ class Loopback(StaticTCPRendezvous):
 
 
 def register() -> None:
-    """Have torchrun know the backend."""
+    """Register the backend with torchrun."""
     rendezvous_handler_registry.register(BACKEND, _open)
 
 

@@ -1,8 +1,7 @@
-"""Sends each new checkpoint of a running job somewhere safe, in the background.
+"""Upload each new checkpoint of a running job in the background.
 
-The newest counts: when sending is slower than saving, those in between are skipped. A checkpoint is
-held by hard links (or copied, where there are none) while it is sent, because the job drops old
-ones in its own time.
+If uploads are slower than saves, only the newest checkpoint is sent and those in between are
+skipped.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ from infra.launch.background import poll
 from nanochat_core.errors import NanochatError, StageError
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-_COMMIT = "COMMIT.json"  # written last: a directory without it is no checkpoint yet
+_COMMIT = "COMMIT.json"  # written last: a directory without it is not a checkpoint yet
 
 
 @contextlib.contextmanager
@@ -29,11 +28,11 @@ def mirror(
 ) -> Generator[None]:
     """While the block runs, call `send` with a copy of each newest checkpoint directory.
 
-    What is there at the beginning counts as sent, also where the job finds the newest of it damaged
-    and sets it aside. However the block ends, the last checkpoint that it left is sent before this
-    returns. A checkpoint for which `skip` returns True is passed over; it is asked at each look.
-    What goes wrong, in `skip` too, is reported and tried again with the next look; a job never
-    fails because its mirror does.
+    Checkpoints that exist at the beginning count as sent, even if the job finds the newest of them
+    damaged and sets it aside. However the block ends, the last checkpoint that it left is sent
+    before this returns. A checkpoint for which `skip` returns True is not sent; `skip` is called at
+    each look. An error, in `skip` too, is passed to `on_error` and the send is retried at the next
+    look; a job never fails because its mirror does.
     """
     sent = set(_committed(checkpoints))
 
@@ -44,11 +43,12 @@ def mirror(
                 return
             with _held(newest[0]) as copy:
                 if copy is None:
-                    return  # dropped meanwhile; a newer one is there
+                    return  # dropped meanwhile, so a newer one exists
                 send(copy)
         except NanochatError as error:
             on_error(error)
-        except (OSError, ValueError, LookupError, TypeError) as error:  # an error ends the thread
+        # Whatever a damaged checkpoint may raise: an exception would end the thread.
+        except (OSError, ValueError, LookupError, TypeError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or repr(error)
             on_error(StageError(f"{checkpoints} cannot be read: {why.lower()}"))
         else:
@@ -59,7 +59,8 @@ def mirror(
 
 
 def _committed(checkpoints: Path) -> Iterator[tuple[Path, int]]:
-    """The checkpoints, the highest step first, with the times at which they were committed."""
+    """Yield the checkpoints, the highest step first, with the times of their commit (ns)."""
+    # The time distinguishes a step that was saved again from the one that was sent.
     for directory in sorted(checkpoints.glob("step-*"), reverse=True):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             yield directory, (directory / _COMMIT).stat().st_mtime_ns
@@ -67,10 +68,8 @@ def _committed(checkpoints: Path) -> Iterator[tuple[Path, int]]:
 
 @contextlib.contextmanager
 def _held(directory: Path) -> Generator[Path | None]:
-    """Another directory with the same files, which stay when the job drops its own names.
-
-    None when one of them vanished before it was held.
-    """
+    """Yield a copy of a checkpoint; None if one of its files vanished before it was linked."""
+    # Hard links: the job deletes old checkpoints while they are sent, and its names only.
     copy = directory.with_name(f".mirror-{directory.name}")
     shutil.rmtree(copy, ignore_errors=True)
     try:

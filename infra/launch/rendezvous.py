@@ -1,8 +1,7 @@
-"""Several machines run one job: what each has to know to meet the others, and its own address.
+"""Rendezvous of a job on several machines: torchrun's options, and this machine's own address.
 
 Ranks are numbered by machine: with two processes each, those of node 1 are ranks 2 and 3. So rank
-0, which writes what the job leaves, is always on node 0. torchrun's "static" rendezvous keeps that
-promise; its c10d rendezvous numbers machines by the order of their addresses.
+0, which writes the job's files, is always on node 0.
 """
 
 import fcntl
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 
 SECONDS_TO_JOIN = 120  # from the first machine's torchrun to the last one's
 _SIOCGIFADDR = 0x8915
-_NOWHERE = "192.0.2.1"  # kept for documentation: nothing is there, and nothing is sent
+_NOWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737); nothing is sent to it
 _ALONE = "127.0.0.1"
 
 
@@ -26,29 +25,31 @@ class Rendezvous:
     nodes: int
     node: int  # this machine's number; 0 hosts the rendezvous
     endpoint: str  # host:port at which node 0 listens
-    id: str  # of this attempt: ranks of another one cannot join
+    id: str  # of this attempt: ranks of another attempt cannot join
 
     def first_rank(self, processes: int) -> int:
-        """The lowest rank on this machine, which runs so many processes."""
+        """Return the lowest rank on this machine, which runs `processes` ranks."""
         return self.node * processes
 
     def words(self) -> list[str]:
-        """Options of torchrun."""
+        """Return the rendezvous options of torchrun."""
         return [
             f"--nnodes={self.nodes}",
             f"--node-rank={self.node}",
+            # The c10d backend would number nodes by the order of their addresses.
             "--rdzv-backend=static",
             f"--rdzv-endpoint={self.endpoint}",
             f"--rdzv-id={self.id}",
             f"--rdzv-conf=timeout={SECONDS_TO_JOIN}",
-            "--max-restarts=0",  # whoever lost a machine begins again from a checkpoint, together
+            # After a loss all nodes restart together, from a checkpoint and with a new id.
+            "--max-restarts=0",
         ]
 
     def environment(self) -> dict[str, str]:
-        """Which network interface the ranks use, as far as it has to be said.
+        """Return variables that name the network interface of gloo and NCCL, where not yet set.
 
-        Left alone, gloo takes the one that this machine's name stands for, which inside a container
-        or a namespace may be another machine's.
+        By default gloo takes the interface to which this machine's name resolves; inside a
+        container or a namespace that may be the wrong one.
         """
         given = os.environ.get("NANOCHAT_INTERFACE")
         host = self.endpoint.rpartition(":")[0]
@@ -58,10 +59,10 @@ class Rendezvous:
 
 
 def own_address(*, toward: str | None = None) -> str:
-    """The address at which other machines reach this one.
+    """Return the address at which other machines reach this one.
 
-    NANOCHAT_ADDRESS, else that of the interface NANOCHAT_INTERFACE, else the one from which this
-    machine would speak to `toward`, or to a host far away; 127.0.0.1 when it has no other.
+    NANOCHAT_ADDRESS, else that of the interface NANOCHAT_INTERFACE, else the source address of
+    packets to `toward` or to a distant host; 127.0.0.1 if there is no other.
     """
     if given := os.environ.get("NANOCHAT_ADDRESS"):
         return given
@@ -76,14 +77,14 @@ def own_address(*, toward: str | None = None) -> str:
 
 
 def own_endpoint(*, toward: str | None = None) -> str:
-    """An address of this machine with a port that nobody listens on."""
+    """Return host:port of this machine with a port that no process listens on."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return f"{own_address(toward=toward)}:{probe.getsockname()[1]}"
 
 
 def store_host(url: str) -> str | None:
-    """The host that a store's objects come from, where it is a host of one's own; else None."""
+    """Return the host of an S3 store that is not AWS; None for any other store."""
     if not url.startswith("s3://"):
         return None
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -92,9 +93,9 @@ def store_host(url: str) -> str | None:
 
 
 def find_interface(address: str) -> str | None:
-    """The network interface that has an address or a name of this machine; None: it is not known.
+    """Return the network interface that has this address or host name, or None.
 
-    Only IPv4 is looked at.
+    Only IPv4 is supported.
     """
     try:
         number = socket.gethostbyname(address)
@@ -104,9 +105,10 @@ def find_interface(address: str) -> str | None:
 
 
 def _interfaces() -> Iterator[tuple[str, str]]:
-    """Names and IPv4 addresses of this machine's network interfaces."""
+    """Yield names and IPv4 addresses of this machine's network interfaces."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
+            # struct ifreq: the name takes 16 bytes with its end, the address is at offset 20.
             request = struct.pack("256s", name.encode()[:15])
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
@@ -116,9 +118,10 @@ def _interfaces() -> Iterator[tuple[str, str]]:
 
 
 def _address_toward(target: str) -> str:
-    """The address from which a packet to `target` would leave; nothing is sent."""
+    """Return the source address of a packet to `target`; nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # Connecting a UDP socket only looks the route up; the port does not matter.
             probe.connect((target, 9))
             return str(probe.getsockname()[0])
     except OSError:  # no way there

@@ -1,9 +1,8 @@
-"""Starts one job's worker processes on this machine, watches them, and says how the job ended.
+"""Start one job's worker processes on this machine, watch them, and report how the job ended.
 
-One process runs directly; several run under torchrun, also on several machines (meeting.py), each
-of which starts and watches its own. The workers write files and never to a pipe
-of ours, so they outlive us long enough to save. They are started by the thread that watches them:
-the kernel's "parent died" signal, which keeps orphans from training on, follows that thread.
+One process runs directly; several run under torchrun. On several machines (rendezvous.py) each
+starts and watches its own. The workers write to files and never to a pipe of ours, so they outlive
+us long enough to save.
 """
 
 import contextlib
@@ -31,24 +30,24 @@ OnEvent: TypeAlias = Callable[[dict[str, Any]], None]
 
 SECONDS_BETWEEN_LOOKS = 0.25
 SECONDS_TO_STOP = 25.0  # a worker saves in under 20
-SHUTDOWN_TIMEOUT = 22  # torchrun's own patience with its ranks: between the two
+SHUTDOWN_TIMEOUT = 22  # after which torchrun kills its ranks: between the two
 _TAIL_BYTES = 3000
 _TAIL_LINES = 20
 
 
 class StageInterrupted(StageError):
-    """The job was asked to stop; what it saved is used when it is started again."""
+    """A job that was asked to stop. It resumes from its checkpoint when it is started again."""
 
 
 class JobFailed(StageError):
-    """The job ended without a result, by a mistake of ours or of the machine."""
+    """A job that ended without a result, by a bug of ours or a failure of the machine."""
 
     def __init__(
         self, message: str, *, hint: str | None, log_tail: str, cause: str | None = None
     ) -> None:
         super().__init__(message, hint=hint)
         self.log_tail = log_tail  # the last lines the failing process wrote
-        self.cause = cause  # the exception's type; None when it was killed or stood still
+        self.cause = cause  # the exception's type; None if it was killed or hung
 
 
 def run_job(
@@ -64,19 +63,19 @@ def run_job(
 ) -> Result:
     """Run `job` in `processes` workers until it ends; each progress event is passed to `on_event`.
 
-    What an unfinished attempt left in the job's directory stays: the job goes on from there.
-    Setting `stop`, in `on_event` or from another thread, ends the job as SIGTERM would. Whatever is
-    raised here while the workers run (Ctrl-C, a cancelled flow run, an error of `on_event` or of
-    `check`, which is called all the while and at the end) stops them first. With `root` the workers
-    run the code of the repository that lies there; with `steps` they are interrupted after so many,
-    their state saved, unless they come to their end before. With a `meeting` they are this
-    machine's part of a job of several machines, `processes` on each. Only node 0 is left a result;
-    elsewhere an empty one says that the ranks here ended well, and a JobFailed that they did not,
-    whatever the reason: node 0 knows it.
+    The job resumes from what an unfinished attempt left in its directory. Setting `stop`, in
+    `on_event` or from another thread, ends the job as SIGTERM would. Any exception while the
+    workers run (Ctrl-C, a cancelled flow run, an error of `on_event` or of `check`, which is called
+    all the time and at the end) stops them before it is raised. With `root` the workers run the
+    code of the repository in that directory. With `steps` they are interrupted after so many steps,
+    their state saved, unless they finish earlier. With a `meeting` they are this machine's part of
+    a job of several machines, `processes` on each. Only node 0 has the result; elsewhere an empty
+    result means that the ranks here ended well, and JobFailed that they did not: node 0 has the
+    reason.
 
-    Raises StageInterrupted when the job saved and stopped, JobFailed when it broke or stood still
-    for the resources' `hang_seconds`, and StageError with the worker's own message and hint when
-    the worker met a mistake that a person can mend.
+    Raises StageInterrupted if the job saved and stopped, JobFailed if it broke or made no progress
+    for the resources' `hang_seconds`, and StageError with the worker's own message and hint for an
+    error that a person can repair.
     """
     assert processes >= 1, processes
     stop = stop or threading.Event()
@@ -89,12 +88,13 @@ def run_job(
     with earlier_workers_ended(job, log, stop) as ended:
         if not ended:
             raise StageInterrupted(f"{job.stage} was not started: the run is being stopped")
+        # Under the locks: an earlier worker may still have written its own result.
         for name in ("result.json", "error.json"):
             (job.directory / name).unlink(missing_ok=True)
         forget_pulses(pulses_of(job))
         events = _Tail.after_last_attempt(job.events)
-    # On other machines node 0 watches: a rank that hangs there makes its own stand still. Theirs
-    # are silent for a reason while rank 0 waits for its disk or for their files.
+    # Only node 0 has a watchdog: a rank that hangs elsewhere stops its ranks too. Ranks of other
+    # nodes may rightly be silent while rank 0 waits for its disk or for their files.
     watch = None if meeting is not None and meeting.node else Watchdog(job)
     first_rank = meeting.first_rank(processes) if meeting else 0
 
@@ -120,7 +120,7 @@ def run_job(
 
 
 def replay_line(job: Job) -> str:
-    """The command that runs the job again by hand."""
+    """Return the command that replays the job manually."""
     return f"python -m nanochat_core.worker {shlex.quote(str(job.directory / 'job.json'))}"
 
 
@@ -133,7 +133,7 @@ def _command(path: Path, processes: int, meeting: Rendezvous | None) -> list[str
         "infra.launch.agent",
         *(meeting.words() if meeting else ["--rdzv-backend=loopback"]),
         f"--nproc-per-node={processes}",
-        "--redirects=3",
+        "--redirects=3",  # stdout and stderr of each rank to files of its own
         f"--log-dir={path.parent / 'ranks'}",
         f"--shutdown-timeout={SHUTDOWN_TIMEOUT}",
         "-m",
@@ -145,7 +145,7 @@ def _command(path: Path, processes: int, meeting: Rendezvous | None) -> list[str
 def _environment(
     job: Job, processes: int, *, root: Path | None, steps: int | None
 ) -> dict[str, str]:
-    """The worker's environment: ours, and what makes it repeatable and its log complete."""
+    """Return the worker's environment: ours, with what makes runs repeatable and logs complete."""
     threads = str(job.resources.threads)
     environment = {
         **os.environ,
@@ -156,18 +156,21 @@ def _environment(
         # costs a sixth on an idle machine (docs/LOG.md, 2026-11-21).
         "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000"),
         "PYTHONHASHSEED": "0",
-        "PYTHONSAFEPATH": "1",  # a folder called `tasks` where we were started is not ours
+        "PYTHONSAFEPATH": "1",  # do not import a folder `tasks` of the current directory
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         LAUNCHER_VARIABLE: str(os.getpid()),
         STEPS_VARIABLE: str(steps or ""),
     }
     if job.resources.determinism == "strict":
-        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # else its sums depend on timing
-    # Before what is installed; packages that are installed may not come before Python's own.
+        # Without a fixed workspace cuBLAS may sum in an order that depends on timing.
+        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    # `root` comes before the installed packages. If it is site-packages itself it is left out: on
+    # PYTHONPATH it would come before the standard library.
     if root is not None and str(root) not in (*site.getsitepackages(), site.getusersitepackages()):
         paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
+    # Of a torchrun around this process: a single worker would take itself for one of its ranks.
     if processes == 1:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             environment.pop(name, None)
@@ -181,7 +184,9 @@ def _supervise(
     look: Callable[[], None],
     stop: threading.Event,
 ) -> int:
-    """Run `command` to its end, looking at its events meanwhile; returns its exit code."""
+    """Run `command` to its end, calling `look` meanwhile; return its exit code."""
+    # Popen runs in the thread that watches: the kernel's parent-death signal, which keeps orphans
+    # from training on, is sent when this thread ends.
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
     )
@@ -193,7 +198,7 @@ def _supervise(
                 break
         else:
             _end(process)
-        look()
+        look()  # once more, for the events of the last moment
     except BaseException:
         _end(process)
         raise
@@ -201,10 +206,11 @@ def _supervise(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the process to stop, wait while it saves, then insist."""
+    """Send SIGTERM, wait while the process saves, then kill it."""
     if process.poll() is not None:
         return
     process.terminate()
+    # torchrun passes SIGTERM on to its ranks, and kills them after SHUTDOWN_TIMEOUT.
     try:
         process.wait(SECONDS_TO_STOP)
     except BaseException as error:  # too slow, or a second Ctrl-C
@@ -215,7 +221,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Tail:
-    """Reads the whole lines that are appended to a file."""
+    """The complete lines that are appended to a file."""
 
     def __init__(self, path: Path, offset: int) -> None:
         self._path = path
@@ -224,7 +230,7 @@ class _Tail:
 
     @classmethod
     def after_last_attempt(cls, path: Path) -> "_Tail":
-        """What a new attempt appends; the half line of a killed one is closed first."""
+        """Return a tail of what a new attempt appends, after closing the last, partial line."""
         with path.open("ab+") as file:
             size = file.tell()
             if size:
@@ -234,33 +240,31 @@ class _Tail:
         return cls(path, size)
 
     def pass_to(self, on_event: OnEvent) -> None:
-        """Pass on every event written since the last call."""
+        """Pass every event written since the last call to `on_event`."""
         with self._path.open("rb") as file:
             file.seek(self._offset)
             text = file.read()
         self._offset += len(text)
         *lines, self._rest = (self._rest + text).split(b"\n")
         for line in lines:
-            with contextlib.suppress(ValueError):  # a line that a full disk cut short
+            with contextlib.suppress(ValueError):  # a line truncated by a full disk
                 event: Any = json.loads(line)
                 if isinstance(event, dict):
                     on_event(cast("dict[str, Any]", event))
 
 
 def _classify(job: Job, returncode: int, *, asked_to_stop: bool, first_rank: int) -> Result:
-    """The files decide; exit codes are lost behind torchrun.
-
-    When a rank fails, torchrun interrupts the others, and when all are asked to stop, a slow rank
-    may fail because a quick one is gone: what was written first is the cause.
-    """
+    """Return the job's result, or raise what its files report: torchrun hides exit codes."""
     error = _read_error(job.directory / "error.json")
     result = Result.find(job.directory)
     is_interrupted = result is not None and result.status == "interrupted"
-    is_ended_by_hand = asked_to_stop or returncode in (-signal.SIGINT, -signal.SIGTERM)
-    was_stopped = is_ended_by_hand and result is None and error is None  # before it could say so
+    is_stopped = asked_to_stop or returncode in (-signal.SIGINT, -signal.SIGTERM)
+    was_stopped = is_stopped and result is None and error is None  # before it could write either
+    # When a rank fails, torchrun interrupts the others; when all are asked to stop, a slow rank may
+    # fail because a quick one is gone. The file that was written first has the cause.
     if was_stopped or (is_interrupted and not _error_came_first(job)):
         raise StageInterrupted(
-            f"{job.stage} was interrupted", hint="run the same command again: it goes on from there"
+            f"{job.stage} was interrupted", hint="run the same command again to resume it"
         )
     if error is not None:
         raise _failure(job, error, first_rank=first_rank)
@@ -324,7 +328,7 @@ def _how_it_ended(returncode: int) -> str:
 
 
 def _log_tail(job: Job, *, local_rank: int | None) -> str:
-    """The last lines of the failing rank's own log where torchrun kept one, else of worker.log."""
+    """Return the last lines of the failing rank's own log if it has one, else of worker.log."""
     path = job.directory / "worker.log"
     if local_rank is not None:
         logs = job.directory.glob(f"ranks/*/attempt_*/{local_rank}/stderr.log")

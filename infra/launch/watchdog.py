@@ -1,7 +1,7 @@
-"""Notices a job in which nothing moves any more, and finds out which rank stopped first, and where.
+"""Detect a job that makes no progress, and find the rank that stopped first and its stack.
 
-Ranks wait for one another in every step, so when one hangs all stand still soon after. Who hangs is
-not who complains first: it is the rank whose last sign of life is the oldest. Its stack says where.
+Ranks wait for one another in every step, so when one hangs, all of them stop soon after. The rank
+that hangs is the one with the oldest heartbeat, not the one that first reports an error.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ _NEWEST_FIRST = "(most recent call first):"
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """A job that stands still, and the rank that stopped first."""
+    """A job without progress, and the rank that stopped first."""
 
     rank: int
-    seconds: float  # since the last sign of life of any rank
-    doing: str  # what the rank said last
-    steps: int  # it had done in this execution
+    seconds: float  # since the last heartbeat of any rank
+    doing: str  # the activity in the rank's last heartbeat
+    steps: int  # that the rank had done in this execution
 
 
 class Watchdog:
-    """Looks at the ranks' signs of life now and again."""
+    """The periodic check of the ranks' heartbeats."""
 
     def __init__(self, job: Job, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = pulses_of(job)
@@ -42,14 +42,16 @@ class Watchdog:
         self._looked = float("-inf")
 
     def find(self) -> Hang | None:
-        """The hang, once there is one. Costs next to nothing when called often."""
+        """Return the hang, or None while any rank makes progress. Cheap enough to call often."""
         now = self._clock()
+        # `find` is called several times a second; reading every rank's file costs more than that.
         if now - self._looked < min(_SECONDS_BETWEEN_LOOKS, self._patience / 4):
             return None
         self._looked = now
         pulses = list(read_pulses(self._directory))
         if not pulses:
             return None
+        # `times` is above 1 while a rank starts, or does work that takes long and cannot beat.
         if any(now - pulse.beat <= self._patience * pulse.times for pulse in pulses):
             return None
         silence = now - max(pulse.beat for pulse in pulses)
@@ -57,19 +59,20 @@ class Watchdog:
         return Hang(rank=first.rank, seconds=silence, doing=first.doing, steps=first.steps)
 
     def dump_stacks(self) -> None:
-        """Have every rank write its threads' stacks into its log."""
+        """Make every rank write its threads' stacks into its log."""
         for pulse in read_pulses(self._directory):
             _signal(pulse)
-        time.sleep(_SECONDS_FOR_STACKS)
+        time.sleep(_SECONDS_FOR_STACKS)  # the ranks write on their own: wait before they are killed
 
 
 def pulses_of(job: Job) -> Path:
-    """Where a job's ranks leave their signs of life."""
+    """Return the directory of the ranks' heartbeats."""
     return job.directory / "ranks"
 
 
 def find_place(log: str) -> str | None:
-    """Where the main thread of the last dump in a log stands: "file.py:12 in name"."""
+    """Return where the main thread stood in a log's last dump: "file.py:12 in name", or None."""
+    # faulthandler dumps the main thread last, and each stack with its innermost frame first.
     frame = _FRAME.search(log.rpartition(_NEWEST_FIRST)[2]) if _NEWEST_FIRST in log else None
     if frame is None:
         return None

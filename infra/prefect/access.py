@@ -1,9 +1,9 @@
-"""Where the Prefect server is, who may speak to it, and where it keeps its history.
+"""Address, password and database of the Prefect server, and plain requests to its API.
 
 Two values are secret: NANOCHAT_PREFECT_AUTH, "user:password" of the server, and
 NANOCHAT_PREFECT_DATABASE, the URL of its Postgres database. They come from the environment (the
 first one, for a local server, from the home: infra/prefect/password.py) and go to the environment
-of processes that need them; no command line, record or log has them.
+of processes that need them; they never appear on a command line, in a record or in a log.
 """
 
 import asyncio
@@ -19,26 +19,26 @@ from nanochat_core.errors import NanochatError
 
 AUTH = "NANOCHAT_PREFECT_AUTH"
 DATABASE = "NANOCHAT_PREFECT_DATABASE"
-SQLITE = "sqlite"  # a file in the home: what there is when no database is named
+SQLITE = "sqlite"  # a file in the home: the default when no database is named
 _DRIVER = "postgresql+asyncpg"
 _ANSWER_SECONDS = 2.0
 _CONNECT_SECONDS = 10.0
 
-# What came of asking: it lets us in, it wants another password, or nobody answers.
+# The server accepts our password (or needs none), refuses it, or does not answer.
 Admission: TypeAlias = Literal["open", "refused", "silent"]
 
 
 class ServerError(NanochatError):
-    """The Prefect server cannot be started or reached."""
+    """An error of starting or reaching the Prefect server, or of its database."""
 
 
 def configured_api_url() -> str | None:
-    """The shared Prefect server a person works with (PREFECT_API_URL), or None for a local one."""
+    """Return the shared Prefect server to use (PREFECT_API_URL), or None for a local one."""
     return os.environ.get("PREFECT_API_URL", "").rstrip("/") or None
 
 
 def auth() -> str | None:
-    """`user:password` of the server, or None when it asks for none. Raises ServerError."""
+    """Return `user:password` of the server, or None if none is set. Raises ServerError."""
     given = os.environ.get(AUTH) or None
     if given is not None and not all(given.partition(":")):
         raise ServerError(f"{AUTH} is not user:password", hint="for example nanochat:a-long-secret")
@@ -46,16 +46,16 @@ def auth() -> str | None:
 
 
 def database() -> str | None:
-    """The URL of the server's Postgres database as Prefect wants it, or None for SQLite.
+    """Return the URL of the server's Postgres database as Prefect wants it, or None for SQLite.
 
-    Raises ServerError for a URL that is none.
+    Raises ServerError if the value is not the URL of a Postgres database.
     """
     given = os.environ.get(DATABASE) or None
     return None if given is None else _normal(given)
 
 
 def shown_database(url: str | None) -> str:
-    """A database's URL for people: without its password."""
+    """Return a database's URL without its password, to show to a person."""
     from sqlalchemy.engine import URL, make_url
 
     if url is None:
@@ -72,9 +72,9 @@ def shown_database(url: str | None) -> str:
 
 
 def name_database(url: str) -> bool:
-    """Have this process and what it starts use the database; whether the URL has a password.
+    """Make this process and its children use a database; return whether the URL has a password.
 
-    Raises ServerError for a URL that is none.
+    Raises ServerError if it is not the URL of a Postgres database.
     """
     from sqlalchemy.engine import make_url
 
@@ -84,13 +84,14 @@ def name_database(url: str) -> bool:
 
 
 def check_database(url: str) -> None:
-    """Raises ServerError unless the database lets us in."""
+    """Raise ServerError unless the database accepts a connection."""
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         asyncio.run(_connect(url))
     except (OSError, SQLAlchemyError, ValueError, TypeError) as error:
         raise _unreachable(url, error) from error
+    # The driver's own errors are recognised by their module: asyncpg is not imported here.
     except Exception as error:
         if not type(error).__module__.startswith("asyncpg"):
             raise
@@ -105,10 +106,10 @@ def ask(
     seconds: float = _ANSWER_SECONDS,
     method: str | None = None,
 ) -> Any:
-    """The API's answer to a GET of `path`, or to a POST of `body`, as JSON, within `seconds`.
+    """Send a GET of `path`, or a POST of `body`; return the JSON answer.
 
-    None for an answer that says nothing. Raises OSError when there is none: HTTPError when the
-    server refuses.
+    `seconds` is the timeout. None means an empty answer. Raises OSError if the server does not
+    answer, and its subclass HTTPError if it refuses.
     """
     request = urllib.request.Request(f"{api_url}{path}", headers=_headers(), method=method)
     if body is not None:
@@ -116,14 +117,14 @@ def ask(
         request.add_header("Content-Type", "application/json")
         for name, value in _csrf_headers(api_url, seconds=seconds).items():
             request.add_header(name, value)
-    # A proxy is for the world outside, and would be asked for this machine too.
+    # urllib would use the proxy of the environment even for 127.0.0.1.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=seconds) as response:
         return json.loads(response.read() or b"null")
 
 
 def _csrf_headers(api_url: str, *, seconds: float) -> dict[str, str]:
-    """What a server with CSRF protection wants to see with each change: a token it gave before."""
+    """Return the headers that CSRF protection requires of each change: a token from the server."""
     client = uuid.uuid4().hex
     try:
         token = ask(api_url, f"/csrf-token?client={client}", seconds=seconds)["token"]
@@ -135,7 +136,7 @@ def _csrf_headers(api_url: str, *, seconds: float) -> dict[str, str]:
 
 
 def answers(api_url: str, *, seconds: float = _ANSWER_SECONDS) -> bool:
-    """Whether a Prefect server answers there within `seconds`, to whoever asks."""
+    """Return whether a Prefect server answers within `seconds`; needs no password."""
     try:
         return ask(api_url, "/health", seconds=seconds) is True
     except (OSError, ValueError):
@@ -143,7 +144,8 @@ def answers(api_url: str, *, seconds: float = _ANSWER_SECONDS) -> bool:
 
 
 def admission(api_url: str) -> Admission:
-    """What a Prefect server says to our password, or to our having none."""
+    """Return how a Prefect server reacts to our password, or to our having none."""
+    # The health endpoint needs no password, so it cannot show whether ours is right.
     if not answers(api_url):
         return "silent"
     try:
@@ -156,7 +158,7 @@ def admission(api_url: str) -> Admission:
 
 
 def check_admitted(api_url: str) -> None:
-    """Raises ServerError when the server that answers at `api_url` wants another password."""
+    """Raise ServerError if the server at `api_url` answers and refuses our password."""
     if admission(api_url) == "refused":
         raise ServerError(
             f"the Prefect server at {api_url} refuses {AUTH}"
@@ -167,7 +169,7 @@ def check_admitted(api_url: str) -> None:
 
 
 def check_answers(api_url: str) -> None:
-    """Raises ServerError unless a Prefect server answers at `api_url`, and lets us in."""
+    """Raise ServerError unless a Prefect server answers at `api_url` and accepts our password."""
     if not answers(api_url):
         raise ServerError(
             f"no Prefect server answers at {api_url}",
@@ -177,6 +179,7 @@ def check_answers(api_url: str) -> None:
 
 
 def _headers() -> dict[str, str]:
+    # Ours first, then Prefect's own variable, then the key of Prefect Cloud.
     if given := auth() or os.environ.get("PREFECT_API_AUTH_STRING"):
         return {"Authorization": f"Basic {base64.b64encode(given.encode()).decode()}"}
     if key := os.environ.get("PREFECT_API_KEY"):
@@ -199,7 +202,8 @@ def _normal(given: str) -> str:
             "history is kept in the home",
         )
     query = dict(url.query)
-    if "sslmode" in query:  # Postgres's own name for it, which the driver does not know
+    # Postgres's own name of the option, which the driver asyncpg does not know.
+    if "sslmode" in query:
         query["ssl"] = query.pop("sslmode")
     url = url.set(drivername=_DRIVER, query=query)
     return url.render_as_string(hide_password=False)
@@ -219,7 +223,8 @@ async def _connect(url: str) -> None:
 def _unreachable(url: str, error: Exception) -> ServerError:
     what = (str(error).splitlines() or [""])[0] or type(error).__name__
     if isinstance(error, OSError) and (error.errno or 0) > 0:
-        what = os.strerror(error.errno or 0).lower()  # asyncio tells the number only
+        # The text of asyncio's errors has the number only.
+        what = os.strerror(error.errno or 0).lower()
     return ServerError(
         f"the database {shown_database(url)} cannot be used: {what}",
         hint=f"look at host, port, user, password and name in {DATABASE} or --postgres",

@@ -1,4 +1,4 @@
-"""The address that logs a browser in to a home's Prefect server."""
+"""Build the address that logs a browser in to a home's Prefect server."""
 
 from pathlib import Path
 from urllib.parse import quote
@@ -8,8 +8,9 @@ from infra.prefect.server import find_process
 
 LOGIN_PAGE = "nanochat-login.html"
 
-# Prefect's pages read the password from this place of the browser's storage, which belongs to the
-# origin. A fragment is never sent to a server or written to its log.
+# Prefect's pages read the password from this key of the browser's local storage, which belongs to
+# the origin. The address carries it as a fragment, which a browser never sends to a server, so no
+# log has it.
 _LOGIN = """<!doctype html>
 <meta charset="utf-8">
 <meta name="referrer" content="no-referrer">
@@ -26,11 +27,13 @@ _LOGIN = """<!doctype html>
 
 
 def login_address(home: Path) -> str | None:
-    """The address that logs a browser in to the running server of `home`, if it has a password.
+    """Return the address that logs a browser in to the running server of `home`.
 
-    The server's own pages must be there: it makes their directory anew when it first starts.
+    None means that no server runs, that it has no password, or that Prefect has not written its
+    pages yet.
     """
     server, password = find_process(home), find_password(home)
+    # Prefect creates this directory anew when it first starts: an earlier file would be lost.
     pages = pages_directory(home) / "v1"
     if server is None or not server.is_guarded or password is None or not pages.is_dir():
         return None

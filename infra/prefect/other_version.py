@@ -1,7 +1,8 @@
 """Refuse a home whose server or keeper was started by another version of nanochat-flows.
 
 A record of another format cannot be used to end its process. Two servers would damage one SQLite
-file, and a keeper starts its server again and ends the processes of another one's workers.
+file, and a keeper (the supervisor process) restarts its server and ends the processes of another
+keeper's workers.
 """
 
 import json
@@ -15,24 +16,23 @@ from infra.prefect.supervisor_record import record_path
 
 
 def check_no_other_version(home: Path, server: Path, *, format: int) -> None:
-    """Raise ServerError if another version's keeper or server lives; `server` is the record of one.
+    """Raise ServerError if a keeper or server of another version runs.
 
-    `format` is that of the server's records today.
+    `server` is the path of the server's record, `format` its format in this version.
     """
     _check(record_path(home), STACK_FORMAT, "up", f"the keeper of {home}")
     _check(server, format, "prefect", f"the Prefect server of {home}")
 
 
 def _check(path: Path, format: int, word: str, what: str) -> None:
-    """Raise ServerError if the record is of another format and its process lives.
-
-    `word` is in the command line of such a process, unless its number was reused.
-    """
+    """Raise ServerError if the record is of another format and its process lives."""
     try:
+        # Another version's way to identify a process is unknown: `word` in the command line guards
+        # against a pid that was reused by another program.
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree["format"] == format or word not in psutil.Process(tree["pid"]).cmdline():
             return
-    except (OSError, ValueError, TypeError, KeyError, psutil.Error):  # none, or it has ended
+    except (OSError, ValueError, TypeError, KeyError, psutil.Error):  # no record, or it has ended
         return
     raise ServerError(
         f"process {tree['pid']} is {what}, started by another version",

@@ -1,7 +1,7 @@
 """The password of a home's Prefect server: HOME/prefect/password, readable by its owner only.
 
-Whoever reaches Prefect's API can run code as the user of its workers, so a local server asks for a
-password too: other users of the machine, and pages of other origins in a browser, reach its port.
+A client of Prefect's API can run code as the user of its workers. So a local server requires a
+password too: other users of the machine, and web pages in a browser, can reach its port.
 Commands and workers read the file; a browser is logged in by the address that `nanochat up` prints.
 """
 
@@ -17,15 +17,16 @@ _SECRET_BYTES = 24
 
 
 def password_path(home: Path) -> Path:
-    """Where the password of a home's server lies."""
+    """Return the path of the password of a home's server."""
     return home / "prefect" / "password"
 
 
 def find_password(home: Path) -> str | None:
-    """`user:password` of the home's server, or None when it has none or another user's."""
+    """Return `user:password` of the home's server, or None if it has none of ours."""
     try:
         descriptor = os.open(password_path(home), os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(descriptor, encoding="ascii") as file:
+            # Another user who may write here could plant a password that is known to them.
             status = os.fstat(file.fileno())
             is_mine = stat.S_ISREG(status.st_mode) and status.st_uid in (os.geteuid(), 0)
             return file.read().strip() or None if is_mine else None
@@ -34,9 +35,9 @@ def find_password(home: Path) -> str | None:
 
 
 def ensure_password(home: Path) -> str:
-    """The home's password, made on first use. Call it under the server's start lock.
+    """Return the home's password, created on first use. Call it under the server's start lock.
 
-    Raises OSError when it cannot be written.
+    Raises OSError if it cannot be written.
     """
     if (found := find_password(home)) is not None:
         return found
@@ -44,6 +45,7 @@ def ensure_password(home: Path) -> str:
     path = password_path(home)
     temporary = path.with_name(".password.tmp")
     temporary.unlink(missing_ok=True)
+    # Private from its creation: a chmod afterwards would leave a moment to read it.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(f"{password}\n")
@@ -55,10 +57,10 @@ def ensure_password(home: Path) -> str:
 
 
 def remove_password(home: Path) -> None:
-    """Have the home's next server ask for none."""
+    """Remove the password, so that the home's next server requires none."""
     password_path(home).unlink(missing_ok=True)
 
 
 def pages_directory(home: Path) -> Path:
-    """Where the home's server keeps Prefect's pages: the login page must be of their origin."""
+    """Return the directory of Prefect's pages; the login page is added, to have their origin."""
     return home / "prefect" / "pages"

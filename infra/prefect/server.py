@@ -1,9 +1,8 @@
-"""The local Prefect server of one home directory: found, started, waited for, stopped.
+"""Find, start, await and stop the local Prefect server of a home directory.
 
-Prefect is a program here, never an import: the server is a process of its own that survives the
-command that started it, keeps its history in HOME/prefect or in a database that the environment
-names, and is configured by environment only. HOME/prefect/server.json says which process it is, on
-which port.
+Prefect runs as a program here and is never imported. The server survives the command that started
+it, stores its history in HOME/prefect or in the configured database, and is configured only by its
+environment. HOME/prefect/server.json records its process and port.
 """
 
 import contextlib
@@ -51,7 +50,7 @@ PORTS = 100
 SECONDS_TO_START = 90.0  # a fresh database takes 10 s on a fast disk
 SECONDS_TO_STOP = 10.0
 FORMAT = 3
-# A person's own Prefect must not reach ours: its address would show in our server's pages.
+# Settings of a person's own Prefect: our server's pages would show that server's address.
 FOREIGN = (
     "PREFECT_API_AUTH_STRING",
     "PREFECT_API_KEY",
@@ -73,25 +72,25 @@ class Server:
 
     @property
     def ui_url(self) -> str:
-        """Where a browser goes."""
+        """Return the address of Prefect's pages."""
         return f"http://{HOST}:{self.port}"
 
     @property
     def api_url(self) -> str:
-        """What a Prefect client is told."""
+        """Return the address of the API, for Prefect's clients."""
         return f"{self.ui_url}/api"
 
 
 def find_server(home: Path) -> Server | None:
-    """The running, answering server of `home`, or None."""
+    """Return the server of `home` if it runs and answers, else None."""
     server = find_process(home)
     return server if server is not None and is_healthy(server) else None
 
 
 def ensure_server(home: Path, *, port: int = FIRST_PORT) -> Server:
-    """The server of `home`, started on `port` or the next free one unless it runs already.
+    """Return the server of `home`; start it on `port` or the next free one unless it runs.
 
-    Raises ServerError when it does not come up.
+    Raises ServerError if it does not come up.
     """
     server = start_server(home, port=port)
     wait_for_server(home, server)
@@ -101,8 +100,8 @@ def ensure_server(home: Path, *, port: int = FIRST_PORT) -> Server:
 def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) -> Server:
     """Like `ensure_server`, without waiting until it answers.
 
-    A server that is started asks for the environment's password, else for the home's own; with
-    `guarded` as False for none. This process uses the same from then on.
+    A new server requires the environment's password, else the home's own; none if `guarded` is
+    False. This process uses the same from then on.
     """
     directory = _directory(home)
     try:
@@ -110,6 +109,7 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
         directory.chmod(0o700)  # the history holds the webhook's address and its key
         if home.stat().st_uid == os.geteuid():
             home.chmod(0o700)  # work and logs, also in a home of an earlier version
+        # Two commands at once must not start two servers on one SQLite file.
         with FileLock(directory / "start.lock"):
             server = find_process(home)
             if server is None:
@@ -136,7 +136,7 @@ def check_version(home: Path) -> None:
 
 
 def adopt_password(home: Path) -> None:
-    """Have this process use the password of the home's server, if it works with that server.
+    """Make this process use the password of the home's server, if that is the server it uses.
 
     A password in the environment is left as it is: a person has set it.
     """
@@ -148,7 +148,7 @@ def adopt_password(home: Path) -> None:
 
 
 def wait_for_server(home: Path, server: Server, *, seconds: float = SECONDS_TO_START) -> None:
-    """Wait until `server` answers. Raises ServerError when it dies or takes longer."""
+    """Wait until `server` answers. Raises ServerError if it ends or takes longer."""
     deadline = time.monotonic() + seconds
     while not is_healthy(server):
         if _process(server) is None:
@@ -159,7 +159,7 @@ def wait_for_server(home: Path, server: Server, *, seconds: float = SECONDS_TO_S
 
 
 def stop_server(home: Path) -> bool:
-    """Stop the server of `home`; whether there was one. Runs in progress lose it.
+    """Stop the server of `home`; return whether one ran. Runs in progress lose it.
 
     Raises ServerError, and ends nothing, if another version uses the home.
     """
@@ -178,35 +178,36 @@ def stop_server(home: Path) -> bool:
 
 
 def use_server(home: Path, api_url: str, *, console_logs: bool) -> None:
-    """Point this process's Prefect at a server. Must come before Prefect is first imported.
+    """Point this process's Prefect at a server. Call it before Prefect is first imported.
 
-    Without `console_logs`, what Prefect and the flow log goes to the server only.
+    Without `console_logs`, the logs of Prefect and of the flow go to the server only.
     """
     os.environ.update(client_environment(home, api_url, console_logs=console_logs))
 
 
 def client_environment(home: Path, api_url: str, *, console_logs: bool) -> dict[str, str]:
-    """Environment variables that `use_server` sets."""
+    """Return the environment variables that `use_server` sets."""
     environment = {
         **_settings(home),
         **_password("PREFECT_API_AUTH_STRING"),
         "PREFECT_API_URL": api_url,
-        # How often a request is repeated while nobody answers, the waits doubling from 2 seconds:
-        # a server may be away for eight minutes, and the end of a run is still reported.
+        # Retries of a request without an answer, their waits doubling from 2 seconds: the end of a
+        # run is still reported after a server was away for eight minutes.
         "PREFECT_CLIENT_MAX_RETRIES": "8",
         "PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED": "false",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+        # A proxy of the environment would otherwise be used for 127.0.0.1 too.
         "NO_PROXY": ",".join(filter(None, (os.environ.get("NO_PROXY"), HOST, "localhost"))),
     }
     if not console_logs:
         environment["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
-        environment["PREFECT_INTERNAL_LOGGING_LEVEL"] = "CRITICAL"  # each event it cannot send
+        environment["PREFECT_INTERNAL_LOGGING_LEVEL"] = "CRITICAL"  # a line for each unsent event
     return environment
 
 
 def _settings(home: Path) -> dict[str, str]:
-    """What server and clients agree on."""
+    """Return the settings that server and clients share."""
     return {
         "PREFECT_HOME": str(_directory(home)),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -215,13 +216,13 @@ def _settings(home: Path) -> dict[str, str]:
 
 
 def _password(name: str) -> dict[str, str]:
-    """The variable by which Prefect learns the password; none when there is none."""
+    """Return the password under the variable `name`; empty if there is no password."""
     given = auth()
     return {} if given is None else {name: given}
 
 
 def own_environment(*, but: Iterable[str] = FOREIGN) -> dict[str, str]:
-    """This process's environment without what our server and its workers must not see."""
+    """Return this process's environment without what our server and workers must not see."""
     hidden = {AUTH, DATABASE, WEBHOOK, *but}
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
@@ -235,16 +236,16 @@ def _server_environment(home: Path, port: int) -> dict[str, str]:
         **({} if url is None else {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url}),
         "PREFECT_UI_API_URL": f"http://{HOST}:{port}/api",
         "PREFECT_UI_STATIC_DIRECTORY": str(pages_directory(home)),
-        # By default pages of every origin may ask, and no change needs a token.
+        # By default pages of every origin may call the API, and no change needs a token.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-        # Kept in memory, leases would be lost by a restart, and their holders terminated.
+        # In memory (the default) leases are lost by a restart, and their holders terminated.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
             "prefect.server.concurrency.lease_storage.filesystem"
         ),
-        # In Prefect's own order a restarted server's automations are deaf for a quarter of an hour.
+        # With Prefect's own ordering automations miss events for 15 minutes after a restart.
         "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "deployments.ordering",
-        # How long a cancelled run's children go on.
+        # Seconds that the child runs of a cancelled run may continue.
         "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "5",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
@@ -254,7 +255,7 @@ def _server_environment(home: Path, port: int) -> dict[str, str]:
 def _spawn_on_free_port(home: Path, first: int) -> Server:
     """Start on a port that no other home of this user was just given.
 
-    A server takes seconds to open its port; until then only this note says that it is taken.
+    A server opens its port after seconds; until then only ports.json shows that it is taken.
     """
     directory = _notes_directory(home)
     with FileLock(directory / "ports.lock"):
@@ -266,9 +267,9 @@ def _spawn_on_free_port(home: Path, first: int) -> Server:
 
 
 def _notes_directory(home: Path) -> Path:
-    """Return where all homes of this user note their ports: no place that other users can write.
+    """Return the directory of ports.json, shared by the homes of this user and no other user.
 
-    Where the user has no writable cache, as in a container, it is the home's own directory.
+    If the user has no writable cache, as in a container, it is the home's own directory.
     """
     cache = user_cache()
     with contextlib.suppress(OSError):
@@ -279,7 +280,7 @@ def _notes_directory(home: Path) -> Path:
 
 
 def _read_notes(path: Path) -> dict[int, Server]:
-    """Port -> server, of the noted servers whose process lives."""
+    """Return port -> server of the recorded servers whose process lives."""
     try:
         servers = [Server(**tree) for tree in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):  # none yet, or not ours
@@ -296,14 +297,14 @@ def _spawn(home: Path, port: int) -> Server:
                 *(sys.executable, "-m", "prefect", "server", "start"),
                 *("--host", HOST, "--port", str(port)),
             ],
-            cwd=directory,  # a prefect.toml or .env where the person stands is not meant for us
+            cwd=directory,  # not the caller's: its prefect.toml or .env would configure the server
             env=_server_environment(home, port),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
-    process.returncode = 0  # it outlives this command; Popen would warn of that
+    process.returncode = 0  # else Popen warns that the process outlives this command
     server = Server(
         port=port,
         pid=process.pid,
@@ -316,7 +317,7 @@ def _spawn(home: Path, port: int) -> Server:
 
 
 def find_process(home: Path) -> Server | None:
-    """The server of the record if its process lives, whether it answers or not; else None."""
+    """Return the recorded server if its process lives, whether it answers or not; else None."""
     try:
         tree = json.loads(_record_path(home).read_text(encoding="utf-8"))
         if tree.pop("format") != FORMAT:
@@ -333,10 +334,11 @@ def _process(server: Server) -> psutil.Process | None:
 
 
 def is_healthy(server: Server) -> bool:
-    """Whether a Prefect server answers, and it is this process that does."""
+    """Return whether the server answers, and its own process listens on the port."""
     process = _process(server)
     if process is None or not answers(server.api_url):
         return False
+    # Another program may have taken the port before the server could open it.
     try:
         sockets = process.net_connections(kind="tcp")
     except psutil.Error:
@@ -360,7 +362,7 @@ def _free_port(first: int, *, but: set[int]) -> int:
 
 
 def check_wanted(server: Server) -> None:
-    """Raises ServerError when the running server is not of the kind that the environment names."""
+    """Raise ServerError if the running server differs from what the environment asks for."""
     hint = "`nanochat down` stops it; then give the same command again"
     if auth() and not server.is_guarded:
         raise ServerError(
@@ -376,7 +378,7 @@ def check_wanted(server: Server) -> None:
 
 
 def did_not_start(home: Path, what: str) -> ServerError:
-    """What to raise when it did not: with its last words."""
+    """Return the error of a server that failed to start, with the last line of its log."""
     path = log_path(home)
     if words := last_line(path):
         what = f"{what}: {words}"
@@ -392,5 +394,5 @@ def _record_path(home: Path) -> Path:
 
 
 def log_path(home: Path) -> Path:
-    """Where the server's log lies."""
+    """Return the path of the server's log."""
     return _directory(home) / "server.log"

@@ -1,4 +1,7 @@
-"""What the keeper of a home says of itself and of what it keeps: HOME/prefect/stack.json."""
+"""The record of a home's keeper and its processes: HOME/prefect/stack.json.
+
+The keeper is the supervisor process; the stack is the keeper, the Prefect server and the workers.
+"""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -11,7 +14,7 @@ from nanochat_core.job import write_json
 from nanochat_core.runtime.process_start import find_process, this_process
 
 FORMAT = 2
-_SECONDS_TO_BEGIN = 60.0  # a run that another machine took over is found later than that
+_SECONDS_TO_BEGIN = 60.0  # another machine takes a lost run over later than that
 
 State: TypeAlias = Literal["starting", "registering", "ready", "stopping", "failed"]
 
@@ -25,33 +28,33 @@ class Stack:
     state: State
     api_url: str | None = None
     ui_url: str | None = None
-    server: int | None = None  # pid; None while there is none, or for a server of somebody else's
-    database: str | None = None  # without its password; None for a server of somebody else's
+    server: int | None = None  # pid; None while none runs, or for a shared server
+    database: str | None = None  # without its password; None for a shared server
     workers: dict[str, int] = field(default_factory=dict[str, int])  # pool -> pid
     runs: tuple[str, ...] = ()  # ids of flow runs that have a process here
-    problem: str | None = None  # what a person should know, and what to do about it
-    hint: str | None = None
+    problem: str | None = None  # an error for a person
+    hint: str | None = None  # and its remedy
 
     def write(self, home: Path) -> None:
-        """Put it where commands look for it."""
+        """Write the record where commands look for it."""
         path = record_path(home)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"format": FORMAT, **asdict(self)})
 
     @property
     def process(self) -> psutil.Process | None:
-        """The keeper's live process, or None when it ended."""
+        """Return the keeper's live process, or None if it ended."""
         return find_process(self.pid, self.start)
 
 
 def my_stack() -> Stack:
-    """The record of a keeper that begins: this process."""
+    """Return the first record of this process as the keeper."""
     me = this_process()
     return Stack(pid=me.pid, start=me.start, state="starting")
 
 
 def read_stack(home: Path) -> Stack | None:
-    """The last record, whether its keeper lives or not; None when there is none."""
+    """Return the last record, whether its keeper lives or not; None if there is none."""
     try:
         tree: dict[str, Any] = json.loads(record_path(home).read_text(encoding="utf-8"))
         if tree.pop("format") != FORMAT:
@@ -63,22 +66,24 @@ def read_stack(home: Path) -> Stack | None:
 
 
 def runs_of_last(home: Path) -> tuple[tuple[str, ...], float]:
-    """Flow runs of the last keeper, and until when their processes may have begun here.
+    """Return the flow runs of the last keeper, and the time until which they may have begun here.
 
-    A run that begins is noted a moment before Prefect is told of it.
+    The time is in unix seconds; a run that began later runs elsewhere.
     """
     stack = read_stack(home)
     if stack is None:
         return (), 0.0
+    # A run is recorded a moment before Prefect learns that it began, so its start may be later than
+    # the last write of the record.
     return stack.runs, record_path(home).stat().st_mtime + _SECONDS_TO_BEGIN
 
 
 def find_stack(home: Path) -> Stack | None:
-    """The stack of `home` whose keeper lives, or None."""
+    """Return the stack of `home` if its keeper lives, else None."""
     stack = read_stack(home)
     return stack if stack is not None and stack.process is not None else None
 
 
 def record_path(home: Path) -> Path:
-    """Where the record lies."""
+    """Return the path of the record."""
     return home / "prefect" / "stack.json"

@@ -1,4 +1,4 @@
-"""Where alerts are posted to: an address that is a secret, since whoever knows it may post."""
+"""The address that alerts are posted to. It is a secret: a client that knows it may post."""
 
 import os
 
@@ -6,5 +6,5 @@ WEBHOOK = "NANOCHAT_WEBHOOK"
 
 
 def configured_webhook() -> str | None:
-    """NANOCHAT_WEBHOOK: the address that alerts are posted to, or None for no alerts."""
+    """Return NANOCHAT_WEBHOOK, the address that alerts are posted to, or None for no alerts."""
     return os.environ.get(WEBHOOK) or None

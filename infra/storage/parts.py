@@ -127,6 +127,7 @@ class PartFile:
         view = memoryview(data)
         with writing_to(self._path):
             while view:
+                # May write fewer bytes than it was given.
                 written = os.pwrite(self._file, view, start)
                 view, start = view[written:], start + written
 
@@ -142,6 +143,7 @@ class PartFile:
         """Make the complete file read-only and rename it to `final`."""
         assert not self.missing
         os.ftruncate(self._file, self._size)  # drops the trailer
+        # Before the rename, so that the final name is never writable.
         os.fchmod(self._file, 0o444)
         self._path.replace(final)
 
@@ -155,6 +157,7 @@ def open_part_file(final: Path, *, source: str, version: str, size: int) -> Gene
     """
     parts = plan_parts(size, length=PART)
     mark = hashlib.sha256(f"{source}\n{version}\n{size}\n{PART}\n{boot_id()}".encode()).hexdigest()
+    # Named by the source alone: a new version replaces the part file of an old one.
     tag = hashlib.sha256(source.encode()).hexdigest()[:16]
     descriptor, path = _open_alone(final, tag)
     try:
@@ -213,4 +216,5 @@ def _allocate(descriptor: int, size: int) -> None:
         except OSError as error:
             if error.errno not in _NO_ALLOCATION:
                 raise
+    # Sparse where nothing was reserved. PartFile recognises a file of its own by this size.
     os.ftruncate(descriptor, size)

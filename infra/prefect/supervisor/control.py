@@ -1,4 +1,8 @@
-"""What commands do with the stack of a home: start its keeper, wait for it, stop everything."""
+"""Start the keeper of a home, wait for its stack, and stop everything, for the commands.
+
+The keeper is the supervisor process (supervisor.py); the stack is the keeper, the Prefect server
+and the workers.
+"""
 
 import contextlib
 import subprocess
@@ -21,15 +25,15 @@ from infra.prefect.server import check_version, check_wanted, find_process, stop
 from infra.prefect.supervisor.processes import end_leftovers
 from infra.prefect.supervisor_record import Stack, find_stack, read_stack
 
-SECONDS_TO_START = 240.0  # a new home on a busy machine takes one
-SECONDS_TO_BE_STARTED = 60.0  # longer than a keeper's longest pause
-SECONDS_TO_END = 120.0  # runs save, what they left does too
+SECONDS_TO_START = 240.0  # a new home on a busy machine takes a minute
+SECONDS_TO_BE_STARTED = 60.0  # longer than a keeper's longest pause between two starts
+SECONDS_TO_END = 120.0  # first the runs save, then the processes that they left
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackStopped:
-    """What `stop_stack` ended."""
+    """The processes that `stop_stack` ended."""
 
     keeper: bool
     workers: tuple[str, ...]  # pools
@@ -38,7 +42,7 @@ class StackStopped:
 
 
 def start_keeper(home: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the command that keeps the stack, in the background, in a session of its own."""
+    """Start the keeper's command in the background, in a session of its own."""
     log = keeper_log(home)
     log.parent.mkdir(parents=True, exist_ok=True)
     keep_short(log)
@@ -53,7 +57,7 @@ def start_keeper(home: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def find_going(home: Path, *, say: Callable[[str], None]) -> Stack | None:
-    """The stack of `home`, or None; one that is stopping is waited for, until it is gone."""
+    """Return the running stack of `home`, or None; first wait for one that is stopping."""
     deadline = time.monotonic() + SECONDS_TO_END
     said = False
     while (stack := find_stack(home)) is not None and stack.state in ("stopping", "failed"):
@@ -72,21 +76,22 @@ def find_going(home: Path, *, say: Callable[[str], None]) -> Stack | None:
 def wait_until_ready(
     home: Path, keeper: subprocess.Popen[bytes] | None, *, say: Callable[[str], None]
 ) -> Stack:
-    """Wait until the stack's workers look for runs; `say` is told what is waited for.
+    """Wait until the stack's workers poll for runs; log progress with `say`.
 
-    `keeper` is the process that was started for it; None when it ran before. Raises ServerError
-    with the keeper's own words when it gives up, and when it takes too long.
+    `keeper` is the process that was started for it; None means that it ran before. Raises
+    ServerError with the keeper's own message if it gives up, and if it takes too long.
     """
     deadline = time.monotonic() + SECONDS_TO_START
     said = ""
     while time.monotonic() < deadline:
         stack = find_stack(home)
+        # A keeper writes its record only once it runs: none yet is an error only if it has ended.
         if stack is None:
             if keeper is None or keeper.poll() is not None:
                 raise _gave_up(home, keeper)
         elif stack.state == "ready":
             if keeper is not None and keeper.pid == stack.pid:
-                keeper.returncode = 0  # it outlives this command; Popen would warn of that
+                keeper.returncode = 0  # else Popen warns that the process outlives this command
             return stack
         elif stack.state != said and stack.state in _WAITS:
             said = stack.state
@@ -99,7 +104,7 @@ def wait_until_ready(
 
 
 def check_same(stack: Stack, *, port: int | None) -> None:
-    """Raises ServerError when the stack that runs is not as the options and the environment say."""
+    """Raise ServerError if the running stack differs from the options and the environment."""
     hint = "`nanochat down` stops it; then give the same command again"
     wanted = database()
     if wanted is not None and stack.database != shown_database(wanted):
@@ -118,15 +123,16 @@ def check_same(stack: Stack, *, port: int | None) -> None:
 
 
 def check_adoptable(home: Path) -> None:
-    """Raise ServerError if a server runs without a keeper, and is not as the environment says.
+    """Raise ServerError if a server runs without a keeper and differs from the environment.
 
-    A keeper could not start it again as it is; and who sets a password wants one to be asked.
     Raises ServerError also if another version uses the home.
     """
     check_version(home)
     server = find_process(home)
     if server is None or configured_api_url() is not None:
         return
+    # A keeper restarts the server from the environment: another database would lose the history,
+    # and a password that is set there must be required at once.
     check_wanted(server)
     if server.database != shown_database(database()):
         raise ServerError(
@@ -136,7 +142,10 @@ def check_adoptable(home: Path) -> None:
 
 
 def wait_for_kept_server(home: Path) -> None:
-    """Where there is a keeper, its server is the keeper's to start: wait until it has."""
+    """Wait until the home's keeper, if there is one, has started its server.
+
+    A server that the command started would have the command's environment, not the keeper's.
+    """
     deadline = time.monotonic() + SECONDS_TO_BE_STARTED
     while time.monotonic() < deadline and configured_api_url() is None:
         stack = find_stack(home)
@@ -146,7 +155,7 @@ def wait_for_kept_server(home: Path) -> None:
 
 
 def stop_stack(home: Path) -> StackStopped:
-    """End keeper, workers and server, whatever of them there is; gives what it was.
+    """End keeper, workers and server, as far as they run; return what was ended.
 
     Raises ServerError, and ends nothing, if another version uses the home.
     """
@@ -155,6 +164,7 @@ def stop_stack(home: Path) -> StackStopped:
     keeper = stack.process if stack is not None else None
     workers = tuple(stack.workers) if stack is not None and keeper is not None else ()
     server = find_process(home) is not None
+    # The keeper first: it ends runs and workers in order, and would restart the server.
     if keeper is not None:
         _end(keeper)
     leftovers = end_leftovers(home)
@@ -165,13 +175,13 @@ def stop_stack(home: Path) -> StackStopped:
 
 
 def keeper_log(home: Path) -> Path:
-    """Where the keeper's log lies."""
+    """Return the path of the keeper's log."""
     return home / "prefect" / "keeper.log"
 
 
 _WAITS = {
     "starting": "starting the Prefect server; in a new home it takes some ten seconds",
-    "registering": "telling it of the deployments, and starting the workers",
+    "registering": "registering the deployments, and starting the workers",
 }
 
 
@@ -186,7 +196,7 @@ def _end(keeper: psutil.Process) -> None:
 
 
 def _gave_up(home: Path, keeper: subprocess.Popen[bytes] | None) -> ServerError:
-    """Why there is no keeper, in its own words if there are any."""
+    """Return the error of a keeper that ended, with its own message if it left one."""
     stack = read_stack(home)
     if keeper is not None and stack is not None and stack.pid == keeper.pid and stack.problem:
         return ServerError(stack.problem, hint=stack.hint)

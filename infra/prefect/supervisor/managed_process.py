@@ -1,4 +1,4 @@
-"""A process that the keeper starts, and starts again when it ends, after a growing pause."""
+"""A process that the keeper restarts when it ends, with exponential backoff."""
 
 import contextlib
 import os
@@ -11,11 +11,11 @@ from infra.prefect.logs import keep_short, last_line
 
 FIRST_PAUSE = 1.0  # seconds before the second start; doubled with each early end
 LONGEST_PAUSE = 30.0
-SECONDS_OF_HEALTH = 60.0  # whoever lived so long did not fail at once
+SECONDS_OF_HEALTH = 60.0  # a process that ran longer did not fail at its start: backoff resets
 
 
 class Backoff:
-    """How long to wait before something is tried again."""
+    """The growing pause between two tries."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -24,15 +24,15 @@ class Backoff:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time to try."""
+        """True if the pause is over."""
         return time.monotonic() >= self._not_before
 
     def began(self) -> None:
-        """A try begins."""
+        """Note that a try begins."""
         self._began = time.monotonic()
 
     def ended(self) -> float:
-        """The try ended: how many seconds to wait until the next."""
+        """Note that the try ended; return the seconds until the next."""
         now = time.monotonic()
         if now - self._began > SECONDS_OF_HEALTH:
             self._seconds = 0.0
@@ -42,7 +42,7 @@ class Backoff:
 
 
 class ManagedProcess:
-    """One command, run again and again. Its output goes to a log."""
+    """One command that is restarted when it ends. Its output goes to a log."""
 
     def __init__(self, name: str, command: list[str], *, log: Path) -> None:
         self.name = name
@@ -54,23 +54,23 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, until `ended` tells of its end; None when there is none."""
+        """Return the pid, until `ended` reports the end; None if there is no process."""
         return self._process.pid if self._process is not None else None
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no live process."""
+        """True if there is no live process."""
         return self._process is None or self._process.poll() is not None
 
     def start(self, environment: dict[str, str]) -> int:
-        """Start the command in a session of its own: Ctrl-C at a terminal is the keeper's."""
+        """Start the command in a session of its own, so that Ctrl-C reaches the keeper alone."""
         keep_short(self.log)
         self.pause.began()
         self.since = time.time()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
-                cwd=self.log.parent,  # what lies where the person stands is not meant for us
+                cwd=self.log.parent,  # not the caller's: its .env would configure Prefect
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -80,24 +80,25 @@ class ManagedProcess:
         return self._process.pid
 
     def ended(self) -> int | None:
-        """The exit code of a process that ended, told once; None while it runs."""
+        """Return the exit code of a process that ended, once; None while it runs."""
         if self._process is None or (code := self._process.poll()) is None:
             return None
         self._process = None
         return code
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it lives."""
+        """Send a signal to the process, if it lives."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once, and what it started in its group."""
+        """Kill the process and its process group."""
+        # The command leads a session, so its group has its pid and all of its children.
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def last_words(self) -> str:
-        """The last line of the log."""
+        """Return the last line of the log."""
         return last_line(self.log)

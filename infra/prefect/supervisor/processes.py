@@ -1,7 +1,8 @@
-"""Processes that outlive whoever started them: they come to the keeper, or are found by their mark.
+"""Find and end processes that outlive their parent.
 
-A worker that is killed leaves the processes of its runs, and these, killed, leave ranks that still
-save. Every one of them gets the time to do so; none lives for ever.
+A worker that is killed leaves the processes of its runs, and these, when killed, leave ranks that
+still save. The keeper inherits them, or finds them by a variable in their environment. Each gets
+the time to save, and is then killed.
 """
 
 import contextlib
@@ -15,10 +16,10 @@ from pathlib import Path
 
 import psutil
 
-SECONDS_TO_SAVE = 30.0  # a stage saves and publishes what it saved in less
+SECONDS_TO_SAVE = 30.0  # a stage needs less to save and to publish its checkpoint
 STACK = "NANOCHAT_STACK"  # the home; marks every process that a keeper's workers started
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 
 
 class Attempt:
@@ -27,18 +28,19 @@ class Attempt:
     def __init__(self, process: psutil.Process, flow_run: str) -> None:
         self.process = process
         self.flow_run = flow_run
-        self._ends: float | None = None  # monotonic seconds; None: nobody asked it to
+        self._ends: float | None = None  # deadline, monotonic seconds; None: not asked to end
 
     @property
     def is_over(self) -> bool:
-        """Whether the process has ended."""
+        """True if the process has ended."""
+        # A zombie has ended, although its pid exists until its parent reaps it.
         try:
             return self.process.status() == psutil.STATUS_ZOMBIE or not self.process.is_running()
         except psutil.NoSuchProcess:
             return True
 
     def end(self, seconds: float) -> None:
-        """Ask it to save and end, when first called; insist once `seconds` have passed."""
+        """Send SIGTERM on the first call, and SIGKILL once `seconds` have passed."""
         now = time.monotonic()
         if self._ends is None:
             self._ends = now + seconds
@@ -47,22 +49,23 @@ class Attempt:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the group, as Prefect does: a flow that waits in a thread would not hear of it."""
+        """Signal the process group, as Prefect does: a flow's threads do not pass a signal on."""
         if not self.is_over:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
 
 class Orphans:
-    """Children of this process that it did not start."""
+    """Children that this process inherited and did not start."""
 
     def __init__(self) -> None:
         self._ends: dict[int, float] = {}  # pid -> when to insist, in monotonic seconds
 
     def look(self, *, but: Collection[int | None]) -> bool:
-        """Bury those that ended, kill those that had their time; whether any is left."""
+        """Reap those that ended, kill those past their deadline; return whether any is left."""
         now = time.monotonic()
         found = {child.pid: child for child in psutil.Process().children() if child.pid not in but}
+        # The time to save begins when a child is first seen.
         self._ends = {pid: self._ends.get(pid, now + SECONDS_TO_SAVE) for pid in found}
         for pid, process in found.items():
             with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
@@ -75,7 +78,7 @@ class Orphans:
 
 
 def attempts_of(worker: int, known: dict[int, Attempt]) -> dict[int, Attempt]:
-    """Processes of flow runs that the worker started, by pid; those that are `known` are reused."""
+    """Return the worker's flow run processes by pid; reuse the `known` objects."""
     try:
         children = psutil.Process(worker).children()
     except psutil.NoSuchProcess:
@@ -85,11 +88,13 @@ def attempts_of(worker: int, known: dict[int, Attempt]) -> dict[int, Attempt]:
 
 
 def end_leftovers(home: Path, *, seconds: float = SECONDS_TO_SAVE) -> int:
-    """End what workers of a keeper that is gone left behind, once it has saved; gives the number.
+    """End the processes that workers of an earlier keeper left; return their number.
 
-    Runs are asked to end; what they started hears of it from them or from the kernel.
+    Runs are asked to save and end; after `seconds` all that is left is killed.
     """
     left = list(_marked(STACK, str(home)))
+    # Only leaders of a process group: their children inherited the run's id, and are notified by
+    # the run or by the kernel.
     attempts = [a for a in map(_attempt, left) if a is not None and _leads(a.process)]
     for attempt in attempts:
         attempt.end(seconds)
@@ -102,7 +107,7 @@ def end_leftovers(home: Path, *, seconds: float = SECONDS_TO_SAVE) -> int:
 
 
 def become_subreaper() -> None:
-    """Have Linux give us what our workers leave when they are killed, instead of to init."""
+    """Make Linux hand orphans of our workers to this process instead of to init."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -121,7 +126,7 @@ def _leads(process: psutil.Process) -> bool:
 
 
 def _marked(variable: str, value: str) -> Iterator[psutil.Process]:
-    """Live processes of this user, but this one, whose environment has the variable so."""
+    """Yield the live processes, except this one, whose environment has this value."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             is_dead = process.status() == psutil.STATUS_ZOMBIE

@@ -1,11 +1,11 @@
-"""The keeper resumes crashed runs that nobody resumed, and gives up those that never begin.
+"""Resume crashed runs that Prefect's automation missed, and give up runs that never begin.
 
-Prefect's automation does it within a quarter of a minute, if the event reaches it. With its history
-in SQLite a busy server drops events now and then ("database is locked"), and a run whose crash was
-dropped would stay crashed. Switching the automation off switches this off too.
+The automation resumes a run within 15 seconds, if the event reaches it. With its history in SQLite
+a busy server drops events now and then ("database is locked"), and a run whose crash was dropped
+would stay crashed. Switching the automation off switches this off too.
 
-Nor can an automation count. A flow counts its own starts and ends after some; but a process that
-cannot even import it, after a broken upgrade, would be started again for ever.
+An automation cannot count either. A flow counts its own starts and ends after some; but a process
+that cannot even import the flow, after a broken upgrade, would be restarted for ever.
 """
 
 import time
@@ -18,21 +18,21 @@ from infra.prefect.supervisor.runs import AUTO_RESUME
 
 AUTOMATION = "nanochat-auto-resume"  # its name; deployments/automations.py makes it
 SECONDS_BETWEEN = 10.0
-SECONDS_OF_AUTOMATION = 45.0  # for it to act; a busy server takes that long
-_MOST_SECONDS = 3600.0  # what crashed longer ago is what a person left so
+SECONDS_OF_AUTOMATION = 45.0  # the automation of a busy server may take that long
+_MOST_SECONDS = 3600.0  # a run that crashed longer ago was left so by a person
 _ANSWER_SECONDS = 5.0
 MOST_CRASHES = 10  # of a run that never began
 
 
 class Resuming:
-    """Looks after crashed runs now and again."""
+    """The keeper's periodic look for crashed runs."""
 
     def __init__(self, *, say: Callable[[str], None]) -> None:
         self._say = say
         self._next = 0.0
 
     def look(self, api_url: str) -> None:
-        """Resume or give up what is found; what cannot be asked or told waits for the next time."""
+        """Resume or give up the runs that are found; retry later if the server does not answer."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + SECONDS_BETWEEN
@@ -48,9 +48,9 @@ class Resuming:
 
 
 def forgotten(api_url: str, *, now: float) -> list[str]:
-    """Flow runs that crashed a while ago and are to be resumed; none with the automation off.
+    """Return crashed flow runs that the automation should have resumed; none if it is off.
 
-    Raises OSError when Prefect cannot be asked.
+    `now` is in unix seconds. Raises OSError if Prefect does not answer.
     """
     ages = {run["id"]: now - _seconds(run["state"]["timestamp"]) for run in _crashed(api_url)}
     late = [i for i, age in ages.items() if SECONDS_OF_AUTOMATION < age < _MOST_SECONDS]
@@ -58,19 +58,20 @@ def forgotten(api_url: str, *, now: float) -> list[str]:
 
 
 def resume(api_url: str, flow_run: str) -> None:
-    """Have the run wait for a worker, unless it was resumed meanwhile."""
+    """Schedule the run again, unless it was resumed meanwhile."""
     state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "resumed after a crash"}
     _ask(api_url, f"/flow_runs/{flow_run}/set_state", {"state": state, "force": False})
 
 
 def hopeless(api_url: str) -> list[str]:
-    """Flow runs that are to be resumed, and crashed so often without having begun once."""
+    """Return the flow runs to be resumed that crashed MOST_CRASHES times and never began."""
+    # Prefect counts a run's starts itself: 0 means that its code never ran.
     waiting = [run["id"] for run in _crashed(api_url) if not run["run_count"]]
     return [flow_run for flow_run in waiting if _crashes(api_url, flow_run) >= MOST_CRASHES]
 
 
 def give_up(api_url: str, flow_run: str) -> None:
-    """Nobody resumes the run from now on. A person may, with Retry on its page."""
+    """Stop resuming the run automatically. A person still may, with Retry on its page."""
     path = f"/flow_runs/{flow_run}"
     tags = ask(api_url, path, seconds=_ANSWER_SECONDS)["tags"]
     body = {"tags": [tag for tag in tags if tag != AUTO_RESUME]}
@@ -78,7 +79,7 @@ def give_up(api_url: str, flow_run: str) -> None:
 
 
 def _crashed(api_url: str) -> list[dict[str, Any]]:
-    """The runs that are to be resumed, the last crashed first."""
+    """Return the crashed runs that are to be resumed, the last crashed first."""
     wanted = {"state": {"type": {"any_": ["CRASHED"]}}, "tags": {"all_": [AUTO_RESUME]}}
     body = {"flow_runs": wanted, "sort": "END_TIME_DESC", "limit": 50}
     return _ask(api_url, "/flow_runs/filter", body)

@@ -1,9 +1,9 @@
-"""What Prefect is told of the runs of a worker that is gone, and asked of those that are there.
+"""Report the lost runs of a dead worker to Prefect, and ask whether a worker polls.
 
-A worker that is stopped or killed says nothing of its runs: Prefect shows them as running until
-their heartbeats are missed. The keeper knows better and says so at once. A run that is tagged
-`auto-resume` is then started again, by the automation for crashed runs or, when the stack itself
-stops, by the next worker there is; others are left to whoever started them.
+A worker that is stopped or killed does not report its runs: Prefect shows them as running until
+their heartbeats are missed. The keeper reports them as crashed at once. A run that is tagged
+`auto-resume` is then resumed, by the automation for crashed runs or, when the stack itself stops,
+by the next worker; other runs are left to their owners.
 """
 
 import urllib.error
@@ -12,19 +12,21 @@ from typing import Any, cast
 
 from infra.prefect.access import ask
 
-AUTO_RESUME = "auto-resume"  # tag of runs that go on by themselves after a crash
-_SECONDS = 10.0  # for an answer of a busy server
+AUTO_RESUME = "auto-resume"  # tag of runs that are resumed automatically after a crash
+_SECONDS = 10.0  # timeout of a request to a busy server
 _UNFINISHED = ("PENDING", "RUNNING")
 
 
 def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: bool) -> bool:
-    """Tell Prefect that the run's process is gone, unless its end is known; False: try again.
+    """Report to Prefect that the run's process is gone, unless the run has ended.
 
-    One that began after `until`, in unix seconds, is left alone: it goes on elsewhere by now. With
-    `resume`, one that may be resumed waits for the next worker.
+    Returns False if the report has to be retried. A run that began after `until`, in unix seconds,
+    is left alone: it continues elsewhere. With `resume`, a run that may be resumed is scheduled for
+    the next worker.
     """
     try:
         run = _read(api_url, flow_run)
+        # A run in a final state has reported its own end.
         if run["state"]["type"] in _UNFINISHED:
             if datetime.fromisoformat(run["state"]["timestamp"]).timestamp() > until:
                 return True
@@ -35,14 +37,14 @@ def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: 
             later = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": why}
             _set(api_url, flow_run, later, force=True)
     except urllib.error.HTTPError as error:
-        return error.code < 500  # it was deleted, or we may not
+        return error.code < 500  # the run was deleted, or we lack the right: no retry helps
     except (OSError, ValueError):
         return False
     return True
 
 
 def is_polling(api_url: str, pool: str, worker: str, *, since: float) -> bool:
-    """Whether the pool has heard of the worker after `since`, in unix seconds."""
+    """Return whether the worker has polled its pool since `since`, in unix seconds."""
     try:
         found = ask(api_url, f"/work_pools/{pool}/workers/filter", body={})
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The server's part of the stack: one of this home that is kept running, or a shared one."""
+"""Keep a home's own Prefect server running, or wait for a shared one."""
 
 import contextlib
 import time
@@ -12,17 +12,18 @@ from infra.prefect.server import Server, did_not_start, find_process, is_healthy
 from infra.prefect.supervisor.managed_process import Backoff
 from nanochat_core.runtime.process_start import find_process as find_live
 
-# A server that lives but answers nobody is killed. A busy machine may keep it for a while, and one
-# that was started again on such a machine for longer.
+# A server that runs but does not answer is killed. On a busy machine it may be silent for a while,
+# and for longer after a restart.
 SECONDS_OF_SILENCE = 120.0
 SECONDS_TO_COME_BACK = 300.0
-LOOKS_IN_SILENCE = 8  # as many at least: whoever stood still himself heard nothing
+# Unanswered questions before a kill: after a suspend of the keeper the clock alone proves nothing.
+LOOKS_IN_SILENCE = 8
 SECONDS_BETWEEN_QUESTIONS = 10.0
 _ANSWER_SECONDS = 5.0
 
 
 class Silence:
-    """How long a server has given no answer to how many questions."""
+    """The time and the number of questions since a server's last answer."""
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -31,11 +32,11 @@ class Silence:
 
     @property
     def is_time(self) -> bool:
-        """Whether to ask a server again that answered the last time."""
+        """True if it is time to ask a server again that answered the last time."""
         return time.monotonic() - self._asked >= SECONDS_BETWEEN_QUESTIONS
 
     def note(self, *, answered: bool, limit: float) -> bool:
-        """What came of a question; whether there was no answer for more than `limit` seconds."""
+        """Note the result of a question; return whether the silence exceeds `limit` seconds."""
         now = self._asked = time.monotonic()
         if answered:
             self._began, self._looks = None, 0
@@ -46,29 +47,30 @@ class Silence:
 
 
 class OwnServer:
-    """The server of a home: found or started, and started again where it was when it dies."""
+    """The server of a home, which is restarted on its port when it ends."""
 
     def __init__(self, home: Path, port: int, *, guarded: bool, say: Callable[[str], None]) -> None:
         self.server: Server | None = None
         self._home = home
         self._port = port
-        self._guarded = guarded  # whether one that is started asks for a password
+        self._guarded = guarded  # whether a new server requires a password
         self._say = say
         self._pause = Backoff()
         self._silence = Silence()
         self._is_up = False
         self._was_up = False
-        self._problem = ""  # that was said last
+        self._problem = ""  # logged last, so that it is logged once
 
     def look(self) -> str | None:
-        """The API's address while the server is up; None while it is not.
+        """Return the API's address while the server is up, else None; restart it if it ended.
 
-        Raises ServerError when it never came up: then it is not an accident. Later, whatever keeps
-        it away, a full disk for instance, may pass, and runs go on meanwhile.
+        Raises ServerError if it never came up.
         """
         try:
             self._look()
         except ServerError as error:
+            # A server that never came up is misconfigured. A later failure, such as a full disk,
+            # may pass, and the runs continue meanwhile.
             if not self._was_up:
                 raise
             wait = self._pause.ended()
@@ -95,7 +97,7 @@ class OwnServer:
         self.server = server or self.server
 
     def _listen(self, server: Server, *, answered: bool) -> None:
-        """Kill a server that has been silent for too long; the next look starts another."""
+        """Kill a server that has been silent for too long; the next `look` starts another."""
         limit = SECONDS_OF_SILENCE if self._is_up else SECONDS_TO_COME_BACK
         if self._silence.note(answered=answered, limit=limit):
             self._say(
@@ -117,11 +119,11 @@ class OwnServer:
             port = self.server.port if self.server else self._port
             self.server = start_server(self._home, port=port, guarded=self._guarded)
             self._silence = Silence()
-            self._pause.ended()  # should it not come up, the next try waits longer
+            self._pause.ended()  # if it does not come up, the next try waits longer
 
 
 class SharedServer:
-    """A server that others keep."""
+    """A server that is operated elsewhere."""
 
     server: Server | None = None
 
@@ -131,7 +133,7 @@ class SharedServer:
         self._was_up = False
 
     def look(self) -> str | None:
-        """The API's address once it has answered; None before. Raises ServerError when refused."""
+        """Return the API's address once it has answered, else None. Raises if it refuses us."""
         if not self._was_up and admission(self._api_url) != "silent":
             check_admitted(self._api_url)
             self._was_up = True

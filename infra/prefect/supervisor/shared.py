@@ -1,4 +1,4 @@
-"""What a Prefect server that others keep was told of us."""
+"""Check that our pools and deployments are registered at a shared Prefect server."""
 
 import urllib.error
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ _ANSWER_SECONDS = 20.0  # a busy server reads its database for longer than a hea
 
 
 def unknown_to(api_url: str, pools: Sequence[str]) -> list[str]:
-    """Which of these pools and of our deployments the server does not know, for people.
+    """Return, in words, which of these pools and of our deployments the server does not know.
 
-    Empty when it does not answer: then that is what has to be said.
+    Empty if it does not answer: the caller reports that instead.
     """
     try:
         missing = [f"the pool {name}" for name in pools if not _knows(api_url, _path(name))]

@@ -1,9 +1,9 @@
-"""The keeper of a home: one process that runs the Prefect server and a worker for each pool.
+"""The supervisor ("keeper") of a home: it runs the Prefect server and a worker for each pool.
 
-It starts whichever dies again, says at once what became of the runs of a worker that is gone, and
-ends everything when it is asked to: first the runs, which save, then the workers, then the server.
-When the keeper itself is killed, the kernel ends the workers; the server stays, for whoever uses
-it, and is found by the next keeper.
+It restarts each of them when it ends, reports the lost runs of a dead worker to Prefect at once,
+and ends everything on request: first the runs, which save, then the workers, then the server. If
+the keeper itself is killed, the kernel ends the workers; the server stays for its clients, and the
+next keeper finds it.
 """
 
 import contextlib
@@ -39,25 +39,28 @@ from infra.prefect.webhook import WEBHOOK, configured_webhook
 
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_STOP = 10.0  # a worker without runs
-SECONDS_TO_REPORT = 15.0  # what became of the runs, when all stops
-REGISTRATIONS = 3  # tries
+SECONDS_TO_REPORT = 15.0  # lost runs to Prefect, when the stack stops
+REGISTRATIONS = 3  # tries to register the deployments
 SECONDS_BETWEEN_CUTS = 60.0  # of logs that grow
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorSpec:
-    """What a keeper is to keep."""
+    """The options of a keeper."""
 
     home: Path
     port: int  # of the server, or the next free one
     pools: tuple[Pool, ...]
     store: str | None = None  # of the runs; None: what the environment names
-    register: tuple[str, ...] = ()  # the command that tells the server what there is to run
-    guarded: bool = True  # whether a server that is started asks for a password
+    register: tuple[str, ...] = ()  # the command that registers the deployments
+    guarded: bool = True  # whether a new server requires a password
 
 
 class Supervisor:
-    """See the module. What it keeps is started, mended and ended from one thread, the main one."""
+    """The keeper; see the module. All processes are started, checked and ended in the main thread.
+
+    The kernel ends a worker when the thread that started it ends (PR_SET_PDEATHSIG).
+    """
 
     def __init__(self, wanted: SupervisorSpec, *, say: Callable[[str], None]) -> None:
         self._home = wanted.home
@@ -66,7 +69,7 @@ class Supervisor:
         self._hurry = threading.Event()  # asked to stop a second time
         self._record = my_stack()
         self._logs_seen = time.monotonic()
-        self._is_written = True  # the record as it is now
+        self._is_written = True  # False if the last write of the record failed
         self._api_url: str | None = None  # while the server is up
         shared = configured_api_url()
         self._is_own = shared is None
@@ -83,19 +86,23 @@ class Supervisor:
         ]
         self._adopted = Orphans()
         self._resuming = Resuming(say=say)
-        # Flow runs whose end Prefect does not know yet, and until when they may have been ours.
+        # Flow run id -> unix seconds: lost runs that Prefect does not know of yet. A run that began
+        # later than that has been resumed elsewhere.
         self._lost: dict[str, float] = {}
 
     def run(self) -> None:
-        """Keep everything until SIGTERM or Ctrl-C; returns when all of it has ended.
+        """Keep everything running until SIGTERM or Ctrl-C; return when all of it has ended.
 
-        Raises ServerError when the server cannot be started at all, or the home has a keeper.
+        Raises ServerError if the server cannot be started at all, or the home has a keeper.
         """
         with _only_keeper(self._home), self._until_signalled():
+            # Before the first worker starts, so that its orphans come to us and not to init.
             become_subreaper()
+            # Read before the record is overwritten: runs that an earlier, killed keeper left.
             self._lost = dict.fromkeys(*runs_of_last(self._home))
             self._record.write(self._home)
             try:
+                # Of an earlier, killed keeper: its runs' processes may still hold the GPUs.
                 end_leftovers(self._home)
                 while not self._stop.wait(SECONDS_BETWEEN_LOOKS):
                     self._look()
@@ -106,10 +113,11 @@ class Supervisor:
                 self._end()
 
     def _look(self) -> None:
-        """Mend whatever is not as it should be. Nothing is waited for."""
+        """Check everything once and restart what ended. Never blocks on a process."""
         self._look_at_server()
-        # First the one, then the others: SQLite has whoever writes at the same time fail.
+        # Workers start after the registration: of simultaneous writers SQLite lets some fail.
         if self._api_url is not None and self._is_registered(self._api_url):
+            # Runs that began after this moment are not of the worker that ended.
             for worker in self._workers:
                 self._lost |= dict.fromkeys(worker.look(self._api_url), time.time())
             self._report(self._api_url, "its worker ended", resume=False)
@@ -133,7 +141,8 @@ class Supervisor:
                 api_url=self._api_url,
                 ui_url=self._record.ui_url or self._api_url.removesuffix("/api"),
             )
-            if before is not None:  # it came up elsewhere
+            # Restarted on another port, because its own was taken: workers have the old address.
+            if before is not None:
                 for worker in self._workers:
                     worker.stop()
 
@@ -145,7 +154,7 @@ class Supervisor:
                 cut_short(log)
 
     def _is_registered(self, api_url: str) -> bool:
-        """Whether the flows are known to the server, or all tries to tell it are used up."""
+        """Return whether the deployments are registered, or all tries are used up."""
         child = self._registration
         if not self._registrations_left or not child.is_over:
             return not self._registrations_left
@@ -180,24 +189,26 @@ class Supervisor:
             self._note(state="ready")
 
     def _report(self, api_url: str, why: str, *, resume: bool) -> None:
-        """Tell Prefect of runs whose process is gone; those that it does not take in stay."""
+        """Report lost runs to Prefect; those that it did not accept stay for the next look."""
         for flow_run, until in list(self._lost.items()):
             if report_lost(api_url, flow_run, why, until=until, resume=resume):
                 self._say(f"run {flow_run}: {why}")
                 del self._lost[flow_run]
 
     def _end(self) -> None:
-        """End the runs, the workers, what these left, and the server."""
+        """End the runs, the workers, their orphans, and the server."""
         self._say("stopping")
         if self._record.state != "failed":
             self._note(state="stopping")
         self._registration.kill()
+        # Runs before workers: a worker that ends first kills its runs before they have saved.
         self._end_runs()
         for worker in self._workers:
             worker.stop()
         self._wait(lambda: all(w.child.is_over for w in self._workers), SECONDS_TO_STOP)
         for worker in self._workers:
             worker.child.kill()
+        # The server ends last: runs and workers report their ends to it.
         if self._lost and (api_url := self._serving.look()) is not None:
             self._wait(lambda: self._all_reported(api_url), SECONDS_TO_REPORT)
         self._wait(lambda: not self._adopted.look(but=self._mine()), SECONDS_TO_SAVE)
@@ -208,7 +219,8 @@ class Supervisor:
         self._say("stopped")
 
     def _end_runs(self) -> None:
-        """Have every run save and end, while its worker is held: it can take no other meanwhile."""
+        """Ask every run to save and end, and wait for it."""
+        # A suspended worker takes no other run, and does not kill those that save.
         for worker in self._workers:
             worker.hold()
         attempts = [attempt for worker in self._workers for attempt in worker.attempts]
@@ -224,11 +236,11 @@ class Supervisor:
         self._lost |= dict.fromkeys([attempt.flow_run for attempt in attempts], time.time())
 
     def _all_reported(self, api_url: str) -> bool:
-        self._report(api_url, "the stack was stopped; goes on when a worker is there", resume=True)
+        self._report(api_url, "the stack was stopped; resumes when a worker starts", resume=True)
         return not self._lost
 
     def _mine(self) -> set[int | None]:
-        """Processes that are no orphans."""
+        """Return the pids of children that are not orphans."""
         children = [self._registration, *(worker.child for worker in self._workers)]
         return {self._record.server, *(child.pid for child in children)}
 
@@ -237,12 +249,12 @@ class Supervisor:
         if changed == self._record and self._is_written:
             return
         self._record, self._is_written = changed, False
-        with contextlib.suppress(OSError):  # a full disk is no reason to end runs; the next note is
+        with contextlib.suppress(OSError):  # a full disk is no reason to end runs: retried later
             changed.write(self._home)
             self._is_written = True
 
     def _wait(self, is_done: Callable[[], bool], seconds: float, *, hurries: bool = True) -> None:
-        """Wait until it is done, for so long at most; not at all when asked to stop again."""
+        """Wait until `is_done`, for `seconds` at most; return at once on a second stop signal."""
         deadline = time.monotonic() + seconds
         while not is_done() and time.monotonic() < deadline:
             if hurries and self._hurry.is_set():
@@ -251,7 +263,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _until_signalled(self) -> Generator[None]:
-        """SIGTERM, Ctrl-C and a closed terminal end it; a second one hurries."""
+        """Set `_stop` on SIGTERM, Ctrl-C and a closed terminal, and `_hurry` on a second one."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             (self._hurry if self._stop.is_set() else self._stop).set()
@@ -268,6 +280,7 @@ class Supervisor:
 @contextlib.contextmanager
 def _only_keeper(home: Path) -> Generator[None]:
     (home / "prefect").mkdir(parents=True, exist_ok=True)
+    # The kernel releases the lock when its process dies, so a killed keeper leaves none.
     lock = FileLock(home / "prefect" / "keeper.lock")
     try:
         lock.acquire(timeout=0)

@@ -1,7 +1,7 @@
-"""One Prefect worker for each pool: its command, its environment, and its end with its keeper.
+"""Command and environment of a pool's Prefect worker, which ends with its keeper.
 
 `python -m infra.prefect.supervisor.workers ARGUMENTS` is `prefect ARGUMENTS`, ended by the kernel
-when the keeper dies: a worker that nobody keeps would go on taking runs for ever.
+when the keeper dies: a worker without a keeper would take runs for ever.
 """
 
 import os
@@ -16,12 +16,12 @@ from infra.prefect.server import client_environment, own_environment
 from infra.prefect.supervisor.processes import STACK
 from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
 
-# How often a flow run says that it lives: Prefect's least. How long its silence may last is worked
-# out from this; see deployments/automations.py.
+# Interval of a flow run's heartbeats: Prefect's minimum. The silence after which a run counts as
+# lost follows from it; see deployments/automations.py.
 HEARTBEAT_SECONDS = 30
-QUERY_SECONDS = 2  # between a worker's looks for runs
+QUERY_SECONDS = 2  # between two polls of a worker
 PREFETCH_SECONDS = 2  # how long before its time a scheduled run is taken
-RUNS_OF_CPU = 6  # side by side: flows that wait for their GPU stages count too
+RUNS_OF_CPU = 6  # at once, including flows that only wait for their GPU stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +33,17 @@ class Pool:
 
     @property
     def worker(self) -> str:
-        """The worker's name in Prefect's pages. The same after a restart: it is the same one."""
+        """Return the worker's name in Prefect's pages, which is the same after a restart."""
         return f"{socket.gethostname()}-{self.name}"
 
 
 def pool_called(name: str) -> Pool:
-    """Runs of a GPU pool have the machine's GPUs to themselves."""
+    """Return the pool of this name; one run at a time if it is a GPU pool: it has all GPUs."""
     return Pool(name=name, limit=RUNS_OF_CPU if name == "cpu" else 1)
 
 
 def worker_command(pool: Pool) -> list[str]:
-    """What starts the pool's worker."""
+    """Return the command that starts the pool's worker."""
     return [
         *(sys.executable, "-m", "infra.prefect.supervisor.workers", "worker", "start"),
         *("--pool", pool.name, "--type", "process", "--name", pool.worker),
@@ -52,7 +52,8 @@ def worker_command(pool: Pool) -> list[str]:
 
 
 def worker_environment(home: Path, api_url: str, *, store: str | None = None) -> dict[str, str]:
-    """What a worker and the flows that it runs are told; `store` as None is the environment's."""
+    """Return the environment of a worker and its flows; `store` None means the environment's."""
+    # At a shared server the PREFECT_... variables of the person are meant for the worker.
     inherited = own_environment() if configured_api_url() is None else own_environment(but=())
     return {
         **inherited,
@@ -69,8 +70,8 @@ def worker_environment(home: Path, api_url: str, *, store: str | None = None) ->
 
 def main() -> None:
     """Become Prefect, with this process's arguments."""
-    # A shell without job control has what it starts in the background ignore Ctrl-C, which is the
-    # signal that a worker stops by.
+    # A shell without job control starts background processes with SIGINT ignored, and SIGINT is
+    # the signal that stops a worker.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent()
     os.environ.pop(LAUNCHER_VARIABLE, None)  # of this process only, not of what it starts

@@ -127,6 +127,7 @@ class Bucket:
             if error.status == 416:  # the range begins after the end
                 return b""
             raise
+        # A caching proxy may answer with another range than was requested.
         first, last, size = parse_range(answer.get("ContentRange", ""))
         if first != start or last != min(start + length, size) - 1 or len(data) != last - start + 1:
             raise NoResponse(f"the store sent bytes {first}-{last} as {len(data)} bytes")
@@ -174,11 +175,13 @@ class Bucket:
     def list_page(self, prefix: str, *, after: str | None, token: str | None) -> Page:
         """Return one page of the objects whose key starts with `prefix`, in the order of keys."""
         arguments = {"Prefix": self.prefix + prefix}
+        # Some stores give no token, but they all continue after a key.
         if token:
             arguments["ContinuationToken"] = token
         elif after:
             arguments["StartAfter"] = self.prefix + after
         answer = self._ask("list_objects_v2", None, arguments)
+        # A gateway's page or another bucket's listing would pass for an empty store.
         check_listing(self.name, answer.get("Name"))
         entries = [
             ObjectInfo(

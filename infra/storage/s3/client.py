@@ -61,6 +61,7 @@ def _make_client(settings: Settings, *, seconds: float, is_aws: bool) -> Any:
         # whether its own write took effect.
         retries={"total_max_attempts": 1},
         max_pool_connections=4 * THREADS,
+        # Few other servers have a host name for each bucket, so they get it in the path.
         s3={"addressing_style": settings.addressing or ("auto" if is_aws else "path")},
         request_checksum_calculation=checksums,
         response_checksum_validation=checksums,

@@ -82,6 +82,7 @@ ATOMIC = ConditionalWrites(creates="atomic", swaps="atomic")
 
 def put_if_absent(requests: Requests, key: str, data: bytes, *, is_atomic: bool) -> bool:
     """Try Store.put_if_absent once; safe to retry after NoResponse and a temporary refusal."""
+    # Read, then write: safe only while one process writes, as to a mirror.
     if not is_atomic and (found := _find(requests, key)) is not None:
         return found.data == data
     try:
@@ -150,6 +151,7 @@ class Trial:
         return "racy" if any(count > 1 for count in won) else "atomic"
 
     def _swaps(self, rounds: int, pool: ThreadPoolExecutor) -> Support:
+        # A store that ignores If-Match takes any version; one that cannot parse ours takes none.
         key = self._new_key()
         self._persist(lambda: self._requests.put(key, b"first", condition={}))
         if self._try(key, b"stale", self._requests.matching(_STALE)) == "written":

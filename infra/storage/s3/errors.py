@@ -36,6 +36,7 @@ _PASSING = {
     "XAmzContentChecksumMismatch",
     "XAmzContentSHA256Mismatch",
 }
+# Request timeout, conflict, too early, too many requests; 5xx are added in `is_passing`.
 _PASSING_STATUS = {408, 409, 425, 429}
 _NEVER = {"NotImplemented", "NoSuchBucket"}  # never retried, whatever their status
 NOT_S3, REDIRECT = "NotS3", "Redirect"  # our codes for what does not come from a store
@@ -158,6 +159,7 @@ def with_retries(
             # Jitter: clients that failed together must not all come back together.
             wait *= random.uniform(0.5, 1.0)
             passing = isinstance(error, NoResponse) or is_passing(error)
+            # A wait that would end after the deadline is not begun.
             if not passing or tries >= limits.tries or passed + wait > limits.deadline:
                 if tries > 1:
                     error.add_note(f"{tries} tries in {passed:.0f} s")
@@ -257,6 +259,7 @@ def _denied(error: ErrorResponse, where: Where) -> _Words:
 
 
 def _skewed(error: ErrorResponse, where: Where) -> _Words:
+    # The refusal itself carries the store's clock.
     ours, theirs = time.time(), find_date(error.headers)
     if theirs is None:
         return ("this machine's clock is wrong", "set this machine's clock, for example with NTP")

@@ -150,6 +150,7 @@ def checks_parts(
     upload = ask(lambda: bucket.begin_upload(key, kind))
     if upload is None:
         return False
+    # Body and checksum do not match: only a store that verifies the checksum refuses this part.
     damaged = ask(
         lambda: bucket.put_part(key, upload, _PART, b"other", kind, claim=_BODY),
         no=("BadDigest",),

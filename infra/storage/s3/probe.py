@@ -56,6 +56,7 @@ def probe(store: Store) -> Iterator[Finding]:
         yield first
         if first.state == "fail":
             return
+        # From here on a failed test is a finding: the others still run.
         for attempt in trial.attempts():
             yield attempt()
     finally:
@@ -295,6 +296,7 @@ class _BucketTrial:
         """Test that a body that was damaged on its way is refused."""
         if _refuses_damage(self._store, self._key()):
             return Finding(name="checksum", state="ok", found="a damaged body is refused")
+        # A store may verify one kind of checksum and ignore another.
         for kind in CHECKSUMS:
             other = type(self._store)(
                 self._store.url, settings=replace(self._store.settings, checksum=kind)

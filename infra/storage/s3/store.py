@@ -97,7 +97,8 @@ class S3Store:
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See Store."""
-        check_key(key)
+        check_key(key)  # before the probe, which contacts the store
+        # Atomic stores decide by the condition; others are only read first, then written.
         is_atomic = self.semantics() == ATOMIC
         write = functools.partial(conditional.put_if_absent, is_atomic=is_atomic)
         return self._persist(f"put {key}", lambda: write(self.bucket, key, data))
@@ -228,6 +229,7 @@ class S3Store:
         try:
             uploads = self.list_unfinished()
         except StoreError as error:
+            # 501: the store does not implement the listing of uploads.
             if not (isinstance(error.__cause__, ErrorResponse) and error.__cause__.status == 501):
                 raise
             uploads = ()  # the store cannot list them
@@ -361,6 +363,7 @@ class S3Store:
             raise ObjectNotFound(key) from None
 
     def _limits(self) -> RetryPolicy:
+        # Called after each failure: a wrong address fails soon, an outage later gets all tries.
         if self.bucket.has_answered:
             return self._patience
         return replace(self._patience, tries=min(self._patience.tries, _FIRST_CONTACT))
