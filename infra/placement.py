@@ -57,6 +57,7 @@ class Placement:
     @property
     def mirrors_checkpoints(self) -> bool:
         """True if checkpoints are copied to the store; False if the store is in the home too."""
+        # With the slash: a store in /data/home2 is not inside the home /data/home.
         return not self.store.startswith(f"{self.home.as_uri()}/")
 
 

@@ -19,6 +19,7 @@ def open_store(url: str) -> Store:
         from infra.storage.s3.store import S3Store  # loads botocore
 
         return S3Store(url)
+    # Path.as_uri, which makes our default URL, percent-encodes spaces and non-ASCII letters.
     path = Path(unquote(parts.path))
     is_local = parts.scheme == "file" and parts.netloc in ("", "localhost")
     if not is_local or not path.is_absolute() or parts.query or parts.fragment:

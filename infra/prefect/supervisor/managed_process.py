@@ -11,7 +11,7 @@ from infra.prefect.logs import keep_short, last_line
 
 FIRST_PAUSE = 1.0  # seconds before the second start; doubled with each early end
 LONGEST_PAUSE = 30.0
-SECONDS_OF_HEALTH = 60.0  # a process that ran longer did not fail at its start: backoff resets
+SECONDS_OF_HEALTH = 60.0  # a process that ran longer did not fail at its start
 
 
 class Backoff:
@@ -34,6 +34,7 @@ class Backoff:
     def ended(self) -> float:
         """Note that the try ended; return the seconds until the next."""
         now = time.monotonic()
+        # A long life resets the backoff: only ends in quick succession lengthen the pause.
         if now - self._began > SECONDS_OF_HEALTH:
             self._seconds = 0.0
         wait = self._seconds = min(LONGEST_PAUSE, 2 * self._seconds or FIRST_PAUSE)
@@ -83,7 +84,7 @@ class ManagedProcess:
         """Return the exit code of a process that ended, once; None while it runs."""
         if self._process is None or (code := self._process.poll()) is None:
             return None
-        self._process = None
+        self._process = None  # so that the end is reported once, and `pid` is None from now on
         return code
 
     def signal(self, number: signal.Signals) -> None:

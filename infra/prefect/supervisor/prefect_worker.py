@@ -86,6 +86,7 @@ class PrefectWorker:
             return
         now = time.monotonic()
         found = attempts_of(pid, self._attempts)
+        # They may have been killed by a worker that is about to end; see `look`.
         ended = [(now, self._attempts[pid]) for pid in self._attempts.keys() - found.keys()]
         self._attempts = found
         self._ended = [item for item in self._ended + ended if now - item[0] < _SECONDS_TO_DIE]
