@@ -126,7 +126,7 @@ def _keep(url: str) -> UUID:
     if block is None or _said(block) != wanted:
         block = Webhook(url=SecretStr(url), headers=SecretDict(wanted["headers"]))
         block.save(BLOCK, overwrite=True)
-    found = block._block_document_id
+    found = block._block_document_id  # Prefect has no public name for it
     assert found is not None
     return found
 

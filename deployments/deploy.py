@@ -102,6 +102,7 @@ def deploy_all(
         automations = recovery(waiting or Waiting())
         if webhook is not None:
             automations += alerts(webhook, pools=[pool.name for pool in all_pools])
+        # Pools first: the server refuses a deployment whose pool does not exist.
         changed = [
             *(pool.name for pool in all_pools if ensure_pool(client, pool)),
             *(item.full_name for item in wanted if register(client, item)),
@@ -169,6 +170,7 @@ def _read_registered(client: SyncPrefectClient) -> dict[str, UUID]:
     while page := client.read_deployments(offset=offset, limit=_PAGE):
         offset += len(page)
         for found in page:
+            # Other deployments on a shared server have other versions, and are never deleted.
             if (found.version or "").startswith(f"{_OURS} "):
                 if found.flow_id not in flows:
                     flows[found.flow_id] = client.read_flow(found.flow_id).name

@@ -48,6 +48,7 @@ def apply(recurring: Recurring) -> None:
     """
     wanted = deployment_of(recurring)
     with get_client(sync_client=True) as client:
+        # The pool is missing where `nanochat deploy` has never run.
         for pool in POOLS:
             if pool.name == wanted.pool:
                 ensure_pool(client, pool)
@@ -98,6 +99,7 @@ def _recurring(deployment: DeploymentResponse) -> Recurring | None:
                 model=model,
                 cron=item.schedule.cron,
                 timezone=item.schedule.timezone or "UTC",
+                # Prefect has a switch for the deployment and one for its schedule: both must be on.
                 paused=deployment.paused or not item.active,
                 parameters={k: v for k, v in deployment.parameters.items() if k != "model"},
             )

@@ -32,6 +32,7 @@ def _made(event: UUID) -> float | None:
     return (event.int >> 80) / 1000 if event.version == 7 else None
 
 
+# Cached, since it is compared with every event, and reading it costs a look at /proc.
 @cache
 def _started() -> float:
     """Return when this process was started, in unix seconds."""

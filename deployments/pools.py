@@ -69,6 +69,7 @@ def ensure_pool(client: SyncPrefectClient, pool: Pool) -> bool:
 
 def with_environment(template: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the template with these variables added to the environment of its runs."""
+    # A copy, since the caller compares it with the original.
     changed: dict[str, Any] = deepcopy(dict(template))
     env = changed.get("variables", {}).get("properties", {}).get("env")
     if env is not None:
@@ -102,7 +103,6 @@ def _make_queue(client: SyncPrefectClient, pool: Pool, name: str, priority: int)
     An existing queue keeps its priority, which a person may have changed.
     """
     try:
-        # Not the client's create_work_queue, which would need another request for conflicts.
         client.request(
             "POST",
             "/work_pools/{work_pool_name}/queues",

@@ -171,6 +171,7 @@ def pairs_of(store: Store, manifests: Sequence[Manifest], directory: Path) -> li
     """
     tables: list[Path | None] = []
     for number, manifest in enumerate(manifests):
+        # By number, since an artifact may be compared with itself.
         path = directory / f"{manifest.stage}-{number}.parquet"
         tables.append(path if write_file(store, manifest, EXAMPLES, path) else None)
     suites = [

@@ -52,6 +52,7 @@ def write(path: Path, page: str) -> None:
 
 def curve_tree(curves: Curves) -> Mapping[str, Any]:
     """Return curves as JSON values, for programs; the points are thinned as in the drawing."""
+    # Thinned, since a long run has 100,000 steps, and a chart shows a few hundred points.
     return {
         "metric": curves.quantity.name,
         "of": [[[step, value] for step, value in thin(points)] for points in curves.of],

@@ -141,6 +141,7 @@ def _numbers(prefix: str, facts: Mapping[str, Any]) -> Iterator[tuple[str, float
     for name, value in facts.items():
         if isinstance(value, Mapping):
             yield from _numbers(f"{prefix}{name}.", value)  # pyright: ignore[reportUnknownArgumentType]
+        # In Python bool is a subclass of int, but a flag is not a measurement.
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield f"{prefix}{name}", float(value)
 
@@ -220,6 +221,7 @@ def _stage_rows(
             row: Row = {"run": run.run, "stage": stage, "fingerprint": fingerprint}
             if manifest := manifests.get((stage, fingerprint)):
                 made = manifest.provenance
+                # A reused artifact names the run that built it in its provenance.
                 row |= {"built": made.run == run.run, "created": made.created}
                 row |= _effort(made.segments)
             yield row

@@ -207,6 +207,7 @@ def evaluate(
         key=key_of(f"{run.name} {stage}"),
         description=f"Evaluations of {model}, latest first. Latest: {verdict.text}.",
     )
+    # Last, so that an automation that reads the run's page or record finds both complete.
     _emit_events(model, newest, built, verdict)
     return Evaluated(outcome=outcome, evaluation=built, verdict=verdict)
 

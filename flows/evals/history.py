@@ -102,6 +102,7 @@ def _runs_of(store: Store, name: str) -> list[Run]:
     of_name = name.partition("@")[2] or name
     own = iter([open_run(store, name)]) if "/" in name else runs_called(store, of_name)
     evaluating = newest_runs(store, history_name(name))
+    # A limit for each source, so that nightly evaluations do not crowd out the runs themselves.
     found = {run.run: run for source in (own, evaluating) for run in islice(source, MOST_RUNS)}
     if not found:
         open_run(store, of_name)  # raises an error that lists the names that exist

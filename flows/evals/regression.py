@@ -196,6 +196,8 @@ def _metric(manifest: Manifest, scores: Mapping[str, Score], rule: Rule) -> str:
         if name in scores:
             return name
     named = " or ".join(wanted)
+    # A task that could not be run, for example without a sandbox, records the reason under this
+    # name.
     why = manifest.provenance.metrics.get(f"{wanted[0]}_failed")
     raise ConfigError(
         f"{manifest.name} has not measured {named}" + (f": {why}" if why else ""),
@@ -232,6 +234,7 @@ def _find_whole(store: Store, stage: str, fingerprint: str) -> Manifest | None:
     try:
         return find_manifest(store, stage, fingerprint)
     except ArtifactError:
+        # Skip it: one damaged manifest must not fail every later evaluation.
         return None
 
 

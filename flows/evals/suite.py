@@ -149,6 +149,7 @@ def _given(
 
     Raises ArtifactError if a base model's run has no rows.
     """
+    # With the data of its own run, the evaluation has the fingerprint of the one the run made.
     given = {model.stage: model}
     wants_other_data = any(text.startswith(f"{TASK_DATA.name}.") for text in overrides)
     if own_data and not wants_other_data and (data := _whole(store, run, TASK_DATA)):
@@ -174,6 +175,7 @@ def _whole(store: Store, run: Run, stage: Stage) -> Manifest | None:
 
 
 def _check_overrides(stage: Stage, overrides: Sequence[str]) -> None:
+    # Other sections would be accepted and change nothing, since all but these inputs are pinned.
     sections = (*stage.config, TASK_DATA.name)
     for text in overrides:
         if text.partition(".")[0] not in sections:

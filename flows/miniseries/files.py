@@ -38,6 +38,7 @@ def write_files(home: Path, findings: Findings) -> Files:
         rows=list(rows(findings)),
         header=HEADER,
     )
+    # Everything is rendered before the first write: a failure leaves the older files as they were.
     picture = by_flops.png() if findings.points else None
     numbers = json.dumps(to_tree(findings), indent=1, allow_nan=False) + "\n"
     files = Files(

@@ -68,6 +68,7 @@ def analyse(
     profile: str,
 ) -> Findings:
     """Read the points of `runs`, by depth, and fit the laws. Deterministic for a given store."""
+    # All runs of a series were started with the same overrides.
     overrides = next((run.overrides for run in runs.values() if isinstance(run, Run)), ())
     read = [
         run if isinstance(run, Missing) else read_point(store, run, depth)

@@ -223,6 +223,7 @@ def sweep(
     try:
         for record in records.values():
             store_wait(record.write)
+        # Inputs come first among the units, so the futures of a unit's inputs exist.
         for unit in units:
             futures[unit.label] = submit(
                 unit.stage,
@@ -254,6 +255,7 @@ def sweep(
             wait(list(futures.values()))  # without a limit: a checkpoint may be being uploaded
         pages.close()
         raise
+    # After failures too: the depths that completed have results, and may have a law.
     try:
         findings = store_wait(
             lambda: analyse(site.store, ended, name=series.name, profile=series.profile)

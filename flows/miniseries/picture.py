@@ -123,10 +123,12 @@ def _spec(
         "width": width,
         "height": height,
         "padding": {"left": _LEFT, "right": _RIGHT, "top": top, "bottom": _BOTTOM},
+        # Fixed padding instead of fitting the labels, so that svg() knows the size of the viewBox.
         "autosize": {"type": "none"},
         "background": colours["card"] if title else "transparent",
         "layer": list(_layers(picture, colours, x, y)),
         "config": {
+            # The page's <svg> has one label; Vega would add one for every mark.
             "aria": False,
             "font": "sans-serif" if title else "inherit",
             "view": {"stroke": None},
@@ -162,6 +164,7 @@ def _layers(
             "title": picture.axis,
             "values": _ticks(*x_range),
             "format": picture.form,
+            # 1e20 instead of d3's 1e+20.
             "labelExpr": "replace(datum.label, 'e+', 'e')",
             "grid": False,
         },
@@ -169,6 +172,7 @@ def _layers(
     y = {
         "field": "y",
         "type": "quantitative",
+        # Without zero: losses differ by a few per cent, and would be one flat line.
         "scale": {"zero": False, "domain": list(y_range), "nice": False},
         "axis": {"title": None, "tickCount": 6, "format": "~g", "domain": False, "ticks": False},
     }

@@ -136,6 +136,7 @@ def _shared_row(planned: UnitPlan) -> list[str]:
 
 def _row(member: Member, alone: Sequence[UnitPlan], stages: Sequence[str]) -> list[str]:
     run = member.profile.run
+    # Stages of this depth alone: those that several share are listed above the table.
     mine = {p.unit.stage.name: p.item for p in alone if p.unit.members == (member,)}
     known = [item.estimate.seconds for item in mine.values() if item.estimate]
     return [

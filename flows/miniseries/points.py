@@ -103,6 +103,7 @@ def runs_of(
         added = ""  # a run's own overrides include what its series added: match them exactly
     found: dict[int, Run | Missing] = {}
     for depth, runs in evaluated.items():
+        # The newest first, so alike[0] is the newest with these settings.
         alike = [run for run in runs if _has(run, overrides, added)]
         why = f"it was trained with other settings only: {_settings(runs[0])}" if runs else ""
         if not why:
@@ -172,6 +173,8 @@ def _open(store: Store, run: Run, stage: str) -> Manifest:
 
 
 def _point(run: Run, depth: int, trained: Manifest, evaluated: Manifest) -> Point:
+    # From the fingerprint's preimage: the settings it was trained with, whatever the profile is
+    # today.
     config = cast("dict[str, Any]", trained.preimage["config"])
     rows = evaluated.inputs.get("rows")
     bpb = _score(evaluated, "val_bpb")

@@ -102,6 +102,7 @@ def stoppable(display: Display) -> Generator[None]:
     def on_signal(signum: int, frame: FrameType | None) -> None:
         nonlocal count
         count += 1
+        # A person who presses again does not want to wait for workers and stores.
         if count > 1:
             _leave(display)
         display.say("stopping: waiting until the workers have saved (again to leave at once)")

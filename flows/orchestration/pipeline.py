@@ -163,6 +163,7 @@ def nanochat(
     )
     starts = starts.add_plan(run_id, plan.stages)
     check_restart_limit(opened_store, starts, pool=pool)
+    # Leases need a store with conditional writes; a run that builds nothing needs no lease.
     if plan.exit_code:
         store_wait(lambda: check_decides(site.store))
     run = Run(
@@ -252,6 +253,7 @@ def run_pipeline(
         pages.show_plan(plan)
     futures: dict[str, PrefectFuture[Built]] = {}
     try:
+        # The table lists inputs first, so the futures of a stage's inputs exist.
         for stage in (stage for stage in stages if stage.name not in there):
             inputs: dict[str, Any] = {
                 source.name: there.get(source.name) or futures[source.name]
@@ -320,8 +322,7 @@ def open_starts(
 def check_restart_limit(store: Store, starts: Starts, *, pool: str | None, spare: int = 0) -> None:
     """Raise StageError if MOST_STARTS in a row made no progress; cancel the remote stages.
 
-    The error ends automatic resuming: the flow run becomes Failed, and only Crashed ones are
-    resumed.
+    The error ends resuming: the flow run becomes Failed, and only Crashed ones are resumed.
     """
     if starts.idle < MOST_STARTS + spare:
         return

@@ -90,6 +90,7 @@ class BackgroundWriter:
             copy_context()
         )  # Prefect's settings and client, which threads do not inherit
         self._task_run, self.flow_run_id = get_task_and_flow_run_ids()
+        # One thread, so that writes stay in order and `_written` needs no lock.
         self._thread = ThreadPoolExecutor(1)
         self._sending: Future[None] | None = None
         self._written: dict[str, UUID] = {}
@@ -170,6 +171,7 @@ class _Loop:
 
     def left(self, step: int, total: int) -> float | None:
         """Return the estimated seconds left; None before the first step of this execution."""
+        # From this execution's steps alone: those before a resume ran at another time and speed.
         done = step - self.first
         return (total - step) * (time.monotonic() - self.began) / done if done > 0 else None
 
@@ -204,6 +206,7 @@ class StagePage:
         self._curves.add(event)
         match event["kind"]:
             case "building":
+                # The task run starts without this tag: the fingerprint follows from the inputs.
                 self._job = Path(event["directory"])
                 _tag_task_run(f"stage:{self._stage}/{short(event['fingerprint'])}")
             case "start":

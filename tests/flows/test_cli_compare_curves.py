@@ -45,7 +45,7 @@ def test_curves_stand_below_each_other_on_one_scale(terminal: Terminal):
     assert all(lower <= upper for upper, lower in zip(curves[0], curves[1], strict=True))
     assert curves[2][24:] == "\u00b7" * 24
     assert lines[at + 1].split()[2:] == ["0.3"]
-    assert lines[at + 4].split() == ["bare", "\u00b7" * 48, "not", "told"]
+    assert lines[at + 4].split() == ["bare", "\u00b7" * 48, "not", "recorded"]
     assert "Pretraining val_bpb, steps 1 to 48, 0.75 to 3" in lines
 
 
