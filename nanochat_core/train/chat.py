@@ -1,7 +1,7 @@
-"""Training on rendered conversations: the loop that `midtrain` and `sft` share.
+"""Train on rendered conversations: the loop that `midtrain` and `sft` share.
 
 The two stages differ in their config section and in the model they start from; everything else is
-one loop, so that they cannot drift apart. Only the assistant's tokens carry loss.
+this loop, so that they cannot drift apart. Only the assistant's tokens carry loss.
 """
 
 import math
@@ -75,6 +75,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
 
         start, state = loop.resume(num_steps)
         started = time.monotonic()
+        # Only before the first step: then the model is the input model.
         if not start:
             check_first_loss(
                 mean_loss(model, held_out, oom_retry.size, world, below=tokenizer.bos),
@@ -97,7 +98,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
             optimizer.step(
                 lr_multiplier=lr_multiplier(step, num_steps, config.schedule),
                 momentum=muon_momentum(step, num_steps, config.schedule),
-                weight_decay=0.0,
+                weight_decay=0.0,  # only pretraining decays weights
             )
             metrics.flush()
             state = {"first_loss": first_loss, **oom_retry.state()}
@@ -124,6 +125,7 @@ def copy_model(job: Job) -> dict[str, Any]:
     So a recipe can leave out midtraining: SFT then starts from the base model.
     """
     world = open_world(job.resources.device)
+    # Nothing is computed; a placement whose GPU is missing fails here as it would in training.
     open_device(job.resources, local_rank=world.local_rank)
     progress = Progress(job.events, active=world.is_first)
     progress.message("the mixture is empty: the model is passed on as it is")
@@ -142,7 +144,7 @@ def copy_model(job: Job) -> dict[str, Any]:
 
 
 def scaled(config: OptimizerConfig, fraction: float) -> OptimizerConfig:
-    """The optimizer of a stage after pretraining: every learning rate times `fraction`, no clip."""
+    """Return the config after pretraining: every learning rate times `fraction`, no clipping."""
     tree = {
         name: value * fraction if name.endswith("_lr") else value
         for name, value in vars(config).items()
@@ -159,9 +161,10 @@ def make_rows(
     *,
     log: Callable[[str], None],
 ) -> tuple[ChatRows, ChatRows]:
-    """Packed rows of sequence_len + 1 tokens: the training mixture, and held-out conversations.
+    """Pack rows of sequence_len + 1 tokens: the training mixture, and held-out conversations.
 
     One rank of a node writes them below the job's directory, and all of them map the files.
+    `log` gets a line now and then. Raises DataError if a task has too few examples. Collective.
     """
     directory = job.inputs["task_data"]
     tasks = [(entry, open_task(entry.task, directory, "train")) for entry in config.mixture]
@@ -182,7 +185,7 @@ def make_rows(
     pack = partial(
         conversation_rows,
         tokenizer=job.model_input / "tokenizer",
-        row_len=sequence_len + 1,
+        row_len=sequence_len + 1,  # the last token is only a target
         writes=world.local_rank == 0,
         barrier=world.barrier,
         tell=log,
@@ -192,7 +195,10 @@ def make_rows(
 
 
 def epoch_ids(step: int, num_rows: int, rows_per_step: int, seed: int) -> torch.Tensor:
-    """Row ids of a step. An epoch visits each row once in its own order; its last step is short."""
+    """Return the row ids of a step.
+
+    An epoch visits each row once, in an order of its own; its last step may be short.
+    """
     steps_per_epoch = math.ceil(num_rows / rows_per_step)
     epoch, position = divmod(step, steps_per_epoch)
     generator = torch.Generator().manual_seed(seed_for(seed, "epoch", epoch))
@@ -201,14 +207,14 @@ def epoch_ids(step: int, num_rows: int, rows_per_step: int, seed: int) -> torch.
 
 
 def share_of(ids: torch.Tensor, world: World) -> torch.Tensor:
-    """Every world-size-th id, starting at this rank."""
+    """Return every world-size-th id, starting at this rank."""
     return ids[world.rank :: world.size]
 
 
 def take(
     rows: ChatRows, ids: torch.Tensor, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens (B, T+1) int64 and mask (B, T+1) of the rows `ids`."""
+    """Return tokens (B, T+1) int64 and mask (B, T+1) of the rows `ids`."""
     tokens, mask = map(torch.from_numpy, rows.take(ids.numpy()))
     return tokens.to(device).long(), mask.to(device)
 
@@ -217,13 +223,13 @@ def take(
 def mean_loss(
     model: GPT, rows: ChatRows, batch_size: int, world: World, *, below: int | None = None
 ) -> float:
-    """Nats per supervised token over all rows; with `below` only of tokens of lower ids.
+    """Return nats per supervised token over all rows; with `below` only of tokens of lower ids.
 
-    NaN where there is no such token.
+    NaN if there is no such token. Collective.
     """
     model.eval()
     device = next(model.parameters()).device
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    sums = torch.zeros(2, dtype=torch.float64, device=device)  # nats, tokens
     for ids in share_of(torch.arange(len(rows.tokens)), world).split(batch_size):
         HEART.beat("evaluating")
         tokens, mask = take(rows, ids, device)
@@ -232,6 +238,7 @@ def mean_loss(
             targets = targets.masked_fill(targets >= below, IGNORE)
         sums[0] += model.token_losses(tokens[:, :-1], targets).sum()
         sums[1] += (targets != IGNORE).sum()
+    # Ranks have unequal numbers of tokens, so both are summed before the division.
     world.sum(sums)
     model.train()
     return float(sums[0] / sums[1])

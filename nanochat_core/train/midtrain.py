@@ -1,4 +1,4 @@
-"""Stage `midtrain`: the base model learns the shape of conversations, and tools, from a mixture."""
+"""Stage `midtrain`: the base model learns the form of conversations, and tools, from a mixture."""
 
 from typing import Any
 

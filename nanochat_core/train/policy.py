@@ -1,6 +1,6 @@
-"""What RL learns from: sampled answers, their advantages, and the gradients of its objective.
+"""The objective of RL: sampled answers, their advantages, and the objective's gradients.
 
-With N sampled tokens in a step's answers on all ranks, the objective, which is made small, is
+With N sampled tokens in a step's answers on all ranks, the objective, which is minimised, is
 
     sum over sampled tokens of  -min(ratio * A, clip(ratio, 1 - clip, 1 + clip) * A)
                                 + kl_weight * (r - log r - 1),                          over N
@@ -40,23 +40,24 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceLogProbs:
-    """What an update's log-probabilities are held against, of the answers in their order.
+    """Log-probabilities that an update is compared with, of the answers in their order.
 
     Each tensor is (A,) fp32 on the host: log p of an answer's A tokens, 0 where a tool forced it.
     """
 
-    old: Sequence[Tensor] | None  # when the answers were sampled; None: the weights are those yet
-    reference: Sequence[Tensor] | None  # of the frozen reference; None: it pulls at nothing
-    clip: float | None  # None: a ratio counts however far it is from 1
+    old: Sequence[Tensor] | None  # when the answers were sampled; None: by the present weights
+    reference: Sequence[Tensor] | None  # of the frozen reference model; None: without a KL term
+    clip: float | None  # None: the ratio is not clipped
     kl_weight: float
 
 
 def advantages_of(rewards: Sequence[float], baseline: str) -> list[float]:
-    """Each reward of a group less its baseline; exactly 0 for all where all are equal.
+    """Return each reward of a group less its baseline; exactly 0 for all if all are equal.
 
     "group_mean": the mean of the group. "leave_one_out": the mean of the others, which does not
     depend on the answer itself, so that the gradient is unbiased (arXiv 2402.14740).
     """
+    # 0.1 - mean([0.1] * 3) is not 0 in floats, and only an exact 0 is left out of the passes.
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
     total, count = sum(rewards), len(rewards)
@@ -66,7 +67,7 @@ def advantages_of(rewards: Sequence[float], baseline: str) -> list[float]:
 
 
 def drop_equal_groups(rollouts: Sequence[Rollout], group_size: int) -> list[Rollout]:
-    """The rollouts of groups whose rewards differ; `rollouts` holds group after group."""
+    """Return the rollouts of groups whose rewards differ; `rollouts` holds group after group."""
     kept: list[Rollout] = []
     for first in range(0, len(rollouts), group_size):
         group = rollouts[first : first + group_size]
@@ -83,14 +84,14 @@ def policy_gradients_of(
     anchors: ReferenceLogProbs | None,
     world: World,
 ) -> Callable[..., Tensor]:
-    """What gives the optimizer the gradients of the objective, called with `device_batch_size`.
+    """Return a function that gives the optimizer the gradients of the objective.
 
-    It returns this rank's share of the objective's value, and waits for no other rank; they count
-    their tokens together here. Without anchors the value is that of -A * log p(token), of the same
-    gradient. An answer whose advantage is 0 is run only where a reference pulls at it; its tokens
-    always count.
+    It takes `device_batch_size`, returns this rank's share of the objective's value, and waits for
+    no other rank. Without `anchors` the value is that of -A * log p(token), which has the same
+    gradient. An answer whose advantage is 0 is computed only for a KL term; its tokens count.
     """
     device = next(model.parameters()).device
+    # All ranks' sampled tokens, counted before the first try: later one may be out of memory.
     sampled = torch.tensor(float(sum(sum(r.mask) for r in rollouts)), device=device)
     count = world.sum(sampled).clamp(min=1)
     return partial(_add_policy_gradients, model, optimizer, rollouts, count, anchors=anchors)
@@ -109,6 +110,7 @@ def _add_policy_gradients(
     total = torch.zeros((), device=device)
     pulled = anchors is not None and anchors.reference is not None
     useful = [i for i, r in enumerate(rollouts) if any(r.mask) and (pulled or r.advantage)]
+    # Answers of like length in a micro-step: less of it is padding.
     useful.sort(key=lambda i: len(rollouts[i].prompt + rollouts[i].answer))
     model.train()
     for first in range(0, len(useful), device_batch_size):
@@ -147,26 +149,30 @@ def anchored_terms(
     reference: Tensor | None,
     anchors: ReferenceLogProbs,
 ) -> Tensor:
-    """The objective's term of every token (R, T) fp32; log-probabilities (R, T), advantage (R, 1).
+    """Return the objective's term of every token, (R, T) fp32.
 
-    Where the ratio is cut off, a term's gradient is 0 if it would push the ratio further away.
+    `logp`, `old`, `reference`: log-probabilities (R, T); `advantage`: (R, 1). Where the ratio is
+    clipped, a term's gradient is 0 if it would move the ratio further from 1.
     """
+    # Without `old` the ratio is 1 in value, and its gradient is that of log p.
     ratio = (logp - (logp.detach() if old is None else old)).exp()
     terms = -ratio * advantage
     if anchors.clip is not None:
         near = ratio.clamp(1 - anchors.clip, 1 + anchors.clip)
+        # The larger loss is the smaller gain: PPO's min, with the sign flipped.
         terms = torch.maximum(terms, -near * advantage)
     if reference is not None:
         difference = reference - logp
+        # k3: r - 1 - log r, never negative; expm1 keeps its digits where r is near 1.
         terms = terms + anchors.kl_weight * (difference.expm1() - difference)
     return terms
 
 
 @torch.no_grad()
 def log_probs(model: GPT, rollouts: Sequence[Rollout], *, device_batch_size: int) -> list[Tensor]:
-    """log p of every answer's tokens, (A,) fp32 on the host, 0 where a tool forced one.
+    """Return log p of every answer's tokens, (A,) fp32 on the host, 0 where a tool forced one.
 
-    In evaluation mode: a model trained in fp8 says it as it sampled, in bf16.
+    In evaluation mode: a model that is trained in fp8 computes them in bf16, as it sampled.
     """
     device = next(model.parameters()).device
     found = [torch.empty(0)] * len(rollouts)
@@ -174,7 +180,7 @@ def log_probs(model: GPT, rollouts: Sequence[Rollout], *, device_batch_size: int
     order.sort(key=lambda i: len(rollouts[i].prompt + rollouts[i].answer))
     model.eval()
     for first in range(0, len(order), device_batch_size):
-        HEART.beat("weighing answers")
+        HEART.beat("log-probabilities")
         ids = order[first : first + device_batch_size]
         batch = [rollouts[i] for i in ids]
         tokens_RT, targets_RT = (t.to(device) for t in pad(batch, model.config.sequence_len))
@@ -188,18 +194,19 @@ def log_probs(model: GPT, rollouts: Sequence[Rollout], *, device_batch_size: int
 def place(
     values: Sequence[Tensor] | None, ids: Sequence[int], rollouts: Sequence[Rollout], like: Tensor
 ) -> Tensor | None:
-    """The answers' values (A,) where `pad` has their targets: (R, T) fp32, 0 elsewhere."""
+    """Put the answers' values (A,) where `pad` has their targets: (R, T) fp32, 0 elsewhere."""
     if values is None:
         return None
     placed = torch.zeros(like.shape)
     for row, i in enumerate(ids):
-        begin = len(rollouts[i].prompt) - 1
+        begin = len(rollouts[i].prompt) - 1  # targets are shifted by one
         placed[row, begin : begin + len(values[i])] = values[i]
     return placed.to(like.device)
 
 
 def pad(batch: Sequence[Rollout], longest: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (R, T) int64, padded on the right; only sampled tokens are targets."""
+    """Return inputs and targets (R, T) int64, padded on the right; targets are sampled tokens."""
+    # The last token predicts nothing, so a row is one shorter than prompt and answer.
     length = max(len(r.prompt) + len(r.answer) for r in batch) - 1
     assert length <= longest, f"an answer and its prompt are {length + 1} tokens, not {longest}"
     tokens_RT = torch.zeros(len(batch), length, dtype=torch.int64)

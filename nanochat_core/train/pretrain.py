@@ -1,4 +1,7 @@
-"""Stage `pretrain`: a base model from packed rows of text."""
+"""Stage `pretrain`: train a base model from packed rows of text.
+
+The plainest of the training loops: data, loss, update, log, save, evaluate, from top to bottom.
+"""
 
 import time
 from typing import Any
@@ -28,7 +31,7 @@ def run(job: Job) -> dict[str, Any]:
         model, optimizer, world = loop.model, loop.optimizer, loop.world
         metrics, checkpointer, oom_retry = loop.metrics, loop.checkpointer, loop.oom_retry
 
-        # Data. Rows of other token ids would train without an error, and to nothing.
+        # Data. Rows of another tokenizer would train without an error, and a useless model.
         train, validation = (Rows.open(job.inputs["rows"], split) for split in ("train", "val"))
         tokenizer = Tokenizer.load(job.inputs["tokenizer"])
         train.check_tokenizer(tokenizer.digest())

@@ -1,11 +1,11 @@
-"""Stage `rl`: the chat model is reinforced on a task whose answers can be checked.
+"""Stage `rl`: reinforcement learning of the chat model on a task whose answers can be checked.
 
 Simplified GRPO, nanochat's rule. Per step: sample a group of answers to each question, reward each,
 and raise the likelihood of the tokens of answers that did better than their group's mean. It is
 on-policy, so there is no ratio and no clip; no KL term; advantage = reward - group mean; every
 sampled token of the step weighs the same (DAPO, arXiv 2503.14476). Tokens forced by a tool carry no
-loss. What may be chosen besides is in `RLConfig` and, as formulas, in policy.py; with more than one
-update per batch, a step here is one batch of answers and so many updates.
+loss. Options are in `RLConfig`, their formulas in policy.py; with more than one update per batch, a
+step here is one batch of answers and so many updates.
 
 Writes, beside the model, samples.jsonl {step, prompt, text, reward}: some answers of some steps.
 """
@@ -53,12 +53,12 @@ from tasks.base import Conversation, Task, prompt_of, text_of
 from tasks.registry import are_correct
 
 MOMENTUM = 0.95
-# samples.jsonl: so many steps, evenly spread, so many answers of each, so much of each text.
+# samples.jsonl: about so many steps, evenly spread, so many answers of each, so much of each text.
 SAMPLED_STEPS, SAMPLED_ANSWERS, SAMPLED_CHARS = 16, 4, 1000
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Reinforce the chat model, and write the result. Resumes to the step, rollouts included."""
+    """Train the chat model by RL, and write the result. Resumes to the step, rollouts included."""
     config = RLConfig.from_tree(job.config["rl"])
     optimizer_config = OptimizerConfig.from_tree(job.config["optimizer"])
     seed = seed_for(job.config["seed"], "rl")
@@ -141,9 +141,9 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def open_questions(job: Job, config: RLConfig) -> tuple[Task, Task]:
-    """Open the questions to learn from and those to evaluate with.
+    """Open the questions to train on and those to evaluate with.
 
-    Raises StageError when this machine cannot grade answers to them.
+    Raises StageError if this machine cannot grade answers to them.
     """
     check_machine(config.task)
     train, test = (open_task(config.task, job.inputs["task_data"], s) for s in ("train", "test"))
@@ -153,9 +153,9 @@ def open_questions(job: Job, config: RLConfig) -> tuple[Task, Task]:
 def evaluate_model(
     engine: Engine, test: Task, config: RLConfig, seed: int, world: World
 ) -> dict[str, float]:
-    """pass@1 of the likeliest answers; or pass@k of sampled ones for every k up to eval_samples.
+    """Return pass@1 of greedy answers; or pass@k of sampled ones for every k up to eval_samples.
 
-    The same questions and random numbers whenever it is asked for, so that scores compare.
+    Every call has the same questions and random numbers, so that scores compare.
     """
     if config.eval_samples == 1:
         score = accuracy(engine, test, max_new_tokens=config.max_new_tokens, world=world)
@@ -176,7 +176,8 @@ def evaluate_model(
 def question_ids(
     step: int, num_examples: int, config: RLConfig, seed: int, world: World
 ) -> list[int]:
-    """This rank's questions of a step, taken from a seeded order of the training split."""
+    """Return this rank's questions of a step, from a seeded order of the training split."""
+    # A function of the step alone: resuming needs no position. A step may span two epochs.
     first = step * config.examples_per_step
     ids: list[int] = []
     for i in range(first + world.rank, first + config.examples_per_step, world.size):
@@ -189,10 +190,10 @@ def question_ids(
 def roll_out(
     engine: Engine, train: Task, ids: Sequence[int], config: RLConfig, seed: int
 ) -> list[Rollout]:
-    """Sample and reward a group of answers to each of the questions `ids`, all in flight together.
+    """Sample and reward a group of answers to each of the questions `ids`, in one batch.
 
-    `seed` is the step's: an answer depends on it, on its question's id and on its place in the
-    group, not on what else is in flight.
+    `seed` is the step's: an answer depends on it, on its question's id and on its index in the
+    group, not on what else is in the batch.
     """
     prompts = [render_for_completion(engine.tokenizer, train[i]) for i in ids]
     groups = engine.complete(
@@ -235,23 +236,25 @@ def update(
     lr_multiplier: float,
     record: Callable[[torch.Tensor], None],
 ) -> None:
-    """The optimizer's steps on a batch of answers; `record` takes the objective before the first.
+    """Update the model on a batch of answers; `record` takes the objective before the first update.
 
-    `learns`: whether the answers of any group on any rank differ in reward. Else there is nothing
-    to learn from them, but for a reference that pulls at all answers.
+    `learns`: whether the rewards of any group differ, on any rank. If none do, there is nothing to
+    learn, but from a reference model: its KL term has a gradient for every answer.
     """
     if config.drop_equal_groups:
         rollouts = drop_equal_groups(rollouts, config.samples_per_example)
+    # The same on all ranks, since `learns` is: none waits for another in the sums that follow.
     if not learns and (reference is None or config.drop_equal_groups):
         record(torch.zeros(()))
         return
+    # One update without clip and KL needs no other log-probabilities: the ratio is 1.
     anchors = None
     if config.clip is not None or reference is not None:
         anchors = oom_retry.values(partial(make_anchors, model, reference, rollouts, config))
     compute = policy_gradients_of(model, optimizer, rollouts, anchors=anchors, world=world)
     for number in range(config.updates_per_batch):
         objective = oom_retry.gradients(compute)
-        if number == 0:
+        if number == 0:  # a later one is of weights that have moved, on answers they did not sample
             record(objective)
         optimizer.step(lr_multiplier=lr_multiplier, momentum=MOMENTUM, weight_decay=0.0)
 
@@ -264,23 +267,25 @@ def make_anchors(
     *,
     device_batch_size: int,
 ) -> ReferenceLogProbs:
-    """What the updates on these answers are held against."""
-    say = partial(log_probs, rollouts=rollouts, device_batch_size=device_batch_size)
+    """Compute the log-probabilities that the updates on these answers are compared with."""
+    compute = partial(log_probs, rollouts=rollouts, device_batch_size=device_batch_size)
     return ReferenceLogProbs(
-        old=say(model) if config.updates_per_batch > 1 else None,
-        reference=None if reference is None else say(reference),
+        # With one update the weights are those that sampled.
+        old=compute(model) if config.updates_per_batch > 1 else None,
+        reference=None if reference is None else compute(reference),
         clip=config.clip,
         kl_weight=config.kl_weight,
     )
 
 
 def summary(rollouts: Sequence[Rollout], config: RLConfig, world: World) -> dict[str, float]:
-    """Numbers of a step for people to watch, over all ranks."""
+    """Return the numbers of a step that are reported, over all ranks. Collective."""
     group_size = config.samples_per_example
     differing = len(drop_equal_groups(rollouts, group_size)) // group_size
     rows = [[r.reward, float(len(r.answer)), float(r.advantage != 0), 1.0] for r in rollouts]
     sums = torch.tensor(rows).reshape(-1, 4).sum(0)  # a rank without a question has no rollout
     equal = torch.tensor([len(rollouts) / group_size - differing])
+    # One collective for all of them.
     reward, tokens, useful, count, equal_groups = world.sum(torch.cat([sums, equal])).tolist()
     values = {
         "reward": reward / count,
@@ -291,7 +296,7 @@ def summary(rollouts: Sequence[Rollout], config: RLConfig, world: World) -> dict
 
 
 def track_reward(rewards: list[float], reward: float, progress: Progress) -> list[float]:
-    """The mean rewards of a run's first steps, with one more; warns when they teach nothing."""
+    """Return the mean rewards of a run's first steps with one more; warn if all are equal."""
     if len(rewards) == FIRST_STEPS:
         return rewards
     rewards = [*rewards, reward]
@@ -307,7 +312,7 @@ def sample_lines(
     rollouts: Sequence[Rollout],
     tokenizer: Tokenizer,
 ) -> list[dict[str, Any]]:
-    """Lines of samples.jsonl: the first answers to the step's first question, if it is its turn."""
+    """Return the step's lines of samples.jsonl: first answers to its first question; [] mostly."""
     if (done - 1) % math.ceil(config.num_steps / SAMPLED_STEPS) and done != config.num_steps:
         return []
     prompt = text_of(prompt_of(question)["messages"][-1]["content"])

@@ -1,7 +1,7 @@
 """Stage `tokenizer`: learn a vocabulary from the training shards.
 
-How well it fits is told as an event, not as a file of the artifact: later stages are rebuilt when a
-file changes, and nobody trains a model again for one more text to measure with.
+How well the vocabulary fits is reported as an event, not as a file of the artifact: later stages
+are rebuilt when a file changes, and a better measurement is no reason to train a model again.
 """
 
 import time
@@ -22,7 +22,7 @@ _LEARNING_TIMES = 4.0  # minutes for billions of characters on a fast machine
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Train, and write the tokenizer's two files."""
+    """Train the tokenizer, and write its two files."""
     config = TokenizerConfig.from_tree(job.config["tokenizer"])
     progress = Progress(job.events)
     shards = ShardSet.open(job.inputs["shards"])
@@ -33,7 +33,7 @@ def run(job: Job) -> dict[str, Any]:
     texts = limited_texts(
         shards.train, max_chars=config.max_chars, document_cap=config.document_cap
     )
-    # It counts words and merges pairs in one call into Rust, silent after the last text.
+    # It counts words and merges pairs in one call into Rust, which cannot beat after the last text.
     with HEART.busy("learning the vocabulary", times=_LEARNING_TIMES):
         tokenizer = Tokenizer.train(texts, vocab_size=config.vocab_size)
     progress.message(f"learnt them in {time.monotonic() - started:.1f} seconds")
@@ -47,7 +47,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def limited_texts(shards: Sequence[Path], *, max_chars: int, document_cap: int) -> Iterator[str]:
-    """The first `document_cap` characters of each document, until `max_chars` have been given."""
+    """Yield the first `document_cap` characters of each document, `max_chars` in all."""
     given = 0
     for shard in shards:
         for texts in read_row_groups(shard):

@@ -1,16 +1,17 @@
-"""Checkpoints: resumable state inside an unfinished job, written by every rank, read by any number.
+"""Checkpoints: the resumable state of an unfinished job. Every rank writes its part of it.
 
-    step-0000200/tensors-00000.safetensors   what rank 0 owns of the training state, and so on
-    step-0000200/COMMIT.json                 written last, by rank 0, when every file is whole
+    step-0000200/tensors-00000.safetensors   rank 0's part of the training state, and so on
+    step-0000200/COMMIT.json                 written last, by rank 0, when every file is complete
     damaged-step-0000100/                    unreadable, or saved while losses exploded: for people
-    best.json                                {"step", "value"}: what validation liked best
+    best.json                                {"step", "value"}: the checkpoint of best validation
 
-COMMIT.json names every file with its size and sha256, the step and the loop's own state. Without
-it the directory is no checkpoint yet; with another hash it is set aside, so that neither `prune`
-nor who sends checkpoints elsewhere counts it, and the one before it is taken. One of another format
-is not damaged: it is refused, and stays for the version that wrote it. A tensor that several
-ranks share is saved in pieces: the key `weight/x#128` holds its rows from 128 on. Never a
-pickle.
+COMMIT.json names every file with its size and sha256, the step and the loop's own state. A
+directory without it is no checkpoint yet. One whose files differ from it is renamed to damaged-...,
+so that neither `prune` nor the upload of checkpoints counts it, and the one before it is used. One
+of another format is not damaged: it is refused, and stays for the version that wrote it.
+
+A tensor that several ranks share is saved in pieces: the key `weight/x#128` holds its rows from 128
+on, and a job with any number of ranks reads them as one tensor. Never a pickle, which may run code.
 """
 
 import hashlib
@@ -42,7 +43,7 @@ _SECONDS_BETWEEN_LOOKS = 0.02  # of rank 0, for the other ranks' files
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A committed checkpoint. `state` is whatever the loop gave with it."""
+    """A committed checkpoint, open for reading. `state` is what the loop saved with it."""
 
     step: int
     total: int
@@ -54,7 +55,7 @@ class Checkpoint:
     pieces: dict[str, list[tuple[int, str, str]]] = field(repr=False)
 
     def read(self, key: str) -> Tensor:
-        """The whole tensor of `key`, on the CPU. Raises ModelError when it was not saved."""
+        """Return the whole tensor of `key`, on the CPU. Raises ModelError if it was not saved."""
         if key not in self.pieces:
             raise ModelError(f"checkpoint {self.directory.name} has no tensor {key}")
         parts: list[Tensor] = []
@@ -67,7 +68,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """What COMMIT.json says of a checkpoint beside its files."""
+    """The fields of COMMIT.json beside the list of files."""
 
     step: int
     total: int
@@ -77,31 +78,34 @@ class CheckpointFacts:
 
 
 def directory_of(root: Path, step: int) -> Path:
-    """Where the checkpoint of `step` lies."""
+    """Return the directory of the checkpoint of `step`."""
     return root / f"step-{step:07d}"
 
 
 def write_pieces(directory: Path, rank: int, tensors: Mapping[str, Tensor]) -> None:
-    """Write what one rank owns, and read it back: afterwards the disk holds these very values.
+    """Write what one rank owns, and read it back to prove that the disk holds the same values.
 
     `tensors` are contiguous, on the CPU, and finite in every number. Raises OSError on a full disk,
-    ModelError when the disk gives back something else.
+    ModelError if the disk returns other values.
     """
     path = directory / f"tensors-{rank:05d}.safetensors"
     sha256 = _write_safetensors(path, tensors)
+    # The file was dropped from the page cache, so this reads the disk: a bad one is found now, not
+    # when the job resumes.
     with safe_open(path, framework="pt", device="cpu") as file:
         for key, tensor in tensors.items():
             if not torch.equal(file.get_tensor(key), tensor):
                 raise ModelError(f"{path} gives back other values of {key} than were written")
+    # The record comes last: rank 0 takes it as the sign that this rank's file is complete.
     write_json(_record(directory, rank), {"size": path.stat().st_size, "sha256": sha256})
 
 
 def _write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write a safetensors file to the disk, and forget it in memory; returns its sha256.
+    """Write a safetensors file to the disk, drop it from the page cache, and return its sha256.
 
     The format: the header's length (u64), the header as JSON, the tensors' bytes. It is written
     here because the library's writer and a hash of the file after it cost a core 2.5 times as much
-    (428 MB: 0.98 s against 0.37 s of CPU), and training wants that core.
+    (428 MB: 0.98 s against 0.37 s of CPU), and training needs that core.
     """
     # The widest first, so that every tensor is aligned.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -115,17 +119,18 @@ def _write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
             "data_offsets": [start, end],
         }
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
     hasher = hashlib.sha256()
     with path.open("wb") as file:
         for data in (struct.pack("<Q", len(text)) + text, *(_bytes_of(tensors[n]) for n in names)):
-            for first in range(0, len(data), _CHUNK):  # it is in the cache for the hash
+            for first in range(0, len(data), _CHUNK):  # small enough to hash from the CPU's cache
                 chunk = data[first : first + _CHUNK]
                 file.write(chunk)
                 hasher.update(chunk)
         file.flush()
+        # On the disk before COMMIT.json names it: after a power cut no commit names a lost file.
         os.fsync(file.fileno())
-        if hasattr(os, "posix_fadvise"):  # what is read back comes from the disk
+        if hasattr(os, "posix_fadvise"):  # what is read back comes from the disk, not from memory
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return hasher.hexdigest()
 
@@ -135,8 +140,10 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def commit(directory: Path, facts: CheckpointFacts) -> None:
-    """Make the directory a checkpoint as soon as every rank's file is whole. For rank 0."""
+    """Make the directory a checkpoint as soon as every rank's file is complete. For rank 0."""
     records = [_record(directory, rank) for rank in range(facts.world_size)]
+    # Ranks meet in the file system: this runs in a thread, where a collective would get in between
+    # those of the training loop.
     for record in records:
         while not record.exists():
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -145,15 +152,16 @@ def commit(directory: Path, facts: CheckpointFacts) -> None:
         for rank, record in enumerate(records)
     }
     write_json(directory / _COMMIT, {"format": FORMAT, "files": files, **vars(facts)})
-    sync_directory(directory.parent)
+    sync_directory(directory.parent)  # the entry of the directory itself
     for record in records:
         record.unlink()
 
 
 def clear(root: Path, step: int) -> Path:
-    """An empty directory for the checkpoint of `step`; what a dead attempt left there goes."""
+    """Make an empty directory for the checkpoint of `step`, removing what a dead attempt left."""
     directory = directory_of(root, step)
-    (directory / _COMMIT).unlink(missing_ok=True)  # first: half of a checkpoint is none
+    # The commit first: killed in between, this leaves files that are no checkpoint.
+    (directory / _COMMIT).unlink(missing_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     return directory
@@ -162,53 +170,55 @@ def clear(root: Path, step: int) -> Path:
 def prune(root: Path, *, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints and the best. Call it after a commit.
 
-    What a killed save left of an earlier step goes too.
+    What a killed save left of an earlier step is removed too.
     """
+    # Steps have seven digits, so the order of names is that of steps.
     committed = [path.parent for path in sorted(root.glob(f"step-*/{_COMMIT}"))]
     best = find_best(root)
     kept = {*committed[-keep:], *([directory_of(root, best[0])] if best else [])}
     for old in root.glob("step-*"):
+        # What is newer than the last commit is a save that is being written.
         if old not in kept and old < committed[-1]:
             (old / _COMMIT).unlink(missing_ok=True)
-            # Another machine's part of a save that was given up may arrive in it just now: what is
-            # left goes next time.
+            # Another machine's part of a save that was given up may arrive in it just now: what
+            # cannot be removed is removed next time.
             shutil.rmtree(old, ignore_errors=True)
 
 
 def newest_step(root: Path, *, at_most: int | None = None) -> int | None:
-    """The step of the newest checkpoint that was committed, or None. Nothing is verified."""
+    """Return the step of the newest committed checkpoint, None if none is. Verifies nothing."""
     steps = (_step_of(path.parent) for path in root.glob(f"step-*/{_COMMIT}"))
     return max((step for step in steps if at_most is None or step <= at_most), default=None)
 
 
 def set_aside_after(root: Path, step: int) -> None:
-    """Take the checkpoints after `step` out of the count: they hold nonsense."""
+    """Rename the checkpoints after `step` to damaged-...: they were saved as the loss exploded."""
     for path in list(root.glob(f"step-*/{_COMMIT}")):
         if _step_of(path.parent) > step:
             _set_aside(path.parent)
 
 
 def write_best(root: Path, step: int, value: float) -> None:
-    """Name the checkpoint that validation likes best so far."""
+    """Record the checkpoint of the best validation so far."""
     write_json(root / BEST, {"format": FORMAT, "step": step, "value": value})
 
 
 def find_best(root: Path) -> tuple[int, float] | None:
-    """Step and validation of the best one; None when none was judged, or it is no longer there."""
+    """Return step and value of the best validation, None without one or if its files are gone."""
     try:
         tree = json.loads((root / BEST).read_text(encoding="utf-8"))
         step, value = int(tree["step"]), float(tree["value"])
-        is_there = tree["format"] == FORMAT and (directory_of(root, step) / _COMMIT).exists()
-        return (step, value) if is_there else None
+        exists = tree["format"] == FORMAT and (directory_of(root, step) / _COMMIT).exists()
+        return (step, value) if exists else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def open_best(root: Path) -> Checkpoint:
-    """The checkpoint that validation likes best. Raises ModelError when none was judged."""
+    """Open the checkpoint of the best validation. Raises ModelError if none was validated."""
     best = find_best(root)
     if best is None:
-        raise ModelError(f"{root} has no checkpoint that was judged")
+        raise ModelError(f"{root} has no checkpoint that was validated")
     return _open(directory_of(root, best[0]), 0, 1)
 
 
@@ -220,16 +230,17 @@ def find_checkpoint(
     world_size: int = 1,
     any_rank: Callable[[bool], bool] = bool,
 ) -> Checkpoint | None:
-    """The newest whole checkpoint, or None. A damaged one is named to `warn` and set aside.
+    """Open the newest checkpoint that verifies; None without one. A damaged one is set aside.
 
-    Every rank calls this; each reads through its share of the files, and `any_rank` tells whether
-    one of them found damage, so that all return the same. Raises StageError when any checkpoint is
-    of another format.
+    `warn` gets a line for each of those. Collective: each rank verifies its share of the files, and
+    `any_rank` returns whether one of them found damage, so that all ranks return the same
+    checkpoint. Raises StageError if any checkpoint is of another format.
     """
     check_checkpoints(root)
     for directory in sorted(root.glob("step-*"), reverse=True):
         found, problem = None, None
-        was_committed = (directory / _COMMIT).exists()  # else the job was killed while it saved
+        # Without a commit the job was killed while it saved: expected, so without a warning.
+        was_committed = (directory / _COMMIT).exists()
         try:
             found = _open(directory, rank, world_size)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError, ModelError) as error:
@@ -238,18 +249,18 @@ def find_checkpoint(
             return found
         if not was_committed:
             continue
-        why = problem or "another rank found its files so"
+        why = problem or "another rank could not verify its files"
         warn(
-            f"checkpoint {directory.name} is damaged and is passed over: {why}; it is kept as "
+            f"checkpoint {directory.name} is damaged and is passed over: {why}; it is renamed to "
             f"{_DAMAGED}{directory.name}"
         )
-        if rank == 0:  # by now every rank has looked at it
+        if rank == 0:  # `any_rank` has returned, so no rank reads it any more
             _set_aside(directory)
     return None
 
 
 def _set_aside(directory: Path) -> None:
-    """Give a damaged checkpoint a name that nothing counts."""
+    """Rename a checkpoint so that nothing counts it."""
     aside = directory.with_name(f"{_DAMAGED}{directory.name}")
     shutil.rmtree(aside, ignore_errors=True)
     directory.rename(aside)
@@ -263,6 +274,7 @@ def _open(directory: Path, rank: int, world_size: int) -> Checkpoint:
         path = directory / name
         if path.stat().st_size != expected["size"]:
             raise ModelError(f"{name} has {path.stat().st_size} bytes, not {expected['size']}")
+        # Each rank hashes a share of the files: all of them on every rank would take too long.
         if number % world_size == rank and (actual := _sha256(path)) != expected["sha256"]:
             raise ModelError(
                 f"{name} has sha256 {actual[:12]}, committed {expected['sha256'][:12]}"
@@ -287,7 +299,7 @@ def _step_of(directory: Path) -> int:
 
 
 def _record(directory: Path, rank: int) -> Path:
-    """Says that a rank's file is whole."""
+    """Return the path of the record that says that a rank's file is complete."""
     return directory / f"tensors-{rank:05d}.json"
 
 

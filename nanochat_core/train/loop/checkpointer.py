@@ -1,10 +1,8 @@
-"""Keeps a training loop's state: a copy is taken between two steps, and written while it goes on.
+"""Save a training loop's state: copied between two steps, written while training continues.
 
 What a rank owns is copied to the host (on a GPU into pinned memory, by the stream that computes, so
 the host waits for nothing), then written, read back and committed by a thread. One save at a time:
-when the next is due while one is being written, the loop waits. The first save comes after the
-first step of an execution: the memory for copies is there from then on, and a disk or a store that
-refuses is known within the first minute.
+when the next is due while one is being written, the loop waits.
 
 A thread, not a process: what it does (writing, hashing, comparing) runs without Python's lock, but
 for moments, and a process would need the copy in shared memory and a torch of its own. Its priority
@@ -43,8 +41,8 @@ from nanochat_core.train.loop.checkpoint import (
 from nanochat_core.train.loop.metrics import TrainMetrics, broken
 
 _SECONDS_BETWEEN_BEATS = 0.25
-# While a save is written the loop that waits for it is well; after so long it is the disk that
-# hangs, and the launcher may find it.
+# A loop that waits for a save still beats; after so long the disk hangs, and it stops beating, so
+# that the launcher ends the job.
 _SECONDS_FOR_A_DISK = 3600.0
 _FIRST_STEP_TIMES = _WRITING_TIMES = 4.0  # see heartbeat.busy
 
@@ -76,8 +74,8 @@ class Checkpointer:
         self._allowance = contextlib.ExitStack()
 
     def resume(self) -> tuple[int, dict[str, Any]]:
-        """Load the newest checkpoint; returns the number of steps done and the loop's own state."""
-        # Kernels are compiled in the first step, where no loop can beat.
+        """Load the newest checkpoint; return the number of steps done and the loop's own state."""
+        # Kernels are compiled in the first step, where no loop can beat. `maybe_save` ends this.
         self._allowance.enter_context(HEART.busy("the first step", times=_FIRST_STEP_TIMES))
         found = find_checkpoint(
             self._root,
@@ -94,42 +92,45 @@ class Checkpointer:
         return found.step, found.state
 
     def is_validated(self, done: int, total: int) -> bool:
-        """Whether the loop evaluates after `done` steps, other than at its two ends.
+        """Return whether the loop evaluates after `done` steps, other than at its two ends.
 
-        A loop asks this after `resume`: its job was saved before it evaluated, and may have ended
-        in between.
+        A loop asks this after `resume` too: the state was saved before it was evaluated, and the
+        job may have ended in between.
         """
         every = self._resources.eval_every_steps
         return every > 0 and done % every == 0 and 0 < done < total
 
     def maybe_save(self, done: int, total: int, state: dict[str, Any]) -> bool:
-        """Save if it is time, after the last step, and before the loop evaluates.
+        """Save if a save is due, after the last step, and before the loop evaluates.
 
         Returns whether to evaluate now. Where the job ends first, the loop does it after `resume`
         (`is_validated`). Raises Interrupted, saved, when any rank was asked to stop, and what an
         earlier save failed with.
         """
         self._allowance.close()
-        HEART.beat("agreeing to go on", steps=1)
+        HEART.beat("agreeing to continue", steps=1)
+        # One rank's signal or clock decides for all: a rank that saved or stopped alone would leave
+        # the others waiting in a collective.
         stopping, due = self._world.any_of(STOP.requested, self._is_due(done))
         if self._writing is not None and self._writing.ended:
-            self._wait()
+            self._wait()  # at once; raises what a save failed with, at the next step
         validates = self.is_validated(done, total)
         if stopping or due or validates or done == total:
             self._metrics.sync()  # a state whose loss is broken is not saved
+            # While the loss is far above its level the state may be broken already.
             if stopping or done == total or not self._metrics.is_high:
                 self._save(done, total, state)
         if stopping:
             self._wait()
-            self._world.barrier()
-            self._progress.message(f"stopped at step {done}/{total}; the same command goes on")
+            self._world.barrier()  # rank 0 commits: no rank ends before the checkpoint counts
+            self._progress.message(f"stopped at step {done}/{total}; the same command resumes")
             raise Interrupted
         return validates
 
     def record_validation(self, step: int, value: float) -> None:
-        """Validation says `value` of the state after `step`; lower is better.
+        """Record the validation of the state after `step`; a lower `value` is better.
 
-        It counts if that state was saved.
+        Without effect if that state was not saved: best.json names a checkpoint.
         """
         if self._world.is_first and step in (self._saved_step, self._resumed_step):
             best = find_best(self._root)
@@ -138,22 +139,22 @@ class Checkpointer:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a save is being written."""
+        """True while a save is being written."""
         return self._writing is not None and not self._writing.ended
 
     def close(self) -> None:
-        """Wait until the last save is committed. What follows is the end of the job.
-
-        The optimizer's state is gathered and the model written in a few long calls that cannot
-        beat, so they are allowed more time.
-        """
+        """Wait until the last save is committed. What follows is the end of the job."""
         self._wait()
         self._allowance.close()
+        # The optimizer's state is gathered and the model written in a few long calls that cannot
+        # beat, so they are allowed more time.
         self._allowance.enter_context(HEART.busy("writing the model", times=_WRITING_TIMES))
 
     def _is_due(self, done: int) -> bool:
         every = self._resources.save_every_steps
         return (
+            # The first save of an execution comes after its first step: the memory for copies is
+            # taken early, and a disk or a store that refuses is known within the first minute.
             self._saved_step is None
             or time.monotonic() - self._saved_at >= self._resources.save_every_seconds
             or (every > 0 and done % every == 0)
@@ -164,7 +165,7 @@ class Checkpointer:
         HEART.beat("saving")
         if self._world.local_rank == 0:  # on each machine: they may have disks of their own
             clear(self._root, done)
-        self._world.barrier()
+        self._world.barrier()  # no rank writes into a directory that is yet to be cleared
         facts = CheckpointFacts(
             step=done,
             total=total,
@@ -173,10 +174,11 @@ class Checkpointer:
             state={**state, **self._metrics.state()},
         )
         tensors, arrived = self._staging.copy(self._optimizer.pieces())
-        is_doubtful = self._metrics.is_high  # the one before may prove to be the last good one
+        # Then no older one is removed: one of them may prove to be the last good checkpoint.
+        is_doubtful = self._metrics.is_high
         self._writing = _Writing(lambda: self._write(facts, tensors, arrived, is_doubtful))
         self._saved_at, self._saved_step = time.monotonic(), done
-        collect()
+        collect()  # the loop stands still here anyway
         self._metrics.start_timer()
 
     def _write(
@@ -186,7 +188,7 @@ class Checkpointer:
         arrived: Callable[[], None],
         is_doubtful: bool,
     ) -> None:
-        """In the writing thread: make the copy a checkpoint."""
+        """Make the copy a checkpoint. Runs in the writing thread."""
         arrived()
         for key, tensor in tensors.items():
             if not _is_finite(tensor):
@@ -200,9 +202,9 @@ class Checkpointer:
                 prune(self._root, keep=self._resources.keep_checkpoints)
 
     def _last_good(self, step: int) -> int | None:
-        """The newest checkpoint of at most `step`, once what is being written is there.
+        """Return the newest checkpoint of at most `step`, after waiting for the save in progress.
 
-        Newer ones are set aside, so that the job does not go on from them.
+        Newer ones are set aside, so that the job does not resume from them.
         """
         if self._writing is not None:
             self._writing.join(SECONDS_TO_SAVE)
@@ -211,28 +213,29 @@ class Checkpointer:
         return newest_step(self._root, at_most=step)
 
     def _wait(self) -> None:
-        """Until nothing is being written. Raises what went wrong."""
+        """Wait until nothing is being written. Raises what the save failed with."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.wait()
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether every number is. A sum says so in a twentieth of the time, unless it overflows."""
+    """Return whether every number of the tensor is finite."""
+    # A finite sum proves it in a twentieth of the time; one that overflowed proves nothing.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 class Staging:
-    """Host memory for copies of the state, taken once and used again."""
+    """Host memory for copies of the state, allocated once and reused."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], None]]:
-        """Copies on the host, and what waits until they have arrived there.
+        """Copy the tensors to the host; return the copies, and what waits until they are complete.
 
-        They are overwritten by the next call. Copies from a GPU are ordered with what its current
-        stream computes: later steps do not touch what was not copied yet.
+        The next call overwrites them. Copies from a GPU are queued on its current stream, before
+        the next step's kernels: those cannot change what was not copied yet.
         """
         for key, tensor in tensors.items():
             if key not in self._buffers:
@@ -248,7 +251,7 @@ class Staging:
 
 
 class _Writing:
-    """A save in a thread of its own, which ends with the process."""
+    """A save in a thread of its own, a daemon: it ends with the process."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
@@ -258,15 +261,15 @@ class _Writing:
 
     @property
     def ended(self) -> bool:
-        """Whether `wait` would return at once."""
+        """True if `wait` would return at once."""
         return not self._thread.is_alive()
 
     def join(self, seconds: float) -> None:
-        """Until it is done, but so long at most."""
+        """Wait until it is done, for so long at most."""
         self._thread.join(seconds)
 
     def wait(self) -> None:
-        """Until it is done, showing signs of life meanwhile. Raises what it raised."""
+        """Wait until it is done, beating meanwhile. Raises what it raised."""
         silent_from = time.monotonic() + _SECONDS_FOR_A_DISK
         while not self.ended:
             if time.monotonic() < silent_from:

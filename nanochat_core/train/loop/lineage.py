@@ -1,8 +1,11 @@
-"""What a model was taught with, told beside its weights, so that it is not trained on with another.
+"""The tokenizer and chat layout a model was trained with, recorded beside its weights.
+
+They are compared before the model is trained further: with other ids for the same words, or another
+layout of conversations, training runs without an error and the model is ruined.
 
     taught.json    {format, tokenizer, layout}   digests of the tokenizer and of the chat layout
 
-A base model has met no conversation: its layout is null.
+A base model has seen no conversation: its layout is null.
 """
 
 import json
@@ -16,21 +19,22 @@ FILE = "taught.json"
 
 
 def write_lineage(directory: Path, *, tokenizer: str, layout: str | None) -> None:
-    """Say in a model directory what its model was taught with: digests, of 64 hex digits."""
+    """Record in a model directory what its model was trained with: digests, of 64 hex digits."""
     facts = {"format": FORMAT, "tokenizer": tokenizer, "layout": layout}
     write_json(directory / FILE, facts)
 
 
 def check_lineage(directory: Path, *, tokenizer: str, layout: str) -> None:
-    """Raises ModelError when a model was taught with another tokenizer or another chat layout.
+    """Raise ModelError if a model was trained with another tokenizer or another chat layout.
 
-    A model from elsewhere says nothing of either: nothing is checked.
+    A model from elsewhere has no such record: then nothing is checked.
     """
     path = directory / FILE
     if not path.exists():
         return
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
+        # A base model fits every layout: it has seen none.
         taught = {"tokenizer": facts["tokenizer"], "chat layout": facts["layout"] or layout}
         short = {what: digest[:12] for what, digest in taught.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -40,7 +44,7 @@ def check_lineage(directory: Path, *, tokenizer: str, layout: str) -> None:
     for what, ours in (("tokenizer", tokenizer), ("chat layout", layout)):
         if taught[what] != ours:
             raise ModelError(
-                f"the model in {directory} was taught with {what} {short[what]}, "
+                f"the model in {directory} was trained with {what} {short[what]}, "
                 f"this is {ours[:12]}",
                 hint="train on with the tokenizer and the version it was made with, or make the "
                 "model again: `nanochat run --help`, at --from-stage",

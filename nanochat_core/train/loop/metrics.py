@@ -1,4 +1,4 @@
-"""What a training loop tells of each step, and when a loss ends the run.
+"""Report each step of a training loop, and end the run when its loss is broken.
 
 On a GPU the host never waits for the step it has just queued: a step's loss is copied out in the
 background and read one step later, when the device has long computed it. On the CPU it is read at
@@ -35,16 +35,16 @@ TIMES, PLUS = 3.0, 1.0  # the limit is 3 times the level plus 1 nat: a loss near
 
 
 def is_exploding(losses: Sequence[float], step: int) -> bool:
-    """Whether each of the last 10 losses is above 3 times the median of the 50 before, plus 1.
+    """Return whether each of the last 10 losses is above 3 times the median of the 50 before, + 1.
 
-    `losses` are those of the steps up to and with `step`, the newest last. Nothing is said before
-    step 100, nor without 50 losses to compare with.
+    `losses` are those of the steps up to and with `step`, the newest last. False before step 100,
+    and with fewer than 50 losses to compare with.
     """
     return min(losses[-PATIENCE:], default=0.0) > limit_of(losses, step)
 
 
 def limit_of(losses: Sequence[float], step: int) -> float:
-    """What the last 10 losses should not all be above; infinite where nothing can be said."""
+    """Return the limit that the last 10 losses may not all exceed; infinity where there is none."""
     before = losses[:-PATIENCE][-WINDOW:]
     if step < FIRST_JUDGED or len(before) < WINDOW:
         return math.inf
@@ -53,7 +53,7 @@ def limit_of(losses: Sequence[float], step: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What turns seconds into the numbers people watch."""
+    """The constants that turn a step's seconds into tokens per second, MFU and dollars."""
 
     tokens_per_step: int
     flops_per_token: float
@@ -64,7 +64,7 @@ class Throughput:
 def pace_of(
     job: Job, model: GPT, *, tokens_per_step: int, device: torch.device, world: World
 ) -> Throughput:
-    """The pace of a loop that trains `model` on steps of so many tokens."""
+    """Return those of a loop that trains `model` on steps of so many tokens."""
     peak = peak_flops(device_name(device))
     return Throughput(
         tokens_per_step=tokens_per_step,
@@ -83,9 +83,10 @@ class TrainMetrics:
     """
 
     def __init__(self, progress: Progress, pace: Throughput | None, *, late: bool) -> None:
-        """`late`: read each loss one step later, so that nobody waits for the device.
+        """`late`: read each loss one step later, so that the host does not wait for the device.
 
-        Without a pace the loss is judged only by whether it is finite, and is not told.
+        Without a pace a loss that is not finite ends the run, and nothing else about it is checked
+        or reported: an RL objective has no level to stay near.
         """
         self._progress, self._pace, self._late = progress, pace, late
         self._waiting: deque[_Reading] = deque()
@@ -94,36 +95,36 @@ class TrainMetrics:
         self._since = self._started = time.monotonic()
         self._seconds_before = 0.0
         self.is_high = False  # whether the newest loss that was read is far above its level
-        # The newest checkpoint of at most so many steps; what is newer is no good. The
-        # Checkpointer sets it.
+        # Returns the newest checkpoint of at most so many steps, and sets newer ones aside. The
+        # Checkpointer puts its own here: it is made after this, with this.
         self.last_good: Callable[[int], int | None] = lambda step: None
 
     @property
     def seconds(self) -> float:
-        """How long the job has run, its earlier executions up to their checkpoint included."""
+        """Seconds that the job has run, its earlier executions up to their checkpoint included."""
         return self._seconds_before + time.monotonic() - self._started
 
     def state(self) -> dict[str, Any]:
-        """What goes into a checkpoint."""
+        """Return what goes into a checkpoint."""
         return {"losses": list(self._losses)}
 
     def resume(self, state: dict[str, Any], seconds: float) -> None:
-        """Go on from a checkpoint, taken after so many seconds of the job."""
+        """Continue from a checkpoint that was saved after so many seconds of the job."""
         self._losses.extend(state["losses"])
         self._seconds_before = seconds
 
     def start_timer(self) -> None:
-        """The next step starts here: what came before is not part of its time."""
+        """Start the next step's time here: what came before is not part of it."""
         self._since = time.monotonic()
 
     def record(self, done: int, loss: Tensor, **values: float) -> None:
-        """Take the loss of the step that makes `done`, and look at what has arrived by then.
+        """Take the loss of the step that makes `done`, and check those that have arrived.
 
-        `loss` is a scalar, equal on all ranks; `values` are told with it.
+        `loss` is a scalar, equal on all ranks; `values` are reported with it.
         """
         HEART.beat("reading the loss")
         self._waiting.append(_Reading(done, loss, values))
-        late = self._late and STOP.steps_left is None  # a proof wants the last step's too
+        late = self._late and STOP.steps_left is None  # `prove` needs the last loss too
         while len(self._waiting) > late:
             self._check(self._waiting.popleft())
 
@@ -136,12 +137,13 @@ class TrainMetrics:
             self._progress.step(done, **values, **self._speeds(seconds))
 
     def sync(self) -> None:
-        """Wait for every loss, judge it and report it."""
+        """Wait for every loss, check it and report it."""
         while self._waiting:
             self._check(self._waiting.popleft())
         self.flush()
 
     def _check(self, reading: "_Reading") -> None:
+        # All ranks have the same loss, so they raise at the same step and none waits for another.
         loss, step = reading.value(), reading.done - 1
         if not math.isfinite(loss):
             raise broken(f"the loss is {loss} at step {step}", self.last_good(step))
@@ -154,7 +156,7 @@ class TrainMetrics:
                 raise broken(
                     f"the loss explodes: {loss:.4g} at step {step}, the last of {PATIENCE} far "
                     f"above its level of {statistics.median(list(self._losses)[:WINDOW]):.4g}",
-                    self.last_good(step + 1 - PATIENCE),
+                    self.last_good(step + 1 - PATIENCE),  # before the first of the high losses
                 )
         self._unreported.append((reading.done, values))
         HEART.beat("the optimizer's step")
@@ -163,9 +165,10 @@ class TrainMetrics:
         pace = self._pace
         if pace is None:
             return {"seconds": seconds}
-        rate = pace.tokens_per_step / seconds
+        rate = pace.tokens_per_step / seconds  # of all ranks
         values = {"tokens_per_second": rate}
         if pace.peak_flops is not None:
+            # Share of the peak FLOPS of the devices that the model's arithmetic used.
             values["mfu"] = rate * pace.flops_per_token / pace.peak_flops
         if pace.dollars_per_hour > 0:
             values["dollars"] = self.seconds / 3600 * pace.dollars_per_hour
@@ -173,7 +176,7 @@ class TrainMetrics:
 
 
 def broken(what: str, saved_step: int | None) -> StageError:
-    """The error of a run that computes nonsense; it names the last good checkpoint."""
+    """Return the error of a run whose numbers are broken; it names the last good checkpoint."""
     if saved_step is None:
         return StageError(
             f"{what}, and no checkpoint was saved before",
@@ -181,7 +184,7 @@ def broken(what: str, saved_step: int | None) -> StageError:
         )
     return StageError(
         f"{what}; the last good checkpoint is that of step {saved_step}",
-        hint="run the same command again to go on from there; if it comes back at the same step, "
+        hint="run the same command again to resume from there; if it recurs at the same step, "
         "lower the learning rates (--set optimizer.muon_lr=...)",
     )
 
@@ -194,13 +197,14 @@ class _Reading:
         self._event: torch.cuda.Event | None = None
         self._loss = loss.detach()
         if loss.is_cuda:
+            # Only a copy into pinned memory is asynchronous.
             self._loss = torch.empty((), dtype=loss.dtype, pin_memory=True)
             self._loss.copy_(loss.detach(), non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()
 
     def value(self) -> float:
-        """The number; waits until the device has computed it."""
+        """Return the number; waits until the device has computed it."""
         if self._event is not None:
             self._event.synchronize()
         return float(self._loss)

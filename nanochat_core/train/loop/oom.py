@@ -1,9 +1,9 @@
-"""Running out of memory in a step's passes: all ranks agree on it, and go on with smaller bites.
+"""Recover from running out of memory: all ranks halve the device batch size and redo the step.
 
-The rows of a step and its loss do not depend on the device batch size, beyond the order of a sum,
-so a step whose gradients, or the values they are taken from, did not fit is simply done again.
-Elsewhere in a loop a lack of memory ends the stage: the optimizer's step, say, changes the state as
-it goes.
+It is enough that one rank ran out, in forward or backward. The rows of a step and its loss do not
+depend on the device batch size, beyond the order of a sum, so a step whose gradients, or the values
+they are computed from, did not fit is done again. Elsewhere in a loop a lack of memory ends the
+stage: the optimizer's step, for example, has changed half of the state by then.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from nanochat_core.runtime.progress import Progress
 
 Found = TypeVar("Found")
 
-_STATE = "device_batch_size"  # as the job was given it, and as it is by now
+_STATE = "device_batch_size"  # [what the job was given, what it is now]
 
 
 class OomRetry:
-    """The device batch size of a loop. `size` is what it is by now."""
+    """The device batch size of a loop; `size` is its value now."""
 
     def __init__(
         self,
@@ -41,36 +41,37 @@ class OomRetry:
         self._optimizer, self._world, self._progress = optimizer, world, progress
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue with the size of the checkpoint that had this `state`.
+        """Continue with the size in the checkpoint's `state`.
 
-        If the job was given the same size then: so resuming equals not stopping, to the order of a
-        sum. A job that is given another one now starts with that.
+        A job that is now given another size than then starts with what it is given.
         """
+        # So resuming equals not stopping: the size decides the order in which rows are summed.
         given, size = state.get(_STATE, (None, None))
         if given == self._given:
             self.size = size
 
     def state(self) -> dict[str, Any]:
-        """What the loop saves with its own state."""
+        """Return what the loop saves with its own state."""
         return {_STATE: [self._given, self.size]}
 
     def gradients(self, compute: Callable[..., Tensor]) -> Tensor:
-        """The loss of a step over all ranks, whose gradients `compute` adds to the optimizer's.
+        """Return the loss of a step over all ranks; `compute` gives the optimizer its gradients.
 
-        `compute(device_batch_size=...)` gives this rank's share of the loss. It must not wait for
-        other ranks, of which one may be out of memory by then: what they do together is done
-        before. Raises StageError when nothing smaller may be tried.
+        `compute(device_batch_size=...)` returns this rank's share of the loss. It must not wait for
+        other ranks, of which one may be out of memory by then: collectives come before it. Raises
+        StageError if no smaller size may be tried.
         """
         HEART.beat("gradients")
         optimizer = self._optimizer
-        # A rank that failed has not begun its sums; the others have, in this order.
+        # The other ranks have started to sum gradients in this order: a rank that failed must start
+        # the same sums, or they would wait for it.
         loss = self._fit(
             compute, failed=optimizer.start_reduce_scatter, again=optimizer.drop_gradients
         )
         return self._world.sum(loss)
 
     def values(self, compute: Callable[..., Found]) -> Found:
-        """What `compute(device_batch_size=...)` gives: a pass that leaves no gradients behind.
+        """Return what `compute(device_batch_size=...)` does: a pass without gradients.
 
         It must not wait for other ranks either. Raises StageError as `gradients` does.
         """
@@ -81,8 +82,8 @@ class OomRetry:
         self,
         compute: Callable[..., Found],
         *,
-        failed: Callable[[], None],  # by the rank that ran out of memory, before they agree
-        again: Callable[[], None],  # by all ranks, before they try again
+        failed: Callable[[], None],  # called by the rank that ran out, before the ranks agree
+        again: Callable[[], None],  # called by all ranks, before they try again
     ) -> Found:
         while True:
             found, why = None, ""
@@ -92,7 +93,7 @@ class OomRetry:
                 if not is_out_of_memory(error):
                     raise
                 why = str(error).splitlines()[0]
-            # The error is gone by here, and with it the frames that hold the step's activations.
+            # Outside `except`: the error's traceback holds the frames, and these the activations.
             if found is None:
                 make_room()
                 failed()
@@ -100,14 +101,14 @@ class OomRetry:
             if not self._world.any(found is None):
                 assert found is not None
                 return found
-            del found
+            del found  # this rank's pass may have fitted: its memory is needed for the next try
             again()
             make_room()
             self._shrink(why or "another rank is out of memory")
 
     @contextlib.contextmanager
     def explain_oom(self) -> Generator[None]:
-        """Inside, a lack of memory that `gradients` cannot mend is told as what a person can do."""
+        """Raise as StageError, with a hint, a lack of memory that `gradients` does not recover."""
         try:
             yield
         except RuntimeError as error:
@@ -127,7 +128,7 @@ class OomRetry:
         return StageError(
             f"out of memory with {self.size} rows per device{memory}: {why}",
             hint=f"give --device-batch-size {self.size // 2}: the result is the same, and the same "
-            "command goes on from the last checkpoint",
+            "command resumes from the last checkpoint",
         )
 
     def _shrink(self, why: str) -> None:
@@ -137,7 +138,7 @@ class OomRetry:
         memory = "" if peak is None else f", at a peak of {peak:.1f} GB"
         self.size = tried // 2
         self._progress.message(
-            f"out of memory with {tried} rows per device{memory}: going on with {self.size}. The "
+            f"out of memory with {tried} rows per device{memory}: continuing with {self.size}. The "
             "same rows make up each step; only the order in which they are summed differs"
         )
 
@@ -147,21 +148,21 @@ def _nothing() -> None:
 
 
 def make_room() -> None:
-    """Give back what nothing refers to."""
-    gc.collect()
+    """Free what nothing refers to, on the host and on the GPU."""
+    gc.collect()  # a training loop has the collector off
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch had no memory left: on a GPU an error of its own, on the CPU only a text."""
+    """True if torch had no memory left. On a GPU the error has a class, on the CPU only a text."""
     return isinstance(error, torch.OutOfMemoryError) or (
         "DefaultCPUAllocator: can't allocate memory" in str(error)
     )
 
 
 def peak_gigabytes() -> float | None:
-    """Most GPU memory that this process has had in use; None on the CPU."""
+    """Return the most GPU memory that this process has had in use, in GB; None on the CPU."""
     if not torch.cuda.is_initialized():
         return None
     return torch.cuda.max_memory_allocated() / 1e9

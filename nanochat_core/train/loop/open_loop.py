@@ -40,7 +40,7 @@ class Loop:
     metrics: TrainMetrics
     checkpointer: Checkpointer
     oom_retry: OomRetry
-    fixed_shape: bool  # every step computes on tensors of the same shapes
+    fixed_shape: bool  # steps compute on tensors of few shapes, which can be compiled for
     stack: contextlib.ExitStack  # what `start_steps` enters, left at the end of `open_loop`
 
     def resume(self, num_steps: int) -> tuple[int, dict[str, Any]]:
@@ -86,7 +86,7 @@ def open_loop(
     device = open_device(job.resources, local_rank=world.local_rank)
     progress = Progress(job.events, active=world.is_first)
     model = make_model(job, device) if init_from is None else load_model(init_from, device).train()
-    # Ranks with different kernels would drift apart, so they choose one together.
+    # Collective: all ranks use the first backend that runs on every one of them.
     choose(
         job.resources.attention,
         device,

@@ -1,4 +1,4 @@
-"""What a training stage was computed by, told with its result; none of it changes the result."""
+"""The device, versions and settings a training stage ran with. None of them changes its result."""
 
 from typing import Any
 
@@ -13,10 +13,9 @@ from nanochat_core.train.loop.oom import peak_gigabytes
 def run_environment(
     job: Job, device: torch.device, world: World, *, device_batch_size: int
 ) -> dict[str, Any]:
-    """Numbers and short strings for a stage's metrics.
+    """Return numbers and short strings for a stage's metrics.
 
-    `device_batch_size` is what was used in the end: less than what was asked for where memory ran
-    out.
+    `device_batch_size` is what was used in the end: less than what was asked for if memory ran out.
     """
     found: dict[str, Any] = {
         "device": device_name(device),
@@ -32,5 +31,5 @@ def run_environment(
 
 
 def device_name(device: torch.device) -> str:
-    """What torch calls the device: a GPU's product name, or "cpu"."""
+    """Return torch's name of the device: a GPU's product name, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

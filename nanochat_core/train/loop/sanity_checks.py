@@ -1,4 +1,4 @@
-"""Checks of the chat stages, which stop or warn of a run that could only be wasted."""
+"""Checks of the chat stages: they stop a run that could only be wasted, or warn of one."""
 
 import hashlib
 import math
@@ -12,14 +12,14 @@ from nanochat_core.tokenizer.chat import render_conversation
 from nanochat_core.train.loop.lineage import check_lineage, write_lineage
 from tasks.base import Conversation
 
-# A model with the loss of guessing knows nothing yet, as one hardly trained, and by chance it may
-# be a little worse. One that is worse than that has learnt something else: other ids for the same
-# words, or other constants of the arithmetic. A base model of profile `tiny` is at 0.70 of guessing
-# with its own tokenizer, at 1.27 and 1.36 with two others of the same words. Special tokens are
-# left out: a base model has not met them, and is surer than chance that they do not come.
+# Times the loss of guessing evenly. A hardly trained model is at 1, by chance a little above. One
+# far above was trained with other ids for the same words, or other constants of the arithmetic: a
+# base model of profile `tiny` is at 0.70 with its own tokenizer, at 1.27 and 1.36 with two others
+# of the same words. Special tokens are left out: a base model has not seen them, and gives them
+# less than an even share.
 WORSE_THAN_GUESSING = 1.1
 FIRST_STEPS = 10  # of RL, within which one reward should differ from another
-# Every kind of message and part that the layout knows.
+# Has every kind of message and part of the layout, so that a change of any changes the digest.
 EXAMPLE: Conversation = {
     "messages": [
         {"role": "system", "content": "s"},
@@ -40,22 +40,23 @@ EXAMPLE: Conversation = {
 
 @cache
 def chat_layout() -> str:
-    """Digest of how a conversation becomes tokens and mask, whatever the vocabulary."""
+    """Return a digest of how a conversation becomes tokens and mask, whatever the vocabulary."""
+    # One token a byte: no merges of a vocabulary that could differ.
     letters = Tokenizer({bytes([i]): i for i in range(256)})
     rendered = render_conversation(letters, EXAMPLE, max_tokens=1000)
     return hashlib.sha256(repr(rendered).encode()).hexdigest()
 
 
 def write_chat_facts(directory: Path, tokenizer: Tokenizer) -> None:
-    """Say in a chat model's directory what it was taught with."""
+    """Record in a chat model's directory its tokenizer and chat layout."""
     write_lineage(directory, tokenizer=tokenizer.digest(), layout=chat_layout())
 
 
 def open_chat_tokenizer(directory: Path, *, vocab_size: int) -> Tokenizer:
-    """The tokenizer of a model that is to be trained on.
+    """Open the tokenizer of a model that is to be trained further.
 
-    Raises ModelError when it is not the one of a model with such a vocabulary, or not the one that
-    the model says it was taught with, or, of a chat model, if the layout of conversations is not.
+    Raises ModelError if the model has another vocabulary size, if its record names another
+    tokenizer, or, of a chat model, another chat layout.
     """
     tokenizer = Tokenizer.load(directory / "tokenizer")
     tokenizer.check_model(vocab_size)
@@ -64,10 +65,10 @@ def open_chat_tokenizer(directory: Path, *, vocab_size: int) -> Tokenizer:
 
 
 def check_first_loss(loss: float, *, vocab_size: int) -> None:
-    """Raises ModelError when a model is worse than guessing, before its first step.
+    """Raise ModelError if a model is worse than guessing before its first step.
 
-    `loss`: nats per ordinary token of the assistant in held-out conversations. Of a model that
-    guesses evenly it is ln(vocab_size), whatever the text; NaN, of no such token, passes.
+    `loss`: nats per ordinary token of the assistant in held-out conversations. For a model that
+    guesses evenly it is ln(vocab_size), whatever the text. NaN, without such a token, passes.
     """
     guessing = math.log(vocab_size)
     if loss > WORSE_THAN_GUESSING * guessing:
@@ -80,10 +81,12 @@ def check_first_loss(loss: float, *, vocab_size: int) -> None:
 
 
 def warn_of_rewards(rewards: Sequence[float]) -> str | None:
-    """A warning when the mean rewards of a run's first steps, so far, teach nothing; once.
+    """Return a warning if every answer of the first steps got reward 0, or every answer 1.
 
-    It comes with the last of the first steps, if every answer in all of them got 0, or 1.
+    `rewards`: the mean of each step so far. None but at the last of the first steps, so that it
+    appears once.
     """
+    # A mean of exactly 0 or 1 in every step is one reward for all: each advantage is 0.
     if len(rewards) != FIRST_STEPS or len(set(rewards)) > 1 or rewards[0] not in (0.0, 1.0):
         return None
     way = "easier" if rewards[0] == 0.0 else "harder"

@@ -1,4 +1,4 @@
-"""What every training loop must do alike: one step's gradients.
+"""Compute one step's gradients, for pretraining and for training on conversations.
 
 The loss of a step is the mean over all its targets on all ranks, so neither the world size nor the
 device batch size changes it (beyond the order of a sum).
@@ -25,18 +25,20 @@ def accumulate_gradients(
     *,
     world: World,
 ) -> Callable[..., torch.Tensor]:
-    """What gives the optimizer the gradients of the mean loss over every rank's targets.
+    """Return a function that gives the optimizer the gradients of the mean loss over all ranks.
 
-    It is called with `device_batch_size`, and again with a smaller one where memory does not do:
-    the rows pass through the model in micro-steps of so many. It returns this rank's share of the
-    mean, in nats, a scalar on the device: the sum over ranks is the loss. It waits neither for the
-    device nor for other ranks; they count their targets together here, before the first try.
+    It takes `device_batch_size`, the number of rows of a micro-step, and is called again with a
+    smaller one if memory runs out. It returns this rank's share of the mean, in nats, a scalar on
+    the device: the sum over ranks is the loss. It waits neither for the device nor for other ranks.
 
     `tokens` are this rank's rows of the step.
     """
+    # Position t predicts token t+1.
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     if mask is not None:
         targets = targets.masked_fill(mask[:, 1:] == 0, IGNORE)
+    # Ranks count their targets together here, before the first try: later one may be out of memory.
+    # They have unequal numbers of targets, so the mean of their means would not be the mean.
     count = world.sum((targets != IGNORE).sum().float()).clamp(min=1)
     return partial(_add_gradients, model, optimizer, inputs, targets, count)
 
@@ -54,7 +56,9 @@ def _add_gradients(
     for first in range(0, len(inputs), device_batch_size):
         HEART.beat("gradients")  # a whole step may take longer than a rank may be silent
         rows = slice(first, first + device_batch_size)
+        # Divided by all targets of the step, so that gradients of micro-steps and ranks just add.
         loss = model.summed_loss(inputs[rows], targets[rows]) / count
+        # At the last one the optimizer starts to sum a layer's gradients while others are computed.
         optimizer.backward(loss, last=first + device_batch_size >= len(inputs))
         total += loss.detach()
     optimizer.start_reduce_scatter()

@@ -73,7 +73,7 @@ def test_the_step_is_done_again_with_half_the_rows_and_its_loss_is_the_same(
     told, wanted = (last_by_step(read_events(j.events), "step") for j in (job, small))
     assert [v["loss"] for v in told.values()] == [v["loss"] for v in wanted.values()]
     (message,) = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
-    assert message.startswith("out of memory with 2 rows per device: going on with 1.")
+    assert message.startswith("out of memory with 2 rows per device: continuing with 1.")
 
 
 def test_a_step_that_is_done_again_asks_the_other_ranks_nothing_again(
@@ -228,7 +228,7 @@ def test_answers_that_cannot_be_weighed_at_once_are_weighed_in_smaller_bites(
     for name in names:
         assert (jobs[4].output / name).read_bytes() == (jobs[1].output / name).read_bytes()
     messages = [e["text"] for e in read_events(jobs[4].events) if e["kind"] == "message"]
-    assert sum("going on with" in text for text in messages) == 2
+    assert sum("continuing with" in text for text in messages) == 2
 
 
 def test_answers_of_which_not_one_can_be_weighed_are_told(

@@ -46,7 +46,7 @@ def test_a_model_with_another_tokenizer_is_not_trained_on(
     models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path, stage: str
 ) -> None:
     job = make_job(stage, tmp_path / "job", with_other_tokenizer(models, stage, tmp_path))
-    with pytest.raises(ModelError, match=r"was taught with tokenizer [0-9a-f]{12}, this is") as e:
+    with pytest.raises(ModelError, match=r"was trained with tokenizer [0-9a-f]{12}, this is") as e:
         run_stage(job)
     assert e.value.hint is not None
     assert not any(job.output.iterdir())
@@ -66,7 +66,7 @@ def test_a_model_taught_with_another_chat_layout_is_not_trained_on(
     sanity_checks.chat_layout.cache_clear()
     job = make_job(stage, tmp_path, models)
     try:
-        with pytest.raises(ModelError, match=r"was taught with chat layout [0-9a-f]{12}, this is"):
+        with pytest.raises(ModelError, match=r"was trained with chat layout [0-9a-f]{12}, this is"):
             run_stage(job)
     finally:
         sanity_checks.chat_layout.cache_clear()
@@ -103,7 +103,7 @@ def test_the_layout_tells_a_change_of_any_part_of_it(monkeypatch: pytest.MonkeyP
 def test_a_base_model_with_another_tokenizer_is_worse_than_guessing(
     data: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
 ) -> None:
-    """From elsewhere, it does not say what it was taught with, and is sure of the wrong words."""
+    """From elsewhere, it has no record of its tokenizer, and is sure of the wrong words."""
     base = make_job("pretrain", tmp_path / "base", data, section={"num_steps": 80})
     run_stage(base)
     models = {**data, "pretrain": base.output}

@@ -156,7 +156,7 @@ def test_a_loop_that_evaluates_has_saved_before(job: Job) -> None:
     assert checkpointer.maybe_save(2, 9, {})
     checkpointer.record_validation(2, 0.8)
     assert not checkpointer.maybe_save(3, 9, {})
-    checkpointer.record_validation(3, 0.1)  # of a state that nobody saved
+    checkpointer.record_validation(3, 0.1)  # of a state that was not saved
     assert checkpointer.maybe_save(4, 9, {})
     checkpointer.record_validation(4, 0.9)  # no better
     for done in (6, 8):
@@ -260,7 +260,7 @@ def test_the_state_after_a_broken_step_is_never_saved(job: Job, late: bool) -> N
     with pytest.raises(StageError, match=r"the loss is nan at step 3; .*that of step 3$") as caught:
         applied.extend(read_steps(metrics, checkpointer, [2.0, 1.9, 1.8, math.nan, 1.7]))
     assert steps_in(job) == [1, 2, 3]
-    assert "go on from there" in str(caught.value.hint)
+    assert "resume from there" in str(caught.value.hint)
     told = [e["step"] for e in read_events(job.events) if e["kind"] == "step"]
     assert told == [1, 2, 3]
 

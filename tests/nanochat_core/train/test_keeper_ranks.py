@@ -88,4 +88,4 @@ def test_one_rank_out_of_memory_makes_all_take_fewer_rows(
     assert [result.metrics["device_batch_size"] for result in results] == [2, 1]
     assert losses(jobs[1]) == pytest.approx(losses(jobs[0]), rel=1e-5)
     (message,) = [e["text"] for e in read_events(jobs[1].events) if e["kind"] == "message"]
-    assert "going on with 1" in message
+    assert "continuing with 1" in message

@@ -73,7 +73,7 @@ def test_a_step_is_told_with_its_speed_use_and_cost(
         metrics.record(done, torch.tensor(2.5))
         metrics.flush()
         if done == 8:
-            metrics.start_timer()  # after an evaluation: it is nobody's time
+            metrics.start_timer()  # after an evaluation, whose time is no step's
     told = last_by_step(read_events(tmp_path / "events.jsonl"), "step")
     assert told[8] == {"loss": 2.5, "tokens_per_second": 50.0, "mfu": 0.125, "dollars": 62.0}
     assert told[9] == {"loss": 2.5, "tokens_per_second": 25.0, "mfu": 0.0625, "dollars": 153.0}
@@ -169,6 +169,6 @@ def test_pretraining_stops_at_a_broken_loss_and_keeps_the_state_before(
     assert found is not None
     for key in found.pieces:
         assert torch.isfinite(found.read(key).float()).all()
-    metrics = run_stage(job)  # the same command goes on
+    metrics = run_stage(job)  # the same command resumes
     assert math.isfinite(metrics["val_bpb"])
     assert list(last_by_step(read_events(job.events), "step")) == [1, 2, 3, 4, 5, 6]

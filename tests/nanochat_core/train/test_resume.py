@@ -146,7 +146,7 @@ def test_the_best_state_is_taken_as_the_docs_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The model is judged as the state was."""
-    with pytest.raises(ModelError, match="no checkpoint that was judged"):
+    with pytest.raises(ModelError, match="no checkpoint that was validated"):
         open_best(tmp_path)
     job = make_job("pretrain", tmp_path / "job", data, resources={"eval_every_steps": 2})
     run_stage(job)
