@@ -108,6 +108,7 @@ class StoreOptions:
     @property
     def words(self) -> list[str]:
         """The given options as command line words, for a command that a user may copy."""
+        # Only given options: the next command takes defaults from the same environment.
         given = [("--home", self.home), ("--store", self.store)]
         return [word for name, value in given if value for word in (name, str(value))]
 
@@ -305,6 +306,7 @@ def profile_of(name: str, what: RunOptions) -> Profile:
     try:
         return open_profile(name, depth=what.depth, overrides=what.overrides)
     except ConfigError as error:
+        # Most errors have a hint of their own; for the rest the form of --set helps most.
         if error.hint is None:
             error.hint = "a setting is given like --set pretrain.num_steps=500"
         raise

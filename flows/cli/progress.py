@@ -15,6 +15,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 @contextlib.contextmanager
 def show_bytes(total: int, *, what: str) -> Generator[OnBytes]:
     """Show how many of `total` bytes are transferred; yield the callback that counts them."""
+    # A bar that appears and vanishes within a second is only flicker.
     if total < QUIET_BYTES:
         yield ignore_bytes
         return
@@ -22,6 +23,7 @@ def show_bytes(total: int, *, what: str) -> Generator[OnBytes]:
     if not console.is_terminal:
         yield _lines(console.print, total, what)
         return
+    # Imported here: slow, and most commands show no bar.
     from rich.progress import (
         BarColumn,
         DownloadColumn,

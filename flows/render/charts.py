@@ -1,8 +1,7 @@
-"""Charts of the report card: inline SVG whose colours are the page's, so that one drawing serves
-light, dark and paper.
+"""Charts of the report card and of `nanochat compare --html`, as inline SVG.
 
-Vega-Lite writes a colour into the SVG as it is given, so every colour is a CSS variable. The plot
-area is fixed (no layout by text width), so the bytes do not depend on the fonts of the machine.
+Colours are CSS variables, so that one drawing serves light, dark and printed pages. The plot area
+is fixed, so that the bytes of a chart do not depend on the fonts of the machine.
 """
 
 import math
@@ -18,16 +17,16 @@ Points: TypeAlias = Sequence[tuple[int, float]]  # (step, value), in order of st
 WIDTH, HEIGHT = 366, 176
 PADDING = {"left": 46, "right": 12, "top": 8, "bottom": 36}
 MAX_POINTS = 400
-COLOURS = 6  # that the style has, --c0 to --c5
-MOST_FAINT = 3  # curves that are drawn with what was measured behind their average
+COLOURS = 6  # CSS variables of style.jinja: --c0 to --c5
+MOST_FAINT = 3  # with more curves the raw values behind their averages are left out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """A number that a training stage tells of as it goes."""
+    """A number that a training stage logs during training."""
 
     stage: str
-    kind: Literal["step", "eval"]  # of the events that have it
+    kind: Literal["step", "eval"]  # kind of the events that have it
     name: str
     title: str
     caption: str
@@ -81,12 +80,13 @@ LEARNING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """A training job was stopped, by a person, an error or a lost machine, and went on."""
+    """An interruption of a training job, by a user, an error or a lost machine, and its resume."""
 
-    after: int  # the last step that it told of
-    back_to: int  # the step from which it went on: that of the checkpoint
+    after: int  # the last step logged before the stop
+    back_to: int  # the step of the checkpoint from which it resumed
 
     def __str__(self) -> str:
+        # Steps after the last checkpoint are lost and done again.
         again = self.after - self.back_to
         return f"{self.back_to} (stopped after {self.after})" if again > 0 else str(self.back_to)
 
@@ -99,30 +99,30 @@ class Chart:
     caption: str
     points: Points
     stops: Sequence[Stop] = ()
-    noisy: bool = True  # drawn faintly, with a smoothed line on top; else a line through dots
+    noisy: bool = True  # raw values faint and their average on top; else a line through dots
 
     def svg(self) -> str:
-        """The drawing: no ids, no scripts, no fonts of its own."""
+        """Return the drawing as SVG, without ids, scripts and fonts of its own."""
         return _draw(_spec(self), f"{self.title}: {self.caption}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay:
-    """One quantity over the steps of a stage, of several runs: each in a colour of its own."""
+    """One quantity over the steps of a stage, for several runs, each in its own colour."""
 
     title: str
     caption: str
-    curves: Sequence[Points]  # one of each run in order; empty where it has none
+    curves: Sequence[Points]  # one per run, in order; empty if the run has none
     noisy: bool = True
 
     def svg(self) -> str:
-        """The drawing, as a chart's."""
+        """Return the drawing as SVG; see Chart."""
         alt = _altair()
         last = max([step for points in self.curves for step, _ in points], default=1)
         x, y = _axes(alt, last)
         layers: list[Any] = []
-        for place, points in enumerate(self.curves):
-            color, dash = colour_of(place)
+        for index, points in enumerate(self.curves):
+            color, dash = colour_of(index)
             shown = thin(points)
             if self.noisy and len(self.curves) <= MOST_FAINT:
                 layers.append(_line(alt, shown, color, 1).encode(x=x, y=y, opacity=alt.value(0.3)))
@@ -133,19 +133,21 @@ class Overlay:
 
 
 def colour_of(place: int) -> tuple[str, list[int]]:
-    """Colour and dashes of the run at `place`: six colours, then the same ones dashed."""
+    """Return colour and dashes of the run at index `place`: six colours, then the same dashed."""
     return f"var(--c{place % COLOURS})", [6, 3] if place // COLOURS % 2 else [1, 0]
 
 
 def thin(points: Points, max_points: int = MAX_POINTS) -> list[tuple[int, float]]:
-    """At most `max_points` points: means of equally long runs, each at the run's last step."""
+    """Return at most `max_points` points: means of equally long runs of points."""
+    # A mean is shown at the last step of its run, so that the curve ends at the last step.
     length = math.ceil(len(points) / max_points) or 1
     runs = [points[first : first + length] for first in range(0, len(points), length)]
     return [(run[-1][0], sum(value for _, value in run) / len(run)) for run in runs]
 
 
 def smooth(points: Points) -> list[tuple[int, float]]:
-    """Mean over a window of a thirtieth of the curve around each point: no lag behind a fall."""
+    """Return the mean over a window of a thirtieth of the curve around each point."""
+    # Centred: an average over the past alone would lag behind a falling loss.
     half = len(points) // 60 + 1
     windows = (points[max(0, i - half) : i + half + 1] for i in range(len(points)))
     means = [sum(value for _, value in window) / len(window) for window in windows]
@@ -155,8 +157,10 @@ def smooth(points: Points) -> list[tuple[int, float]]:
 def _spec(chart: Chart) -> dict[str, Any]:
     alt = _altair()
     points = thin(chart.points)
+    # A stop may be later than the last point; its mark must still be inside the plot.
     last = max([step for step, _ in points] + [stop.back_to for stop in chart.stops], default=1)
     x, y = _axes(alt, last)
+    # Later layers are drawn over earlier ones: marks below the curves.
     layers = [layer.encode(x=x) for layer in _marks(alt, chart.stops)]
     if chart.noisy:
         layers.append(_line(alt, points, "var(--faint)", 1).encode(x=x, y=y))
@@ -187,6 +191,7 @@ def _finish(alt: Any, layers: Sequence[Any]) -> dict[str, Any]:
         width=WIDTH,
         height=HEIGHT,
         padding=PADDING,
+        # Else Vega sizes the plot by the width of its labels, which depends on installed fonts.
         autosize=alt.AutoSizeParams(type="none"),
         background="transparent",
     )
@@ -195,6 +200,7 @@ def _finish(alt: Any, layers: Sequence[Any]) -> dict[str, Any]:
 
 def _draw(spec: dict[str, Any], label: str) -> str:
     drawing = _vega_svg(spec)
+    # Replace Vega's opening tag, which has a fixed size: with a viewBox alone the page scales it.
     body = drawing[drawing.index(">") + 1 :]
     width = WIDTH + PADDING["left"] + PADDING["right"]
     height = HEIGHT + PADDING["top"] + PADDING["bottom"]
@@ -202,6 +208,7 @@ def _draw(spec: dict[str, Any], label: str) -> str:
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{name}">{body}'
 
 
+# Vega-Lite writes colours into the SVG unchanged, so CSS variables reach the page.
 _VIEW = {"stroke": None}
 _AXIS = {
     "labelColor": "var(--muted)",
@@ -222,7 +229,7 @@ def _line(alt: Any, points: Points, color: str, width: float) -> Any:
 
 
 def _marks(alt: Any, stops: Sequence[Stop]) -> Iterator[Any]:
-    """A dashed line where the job went on; dotted, where it had stopped if that was later."""
+    """Yield a dashed line where the job resumed, and a dotted one where it stopped, if later."""
     if stops:
         yield _rules(alt, sorted({stop.back_to for stop in stops}), [5, 3])
     if lost := sorted({stop.after for stop in stops if stop.after > stop.back_to}):
@@ -235,6 +242,7 @@ def _rules(alt: Any, steps: Sequence[int], dash: Sequence[int]) -> Any:
 
 
 def _data(alt: Any, points: Points) -> Any:
+    # Rounded: six decimals are more than a pixel, and keep the page small.
     return alt.Data(values=[{"step": step, "value": round(value, 6)} for step, value in points])
 
 

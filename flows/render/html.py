@@ -1,6 +1,7 @@
-"""Pages as one HTML file: no script, no request, light and dark, paper and small screens.
+"""Fill HTML templates: each page is one file without scripts or requests, for screen and paper.
 
-jinja2 escapes every value, and the page's own content policy forbids what escaping could miss.
+jinja2 escapes every value. The content security policy in each template forbids scripts and
+requests, should an escape be missing.
 """
 
 from pathlib import Path
@@ -15,19 +16,21 @@ STYLE = "style.jinja"
 
 
 def fill(template: Path, **values: Any) -> str:
-    """A page from a template, with the style that all pages share."""
+    """Return a page from a template, with the style shared by all pages."""
     environment = jinja2.Environment(
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+        undefined=jinja2.StrictUndefined,  # a misspelt name is an error, not an empty string
         keep_trailing_newline=True,
     )
     source = template.read_text(encoding="utf-8")
     return environment.from_string(source).render(
         words=text,
         drawing=_drawing,
-        style=Markup(Path(__file__).with_name(STYLE).read_text(encoding="utf-8")),  # ours
+        style=Markup(
+            Path(__file__).with_name(STYLE).read_text(encoding="utf-8")
+        ),  # our file: not escaped
         **values,
     )
 
@@ -37,4 +40,4 @@ class _Drawn(Protocol):
 
 
 def _drawing(chart: _Drawn) -> Markup:
-    return Markup(chart.svg())  # drawn by us, its label escaped
+    return Markup(chart.svg())  # our own SVG, whose label is escaped

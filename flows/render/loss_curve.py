@@ -1,7 +1,7 @@
-"""How a training stage goes, as a picture for Prefect's pages: of its loss, or of its reward.
+"""The loss or reward of a training stage as a picture for Prefect's pages.
 
 With the extra `report` it is a PNG inside a data: address, which needs no host for images. Without
-it, a chart in Mermaid's words, which the pages draw by themselves.
+it, it is a chart in Mermaid's language, which Prefect's pages draw themselves.
 """
 
 import base64
@@ -14,9 +14,9 @@ from typing import Any
 from flows.render.charts import LEARNING, Points, Quantity, smooth, thin
 
 _WIDTH, _HEIGHT = 380, 200  # of one chart, in CSS pixels
-_SCALE = 1.5  # a sharper screen's pixels; two charts make some 60 kB
-_MOST_POINTS = 40  # of a chart in words
-# On white, whichever colours the page around it has.
+_SCALE = 1.5  # pixels per CSS pixel, for sharper screens; two charts are about 60 kB
+_MOST_POINTS = 40  # of a Mermaid chart
+# Dark on white: a PNG cannot follow the page's light or dark theme.
 _STYLE = {
     "view": {"stroke": None},
     "title": {"color": "#111827", "fontSize": 13, "anchor": "start", "offset": 8},
@@ -29,7 +29,7 @@ _STYLE = {
         "tickColor": "#9ca3af",
     },
 }
-# Without it the line is of a cream that nobody sees on the pages' paper.
+# Mermaid's default line is a pale cream, which is invisible on a light page.
 _MERMAID_STYLE = {
     "xyChart": {"width": 640, "height": 260},
     "themeVariables": {
@@ -47,22 +47,23 @@ _MERMAID_STYLE = {
 
 
 class LossCurves:
-    """What a stage told of as it went; of a step done again after a stop, what it told last."""
+    """Values logged by a stage, by step. Of a step repeated after a stop, the last value counts."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
         self._points: dict[tuple[str, str], dict[int, float]] = {}
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take one of the stage's events; those that have no values count for nothing."""
+        """Add one of the stage's events; events without values are ignored."""
         if event["kind"] not in ("step", "eval"):
             return
         for name, value in event["values"].items():
+            # A diverged step logs NaN, which JSON and so Vega-Lite do not have.
             if isinstance(value, int | float) and math.isfinite(value):
                 self._points.setdefault((event["kind"], name), {})[event["step"]] = value
 
     def add_earlier(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Take what an earlier execution of the job told; what is known already stays."""
+        """Add the events of an earlier execution of the job; steps known already stay."""
         earlier = LossCurves(self._stage)
         for event in events:
             earlier.add(event)
@@ -70,7 +71,7 @@ class LossCurves:
             self._points[key] = points | self._points.get(key, {})
 
     def shown(self) -> list[tuple[Quantity, Points]]:
-        """The quantities that a person wants to see of this stage, where there are two points."""
+        """Return the stage's quantities with their points, if they have two points or more."""
         found = ((q, self._series(q)) for q in _wanted(self._stage))
         return [(quantity, points) for quantity, points in found if len(points) > 1]
 
@@ -79,7 +80,7 @@ class LossCurves:
 
 
 def _wanted(stage: str) -> Sequence[Quantity]:
-    """Of a stage that the report card knows nothing of, its loss."""
+    """Return the quantities of `stage`; for one that the report card does not know, its loss."""
     known = [quantity for quantity in LEARNING if quantity.stage == stage]
     caption = "nats per token"
     loss = Quantity(stage=stage, kind="step", name="loss", title=f"{stage} loss", caption=caption)
@@ -87,12 +88,12 @@ def _wanted(stage: str) -> Sequence[Quantity]:
 
 
 def can_draw() -> bool:
-    """Whether pictures can be made here; looked up without loading anything."""
+    """Return whether the package that draws PNGs is installed, without importing it."""
     return importlib.util.find_spec("vl_convert") is not None
 
 
 def png_url(shown: Sequence[tuple[Quantity, Points]]) -> str:
-    """The charts side by side as a data: address. Takes 0.4 s, the first time 1.6 s."""
+    """Return the charts side by side as a data: address. Takes 0.4 s, the first time 1.6 s."""
     import vl_convert  # optional
 
     spec: dict[str, Any] = {
@@ -108,7 +109,7 @@ def png_url(shown: Sequence[tuple[Quantity, Points]]) -> str:
 
 def _chart(quantity: Quantity, points: Points) -> dict[str, Any]:
     few = thin(points)
-    if quantity.kind == "step":  # noisy: what was measured faintly, and its level on top
+    if quantity.kind == "step":  # noisy: raw values faint, their average on top
         layers = [_line(few, "#bfdbfe", 1), _line(smooth(few), "#2563eb", 2)]
     else:
         layers = [_line(few, "#2563eb", 2, dots=True)]
@@ -134,13 +135,15 @@ def _line(points: Points, colour: str, width: int, *, dots: bool = False) -> dic
 
 
 def mermaid(shown: Sequence[tuple[Quantity, Points]]) -> str:
-    """The charts as markdown, one below the other."""
+    """Return the charts as markdown, one below the other."""
     return "\n\n".join(_mermaid_chart(quantity, points) for quantity, points in shown)
 
 
 def _mermaid_chart(quantity: Quantity, points: Points) -> str:
+    # Prefect stores the text of an artifact in its database, so it must stay short.
     few = thin(points, _MOST_POINTS)
     low, high = min(value for _, value in few), max(value for _, value in few)
+    # 5 % of air above and below; a flat curve needs a range that is not empty.
     room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     first, last = points[0], points[-1]
     return "\n".join(

@@ -1,6 +1,6 @@
-"""What a person sees while stages are built: progress bars on a terminal, plain lines elsewhere.
+"""Progress of stages while they are built: bars on a terminal, plain lines elsewhere.
 
-`Display.watch` takes the events that `flows.build.build` tells. Stages may be built at the same
+`Display.watch` takes the events that `flows.build.build` emits. Stages may be built at the same
 time, each in its own thread.
 """
 
@@ -36,7 +36,7 @@ _STYLES = {
 
 
 def describe(event: Mapping[str, Any]) -> str | None:
-    """One plain line for an event, or None for those that only move a bar."""
+    """Return one plain line for an event, or None for events that only move a bar."""
     match event["kind"]:
         case "cached":
             return "cached"
@@ -52,7 +52,7 @@ def describe(event: Mapping[str, Any]) -> str | None:
             values = describe_values(event["metrics"])
             return f"{text}  {values}" if values else text
         case "interrupted":
-            return "interrupted; the same command goes on from here"
+            return "interrupted; the same command resumes from here"
         case "failed":
             return f"failed: {event['error']}"
         case "warning":
@@ -64,11 +64,13 @@ def describe(event: Mapping[str, Any]) -> str | None:
 
 
 def describe_values(values: Mapping[str, Any]) -> str:
-    """The first few numbers of a group, as `name value`, or `name value (low to high)`."""
+    """Return the first 4 numbers of a group, as `name value` or `name value (low to high)`."""
+    # Not isinstance: a bool is an int.
     numbers = {name: value for name, value in values.items() if type(value) in (int, float)}
     shown: list[str] = []
     for name, value in numbers.items():
         whole, _, end = name.rpartition("_")
+        # core_low and core_high are printed with core, as its interval.
         if end in ("low", "high") and whole in numbers:
             continue
         low, high = (numbers.get(f"{name}_{end}") for end in ("low", "high"))
@@ -78,14 +80,14 @@ def describe_values(values: Mapping[str, Any]) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits, or all of them when it is a count."""
+    """Return four digits, or all digits of an integer or a number of 1000 and more."""
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 4.2 s, 83 s, 12 min, 3.4 h, 2.5 days."""
+    """Return seconds as text: 4.2 s, 83 s, 12 min, 3.4 h, 2.5 days."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 100:
@@ -98,25 +100,27 @@ def duration(seconds: float) -> str:
 
 @dataclass
 class _Loop:
-    """The loop that a stage is in."""
+    """The running loop of a stage, for its ETA. Times are of time.monotonic, in seconds."""
 
     first: int  # step at which this execution began
     began: float
-    shown: float  # when its last line was printed
+    shown: float  # time of the last printed line
     unit: str = "step"
 
     def eta(self, step: int, total: int, now: float) -> float | None:
-        """Seconds left, or None before anything is known."""
+        """Return the seconds left, or None before the first step is done."""
+        # Steps of this execution only: those before a resume ran at another time.
         done = step - self.first
         return (total - step) * (now - self.began) / done if done > 0 else None
 
 
 class Display:
-    """Shows events on `console`; with bars when it is a terminal. Use as a context manager."""
+    """A display of events on `console`, with bars on a terminal. Use as a context manager."""
 
     def __init__(self, console: Console, *, stages: Iterable[str]) -> None:
         self._width = max(map(len, stages), default=0)
-        self._lock = threading.RLock()  # a signal handler may speak in the middle of a line
+        # Reentrant: a signal handler runs in the main thread, which may hold the lock, and prints.
+        self._lock = threading.RLock()
         self._loops: dict[str, _Loop] = {}
         self._bars: dict[str, TaskID] = {}
         self._console = console
@@ -136,7 +140,7 @@ class Display:
         self.close()
 
     def close(self) -> None:
-        """Take the bars away and give the cursor back. May be called twice."""
+        """Remove the bars and show the cursor again. May be called twice."""
         if self._progress is not None:
             self._progress.stop()
 
@@ -158,17 +162,18 @@ class Display:
                 self._end(stage)
 
     def say(self, text: str) -> None:
-        """Print a line that belongs to no stage."""
+        """Print a line that is not of a stage."""
         with self._lock:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _say(self, stage: str, text: str, style: str | None) -> None:
-        one_line = text.replace("\n", " ")  # else a worker's text passes for another stage's line
+        # A newline in a worker's text could fake a line of another stage.
+        one_line = text.replace("\n", " ")
         line = f"{stage:<{self._width}}  {one_line}"
         self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _line_of_step(self, stage: str, event: Mapping[str, Any]) -> str | None:
-        """A line every few seconds, where there is no bar."""
+        """Return a progress line at most every 5 s; None if not due, or if there are bars."""
         loop = self._loops.get(stage)
         now = time.monotonic()
         if self._progress is not None or loop is None or now - loop.shown < SECONDS_BETWEEN_LINES:
@@ -186,7 +191,7 @@ class Display:
         if stage not in self._bars:
             name = f"{stage:<{self._width}}"
             self._bars[stage] = self._progress.add_task(name, total=None, values="", left="")
-        if event["kind"] == "building":
+        if event["kind"] == "building":  # the worker has not said yet how many steps there are
             return
         loop = self._loops[stage]
         left = loop.eta(event["step"], event["total"], time.monotonic())
@@ -224,6 +229,6 @@ def _make_bars(console: Console) -> Progress:
         TextColumn("{task.fields[values]}", markup=False),
         TimeElapsedColumn(),
         console=console,
-        transient=True,
+        transient=True,  # the printed lines stay; a finished bar would only repeat them
         refresh_per_second=4,
     )

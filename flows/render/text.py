@@ -1,4 +1,4 @@
-"""Numbers and foreign text as the report card shows them."""
+"""Formatting of numbers, and escaping of untrusted text, for terminals and pages."""
 
 import re
 import unicodedata
@@ -7,24 +7,26 @@ from collections.abc import Sequence
 _NOT_IN_KEYS = re.compile(r"[^a-z0-9]+")
 MAX_SHOWN = 2000  # characters of one model answer
 _KEPT_CONTROLS = "\n\t"
-_HIDDEN = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"}  # invisible, or turns the text around
+# Unicode categories of characters that are invisible, or that change the direction of text.
+_HIDDEN = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"}
 
 
 def visible(text: str) -> str:
-    r"""Text as a person may safely see it: what is invisible becomes \x.. or \u...., long is cut.
+    r"""Return `text` with invisible characters as \x.. or \u...., cut after MAX_SHOWN characters.
 
-    Model output is hostile: it may hold terminal escapes, direction marks or megabytes.
+    Model output is untrusted: it may hold terminal escapes, direction marks or megabytes.
     """
+    # Cut before escaping: an escape is never cut in half, and megabytes cost nothing.
     return escaped(text[:MAX_SHOWN] + ("\u2026" if len(text) > MAX_SHOWN else ""))
 
 
 def escaped(text: str) -> str:
-    """The whole text as `visible` shows it, for what must not be cut."""
+    """Return the whole text escaped as by `visible`, for text that must not be cut."""
     return "".join(_visible_character(character) for character in text)
 
 
 def one_line(text: str) -> str:
-    """The text as `visible` shows it, on one line: nothing in it can pass for a line of its own."""
+    """Return the text as `visible` does, on one line, so that it cannot fake another line."""
     return visible(text).replace("\n", "\\x0a").replace("\t", "\\x09")
 
 
@@ -38,7 +40,8 @@ def _visible_character(character: str) -> str:
 def count(number: float) -> str:
     """4_812_000 -> "4.81 M"."""
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= 0.9995 * unit:  # three digits of it round up to one unit
+        # 0.9995 rounds up to 1.00 in three digits: "1 M" and not "1e+03 k".
+        if number >= 0.9995 * unit:
             return f"{number / unit:.3g} {name}"
     return f"{number:.0f}"
 
@@ -73,17 +76,17 @@ def bytes_per_token(value: float | None) -> str:
 
 
 def listed(items: Sequence[object], most: int = 4) -> str:
-    """[1, 2, 3] -> "1, 2, 3"; of more than `most` the first ones and how many there are besides."""
+    """[1, 2, 3] -> "1, 2, 3"; of more than `most`, the first ones and the number of the others."""
     shown = ", ".join(str(item) for item in items[:most])
     more = len(items) - most
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def money(dollars: float) -> str:
-    """12.5 -> "$12.50"; of nothing, "no price": a machine of one's own has none."""
+    """12.5 -> "$12.50"; 0 -> "no price", as for a machine of your own."""
     return f"${dollars:,.2f}" if dollars else "no price"
 
 
 def key_of(text: str) -> str:
-    """`text` as Prefect wants keys to be: lower-case letters, digits and dashes."""
+    """Return `text` as a Prefect artifact key: lower-case letters, digits and dashes."""
     return _NOT_IN_KEYS.sub("-", text.lower()).strip("-")

@@ -6,22 +6,23 @@ from collections.abc import Sequence
 from flows.render.charts import Points
 
 _BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-GAP = "\u00b7"  # where nothing is; not a space, which tables fold
+GAP = "\u00b7"  # an empty cell; not a space, since tables strip spaces
 
 
 def curve(
     points: Points, *, first: int, last: int, low: float, high: float, width: int = 48
 ) -> str:
-    """Values over the steps from `first` to `last` as `width` blocks, as high as they are.
+    """Return values over the steps `first` to `last` as `width` blocks whose height is the value.
 
-    Each block is the mean of its share of the steps; one without a step is a gap, unless steps on
-    both sides are known: then it is as high as the one before.
+    Each block is the mean of its share of the steps. One without a step is a gap, unless there are
+    steps on both sides: then it has the height of the block before.
     """
     cells: list[list[float]] = [[] for _ in range(width)]
     for step, value in points:
-        place = (step - first) / max(last - first, 1)
-        if 0 <= place <= 1:
-            cells[min(int(place * width), width - 1)].append(value)
+        share = (step - first) / max(last - first, 1)
+        if 0 <= share <= 1:
+            # min: the last step has share 1 and belongs to the last cell.
+            cells[min(int(share * width), width - 1)].append(value)
     known = [i for i, cell in enumerate(cells) if cell]
     shown = ""
     for i, cell in enumerate(cells):
@@ -41,8 +42,9 @@ def strip(
     high: float,
     width: int = 32,
 ) -> str:
-    """A number (o) and its interval (-) on a scale from `low` to `high`."""
+    """Return a number (o) and its interval (-) on a scale from `low` to `high`."""
 
+    # A scale of one point (a single score) puts it in the middle.
     def place(number: float) -> int:
         share = (number - low) / (high - low) if high > low else 0.5
         return min(max(round(share * (width - 1)), 0), width - 1)
@@ -56,7 +58,7 @@ def strip(
 
 
 def scale_of(numbers: Sequence[float | None]) -> tuple[float, float]:
-    """The least and the largest of the finite numbers, at least one."""
+    """Return the smallest and the largest of the finite numbers, of which there must be one."""
     finite = [n for n in numbers if n is not None and math.isfinite(n)]
     return min(finite), max(finite)
 

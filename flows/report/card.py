@@ -1,4 +1,4 @@
-"""The contents of the report card, as numbers and words: what both of its forms show."""
+"""The contents of the report card as numbers and text; `page` and `markdown` render it."""
 
 import statistics
 from collections.abc import Mapping
@@ -24,13 +24,14 @@ from flows.report.scores import (
 from flows.stages import REPORT, Stage
 from nanochat_core.runtime.progress import last_by_step
 
-VOCABULARIES = {"gpt2": "GPT-2", "cl100k_base": "GPT-4"}  # beside ours; name -> how it is called
-_UNSHOWN = {"host", "first_step", "last_step", "started", "ended", "dollars"}  # of a segment
+VOCABULARIES = {"gpt2": "GPT-2", "cl100k_base": "GPT-4"}  # compared with ours; name -> title
+# Fields of a segment that are no facts of the machine, and its host name.
+_UNSHOWN = {"host", "first_step", "last_step", "started", "ended", "dollars"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A prompt and what each model made of it."""
+    """A prompt and each model's answer."""
 
     prompt: str
     answers: tuple[tuple[str, str], ...]  # (model, text)
@@ -38,7 +39,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardedSample:
-    """A question of one step of RL, and what the sampled answers to it were paid."""
+    """A question of one step of RL, and its sampled answers with their rewards."""
 
     step: int
     prompt: str
@@ -62,7 +63,7 @@ class StageRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """How fast one training stage went."""
+    """The speed of one training stage."""
 
     stage: str
     steps: int
@@ -77,7 +78,7 @@ class FitRow:
     """Bytes per token on one kind of text: ours, then those of VOCABULARIES in their order."""
 
     kind: str
-    values: tuple[float | None, ...]  # None: its files were not at hand
+    values: tuple[float | None, ...]  # None: the vocabulary's files were not available
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,16 +95,16 @@ class Card:
     bpb_last: float
     rl_task: str
     score_rows: tuple[ScoreRow, ...]
-    chatcore: tuple[Measured | None, ...]  # per chat model; None: a task could not be judged
-    failures: tuple[str, ...]  # why a task could not be judged, a line each
+    chatcore: tuple[Measured | None, ...]  # per chat model; None: a task could not be evaluated
+    failures: tuple[str, ...]  # why a task could not be evaluated, a line each
     charts: tuple[Chart, ...]
     chat_samples: tuple[Sample, ...]
     rl_samples: tuple[RewardedSample, ...]  # in order of step
     base_samples: tuple[Sample, ...]
     base_scores: tuple[tuple[str, Measured], ...]  # (name, value)
-    core: Measured | None  # None: not asked
+    core: Measured | None  # None: not measured
     core_rows: tuple[CoreRow, ...]
-    fit: tuple[FitRow, ...]  # empty: the tokenizer is from before it was told
+    fit: tuple[FitRow, ...]  # empty: the tokenizer's artifact has no such events
     stages: tuple[StageRow, ...]
     speeds: tuple[Speed, ...]
     environment: tuple[tuple[str, str], ...]
@@ -111,27 +112,27 @@ class Card:
 
     @property
     def bpb_fall(self) -> float:
-        """Share by which validation bits per byte fell from step 0."""
+        """The share by which validation bits per byte fell from step 0."""
         return 1 - self.bpb_last / self.bpb_first
 
     @property
     def best_fit(self) -> float:
-        """Most bytes per token of any vocabulary on any kind of text."""
+        """The most bytes per token of any vocabulary on any kind of text."""
         return max(value for row in self.fit for value in row.values if value is not None)
 
     @property
     def work(self) -> str:
-        """What the run took."""
+        """The time and cost of the run as text."""
         text = f"{duration(self.seconds)} of work over all stages"
         return f"{text}, ${self.dollars:.2f}" if self.dollars else text
 
     def score(self, task: str, model: str) -> CardScore | None:
-        """The score of `task` after stage `model`."""
+        """Return the score of `task` after stage `model`; None if it was not asked."""
         column = list(CHAT_MODELS).index(model)
         return next((row.scores[column] for row in self.score_rows if row.task == task), None)
 
     def before_and_after(self) -> list[str]:
-        """One line a task: its pass@1 before and after RL."""
+        """Return one line per task with its pass@1 before and after RL."""
         pairs = (
             (row.task, self.score(row.task, "sft"), self.score(row.task, "rl"))
             for row in self.score_rows
@@ -145,11 +146,12 @@ class Card:
 
 
 def make_card(artifacts: Mapping[str, Artifact]) -> Card:
-    """The card of one run. Raises ArtifactError when an artifact lacks what the card shows."""
+    """Return the card of one run. Raises ArtifactError if an artifact lacks what the card shows."""
     pretrain = artifacts["pretrain"]
     scores = {
         stage: artifacts[f"chat_eval_{stage}"].read_json("scores.json") for stage in CHAT_MODELS
     }
+    # REPORT.inputs has every stage before the report, in the order in which they are built.
     stages = tuple(_stage_row(stage, artifacts[stage.name]) for stage in REPORT.inputs)
     by_label = [(label, scores[stage]) for stage, label in CHAT_MODELS.items()]
     base = artifacts["base_eval"].read_json("scores.json")
@@ -208,7 +210,8 @@ def _charts(artifacts: Mapping[str, Artifact]) -> tuple[Chart, ...]:
 
 
 def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:
-    """Prompts in the order of the first model, each with every model's answer to it."""
+    """Return prompts in the order of the first model, each with every model's answer."""
+    # Evaluations may have different prompts, so each answer is looked up by its prompt.
     answers = {
         label: dict(artifacts[f"chat_eval_{stage}"].samples())
         for stage, label in CHAT_MODELS.items()
@@ -228,11 +231,12 @@ def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:
 
 
 def _rl_samples(rl: Artifact) -> tuple[RewardedSample, ...]:
-    """The question of the first, the middle and the last step that left samples."""
+    """Return a question of the first, the middle and the last step that has samples."""
     by_step: dict[int, list[dict[str, Any]]] = {}
     for line in rl.lines("samples.jsonl"):
         by_step.setdefault(int(line["step"]), []).append(line)
     steps = sorted(by_step)
+    # A set: with one or two steps some of the three are the same.
     shown = sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
     return tuple(
         RewardedSample(
@@ -245,10 +249,11 @@ def _rl_samples(rl: Artifact) -> tuple[RewardedSample, ...]:
 
 
 def _fit(tokenizer: Artifact) -> tuple[FitRow, ...]:
-    told = last_by_step(iter(tokenizer.events), "eval").get(0, {})
+    # The tokenizer logs one event at step 0: "code" is ours, "code/gpt2" that of GPT-2.
+    values = last_by_step(iter(tokenizer.events), "eval").get(0, {})
     return tuple(
-        FitRow(kind=name, values=(told[name], *(told.get(f"{name}/{v}") for v in VOCABULARIES)))
-        for name in told
+        FitRow(kind=name, values=(values[name], *(values.get(f"{name}/{v}") for v in VOCABULARIES)))
+        for name in values
         if "/" not in name
     )
 
@@ -263,6 +268,7 @@ def _stage_row(stage: Stage, artifact: Artifact) -> StageRow:
         digest=short(manifest.digest),
         num_files=len(manifest.files),
         size=sum(file.size for file in manifest.files),
+        # Over all executions of the job, also those that were stopped.
         seconds=sum(s.get("ended", 0) - s.get("started", 0) for s in segments),
         dollars=sum(s.get("dollars", 0) for s in segments),
         made_from=tuple(
@@ -284,13 +290,16 @@ def _speed(stage: str, artifact: Artifact) -> Speed:
 
 
 def _median(artifact: Artifact, name: str) -> float | None:
+    # The median ignores the first steps, which compile kernels, and pauses for checkpoints.
     values = [value for _, value in artifact.series("step", name)]
     return statistics.median(values) if values else None
 
 
 def _machine(artifact: Artifact) -> str:
-    """Processes and the device of each, as the stage itself calls it where it does."""
+    """Return the number of processes and their device."""
+    # The stage's own name for the device ("NVIDIA H100 80GB HBM3") is better than "cuda".
     provenance = artifact.manifest.provenance
+    # An imported or accepted artifact may have no segments.
     segment = provenance.segments[-1] if provenance.segments else {}
     device = str(provenance.metrics.get("device") or segment.get("device") or "not known")
     processes = segment.get("processes", 1)
@@ -298,14 +307,15 @@ def _machine(artifact: Artifact) -> str:
 
 
 def _environment(artifact: Artifact) -> tuple[tuple[str, str], ...]:
-    """The machine of the last segment of pretraining, and the code."""
+    """Return facts about the machine of the last segment of pretraining, and the git commit."""
     provenance = artifact.manifest.provenance
     segment = provenance.segments[-1] if provenance.segments else {}
     shown = {name: segment[name] for name in sorted(segment) if name not in _UNSHOWN}
-    told = provenance.metrics
-    shown |= {n: told[n] for n in ("device", "attention", "compile", "determinism") if n in told}
-    if "peak_memory_gb" in told:
-        shown["peak_memory"] = f"{told['peak_memory_gb']} GB"
+    metrics = provenance.metrics
+    names = ("device", "attention", "compile", "determinism")
+    shown |= {name: metrics[name] for name in names if name in metrics}
+    if "peak_memory_gb" in metrics:
+        shown["peak_memory"] = f"{metrics['peak_memory_gb']} GB"
     facts = [(name.replace("_", " "), _word(value)) for name, value in shown.items()]
     return (*facts, ("git commit", provenance.git_commit or "unknown"))
 

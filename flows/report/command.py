@@ -1,9 +1,9 @@
-"""The command that makes a run's artifacts again, found out from their manifests alone.
+"""The command that reproduces a run's artifacts, derived from their manifests alone.
 
-A pre-image holds the settings that decided an artifact, not the words that a person typed. So the
-command names the profile which differs in the fewest settings, at the model's depth, and sets each
-that differs: it gives the same settings to the last digit, however the run was started. Where a run
-executed (GPUs, batch per device, store) decides nothing and is no part of it.
+A pre-image holds the settings that decided an artifact, not the command that the user typed. So the
+derived command names the profile that differs in the fewest settings at the model's depth, and sets
+each that differs. It gives exactly the same settings, however the run was started. Placement (GPUs,
+batch per device, store) decides no artifact and is left out.
 """
 
 import dataclasses
@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-# Profiles count with these behind a module that no fingerprint follows; here they are seen.
+# `flows.profiles` uses these through a module that fingerprints do not follow. Imported here, their
+# code is part of the report's fingerprint.
 import nanochat_core.model.shape  # noqa: F401  # pyright: ignore[reportUnusedImport]
 import tasks.mixtures.mixture_files  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from flows.identity.fingerprint import canonical_json
@@ -26,8 +27,8 @@ from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
 from nanochat_core.section import Section, Tree
 
-SNAPSHOT = "shards.snapshot"  # what the text was on the machine that read it; nobody can set it
-FILE = "FILE"  # in the place of the path of a dataset of one's own
+SNAPSHOT = "shards.snapshot"  # identity of the text that was read; cannot be set by a command
+FILE = "FILE"  # stands for the path of a dataset of the user's own
 _ABSENT = "(absent)"
 _SECTIONS: Mapping[str, Any] = typing.get_type_hints(RunConfig)
 
@@ -36,15 +37,15 @@ Settings: TypeAlias = dict[str, Tree]  # section.name -> canonical value
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """How a run's artifacts are made again."""
+    """The command that makes a run's artifacts again."""
 
-    command: str | None  # for a shell, a line for each setting; None: none does, see `notes`
-    notes: tuple[str, ...]  # what else it takes, a sentence each without its full stop
+    command: str | None  # for a shell, a line for each setting; None: there is none, see `notes`
+    notes: tuple[str, ...]  # what else is needed, a sentence each without its full stop
     digest: str  # 64 hex digits over all settings, in canonical form
 
 
 def reproduction_of(manifests: Sequence[Manifest]) -> Reproduction:
-    """The command of the artifacts of one run, one of every stage."""
+    """Return the command for the artifacts of one run, one of every stage."""
     sections, odd = _gather(manifests)
     digest = hashlib.sha256(canonical_json(sections)).hexdigest()
     notes = [f"{name} was set in more than one way among the artifacts" for name in odd]
@@ -60,8 +61,9 @@ def reproduction_of(manifests: Sequence[Manifest]) -> Reproduction:
         missing = [name for name, value in wanted.items() if value == _ABSENT]
         if unknown := sorted(_names("", sections) - set(wanted)):
             notes.append(f"this version has no setting {', '.join(unknown)}")
+    # One reason is enough: an imported artifact, for example, also has settings missing.
     if missing and not notes:
-        notes.append(f"no artifact tells the setting of {', '.join(missing)}")
+        notes.append(f"no artifact has the setting of {', '.join(missing)}")
     if notes:
         return Reproduction(command=None, notes=tuple(notes), digest=digest)
     words, changed = _nearest(wanted)
@@ -74,7 +76,7 @@ def reproduction_of(manifests: Sequence[Manifest]) -> Reproduction:
 
 
 def _gather(manifests: Sequence[Manifest]) -> tuple[dict[str, Tree], list[str]]:
-    """All sections of the configuration, and those of which two stages say different things."""
+    """Return all sections of the configuration, and the names of those that differ by stage."""
     sections: dict[str, Tree] = {}
     odd: dict[str, None] = {}
     for manifest in manifests:
@@ -89,9 +91,9 @@ def _config(manifest: Manifest) -> dict[str, Tree]:
 
 
 def _leaves(prefix: str, kind: Any, tree: Any) -> Iterator[tuple[str, Tree]]:
-    """Every single setting of canonical `tree`, with the neutral values that it leaves out.
+    """Yield every setting of canonical `tree`, with the neutral values that it leaves out.
 
-    One that it should not lack is `_ABSENT`: another version of the program wrote it.
+    A missing setting without a neutral value is `_ABSENT`: another version of the program wrote it.
     """
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -100,6 +102,8 @@ def _leaves(prefix: str, kind: Any, tree: Any) -> Iterator[tuple[str, Tree]]:
             yield from _leaves(f"{name}.", inner, tree.get(field.name, {}))
         elif field.name in tree:
             yield name, tree[field.name]
+        # Fields added later have a neutral value, which canonical form leaves out so that older
+        # fingerprints stay the same. Fields with identity=False are never in a pre-image.
         elif "neutral" in field.metadata and field.metadata.get("identity", True):
             yield name, field.metadata["neutral"]
         elif field.metadata.get("identity", True):
@@ -115,14 +119,14 @@ def _names(prefix: str, tree: Mapping[str, Tree]) -> set[str]:
 
 
 def _nearest(wanted: Settings) -> tuple[list[str], list[str]]:
-    """Words that name the profile nearest to `wanted`, and the settings that still differ."""
+    """Return the words of the profile nearest to `wanted`, and the settings that still differ."""
     depth = wanted["model.depth"]
     best: tuple[list[str], list[str]] | None = None
     for name, make in PROFILES.items():
         try:
             run = make(depth).run
         except (ConfigError, ArithmeticError, ValueError):
-            continue  # it has no model of this depth
+            continue  # this profile has no model of this depth
         tree = {
             section: value.canonical() if isinstance(value, Section) else value
             for section, value in ((s, getattr(run, s)) for s in _SECTIONS)
@@ -131,6 +135,7 @@ def _nearest(wanted: Settings) -> tuple[list[str], list[str]]:
         changed = [k for k in wanted if k != SNAPSHOT and wanted[k] != there.get(k, ...)]
         usual = inspect.signature(make).parameters["depth"].default
         words = [name] if depth == usual else [name, "--depth", str(depth)]
+        # At equal distance the profile that needs no --depth wins.
         if best is None or (len(changed), len(words)) < (len(best[1]), len(best[0])):
             best = words, changed
     if best is None:
@@ -139,7 +144,7 @@ def _nearest(wanted: Settings) -> tuple[list[str], list[str]]:
 
 
 def _text(value: Tree) -> str:
-    """A value as `--set` reads it."""
+    """Return a value as `--set` reads it."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -148,12 +153,12 @@ def _text(value: Tree) -> str:
 
 
 def _with_path(item: dict[str, Tree]) -> Tree:
-    """A dataset of one's own is known by what its file held; where the file is, nobody says."""
+    """Return a dataset of the user's own with a placeholder path: only its sha256 is recorded."""
     return {**item, "path": FILE} if item.get("snapshot") is not None else item
 
 
 def _needs(wanted: Settings) -> Iterator[str]:
-    """What the command cannot bring along."""
+    """Yield what the command needs besides itself: the text, and files of datasets."""
     snapshot = typing.cast("list[str]", wanted.get(SNAPSHOT) or [])
     match wanted["shards.source"]:
         case "pydocs":

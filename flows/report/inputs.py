@@ -1,4 +1,4 @@
-"""What the report card reads: each artifact's manifest, events and files, and nothing else.
+"""Inputs of the report card: each artifact's manifest, events and files, and nothing else.
 
 inputs[stage]/               the artifact's files
 inputs[stage]/../            manifest.json, logs/events.jsonl
@@ -27,41 +27,43 @@ class Artifact:
     events: tuple[dict[str, Any], ...]
 
     def series(self, kind: str, name: str) -> list[tuple[int, float]]:
-        """(step, value) of `name` in events of `kind` ("step" or "eval"), in order of step."""
+        """Return (step, value) of `name` in events of `kind` ("step" or "eval"), by step."""
+        # A step that was repeated after a stop counts once, with its last value.
         points = last_by_step(iter(self.events), kind).items()
         found = [(step, values[name]) for step, values in points if name in values]
         return [(step, value) for step, value in found if math.isfinite(value)]
 
     def stops(self) -> list[Stop]:
-        """Every time the job was stopped and went on, in order."""
+        """Return every interruption of the job, in order."""
         found: list[Stop] = []
-        last = 0  # the last step that was told of
+        last = 0  # the last step logged so far
         for event in self.events:
             if event["kind"] == "step":
                 last = event["step"]
+            # A start at an earlier step than the last is a restart without a checkpoint.
             elif event["kind"] == "start" and (event["resumed"] or last > event["step"]):
                 found.append(Stop(after=last, back_to=event["step"]))
         return found
 
     def metric(self, name: str) -> float:
-        """A number the stage reported of itself. Raises ArtifactError when it did not."""
+        """Return a metric of the stage. Raises ArtifactError if the manifest does not have it."""
         value = self.manifest.provenance.metrics.get(name)
         if not isinstance(value, int | float):
             raise ArtifactError(f"the manifest of {self.manifest.name} has no metric '{name}'")
         return value
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A JSON file of the artifact. Raises ArtifactError when it is not there or not JSON."""
+        """Return a JSON file of the artifact. Raises ArtifactError if missing or not JSON."""
         return cast("dict[str, Any]", self._parse(name, self._read(name)))
 
     def samples(self) -> list[tuple[str, str]]:
-        """(prompt, text) of samples.jsonl, in the file's order. Raises ArtifactError."""
+        """Return (prompt, text) of samples.jsonl, in the file's order. Raises ArtifactError."""
         samples = self.lines("samples.jsonl")
         return [(str(sample["prompt"]), str(sample["text"])) for sample in samples]
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """The objects of a .jsonl file of the artifact, in its order. Raises ArtifactError."""
-        # Not splitlines: a model may write any of the odd characters that end a line there.
+        """Return the objects of a .jsonl file of the artifact, in order. Raises ArtifactError."""
+        # Not splitlines: it also splits at U+2028 and others, which a model may write.
         return [self._parse(name, line) for line in self._read(name).split("\n") if line]
 
     def _read(self, name: str) -> str:
@@ -84,7 +86,7 @@ class Artifact:
 
 
 def open_artifacts(inputs: Mapping[str, Path]) -> dict[str, Artifact]:
-    """Every artifact the report needs, by stage. Raises ArtifactError when one is missing."""
+    """Return every artifact the report needs, by stage. Raises ArtifactError if one is missing."""
     needed = [stage.name for stage in REPORT.inputs]
     missing = [name for name in needed if name not in inputs]
     if missing:
@@ -102,10 +104,10 @@ def _open_artifact(stage: str, files: Path) -> Artifact:
         if not needed.exists():
             raise ArtifactError(
                 f"the artifact of {stage} is not whole: {needed} is missing",
-                hint="delete it and run again: it is fetched anew",
+                hint="delete it and run again: it is fetched again",
             )
     manifest = Manifest.from_json(path.read_bytes(), where=str(path))
     if manifest.stage != stage:
         raise ArtifactError(f"{path} is of stage {manifest.stage}, expected {stage}")
-    found = tuple(read_events(events)) if events.exists() else ()  # short stages say nothing
+    found = tuple(read_events(events)) if events.exists() else ()  # short stages log none
     return Artifact(manifest=manifest, files=files, events=found)

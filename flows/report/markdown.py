@@ -1,6 +1,6 @@
-"""The report card as markdown, for places that show text: a terminal, a pull request, Prefect.
+"""The report card as markdown, for a terminal, a pull request or Prefect's pages.
 
-Foreign text stands in fenced blocks, where markdown has no meaning; everything else is ours.
+Model output and other untrusted text is in fenced blocks, where markdown has no meaning.
 """
 
 import re
@@ -22,7 +22,7 @@ from flows.report.scores import CHAT_MODELS, GPT2_CORE, CardScore, Measured
 
 
 def render(card: Card) -> str:
-    """The text. The same card gives the same text."""
+    """Return the report card as text. The same card gives the same text."""
     parts = [*_headline(card), *_scores(card), *_core(card), *_samples(card), *_fit(card)]
     parts += [*_stages(card), *_machine(card), *_reproduction(card)]
     return "\n".join(parts) + "\n"
@@ -41,6 +41,8 @@ def _headline(card: Card) -> Iterator[str]:
         f"{card.bpb_first:.4f} at step 0"
     )
     yield from (f"- {line}" for line in card.before_and_after())
+    # This list is the first of the text: `nanochat run` prints it (`headline` in its module).
+    # [1:] leaves out the model after midtraining.
     before, after = (_chatcore(score) for score in card.chatcore[1:])
     yield f"- ChatCORE {before} before RL (sft), {after} after RL"
 
@@ -54,14 +56,14 @@ def _scores(card: Card) -> Iterator[str]:
     rows.append(["ChatCORE", *map(_chatcore, card.chatcore)])
     yield from _table(["task", *CHAT_MODELS.values()], rows)
     if card.failures:
-        yield "\nCould not be judged:\n\n" + fenced("\n".join(card.failures))
+        yield "\nCould not be evaluated:\n\n" + fenced("\n".join(card.failures))
 
 
 def _core(card: Card) -> Iterator[str]:
     if card.core is None and not card.core_rows:
         return
     yield "\n## CORE\n"
-    scored = f"scores {card.core.text(4)}" if card.core else "was not judged by all tasks"
+    scored = f"scores {card.core.text(4)}" if card.core else "was not evaluated on all tasks"
     yield f"The base model {scored}; GPT-2 scores {GPT2_CORE}. Of each task the"
     yield "share of right answers, and the same from guessing (0) to all right (1); CORE is the"
     yield "mean of the latter."
@@ -87,12 +89,12 @@ def _samples(card: Card) -> Iterator[str]:
     for sample in card.chat_samples:
         yield from _sample(sample)
     if card.rl_samples:
-        yield f"\n## What RL paid for: {card.rl_task}\n"
+        yield f"\n## Rewarded samples of RL: {card.rl_task}\n"
         yield "Sampled answers to one question of a step, each with its reward."
     for paid in card.rl_samples:
         lines = [f"[reward {reward:g}] {text}" for reward, text in paid.answers]
         yield "\n" + fenced("\n".join([f"step {paid.step}: {paid.prompt}", *lines]))
-    yield "\n## The base model goes on\n"
+    yield "\n## Samples of the base model\n"
     yield ", ".join(f"{name} {score.text(4)}" for name, score in card.base_scores)
     for sample in card.base_samples:
         yield from _sample(sample)
@@ -105,11 +107,12 @@ def _sample(sample: Sample) -> Iterator[str]:
 
 
 def fenced(text: str) -> str:
-    """`text` in a block that nothing inside it can close."""
+    """Return `text` in a fenced block that nothing inside it can close."""
     return _block(visible(text))
 
 
 def _block(text: str) -> str:
+    # A fence is closed by one at least as long: take one more backtick than the longest run inside.
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"
@@ -150,7 +153,7 @@ def _stages(card: Card) -> Iterator[str]:
 def _machine(card: Card) -> Iterator[str]:
     yield "\n## Speed and machine\n"
     yield from _table(
-        ["stage", "machine", "steps", "tokens per second", "MFU", "went on from step"],
+        ["stage", "machine", "steps", "tokens per second", "MFU", "resumed from step"],
         [
             [
                 speed.stage,
@@ -169,8 +172,9 @@ def _machine(card: Card) -> Iterator[str]:
 
 def _reproduction(card: Card) -> Iterator[str]:
     found = card.reproduction
-    yield "\n## The same again\n"
+    yield "\n## Reproduce\n"
     none = "No one command makes these artifacts."
+    # Not `visible`, which cuts long text: half a command is none.
     yield _block(escaped(found.command)) if found.command else none
     yield ""
     yield from (f"- {visible(note)}" for note in found.notes)
@@ -178,5 +182,6 @@ def _reproduction(card: Card) -> Iterator[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    # A pipe inside a cell would begin another column.
     for row in (head, ["---"] * len(head), *rows):
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"

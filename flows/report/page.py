@@ -10,7 +10,7 @@ TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
 def render(card: Card) -> str:
-    """The page. The same card gives the same text."""
+    """Return the page as HTML. The same card gives the same text."""
     return fill(
         TEMPLATE,
         card=card,
@@ -22,5 +22,5 @@ def render(card: Card) -> str:
 
 
 def _place(share: float) -> str:
-    """Where on a bar from 0 to 1 something is; what is beyond an end is shown at it."""
+    """Return the CSS position of a share on a bar, clipped to the bar's ends."""
     return f"{100 * min(max(share, 0.0), 1.0):.2f}%"

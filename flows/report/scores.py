@@ -1,4 +1,4 @@
-"""Scores as the report card shows them: each with its interval, and with what others scored."""
+"""Scores on the report card, each with its 95 % interval."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from flows.render.text import percent
 
 CHAT_MODELS = {"midtrain": "mid", "sft": "SFT", "rl": "RL"}  # stage -> column of the score table
-GPT2_CORE = 0.2565  # of OpenAI's GPT-2 (1.6 B parameters), as nanochat's leaderboard has it
+GPT2_CORE = 0.2565  # OpenAI's GPT-2 (1.6 B parameters), from nanochat's leaderboard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,20 +22,20 @@ class CardScore:
 
     @property
     def interval(self) -> str:
-        """The interval in words: "15.9 to 27.2 %"."""
+        """The interval as text: "15.9 to 27.2 %"."""
         return f"{100 * self.low:.1f} to {percent(self.high)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A score that is no share, with its 95 % interval where it is told."""
+    """A score that is not a share, with its 95 % interval; None where there is none."""
 
     value: float
     low: float | None
     high: float | None
 
     def text(self, decimals: int) -> str:
-        """The number, and the interval in brackets."""
+        """Return the number, and the interval in brackets."""
         shown = f"{self.value:.{decimals}f}"
         if self.low is None or self.high is None:
             return shown
@@ -56,11 +56,12 @@ class CoreRow:
 
     task: str
     share: CardScore  # of right answers
-    centred: float  # the same on a scale from guessing, 0, to all right, 1
+    centred: float  # the same share rescaled: guessing is 0, all right is 1
 
 
 def chat_rows(scores: Mapping[str, dict[str, Any]]) -> tuple[ScoreRow, ...]:
-    """A row for each task that any of the chat models was asked; `scores`: scores.json by stage."""
+    """Return a row for each task asked of any chat model; `scores`: scores.json by stage."""
+    # An evaluation leaves out tasks that failed, so the union of all is taken.
     tasks = sorted({task for of_model in scores.values() for task in of_model["tasks"]})
     return tuple(
         ScoreRow(
@@ -71,7 +72,7 @@ def chat_rows(scores: Mapping[str, dict[str, Any]]) -> tuple[ScoreRow, ...]:
 
 
 def core_rows(scores: Mapping[str, Any]) -> tuple[CoreRow, ...]:
-    """The tasks of CORE in the bundle's order; none where CORE was not asked."""
+    """Return the tasks of CORE in the bundle's order; empty if CORE was not measured."""
     tasks: dict[str, dict[str, Any]] = scores.get("tasks", {})
     found = ((task, _score(tasks, task)) for task in tasks)
     return tuple(
@@ -82,13 +83,14 @@ def core_rows(scores: Mapping[str, Any]) -> tuple[CoreRow, ...]:
 
 
 def base_scores(scores: Mapping[str, Any]) -> tuple[tuple[str, Measured], ...]:
-    """Every single number of base_eval's scores.json: name and value."""
+    """Return every top-level number of base_eval's scores.json: name and value."""
     found = ((name, measured(scores, name)) for name in scores)
     return tuple((name, score) for name, score in found if score is not None)
 
 
 def measured(scores: Mapping[str, Any], name: str) -> Measured | None:
-    """A number of a scores.json; None where it has none."""
+    """Return a number of a scores.json, or None if it has none of this name."""
+    # Not int: `format` is one, and no score.
     value = scores.get(name)
     if not isinstance(value, float):
         return None

@@ -1,7 +1,7 @@
-"""Stage `report`: the report card of a run, as a page and as markdown.
+"""Stage `report`: write the report card of a run, as an HTML page and as markdown.
 
 It reads the artifacts of every earlier stage and nothing else, so the same artifacts give the same
-bytes. The page names val_bpb and the chat scores before and after RL in plain text.
+bytes.
 """
 
 from typing import Any
@@ -12,6 +12,7 @@ from flows.report.inputs import open_artifacts
 from nanochat_core.errors import ArtifactError
 from nanochat_core.job import Job
 
+# Model answers are cut one by one; this bounds their number, so that a browser opens the page.
 MAX_BYTES = 2_000_000
 
 

@@ -52,9 +52,15 @@ def test_everything_of_the_run_can_be_seen(open_card: Callable[..., Page]):
     page = open_card(viewport=DESKTOP)
     headings = page.locator("h2").all_inner_texts()
     assert headings == [
-        *("Scores", "CORE", "Learning", "The same prompts, model by model", "What RL paid for"),
-        *("The base model goes on", "Vocabulary", "Stages", "Lineage", "Speed and machine"),
-        "The same again",
+        *(
+            "Scores",
+            "CORE",
+            "Learning",
+            "The same prompts, model by model",
+            "Rewarded samples of RL",
+        ),
+        *("Samples of the base model", "Vocabulary", "Stages", "Lineage", "Speed and machine"),
+        "Reproduce",
     ]
     command = page.locator(".command")
     assert command.inner_text().splitlines()[0] == "nanochat run tiny \\"
@@ -74,7 +80,7 @@ def test_everything_of_the_run_can_be_seen(open_card: Callable[..., Page]):
 def test_stops_are_drawn_where_training_went_on(open_card: Callable[..., Page]):
     page = open_card(viewport=DESKTOP)
     first = page.locator("figure").first
-    assert "went on from step 12 (stopped after 40)" in first.inner_text()
+    assert "resumed from step 12 (stopped after 40)" in first.inner_text()
     assert first.locator("svg [stroke='var(--mark)']").count() == 3  # to 12 and 20, from 40
 
 

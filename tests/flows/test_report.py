@@ -79,7 +79,7 @@ def test_an_rl_that_left_no_samples_has_no_section(tmp_path: Path) -> None:
     inputs = make_inputs(tmp_path / "store")
     (inputs["rl"] / "samples.jsonl").write_text("\n")
     page, text = run_report(tmp_path, inputs)
-    assert "What RL paid for" not in page + text
+    assert "Rewarded samples of RL" not in page + text
 
 
 def test_of_a_core_that_is_not_whole_the_tasks_are_told(tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ def test_of_a_core_that_is_not_whole_the_tasks_are_told(tmp_path: Path) -> None:
     path = inputs["base_eval"] / "scores.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"core": None}))
     page, text = run_report(tmp_path / "job", inputs)
-    assert "Not known: a task could not be judged. GPT-2 0.2565." in page
+    assert "Not known: a task could not be evaluated. GPT-2 0.2565." in page
     assert "hellaswag" in page
-    assert "The base model was not judged by all tasks; GPT-2 scores 0.2565." in text
+    assert "The base model was not evaluated on all tasks; GPT-2 scores 0.2565." in text
     assert "| hellaswag |" in text
 
 
@@ -125,7 +125,7 @@ def test_a_tokenizer_of_which_nothing_was_told_has_no_table(tmp_path: Path) -> N
 def test_resumes_are_marked_on_their_curves(card: Card) -> None:
     page, text = card
     said = "12 (stopped after 40), 20 (stopped after 40)"
-    assert f"went on from step {said}" in " ".join(re.sub("<.*?>", "", page).split())
+    assert f"resumed from step {said}" in " ".join(re.sub("<.*?>", "", page).split())
     row = f"| pretrain | 8 x NVIDIA H100 80GB HBM3 | 40 | 50,000 | 41.0 % | {said} |"
     assert row in text
     assert "| midtrain | cpu | 40 | 50,000 | not known |  |" in text

@@ -115,7 +115,7 @@ def test_an_imported_model_has_no_command():
     ("change", "note"),
     [
         ({"num_stepz": 3}, "this version has no setting pretrain.num_stepz"),
-        ({"num_steps": None}, "no artifact tells the setting of pretrain.num_steps"),
+        ({"num_steps": None}, "no artifact has the setting of pretrain.num_steps"),
     ],
 )
 def test_settings_of_another_version_are_named(change: dict[str, int | None], note: str):

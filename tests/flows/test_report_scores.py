@@ -11,7 +11,7 @@ def test_scores_come_with_their_intervals(tmp_path):
     for form in (" ".join(page.split()), text):
         assert "core 0.2000 (0.1500 to 0.2500), val_bpb 1.6000 (1.5500 to 1.6500)" in form
         assert "0.210 (0.105 to 0.420)" in form
-        assert "Could not be judged" not in form
+        assert "Could not be evaluated" not in form
 
 
 def test_a_task_that_could_not_be_judged_is_told(tmp_path):
@@ -21,7 +21,7 @@ def test_a_task_that_could_not_be_judged_is_told(tmp_path):
     scores |= {"chatcore": None, "failed": {"humaneval": "no <sandbox> here"}, "intervals": {}}
     path.write_text(json.dumps(scores))
     page, text = run_report(tmp_path / "job", inputs)
-    assert "Could not be judged: RL, humaneval: no &lt;sandbox&gt; here." in page
+    assert "Could not be evaluated: RL, humaneval: no &lt;sandbox&gt; here." in page
     assert "RL, humaneval: no <sandbox> here" in text
     assert "not known after RL" in text
     assert "not known" in page
@@ -72,6 +72,6 @@ def test_a_task_of_core_that_could_not_be_judged_is_told(tmp_path):
     changes = {"core": None, "failed": {"boolq": "boolq.jsonl line 3 is no example"}}
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     page, text = run_report(tmp_path / "job", inputs)
-    assert "Could not be judged: base, boolq: boolq.jsonl line 3 is no example." in page
+    assert "Could not be evaluated: base, boolq: boolq.jsonl line 3 is no example." in page
     assert "base, boolq: boolq.jsonl line 3 is no example" in text
-    assert "The base model was not judged by all tasks" in text
+    assert "The base model was not evaluated on all tasks" in text

@@ -76,6 +76,7 @@ def _fetch(store: Store, stage: str, run: str, cache: Cache) -> Path:
 def _open_example(directory: Path, task: str, split: str, index: int) -> dict[str, object]:
     from nanochat_core.data.conversations.examples import open_task
 
+    # Each dataset is a folder; other entries are files of the stage itself.
     known = sorted(path.name for path in directory.iterdir() if path.is_dir())
     if task not in known:
         raise ConfigError(f"there is no dataset '{task}' in this run", hint=suggest(task, known))

@@ -230,6 +230,7 @@ def _stage_row(item: StageDifference) -> tuple[str, ...]:
     prints = [short(fingerprint) for fingerprint in (item.old, item.new) if fingerprint]
     more = len(item.reasons) - _SHOWN_REASONS
     reasons = ", ".join(item.reasons[:_SHOWN_REASONS]) + (f" and {more} more" if more > 0 else "")
+    # dict.fromkeys: equal fingerprints are shown once.
     notes = {"=": "", "~": reasons, "-": "only in the first", "+": "only in the second"}
     return item.state, item.stage, " -> ".join(dict.fromkeys(prints)), notes[item.state]
 

@@ -128,6 +128,7 @@ def schedule(
     """
     if webhook is not None and not webhook.startswith(("http://", "https://")):
         raise ConfigError(f"{webhook!a} is not an address", hint="it begins with https://")
+    # Before anything is looked up: the model of a schedule to be removed may be gone.
     if remove:
         return _remove(model, where)
     if pool is not None:
@@ -138,6 +139,7 @@ def schedule(
     from deployments.alerts import ensure_regressions_are_posted
     from deployments.evals import Recurring, apply
 
+    # Defaults are resolved here: the worker that evaluates has its own environment.
     recurring = Recurring(
         model=model,
         cron=cron,
@@ -182,6 +184,7 @@ def run(
         Display(screen(soft_wrap=False), stages=[stage.name for stage in stages]) as display,
         ready(where.home_path, display),
     ):
+        # Imported here: `ready` first points Prefect at its server.
         from flows.evals.flow import nanochat_eval
 
         parameters: dict[str, Any] = {**judging.parameters, "overrides": judging.overrides}

@@ -22,7 +22,7 @@ from nanochat_core.errors import ConfigError
 
 _HEAD = ("stage", "what", "number", "objects", "size", "last written")
 _RIGHT = (2, 3, 4, 5)
-_DAY, _HOUR = 86400.0, 3600.0
+_DAY, _HOUR = 86400.0, 3600.0  # seconds
 _NAMED = 20  # artifacts listed by name; --json has all
 _NAMES: dict[Kind, str] = {
     "run record": "records of runs",
@@ -77,8 +77,10 @@ def gc(
     Exits with 0 when there is nothing to mark or delete, with 2 when there is, with 1 on an error;
     with --apply, with 0 unless there was an error.
     """
+    # --plan is the default, spelled out for scripts.
     if plan and apply:
         raise ConfigError("--plan and --apply are both given", hint="give one of them")
+    # At least 1: with no grace a collection could delete files of an upload in progress.
     for name, value in (("--keep-days", keep_days), ("--grace-hours", grace_hours)):
         if value < 1:
             raise ConfigError(f"{name} is {value}", hint="give 1 or more")
@@ -111,6 +113,7 @@ def _describe(plan: CollectionPlan, keep_days: int) -> Iterator[str]:
         yield from _table(waiting, survey.now)
         yield from _named(waiting, survey)
         yield ""
+    # The most surprising deletions are those of old runs, so the way to keep one is named.
     if any(piece.kind == "run record" for piece in survey.garbage.values()):
         yield (
             f"Runs not heard of for {keep_days} days are forgotten, and what only they reach goes: "
@@ -131,6 +134,7 @@ def _describe_collected(done: Collected) -> Iterator[str]:
     if done.unfinished:
         yield f"dropped {done.unfinished:,} half written objects"
     left = len(garbage) - len(swept.names)
+    # `due` is when the first marked piece has waited long enough; None if nothing is marked.
     if done.due is not None:
         yield (
             f"marked {left:,} pieces of garbage, {len(done.plan.fresh):,} of them new; "
@@ -282,5 +286,6 @@ def _progress() -> Generator[Watch]:
     if not console.is_terminal:
         yield lambda what, count: None
         return
+    # Listing a large store takes minutes.
     with console.status("looking") as status:
         yield lambda what, count: status.update(f"{what}: {count:,}")

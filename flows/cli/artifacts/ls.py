@@ -52,6 +52,7 @@ def ls(
         raise ConfigError(f"--limit is {limit}", hint="give 1 or more")
     store = place.open_store()
     if reference is not None and is_artifact(reference):
+        # An artifact is of one stage, so --stage is either superfluous or a mistake.
         if stage is not None:
             raise ConfigError(
                 f"--stage {stage} is given with the artifact {reference}", hint="leave it out"
@@ -93,6 +94,7 @@ def _of_artifact(store: Store, reference: str) -> tuple[Any, list[str]]:
     _warn(listing)
     (listed,) = listing.artifacts  # exactly one: its manifest was opened above
     url = f"{store.url}/{manifest.stage}/{manifest.fingerprint}"
+    # The same fields as a row of a list, and more: one format for programs.
     tree = listed.to_tree() | {
         "digest": manifest.digest,
         "files": [asdict(file) for file in manifest.files],
@@ -129,6 +131,7 @@ def _row(listed: Listed) -> tuple[str, ...]:
 
 def _state(listed: Listed) -> str:
     """Return "gone", "damaged", "revoked: why", "accepted" or ""."""
+    # The details of a damaged record are in the warning above the table.
     if listed.problem:
         return listed.problem if listed.problem == GONE else "damaged"
     if listed.revoked is not None:

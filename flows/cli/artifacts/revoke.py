@@ -36,6 +36,7 @@ def revoke(
     """
     if undo and why is not None:
         raise ConfigError("--undo takes no --why", hint="give one of them")
+    # A missing --why is refused by `revoke_artifact`, together with an empty one.
     store = place.open_store()
     manifest = open_artifact(store, reference)
     if undo:

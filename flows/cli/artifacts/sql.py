@@ -58,6 +58,7 @@ def sql(
                 line for name in VIEWS for line in _view_lines(name, VIEWS[name].about, known[name])
             )
         return 0
+    # Cut here and not by LIMIT in SQL, so that the number of the other rows is known.
     shown = result.rows[:limit] if limit else result.rows
     if as_json:
         print_json([dict(zip(result.columns, map(_plain, row), strict=True)) for row in shown])
@@ -94,5 +95,6 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.6g}"
+    # str values are shown without quotes, and so are dates, which _plain makes strings.
     text = value if isinstance(value, str) else json.dumps(_plain(value)).strip('"')
     return text if len(text) <= _MAX_CELL else f"{text[: _MAX_CELL - 3]}..."

@@ -104,6 +104,7 @@ def _facts(item: StagePlan) -> Iterator[tuple[str, str]]:
         yield "reason", item.reason
     if item.fingerprint:
         yield "fingerprint", item.fingerprint
+    # GPU stages run on the CPU where there is no GPU, as in the profile tiny.
     device = "a GPU where there is one" if stage.compute == "gpu" else "the CPU"
     yield "entry", f"{stage.entry}, on {device}"
     yield "config", ", ".join(stage.config) or "none"

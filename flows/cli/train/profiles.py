@@ -35,7 +35,7 @@ def profiles(*, as_json: AsJson = False) -> int:
 
 
 def _about(name: str) -> str:
-    # The docstring of the profile's function: it is also what docs/reference prints.
+    # The docstring of the function that makes the profile, on one line.
     return " ".join((inspect.getdoc(PROFILES[name]) or "").split())
 
 

@@ -45,6 +45,7 @@ def import_model(
     """
     path = path.expanduser()
     called = name or path.absolute().name
+    # The default comes from a directory, which may have a name that no run can have.
     try:
         check_name(called)
     except ConfigError as error:

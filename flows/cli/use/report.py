@@ -24,6 +24,7 @@ def report(
 ) -> int:
     """Print the path of the report card: what was trained, how well it does, what it costs."""
     store = place.open_store()
+    # Fetched whole: the page is one file and opens from the cache without a network.
     manifest = open_usable(store, f"{REPORT.name}@{profile}", warn=print_warning)
     files = fetch(store, manifest, place.cache) / "files"
     if markdown:

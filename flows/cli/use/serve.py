@@ -92,6 +92,7 @@ def serve(
         )
     device = where.device()
     gpus = count_gpus() if where.gpus is None else where.gpus
+    # Imported after the model is open: FastAPI and the engine take seconds to load.
     directory = _open(where, model)
     from nanochat_core.server.__main__ import Newer
     from nanochat_core.server.__main__ import serve as serve_directory
@@ -102,6 +103,7 @@ def serve(
         name=directory.name if is_path else model,
         host=host,
         port=port,
+        # One process per GPU; None lets the server choose, which on the CPU is one.
         engines=Engines(
             device="cuda" if device == "cuda" else "cpu",
             workers=workers or (gpus if device == "cuda" else None),
