@@ -1,4 +1,4 @@
-"""What a run is: one tree of plain numbers, and nothing about where it runs.
+"""The configuration of a run: one tree of plain values that decide what it produces.
 
 Every value is resolved (no -1, no "auto"): the plan, the fingerprints and the cost are computed
 from this tree alone. Values come from `scaling.run_for_depth` and the profiles; no field has a
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from nanochat_core.errors import ConfigError
 from nanochat_core.section import Section, check_bounds, check_counts, shown, within
 
-MOST_WIDTH = 2**16  # no model is as wide; the kernels index with 32 bits
-# Whole numbers that may be 0; every other one counts something that must exist.
+MOST_WIDTH = 2**16  # more than any model needs; the kernels index with 32 bits
+# Integers that may be 0; every other one must be at least 1.
 _MAY_BE_ZERO = ("seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_examples")
 
 
@@ -20,13 +20,13 @@ _MAY_BE_ZERO = ("seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_
 class NumericsConfig(Section):
     """Every constant of the arithmetic that changed between nanochat's eras, and the precision."""
 
-    precision: str  # "fp32", "bf16" or "fp8": what activations and matrix products run in
+    precision: str  # "fp32", "bf16" or "fp8": the dtype of activations and matrix products
     rotary_base: float = within(1.0, 1e12)
     rotary_precision: str  # "compute" (as `precision`) or "bf16": the dtype of the rotary tables
     qk_scale: float = within(1e-6, 1e6)  # both q and k are multiplied by it after QK-norm
     softcap: float = within(1e-3, 1e6)  # logits = softcap * tanh(logits / softcap)
     gate_scale: float = within(-1e6, 1e6)  # the value-embedding gate is gate_scale * sigmoid(...)
-    gate_channels: int = within(1, MOST_WIDTH)  # ... of the first of a block's input, normalised
+    gate_channels: int = within(1, MOST_WIDTH)  # the gate reads this many of its input's
     smear_channels: int = within(1, MOST_WIDTH)
     norm_eps: float = within(0.0, 1.0)
     # Initial weights: the embedding's standard deviation, c_fc's bound as a share of the other
@@ -105,12 +105,12 @@ def check_channels(model: ModelConfig, numerics: NumericsConfig) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardsConfig(Section):
-    """Where pretraining text comes from. The last shard is validation."""
+    """The source of pretraining text. The last shard is validation."""
 
     source: str  # "pydocs" | "local" | "climbmix" | "fineweb-edu"
     path: str | None  # source "local": a folder of .parquet, .jsonl or .txt
-    num_shards: int  # training shards; one validation shard comes on top
-    snapshot: tuple[str, ...]  # what the text depends on: "name==version" of each package read
+    num_shards: int  # training shards, without the validation shard
+    snapshot: tuple[str, ...]  # "name==version" of each package whose text is read
     revision: str | None  # of a hub dataset
 
 
@@ -119,34 +119,34 @@ class TokenizerConfig(Section):
     """Byte-level BPE, trained on the shards."""
 
     vocab_size: int
-    max_chars: int  # training stops reading text after this many characters
-    document_cap: int  # characters taken of one document
+    max_chars: int  # characters of text to train on
+    document_cap: int  # at most this many characters of one document
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig(Section):
-    """One task's data, or conversations from a file of one's own, as `task_data` prepares it."""
+    """One task's data, or conversations from a user's file, as `task_data` prepares it."""
 
-    name: str  # of a task; of one's own choice where there is a path
-    grade: int  # difficulty where the task has several, 1 is the easiest
-    num_train: int | None  # the first so many; None: all there are
+    name: str  # of a task; with `path` any name
+    grade: int  # difficulty if the task has several; 1 is the easiest
+    num_train: int | None  # the first so many examples; None means all
     num_test: int | None
     path: str | None = field(metadata={"neutral": None, "identity": False})  # JSONL of messages
     snapshot: str | None = field(metadata={"neutral": None})  # sha256 of the file at `path`
-    revision: str | None = field(metadata={"neutral": None})  # None: as tasks/ has it
+    revision: str | None = field(metadata={"neutral": None})  # None means the one in tasks/
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", self.name):
             raise ConfigError(
                 f"a dataset is called '{self.name}'",
-                hint="its files are kept under that name: small letters, digits, _ and -",
+                hint="its files are stored under that name: small letters, digits, _ and -",
             )
         for name in ("num_train", "num_test"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(
                     f"{name} of {self.name} is {value}, expected at least 0",
-                    hint="null takes all there are",
+                    hint="null means all",
                 )
 
 
@@ -156,7 +156,7 @@ class TaskDataConfig(Section):
 
     datasets: tuple[DatasetConfig, ...]
     core_bundle: str | None = field(metadata={"neutral": None})  # URL of the CORE metric's data
-    core_bundle_sha256: str | None = field(metadata={"neutral": None})  # None: not known
+    core_bundle_sha256: str | None = field(metadata={"neutral": None})  # None means unknown
 
     def __post_init__(self) -> None:
         names = [dataset.name for dataset in self.datasets]
@@ -169,11 +169,11 @@ class TaskDataConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class RowsConfig(Section):
-    """How documents are packed into rows."""
+    """The packing of documents into rows."""
 
     policy: str  # "default" or "nanochat"
     sequence_len: int
-    buffer_documents: int  # best-fit looks among this many
+    buffer_documents: int  # best-fit chooses from this many documents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,7 @@ class ScheduleConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section):
-    """Learning rates, all scale factors multiplied in. See scaling.py for where they come from."""
+    """Learning rates, which include all scale factors (see scaling.py), and optimizer constants."""
 
     muon_lr: float
     muon_weight_decay: float  # decayed by a cosine over the run in pretraining; 0 afterwards
@@ -238,12 +238,12 @@ class PretrainConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class BaseEvalConfig(Section):
-    """How the base model is judged."""
+    """The evaluation of the base model."""
 
     eval_tokens: int
     prompts: tuple[str, ...]  # each is continued greedily
     max_new_tokens: int
-    core_max_per_task: int | None = field(metadata={"neutral": None})  # examples; None: all
+    core_max_per_task: int | None = field(metadata={"neutral": None})  # examples; None means all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +251,7 @@ class MixtureEntry(Section):
     """A task's training examples inside a mixture."""
 
     task: str
-    num_examples: int | None  # the first so many of the training split; None: all there are
+    num_examples: int | None  # the first so many of the training split; None means all
     epochs: int
 
 
@@ -281,13 +281,13 @@ class RLConfig(Section):
     lr_fraction: float
     eval_examples: int
     # Options that nanochat lacks; their objective is in train/policy.py.
-    updates_per_batch: int = field(metadata={"neutral": 1})  # optimizer steps on a step's answers
-    clip: float | None = field(metadata={"neutral": None})  # PPO's: the ratio counts to 1 +- clip
+    updates_per_batch: int = field(metadata={"neutral": 1})  # optimizer steps per batch of answers
+    clip: float | None = field(metadata={"neutral": None})  # PPO's: limits the ratio to 1 +- clip
     kl_weight: float = field(metadata={"neutral": 0.0})  # of the divergence from the SFT model
     baseline: str = field(metadata={"neutral": "group_mean"})  # or "leave_one_out"
-    drop_equal_groups: bool = field(metadata={"neutral": False})  # their tokens do not count
-    eval_samples: int = field(metadata={"neutral": 1})  # 1: the likeliest answer; else pass@1..n
-    rollout_precision: str = field(metadata={"neutral": "model"})  # of answers: or "bf16", "int8"
+    drop_equal_groups: bool = field(metadata={"neutral": False})  # skip groups of equal rewards
+    eval_samples: int = field(metadata={"neutral": 1})  # 1: greedy accuracy; else pass@1..n
+    rollout_precision: str = field(metadata={"neutral": "model"})  # or "bf16", "int8"
 
     def __post_init__(self) -> None:
         if self.baseline not in (known := ("group_mean", "leave_one_out")):
@@ -302,7 +302,7 @@ class RLConfig(Section):
         if self.samples_per_example < 2:
             raise ConfigError(
                 f"rl.samples_per_example is {self.samples_per_example}, expected at least 2",
-                hint="an answer is judged by the others of its group",
+                hint="an answer's advantage is relative to the others of its group",
             )
         if self.clip is not None and not 0 < self.clip < 1:
             raise ConfigError(
@@ -328,7 +328,7 @@ class EvalTaskConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatEvalConfig(Section):
-    """How chat models are judged: greedy answers, graded by each task."""
+    """The evaluation of chat models: greedy answers, graded by each task."""
 
     tasks: tuple[EvalTaskConfig, ...]
     prompts: tuple[str, ...]  # shown side by side in the report
@@ -368,6 +368,7 @@ class RunConfig(Section):
         check_channels(self.model, self.numerics)
         datasets = {dataset.name for dataset in self.task_data.datasets}
         entries = (*self.midtrain.mixture, *self.sft.mixture)
+        # Checked here, so that a plan fails and not a stage, hours after the run's start.
         wanted = {self.rl.task, *(e.task for e in entries), *(t.name for t in self.chat_eval.tasks)}
         if missing := sorted(wanted - datasets):
             raise ConfigError(
@@ -379,6 +380,7 @@ class RunConfig(Section):
             ("midtrain", self.midtrain.total_batch_size),
             ("sft", self.sft.total_batch_size),
         ):
+            # A step is a whole number of rows.
             if batch % self.model.sequence_len:
                 raise ConfigError(
                     f"{name}.total_batch_size {batch} is not a multiple of "

@@ -1,12 +1,12 @@
-"""nanochat's eras: which parts its model had, and with which constants it was trained.
+"""nanochat's eras: the parts that its model had at a time, and the constants of its arithmetic.
 
 Between January and March 2026 nanochat's checkpoints kept their names and shapes while the
-arithmetic changed under them. A checkpoint does not say which constants it was trained with, and
-with others its logits are wrong, silently. An era is one row of all that changed; it is named by
-the first day of the code that trained it.
+arithmetic changed. A checkpoint does not record the constants it was trained with, and with others
+its logits are silently wrong. An era is one row of all that changed, named by the first day of the
+code that trained it.
 
-Initial weights are known of the first era and of the last. Models of those between are read,
-and trained further; one begun in them starts as it would today, but for what their rows say.
+Initial weights are known for the first era and the last. Models of those between can be read and
+trained further; a new model of such an era is initialised as today, except for its row's values.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ from nanochat_core.errors import ConfigError, ModelError
 
 @dataclass(frozen=True, kw_only=True)
 class Era:
-    """What one era's models have and compute. Fields of the same name are those of the configs."""
+    """The parts and constants of one era's models. Fields are named as in the configs."""
 
     first_day: str
-    commit: str | None  # of nanochat's repository, which began it; None: not recorded
+    commit: str | None  # of nanochat's repository, the era's first; None means not recorded
     residual_scalars: bool
     value_embeds: bool
     smear: bool
@@ -109,14 +109,14 @@ HEAD = MARCH_14.first_day
 
 
 def open_era(name: str) -> Era:
-    """The era that began on this day, "2026-01-05" for instance. Raises ConfigError."""
+    """Return the era that began on this day, such as "2026-01-05". Raises ConfigError."""
     if name not in ERAS:
         raise ConfigError(f"there is no era '{name}'", hint=f"one of: {', '.join(ERAS)}")
     return ERAS[name]
 
 
 def numerics(precision: str, *, era: str = HEAD) -> NumericsConfig:
-    """The constants of an era; nanochat's of today unless another is named."""
+    """Return the constants of an era; by default of nanochat's latest."""
     row = open_era(era)
     return NumericsConfig(
         precision=precision,
@@ -138,7 +138,7 @@ def numerics(precision: str, *, era: str = HEAD) -> NumericsConfig:
 
 
 def of_era(model: ModelConfig, era: str, *, pattern: str) -> ModelConfig:
-    """The same shape with an era's parts, and its windows in `pattern` ("SSSL"; all long: "L")."""
+    """Return the same shape with an era's parts, and windows in `pattern`: "SSSL"."""
     row = open_era(era)
     return dataclasses.replace(
         model,
@@ -151,8 +151,8 @@ def of_era(model: ModelConfig, era: str, *, pattern: str) -> ModelConfig:
 
 
 def windows_of(pattern: str, depth: int, sequence_len: int, *, era: str = HEAD) -> tuple[int, ...]:
-    """Keys to the left per layer. `pattern` of S (short) and L (long) is repeated over the layers;
-    the last one is always long. Raises ConfigError."""
+    """Return the keys to the left per layer. `pattern` of S (short) and L (long) is repeated over
+    the layers; the last layer is always long. Raises ConfigError."""
     if not pattern or set(pattern) - set("SL"):
         raise ConfigError(f"the window pattern is '{pattern}'", hint="S and L, as in SSSL")
     rule = open_era(era).short_window
@@ -165,17 +165,17 @@ def windows_of(pattern: str, depth: int, sequence_len: int, *, era: str = HEAD) 
 
 
 def eras_with(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """The eras whose models have tensors of these names and shapes, oldest first.
+    """Return the eras whose models have tensors of these names and shapes, oldest first.
 
-    Two where nothing in a checkpoint tells them apart: 2026-01-17 and 2026-03-02 differ in their
-    softcap alone. Raises ModelError for a model of no era.
+    There are two if a checkpoint does not distinguish them: 2026-01-17 and 2026-03-02 differ in
+    softcap only. Raises ModelError for a model of no era.
     """
     if any(name.startswith("bigram_embed.") for name in shapes):
         raise ModelError(
             "this model has bigram embeddings, as nanochat's of 25 to 28 January 2026 had",
             hint="no other version has them, and this one cannot run it",
         )
-    # A gate that is no matrix is of no era.
+    # The input widths of the gates. A gate that is not a matrix matches no era.
     gates = {shape[1:] for name, shape in shapes.items() if name.endswith(".ve_gate.weight")}
     found = tuple(
         era.first_day

@@ -1,20 +1,20 @@
-"""Errors that a person can act on.
+"""Errors that a user can act on.
 
     NanochatError
-    |-- ConfigError     a profile, an override or a value that cannot be
+    |-- ConfigError     an invalid profile, override or value
     |-- DataError       input text, a dataset or a row file that cannot be used
     |-- ModelError      a directory that is not a model, or weights that do not fit
     |-- StoreError      the artifact store cannot be reached or refuses
     |-- ArtifactError   an artifact is missing, damaged or not what its manifest says
     `-- StageError      a stage's job failed or was interrupted
 
-The message is one line: lower case, what is wrong, with both values. `hint` is the line that says
-what to do. A person sees both and no traceback; our own bugs are ordinary exceptions and raise.
+The message is one line: lower case, what is wrong, with both values. `hint` is one line on what to
+do. The user sees both and no traceback; bugs are ordinary exceptions with a traceback.
 """
 
 
 class NanochatError(Exception):
-    """A person's mistake, or a fact of the machine: shown as one line and a hint."""
+    """A user's mistake or a fact of the machine, shown as one line and a hint."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ class NanochatError(Exception):
 
 
 class ConfigError(NanochatError, ValueError):
-    """A profile, an override or a value that cannot be."""
+    """An invalid profile, override or value."""
 
 
 class DataError(NanochatError):
@@ -34,7 +34,7 @@ class ModelError(NanochatError):
 
 
 class StoreError(NanochatError):
-    """The artifact store cannot be reached or refuses. Never to be read as "not there"."""
+    """The artifact store cannot be reached or refuses. It must not be taken for "not found"."""
 
 
 class ArtifactError(NanochatError):

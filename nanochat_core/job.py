@@ -1,14 +1,15 @@
-"""The two files between processes: `job.json` goes in, `result.json` comes out.
+"""The files through which a launcher and a job's workers communicate: job.json and result.json.
 
-A job is one execution of one stage. Its directory holds everything needed to run it again by hand:
+A job is one execution of one stage. Its directory has all that `python -m nanochat_core.worker
+job.json` needs to run it again:
 
     job.json         what to do (this module)
     output/          what the stage makes; becomes the artifact's files
-    events.jsonl     progress and metrics, one JSON object a line; becomes the artifact's log
+    events.jsonl     progress and metrics, one JSON object per line; becomes the artifact's log
     checkpoints/     resumable state of an unfinished job
     result.json      `finished` or `interrupted`; absent when the job failed
     error.json       the exception of a failed job
-    code/            every module and data file of ours that the job loaded
+    code/            every module and data file of our packages that the job loaded
 """
 
 import hashlib
@@ -24,12 +25,12 @@ from nanochat_core.errors import StageError
 
 FORMAT = 1  # of job.json, which the code of an older commit also reads (flows/plan/prove.py)
 RESULT_FORMAT = 2
-_BLOCK = 8 << 20  # bytes read at a time: less than a second, also from a slow disk
+_BLOCK = 8 << 20  # bytes read between two beats: less than a second, also from a slow disk
 CHECKPOINT_FORMAT = 2  # of what lies in checkpoints/, see nanochat_core/train/loop/checkpoint.py
 
 Status: TypeAlias = Literal["finished", "interrupted"]
 Determinism: TypeAlias = Literal["default", "strict"]
-# The table in nanochat_core/model/attention_backends.py, for those who do not load torch.
+# The names in nanochat_core/model/attention_backends.py, for callers that do not load torch.
 Attention: TypeAlias = Literal["auto", "fa3", "cudnn", "fa4", "flex", "fa2", "sdpa"]
 
 
@@ -41,16 +42,16 @@ class Resources:
     threads: int  # CPU threads of one process
     device_batch_size: int  # rows per device per micro-step
     save_every_seconds: float  # from one checkpoint to the next
-    eval_every_steps: int  # between validations inside training; 0: only at both ends
+    eval_every_steps: int  # between validations in training; 0: only at the start and the end
     dollars_per_hour: float = 0.0  # price of the whole placement, for estimates and reports
-    save_every_steps: int = 0  # a checkpoint after each so many steps besides; 0: by time alone
-    keep_checkpoints: int = 2  # the newest so many stay on this machine, and the best
-    hang_seconds: float = 600.0  # so long without a heartbeat of any rank the job is ended
-    retry_smaller_batch: bool = True  # when out of memory: half the device batch, and go on
+    save_every_steps: int = 0  # also a checkpoint after this many steps; 0: by time alone
+    keep_checkpoints: int = 2  # the newest ones to keep on this machine, besides the best
+    hang_seconds: float = 600.0  # end the job after this long without a heartbeat of any rank
+    retry_smaller_batch: bool = True  # out of memory: halve the device batch and redo the step
     attention: Attention = "auto"  # a backend; "auto": the first that this device can run
-    compile: bool = False  # whether torch.compile makes kernels for the model
-    determinism: Determinism = "default"  # "strict": only kernels that repeat themselves
-    sinks: tuple[str, ...] = ()  # where metrics go besides: "wandb", "trackio"
+    compile: bool = False  # compile the model with torch.compile
+    determinism: Determinism = "default"  # "strict": only deterministic kernels
+    sinks: tuple[str, ...] = ()  # trackers that also get the metrics: "wandb", "trackio"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,41 +68,42 @@ class Job:
 
     @property
     def output(self) -> Path:
-        """Where the stage writes its files."""
+        """The directory of the stage's output files."""
         return self.directory / "output"
 
     @property
     def checkpoints(self) -> Path:
-        """Where resumable state lives."""
+        """The directory of resumable state."""
         return self.directory / "checkpoints"
 
     @property
     def events(self) -> Path:
-        """The job's progress and metrics."""
+        """The file of the job's progress and metrics."""
         return self.directory / "events.jsonl"
 
     @property
     def code(self) -> Path:
-        """Where workers record the code that they run."""
+        """The directory in which workers record the code that they run."""
         return self.directory / "code"
 
     @property
     def model_input(self) -> Path:
-        """The model this stage continues or judges: the first input, by the stage table's rule."""
+        """The model this stage trains or evaluates: by the stage table's rule, the first input."""
         return next(iter(self.inputs.values()))
 
     def write(self) -> Path:
-        """Write job.json, whole or not at all; returns its path."""
+        """Write job.json atomically; return its path."""
         path = self.directory / "job.json"
         write_json(path, self._tree())
         return path
 
     def is_written(self) -> bool:
-        """Return True if job.json in the directory describes this very job."""
+        """Return whether job.json in the directory describes exactly this job."""
         try:
             written = json.loads((self.directory / "job.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
+        # Through JSON, which turns tuples into lists.
         return written == json.loads(json.dumps(self._tree()))
 
     def _tree(self) -> dict[str, Any]:
@@ -117,7 +119,7 @@ class Job:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read job.json. Raises StageError when it is not one or of another format."""
+        """Read job.json. Raises StageError if it is invalid or of another format."""
         tree = _read_tree(path, FORMAT)
         resources: dict[str, Any] = {**tree["resources"]}
         resources["sinks"] = tuple(resources["sinks"])
@@ -134,15 +136,15 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a job ended."""
+    """The result of a job that finished or was interrupted."""
 
     status: Status
-    metrics: dict[str, Any]  # what the stage reports of itself: plain numbers and short strings
+    metrics: dict[str, Any]  # reported by the stage: plain numbers and short strings
     output: dict[str, str] = field(default_factory=dict[str, str])  # sha256 by path in output/
-    versions: dict[str, str] = field(default_factory=dict[str, str])  # of what made the result
+    versions: dict[str, str] = field(default_factory=dict[str, str])  # of the software used
 
     def write(self, directory: Path) -> None:
-        """Write result.json, whole or not at all."""
+        """Write result.json atomically."""
         write_json(
             directory / "result.json",
             {
@@ -156,9 +158,9 @@ class Result:
 
     @classmethod
     def find(cls, directory: Path) -> Self | None:
-        """Return the job's result, or None if it left none (it failed or was killed).
+        """Return the job's result, or None if it has none (it failed or was killed).
 
-        One of format 1, which the code of an older commit writes, names no files and no versions.
+        Format 1, which the code of an older commit writes, has no files and no versions.
         Raises StageError if it is of another format.
         """
         path = directory / "result.json"
@@ -190,16 +192,14 @@ def digests_of(directory: Path, *, beat: Callable[[], None] = lambda: None) -> d
 
 
 def check_checkpoints(directory: Path) -> None:
-    """Raise StageError if `directory` has a committed checkpoint of another format.
-
-    Another version of the code can resume from it: nothing may rename it, prune it or save beside
-    it.
-    """
+    """Raise StageError if `directory` has a committed checkpoint of another format."""
+    # Another version of the code can resume from it, so this one must not rename it, prune it or
+    # save beside it.
     for commit in sorted(directory.glob("step-*/COMMIT.json")):
         try:
             number = json.loads(commit.read_text(encoding="utf-8"))["format"]
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # damaged: of no format
+            continue  # damaged, so it has no format
         check_format(number, where=commit.parent)
 
 
@@ -208,15 +208,16 @@ def check_format(number: object, *, where: object) -> None:
     if number != CHECKPOINT_FORMAT:
         raise StageError(
             f"checkpoint {where} is of format {number}, this version reads {CHECKPOINT_FORMAT}",
-            hint="resume with the version of the code that wrote it, or begin anew: "
+            hint="resume with the version of the code that wrote it, or start again: "
             "`nanochat run PROFILE --force STAGE`",
         )
 
 
 def write_json(path: Path, tree: Any) -> None:
     """Write `tree` as JSON so that a reader sees the whole file or none, even after a power cut."""
+    # fsync before the rename: otherwise the name could survive a power cut without the content.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    # Artifacts hold such files, and no fingerprint covers this module: a test pins the bytes.
+    # Artifacts contain such files, and this module is in no fingerprint: a test pins the bytes.
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(tree, file, indent=1, allow_nan=False)
         file.write("\n")
@@ -227,7 +228,7 @@ def write_json(path: Path, tree: Any) -> None:
 
 
 def move_into_place(temporary: Path, path: Path) -> None:
-    """Rename a finished file so that `path` is whole or absent, even after a power cut."""
+    """Rename a finished file so that `path` is complete or absent, even after a power cut."""
     descriptor = os.open(temporary, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -238,7 +239,7 @@ def move_into_place(temporary: Path, path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames inside `path` durable."""
+    """Make renames inside the directory `path` durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""The one dial: `run_for_depth(depth)` derives every number of a run from the number of layers.
+"""The recipe: `run_for_depth(depth)` derives every number of a run from the number of layers.
 
 The chain is depth -> width -> parameters -> training tokens -> batch size -> learning rates and
-weight decay, nanochat's rule at each link (constants tuned there at depth 12). All plain functions
-of plain numbers: the plan, the cost and the tests need no torch.
+weight decay, by nanochat's rule at each link (constants tuned there at depth 12). All are plain
+functions of plain numbers: the plan, the cost and the tests need no torch.
 """
 
 import math
@@ -41,7 +41,7 @@ CHARS_PER_TOKEN = 4.8  # of the 32768-token vocabulary on web text
 def model_for_depth(
     depth: int, *, sequence_len: int = 2048, vocab_size: int = 32768
 ) -> ModelConfig:
-    """Width 64 a layer, rounded up to whole heads of 128; windows SSSL, the last one long."""
+    """Return the shape: width 64 per layer, rounded up to whole heads of 128; windows SSSL."""
     width = -(-64 * depth // HEAD_DIM) * HEAD_DIM
     return ModelConfig(
         depth=depth,
@@ -59,12 +59,13 @@ def model_for_depth(
 
 
 def windows_for(depth: int, sequence_len: int) -> tuple[int, ...]:
-    """Keys to the left per layer: three short windows, one long, repeated; the last is long."""
+    """Return the keys to the left per layer: three short, one long, repeated; the last is long."""
     return windows_of("SSSL", depth, sequence_len)
 
 
 def num_matrix_params(model: ModelConfig, constants: NumericsConfig) -> int:
-    """Parameters inside the blocks: attention, MLP and value-embedding gates."""
+    """Return the parameters inside the blocks: attention, MLP and value-embedding gates."""
+    # Attention: Wq and Wo (C, C), Wk and Wv (K D, C). MLP: two matrices of 4 C^2.
     kv_width = model.num_kv_heads * head_dim(model)
     attention = 2 * model.width * model.width + 2 * model.width * kv_width
     gates = len(value_embed_layers(model)) * model.num_kv_heads * constants.gate_channels
@@ -72,17 +73,18 @@ def num_matrix_params(model: ModelConfig, constants: NumericsConfig) -> int:
 
 
 def num_lm_head_params(model: ModelConfig) -> int:
-    """Parameters of the output projection."""
+    """Return the parameters of the output projection."""
     return padded_vocab_size(model) * model.width
 
 
 def num_scaling_params(model: ModelConfig, constants: NumericsConfig) -> int:
-    """What the data horizon is counted against: matrices and lm_head, no embeddings."""
+    """Return the parameters that determine the number of tokens: matrices and lm_head."""
+    # Without embeddings, as in nanochat.
     return num_matrix_params(model, constants) + num_lm_head_params(model)
 
 
 def num_params(model: ModelConfig, constants: NumericsConfig) -> int:
-    """All parameters: d12 has 286,261,730."""
+    """Return the number of all parameters: d12 has 286,261,730."""
     embeddings = padded_vocab_size(model) * model.width
     value_embeds = (
         len(value_embed_layers(model))
@@ -96,14 +98,15 @@ def num_params(model: ModelConfig, constants: NumericsConfig) -> int:
 
 
 def flops_per_token(model: ModelConfig, constants: NumericsConfig) -> int:
-    """Forward and backward, nanochat's MFU convention."""
+    """Return the FLOPs of forward and backward per token, by nanochat's MFU convention."""
+    # 6 per parameter (2 forward, 4 backward); attention 12 C per key inside the window.
     attention = sum(12 * model.width * min(w, model.sequence_len) for w in model.windows)
     smear = constants.smear_channels * model.smear
     return 6 * (num_scaling_params(model, constants) + smear) + attention
 
 
 def batch_for_tokens(tokens: int, reference_tokens: int) -> int:
-    """Tokens per step: the power of two nearest (in log) to the Power Lines batch."""
+    """Return tokens per step: the power of two nearest (in log) to the Power Lines batch."""
     ideal = REFERENCE_BATCH * (tokens / reference_tokens) ** BATCH_EXPONENT
     return 2 ** round(math.log2(ideal))
 
@@ -111,10 +114,11 @@ def batch_for_tokens(tokens: int, reference_tokens: int) -> int:
 def optimizer_for(
     model: ModelConfig, *, tokens: int, reference_tokens: int, total_batch_size: int
 ) -> OptimizerConfig:
-    """Learning rates scale with sqrt(batch), AdamW matrices also with 1/sqrt(width).
+    """Return learning rates scaled by sqrt(batch), those of AdamW's matrices also by 1/sqrt(width).
 
     Weight decay keeps the averaging timescale constant in epochs (T_epoch, arXiv 2405.13698).
     """
+    # Reference values are those of depth 12: width 768 and 2^19 tokens per step.
     batch_scale = math.sqrt(total_batch_size / REFERENCE_BATCH)
     width_scale = (model.width / 768) ** -0.5
     return OptimizerConfig(
@@ -125,7 +129,7 @@ def optimizer_for(
         value_embed_lr=0.15 * batch_scale * width_scale,
         residual_lr=0.005 * batch_scale,
         x0_lr=0.5 * batch_scale,
-        smear_lr=0.2,
+        smear_lr=0.2,  # not scaled, as in nanochat
         muon="polar_express",
         grad_clip=None,
         lm_head_beta2=0.96,
@@ -136,7 +140,7 @@ def optimizer_for(
 
 
 def pretrain_schedule() -> ScheduleConfig:
-    """Warm up 40 steps, hold, then fall linearly to 5 % over the last 65 %."""
+    """Return the schedule: 40 steps of warmup, hold, linear to 5 % over the last 65 %."""
     return ScheduleConfig(
         warmup_steps=40,
         warmdown_fraction=0.65,
@@ -149,7 +153,7 @@ def pretrain_schedule() -> ScheduleConfig:
 
 
 def chat_schedule(*, warmdown_fraction: float) -> ScheduleConfig:
-    """No warm-up, hold, then fall linearly to zero."""
+    """Return the schedule of chat stages: no warmup, hold, then linear to zero."""
     return ScheduleConfig(
         warmup_steps=0,
         warmdown_fraction=warmdown_fraction,
@@ -169,13 +173,14 @@ def run_for_depth(
     sequence_len: int = 2048,
     vocab_size: int = 32768,
 ) -> RunConfig:
-    """The whole configuration of a model with `depth` layers, nanochat's recipe."""
+    """Return the whole configuration of a run with `depth` layers, by nanochat's recipe."""
     model = model_for_depth(depth, sequence_len=sequence_len, vocab_size=vocab_size)
     reference = model_for_depth(REFERENCE_DEPTH, sequence_len=sequence_len, vocab_size=vocab_size)
     constants = numerics(precision)
     tokens = int(tokens_per_param * num_scaling_params(model, constants))
     reference_tokens = int(tokens_per_param * num_scaling_params(reference, constants))
     batch = batch_for_tokens(tokens, reference_tokens)
+    # Enough text for one epoch: no document is repeated.
     num_shards = math.ceil(tokens * CHARS_PER_TOKEN / CHARS_PER_SHARD)
     return RunConfig(
         seed=42,
@@ -221,13 +226,13 @@ def run_for_depth(
             schedule=chat_schedule(warmdown_fraction=0.2),
             eval_examples=1000,
         ),
-        # January's second chat stage with today's `lr_fraction`. Today's nanochat has one stage and
-        # a mixture 35 times as long, and this one differs from it where it is short and comes
-        # after midtraining. Its rate falls from the first step, as January's did: today's holds it
-        # for half of the stage (warmdown 0.5), the part that does midtraining's work. Its batch is
-        # 2^18 tokens at most where today's is the base model's (2^20 at d20), which would leave it
-        # too few steps; the rates are not scaled down with it. Today's stage is a matter of
-        # settings: tests/nanochat_core/train/test_chat_recipes.py has them.
+        # January's second chat stage with today's `lr_fraction`. Today's nanochat has a single chat
+        # stage with a mixture 35 times as long; this one is short and follows midtraining, hence
+        # two differences. Its rate falls from the first step, as January's did, while today's is
+        # held for half of the stage (warmdown 0.5), the part that replaces midtraining. Its batch
+        # is at most 2^18 tokens, while today's is the base model's (2^20 at d20), which would leave
+        # too few steps; the rates are not scaled down with it. The settings of today's stage are in
+        # tests/nanochat_core/train/test_chat_recipes.py.
         sft=ChatTrainConfig(
             mixture=open_mixture("sft"),
             num_epochs=1,
@@ -271,7 +276,7 @@ def run_for_depth(
 def dataset(
     name: str, *, grade: int = 1, num_train: int | None = None, num_test: int | None = None
 ) -> DatasetConfig:
-    """A task's data; of a published dataset all there are, unless numbers are given."""
+    """Return a task's data section; without numbers all examples of a published dataset."""
     return DatasetConfig(
         name=name,
         grade=grade,
@@ -284,8 +289,8 @@ def dataset(
 
 
 def open_mixture(name: str) -> tuple[MixtureEntry, ...]:
-    """The mixture called `name`, or of the .toml file at that path. Raises ConfigError."""
-    # Only where it is used: a training job counts with this module, and reads no mixture.
+    """Return the mixture called `name`, or of the .toml file at that path. Raises ConfigError."""
+    # Imported here only: training jobs import this module too, but read no mixture.
     from tasks.base import TaskError
     from tasks.mixtures.mixture_files import read_mixture
 
@@ -296,7 +301,7 @@ def open_mixture(name: str) -> tuple[MixtureEntry, ...]:
     return tuple(MixtureEntry(task=s.task, num_examples=s.rows, epochs=s.epochs) for s in shares)
 
 
-# What nanochat trains on after pretraining, or is judged by.
+# The datasets of nanochat's chat training and evaluation.
 PUBLISHED = ("smoltalk", "mmlu", "gsm8k", "arc_easy", "arc_challenge", "humaneval")
 CORE_BUNDLE = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 BASE_PROMPTS = (

@@ -1,11 +1,11 @@
 """nanochat's recipe of 5 January 2026, its "$100 speedrun": `january_run(depth)`.
 
-Simpler than today's: tokens are 20 for every parameter, the batch is fixed, no learning rate knows
-of it, and nothing decays. Its models are plain enough that other programs can run them.
+Simpler than today's: 20 tokens per parameter, a fixed batch size, learning rates independent of it,
+and no weight decay. Other programs can run its models.
 
-Where this recipe and ours part: rows are packed as all of ours are, whole documents after a bos, in
-place of one stream cut anywhere. Midtraining's learning rate of the embedding was 0.2, two thirds
-of pretraining's, where a stage of ours takes one share of them all. SFT's step is about as many
+Differences from nanochat: rows are packed as everywhere here, whole documents after a bos, instead
+of one stream cut anywhere. Midtraining's learning rate of the embedding was 0.2, two thirds of
+pretraining's, while a stage here scales all rates by one factor. SFT's step has about as many
 tokens as its 32 conversations had, and a row holds several.
 """
 
@@ -23,7 +23,7 @@ GSM8K_QUESTIONS = 7473
 
 
 def january_model(depth: int, *, sequence_len: int = 2048, vocab_size: int = 65536) -> ModelConfig:
-    """Width 64 a layer; the number of heads that divides it and is nearest to width / 128."""
+    """Return the shape: width 64 per layer, heads as `num_heads_for` chooses, full attention."""
     width = 64 * depth
     num_heads = num_heads_for(width)
     base = dataclasses.replace(
@@ -36,17 +36,17 @@ def january_model(depth: int, *, sequence_len: int = 2048, vocab_size: int = 655
 
 
 def num_heads_for(width: int) -> int:
-    """The divisor of width nearest to width / 128, the larger of two equally near ones."""
+    """Return the divisor of width nearest to width / 128, the larger of two equally near ones."""
     ideal = max(1, round(width / scaling.HEAD_DIM))
     divisors = [n for n in range(1, width + 1) if width % n == 0]
     return min(divisors, key=lambda n: (abs(n - ideal), -n))
 
 
 def january_optimizer(model: ModelConfig) -> OptimizerConfig:
-    """Muon by Newton-Schulz and AdamW without decay, the gradient clipped at norm 1.
+    """Return Muon by Newton-Schulz and AdamW without decay, the gradient clipped at norm 1.
 
-    AdamW's eps is added to the bias-corrected root, as on one GPU then; on several, nanochat added
-    it before the correction, which moves nothing at 1e-10.
+    AdamW's eps is added to the bias-corrected root, as nanochat did on one GPU; on several it was
+    added before the correction, which makes no difference at 1e-10.
     """
     width_scale = (model.width / 768) ** -0.5
     return OptimizerConfig(
@@ -54,7 +54,7 @@ def january_optimizer(model: ModelConfig) -> OptimizerConfig:
         muon_weight_decay=0.0,
         lm_head_lr=0.004 * width_scale,
         embedding_lr=0.3 * width_scale,
-        value_embed_lr=0.0,  # this and the next three: of parameters that are not there
+        value_embed_lr=0.0,  # this and the next three: January's model lacks these parameters
         residual_lr=0.0,
         x0_lr=0.0,
         smear_lr=0.0,
@@ -70,7 +70,7 @@ def january_optimizer(model: ModelConfig) -> OptimizerConfig:
 def january_run(
     depth: int, *, precision: str = "bf16", sequence_len: int = 2048, vocab_size: int = 65536
 ) -> RunConfig:
-    """The whole configuration of a model with `depth` layers, by the recipe of January 2026."""
+    """Return the whole configuration of a run with `depth` layers, by January's recipe."""
     today = scaling.run_for_depth(
         depth, precision=precision, sequence_len=sequence_len, vocab_size=vocab_size
     )

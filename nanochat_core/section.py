@@ -1,4 +1,4 @@
-"""Groups of settings as JSON trees: written out, read back strictly, and in canonical form."""
+"""Groups of settings: conversion to JSON trees, strict parsing, and a canonical form."""
 
 import dataclasses
 import math
@@ -18,16 +18,16 @@ class Section:
     A field added later declares `metadata={"neutral": v}`: the value that reproduces behaviour
     from before the field existed. It is left out of the canonical form when equal to `v`, so old
     artifacts stay valid, and a tree that lacks it means `v`. A field with `{"identity": False}`
-    says where something lies whose content another field tells: no canonical form has it.
+    is a location whose content another field identifies: it is in no canonical form.
     """
 
     def tree(self) -> dict[str, Tree]:
-        """All fields as JSON-ready values, in declaration order; tuples become lists."""
+        """Return all fields as JSON-ready values, in declaration order; tuples become lists."""
         fields = dataclasses.fields(typing.cast(Any, self))
         return {field.name: _to_tree(getattr(self, field.name)) for field in fields}
 
     def canonical(self) -> dict[str, Tree]:
-        """What an identity is made of: `tree` less places, and less what has its neutral value."""
+        """Return the tree that identities use: without locations and neutral values."""
         result: dict[str, Tree] = {}
         for field in dataclasses.fields(typing.cast(Any, self)):
             value = getattr(self, field.name)
@@ -40,7 +40,7 @@ class Section:
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any], *, where: str = "") -> Self:
-        """Build from JSON values. Raises ConfigError on unknown or missing names, wrong types."""
+        """Parse JSON values. Raises ConfigError for unknown or missing names and wrong types."""
         types_by_name = typing.get_type_hints(cls)
         fields = dataclasses.fields(typing.cast(Any, cls))
         names = [field.name for field in fields]
@@ -59,7 +59,7 @@ class Section:
 
 
 def shown(value: object) -> str:
-    """Return a value as an error message shows it: on one line, and cut where it is long."""
+    """Return a value for an error message: on one line, truncated if long."""
     return reprlib.repr(value)
 
 
@@ -105,7 +105,7 @@ def _to_tree(value: Any, *, canonical: bool = False) -> Tree:
 
 
 def from_json(expected: Any, value: Any, *, where: str) -> Any:
-    """One JSON value as the annotated type `expected`; an int will do for a float."""
+    """Return one JSON value as the annotated type `expected`; an int is accepted as a float."""
     if isinstance(expected, type) and issubclass(expected, Section):
         if not isinstance(value, dict):
             raise ConfigError(f"{where} is {shown(value)}, expected a group of settings")
@@ -127,6 +127,7 @@ def from_json(expected: Any, value: Any, *, where: str) -> Any:
         return float(value)
     if expected is float and type(value) is float and not math.isfinite(value):
         raise ConfigError(f"{where} is {value}, expected a finite number")
+    # Not isinstance: True is an int, but not a number of steps.
     if type(value) is not expected:
         raise ConfigError(f"{where} is {shown(value)}, expected {expected.__name__}")
     return value

@@ -1,7 +1,7 @@
-"""Runs one job: `python -m nanochat_core.worker JOB.json`, alone or as every rank of torchrun.
+"""Run one job: `python -m nanochat_core.worker JOB.json`, alone or as every rank of torchrun.
 
-The worker knows local directories and numbers. It leaves result.json (finished or interrupted) or
-error.json; its exit code says the same but is lost behind torchrun, so nobody relies on it.
+The worker uses local directories only. It writes result.json (finished or interrupted) or
+error.json. Its exit code has the same meaning, but torchrun does not pass it on.
 """
 
 import ctypes
@@ -27,16 +27,17 @@ from nanochat_core.runtime.trackers import following, may_linger
 from nanochat_core.runtime.versions import versions_in_use
 
 _PR_SET_PDEATHSIG = 1
-LAUNCHER_VARIABLE = "NANOCHAT_LAUNCHER"  # process id of who started this process
-RECORD_VARIABLE = "NANOCHAT_CODE_RECORD"  # where a process that a stage starts records its code
-STEPS_VARIABLE = "NANOCHAT_STEPS"  # the job is interrupted after so many, its state saved
+LAUNCHER_VARIABLE = "NANOCHAT_LAUNCHER"  # process id of the launcher
+RECORD_VARIABLE = "NANOCHAT_CODE_RECORD"  # the code directory of processes that a stage starts
+STEPS_VARIABLE = "NANOCHAT_STEPS"  # save and interrupt the job after this many steps
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job file named in `arguments`; returns the exit code."""
+    """Run the job file named in `arguments`; return the exit code."""
     die_with_parent()
     interrupt.install()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the launcher asks where we stand
+    # The launcher sends SIGUSR1 to a job that hangs, for its stack traces.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     if steps := os.environ.get(STEPS_VARIABLE):
         interrupt.STOP.steps_left = int(steps)
     job = Job.read(Path(arguments[0]))
@@ -50,8 +51,10 @@ def main(arguments: list[str]) -> int:
 
 def _run(job: Job, rank: int) -> int:
     if rank == 0:
-        if LAUNCHER_VARIABLE not in os.environ:  # replayed by hand; a launcher does it before us:
-            for name in ("result.json", "error.json"):  # by now another rank may have failed
+        # Only without a launcher, which removes them before it starts the ranks: here another
+        # rank may already have failed and written error.json.
+        if LAUNCHER_VARIABLE not in os.environ:
+            for name in ("result.json", "error.json"):
                 (job.directory / name).unlink(missing_ok=True)
         job.output.mkdir(exist_ok=True)
         job.checkpoints.mkdir(exist_ok=True)
@@ -69,8 +72,9 @@ def _run(job: Job, rank: int) -> int:
         _write_error(job, rank, error)
         return 1
     if rank == 0:
-        versions = versions_in_use()  # before the log loads pyarrow
+        versions = versions_in_use()  # before write_metrics loads pyarrow, which would be listed
         write_metrics(job)
+        # Last: result.json means that everything else is written.
         Result(
             status="finished",
             metrics=metrics,
@@ -81,8 +85,8 @@ def _run(job: Job, rank: int) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process, whatever would like to wait."""
-    failed = code == 1  # the process group is left as it is: ending it would wait for other ranks
+    """End this process without waiting for other ranks or for exit hooks."""
+    failed = code == 1  # then the process group is not closed: that would wait for other ranks
     if failed or may_linger():
         if not failed and "torch" in sys.modules:
             importlib.import_module("nanochat_core.runtime.hardware.distributed").close_world()
@@ -93,7 +97,7 @@ def leave(code: int) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """Ask Linux for SIGTERM when the launcher dies, so that no orphan goes on training."""
+    """Ask Linux to send SIGTERM when the launcher dies, so that no orphan continues training."""
     if sys.platform == "linux":
         launcher = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -102,18 +106,20 @@ def die_with_parent() -> None:
 
 
 def set_up_cublas(job: Job) -> None:
-    """Have cuBLAS repeat its sums under determinism "strict"; it looks when it is first used.
+    """Make cuBLAS deterministic under determinism "strict".
 
-    The launcher sets this too, but a job may be run by hand.
+    The launcher sets this too, but a job can also be run without one.
     """
+    # cuBLAS reads the variable at its first use, so it must be set before torch is imported.
     if job.resources.determinism == "strict":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def _only_worker(job: Job, rank: int) -> IO[Any]:
-    """Wait until an earlier attempt's worker has saved; the lock ends with the process.
+    """Wait until an earlier attempt's worker has saved and ended; return the lock.
 
-    The file names this process, so that a launcher can end it when it is stuck.
+    The lock ends with the process. Its file names this process, so that a launcher can kill it if
+    it hangs.
     """
     lock = (job.directory / f"worker-{rank}.lock").open("a", encoding="utf-8")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -122,20 +128,20 @@ def _only_worker(job: Job, rank: int) -> IO[Any]:
 
 
 def _remove_half_files(directory: Path) -> None:
-    """Drop what a killed attempt was writing: whole files never have such names."""
+    """Delete incomplete files of a killed attempt: complete files never have such names."""
     for path in directory.rglob(".*.tmp"):
         path.unlink()
 
 
 def _write_error(job: Job, rank: int, error: Exception) -> None:
-    """The first failing rank explains; the others fail because of it."""
+    """Write error.json, unless another rank has: the first failure causes the others."""
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
     path = job.directory / "error.json"
     if not path.exists():
         is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         is_ours = isinstance(error, NanochatError)
-        hint = error.hint if is_ours else "free some space and run again: it goes on from here"
+        hint = error.hint if is_ours else "free some space and run again: the job resumes from here"
         write_json(
             path,
             {
@@ -149,7 +155,7 @@ def _write_error(job: Job, rank: int, error: Exception) -> None:
         )
 
 
-if __name__ == "__mp_main__":  # a process that a stage started, before it loads what it runs
+if __name__ == "__mp_main__":  # a process that a stage spawned; it has loaded no code of ours yet
     record_code(Path(os.environ[RECORD_VARIABLE]))
 if __name__ == "__main__":
     leave(main(sys.argv[1:]))

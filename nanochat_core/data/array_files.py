@@ -1,7 +1,7 @@
-"""Arrays written into files so that what the disk refuses is an error, with its number (errno).
+"""Write arrays to files so that every disk error raises OSError with its errno.
 
-`ndarray.tofile`, and `numpy.save` which calls it, write through a stream of their own: they ignore
-what closing it says, so that the last kilobytes can be missing, and their errors have no number.
+`ndarray.tofile`, and `numpy.save` which calls it, write through a C stream and ignore errors when
+it is closed: on a full disk the last kilobytes can be missing, and their errors have no errno.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 
 def write_array(file: IO[bytes], array: npt.NDArray[Any]) -> None:
-    """Append the array's values in C order. Raises OSError here or when the file is closed."""
+    """Append the array's values in C order. Raises OSError, here or when the file is closed."""
     file.write(np.ascontiguousarray(array).data)
 
 
 def check_size(path: Path, size: int) -> None:
-    """Raise OSError unless the file has so many bytes: before it is taken for done."""
+    """Raise OSError unless the file has `size` bytes. Call it before the file counts as done."""
     found = path.stat().st_size
     if found != size:
         raise OSError(
@@ -32,12 +32,13 @@ def check_size(path: Path, size: int) -> None:
 
 @contextlib.contextmanager
 def new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[IO[bytes]]:
-    """A .npy file of which the values are still to be written, in order; whole at the end."""
+    """Open a .npy file; the block writes its values in C order. Complete and durable at the end."""
     header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     with path.open("wb") as file:
         npy.write_array_header_1_0(file, header)
         size = file.tell() + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         yield file
+        # A later rename must not become durable before the values.
         file.flush()
         os.fsync(file.fileno())
     check_size(path, size)

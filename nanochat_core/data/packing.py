@@ -1,16 +1,16 @@
-"""Documents into rows: best-fit with cropping, every row beginning with bos.
+"""Pack documents into rows: best-fit with cropping; every row begins with bos.
 
-A row is full: no padding. It takes the largest waiting document that fits, again and again; when
-none fits, the shortest is cropped to fill the row and the rest of it is dropped. Two policies:
+Rows have no padding. A row takes the largest waiting document that fits, repeatedly; when none
+fits, the shortest is cropped to fill the row and the rest of it is dropped. Two policies:
 
-nanochat    exactly nanochat's rows at one rank. Documents longer than a row wait in the buffer
-            until one is cropped, which wants the shortest: they fill the buffer, and the longest
-            are never trained on.
-default     a document longer than a row is cut as it arrives: whole rows of its own, and a rest
-            that waits like any document. Each piece after the first is given its own bos. So no
-            length goes untrained, and the buffer holds only documents that fit.
+nanochat    exactly nanochat's rows at one rank. Documents longer than a row wait until one is
+            cropped, for which the shortest is chosen: they fill the buffer, and the longest are
+            never trained on.
+default     a document longer than a row is split on arrival into rows of its own and a rest that
+            waits like any document. Each piece after the first gets its own bos. So documents of
+            any length are trained on, and the buffer holds only documents that fit.
 
-Pure functions of lengths: nothing here reads a token.
+Pure functions of lengths: no tokens are read here.
 """
 
 from bisect import bisect_left, insort
@@ -20,13 +20,13 @@ from typing import NamedTuple, TypeAlias
 from nanochat_core.errors import ConfigError
 
 POLICIES = ("default", "nanochat")
-_DOCUMENT_BITS = 40
+_DOCUMENT_BITS = 40  # of a waiting entry, see _Buffer
 _DOCUMENT_MASK = (1 << _DOCUMENT_BITS) - 1
 BATCH_DOCUMENTS = 128  # arrive together; a batch does not cross row groups
 
 
 class Segment(NamedTuple):
-    """Tokens `start` to `start + length` of a document. With `start` > 0 a bos goes before them."""
+    """Tokens `start` to `start + length` of a document, preceded by a bos if `start` > 0."""
 
     document: int
     start: int
@@ -34,7 +34,7 @@ class Segment(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Places it takes in a row."""
+        """The number of places it takes in a row."""
         return self.length + (self.start > 0)
 
 
@@ -42,7 +42,7 @@ Row: TypeAlias = list[Segment]
 
 
 def batches(row_groups: Iterable[int]) -> Iterator[int]:
-    """Sizes of the batches in which documents arrive, given the documents of each row group."""
+    """Yield the sizes of the batches in which documents arrive, given those of the row groups."""
     for documents in row_groups:
         for start in range(0, documents, BATCH_DOCUMENTS):
             yield min(BATCH_DOCUMENTS, documents - start)
@@ -51,11 +51,11 @@ def batches(row_groups: Iterable[int]) -> Iterator[int]:
 def pack(
     lengths: Iterable[Sequence[int]], *, row_len: int, policy: str, buffer_documents: int
 ) -> Iterator[Row]:
-    """Rows of exactly `row_len` places each, in the order in which they are filled.
+    """Yield rows of exactly `row_len` places each, in the order in which they are filled.
 
     `lengths` are the documents' tokens (bos included), a sequence per batch. Another batch is taken
-    whenever fewer than `buffer_documents` wait. Documents are numbered by arrival. The last row,
-    which no document is left to fill, is dropped.
+    whenever fewer than `buffer_documents` wait. Documents are numbered by arrival. An incomplete
+    last row is dropped.
     """
     if policy not in POLICIES:
         raise ConfigError(f"rows.policy is '{policy}'", hint=f"one of: {', '.join(POLICIES)}")
@@ -65,6 +65,7 @@ def pack(
         row: Row = []
         space = row_len
         while space:
+            # Before every segment, as in nanochat: the choice depends on what is in the buffer.
             yield from buffer.refill(buffer_documents)
             segment = buffer.take(space)
             if segment is None:
@@ -82,12 +83,12 @@ class _Buffer:
         self._row_len = row_len
         self._cuts = cuts  # whether documents longer than a row are cut on arrival
         self._arrived = 0
-        # Sorted numbers, size * 2^40 + document: half the time of sorting tuples.
+        # Sorted integers, size * 2^40 + document: half the time of sorting tuples.
         self._waiting: list[int] = []
         self._starts: dict[int, int] = {}  # of the waiting rests, by document
 
     def refill(self, documents: int) -> list[Row]:
-        """Take batches until `documents` wait; returns the rows that arrived whole."""
+        """Take batches until `documents` wait; return the rows that one document fills alone."""
         rows: list[Row] = []
         while len(self._waiting) < documents:
             batch = next(self._batches, None)
@@ -103,11 +104,13 @@ class _Buffer:
         return rows
 
     def take(self, space: int) -> Segment | None:
-        """The largest that fits, else the shortest cropped to `space`; None if none waits."""
+        """Remove the largest that fits, else crop the shortest to `space`; None if none waits."""
         waiting = self._waiting
         if not waiting:
             return None
         place = bisect_left(waiting, (space + 1) << _DOCUMENT_BITS)
+        # Among documents of the largest size that fits, the earliest. A place of 0 means none fits,
+        # and is the shortest and earliest document.
         if place:
             largest = waiting[place - 1] >> _DOCUMENT_BITS
             place = bisect_left(waiting, largest << _DOCUMENT_BITS)
@@ -117,8 +120,9 @@ class _Buffer:
         return Segment(document, start, min(size, space) - (start > 0))
 
     def _cut(self, length: int, rows: list[Row]) -> int:
-        """Add the rows that the arriving document fills alone; returns where its rest starts."""
+        """Add the rows that the arriving document fills alone; return where its rest starts."""
         start = 0
+        # The rest, with its bos, is at least one token and fits a row.
         while length - start + (start > 0) > self._row_len:
             segment = Segment(self._arrived, start, self._row_len - (start > 0))
             rows.append([segment])

@@ -1,8 +1,8 @@
-"""Work spread over processes that end with the job: on an exception, a signal or the job's death.
+"""Map a function over items in processes that end with the job, even if it is killed.
 
-`concurrent.futures` is not used: a process killed while it writes its result leaves the executor's
-thread reading for ever, and the job never ends. Here every process has a pipe of its own, and there
-are no threads.
+`concurrent.futures` is not used: if a process is killed while it writes its result, the executor's
+thread reads forever, and the job never ends. Here every process has its own pipe, and there are no
+threads.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from nanochat_core.errors import StageError
 from nanochat_core.runtime.heartbeat import HEART
 
 _PR_SET_PDEATHSIG = 1
-_AHEAD = 4  # items for each process, from the one whose result is due
+_AHEAD = 4  # items in progress or finished per process, counted from the next result
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -30,14 +30,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class _Worker:
-    """A process, and the parent's end of its pipe."""
+    """A process and the parent's end of its pipe."""
 
     process: SpawnProcess
     pipe: Connection
 
 
 def usable_cores() -> int:
-    """CPU cores this process may run on."""
+    """Return the number of CPU cores that this process may run on."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -46,11 +46,11 @@ def usable_cores() -> int:
 def map_in_processes(
     work: Callable[[Item], Result], items: Sequence[Item], *, processes: int
 ) -> Iterator[Result]:
-    """`work(item)` of every item, in order; in this process when `processes` is 1.
+    """Yield `work(item)` of every item, in order; in this process if `processes` is 1.
 
-    `work` and what it takes and returns travel between processes: module-level functions and plain
-    data. What it raises is raised here. Raises StageError when a process dies. However the
-    iteration ends, no process is left.
+    `work`, its argument and its result are pickled: module-level functions and plain data. Its
+    exceptions are raised here. Raises StageError if a process dies. No process remains when the
+    iteration ends, in whatever way.
     """
     processes = min(processes, len(items))
     if processes < 2:
@@ -73,18 +73,19 @@ def map_in_processes(
 
 
 def _start(work: Callable[[Any], Any]) -> _Worker:
+    # spawn: a fork would copy locks that threads of torch or pyarrow may hold.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, work, HEART.path), daemon=True)
     process.start()
-    theirs.close()  # so that the process's end shows as the end of the pipe
+    theirs.close()  # so that the pipe reports EOF when the process ends
     return _Worker(process=process, pipe=ours)
 
 
 def _results(items: Sequence[Any], pipes: list[Connection]) -> Iterator[Any]:
-    """Hand out items as processes become free; give their results back in order.
+    """Send items to processes as they become free; yield their results in order.
 
-    While one is late, the others go on for a few items: more results than that are not kept.
+    While one is slow, the others continue for a few items; the limit bounds the stored results.
     """
     most = _AHEAD * len(pipes)
     free = list(pipes)
@@ -114,15 +115,16 @@ def _receive(pipe: Connection) -> tuple[int, Any, Exception | None]:
     except (EOFError, OSError) as error:
         raise StageError(
             "a worker process died",
-            hint="it may have said why on stderr; otherwise memory ran out (dmesg says so): "
+            hint="see its stderr for the reason; otherwise memory ran out (see dmesg): "
             "run on fewer CPU cores",
         ) from error
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any], pulse: Path | None) -> None:
-    """A process's life: take an item, send its result, until the parent is gone."""
-    # Ctrl-C reaches every process of the terminal: the job decides, and takes this one along.
+    """Process items in a worker process until the parent closes the pipe."""
+    # Ctrl-C reaches every process of the terminal: only the job handles it, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A parent that is killed cannot end its workers: Linux does it.
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if pulse is not None:
@@ -135,6 +137,7 @@ def _serve(pipe: Connection, work: Callable[[Any], Any], pulse: Path | None) -> 
         try:
             answer = (number, work(item), None)
         except Exception as error:  # noqa: BLE001 - the parent raises it
+            # Pickling drops the traceback, so it travels as a note.
             error.add_note(traceback.format_exc())
             answer = (number, None, error)
         pipe.send(answer)

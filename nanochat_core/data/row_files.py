@@ -1,8 +1,8 @@
 """The row format, and random access to rows for training.
 
 `train.rows` and `val.rows` are arrays (N, T+1) of raw little-endian ids: a row's first T ids are
-the inputs, its last T the targets. `rows.json` says the rest. The order of training is a function
-of the step: nothing about reading has to be saved to resume, whatever the number of ranks.
+the inputs, its last T the targets. `rows.json` has the metadata. The order of training is a
+function of the step: resuming needs no saved reader state, on any number of ranks.
 """
 
 import json
@@ -23,7 +23,7 @@ from nanochat_core.runtime.seeding import seed_for
 FORMAT = 1
 INDEX_FILE = "rows.json"
 SPLITS = ("train", "val")
-BLOCK_ROWS = 1024  # shuffled among themselves, so that a step reads few places of a big file
+BLOCK_ROWS = 1024  # shuffled within blocks, so that a step reads few regions of a large file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +33,11 @@ class Rows:
     ids: npt.NDArray[Any]  # (N, T+1) u16 or u32, mapped from disk
     vocab_size: int
     tokenizer: str  # digest of the tokenizer that made the ids
-    mapping: mmap.mmap | None = None  # of the file that `ids` shows; None: they are in memory
+    mapping: mmap.mmap | None = None  # of the file behind `ids`; None means they are in memory
 
     @classmethod
     def open(cls, directory: Path, split: str) -> Self:
-        """The rows of `split`, "train" or "val". Raises DataError when the files are not rows."""
+        """Open `split`, "train" or "val". Raises DataError if the files are not rows."""
         assert split in SPLITS
         tree = _read_index(directory)
         num_rows, row_len = tree[f"num_{split}"], tree["sequence_len"] + 1
@@ -51,12 +51,12 @@ class Rows:
 
     @property
     def num_rows(self) -> int:
-        """Rows in the split."""
+        """The number of rows in the split."""
         return len(self.ids)
 
     @property
     def sequence_len(self) -> int:
-        """Targets per row."""
+        """The number of targets per row."""
         return self.ids.shape[1] - 1
 
     def check_tokenizer(self, digest: str) -> None:
@@ -83,11 +83,10 @@ class Rows:
     def batch(
         self, step: int, rows_per_step: int, *, seed: int, rank: int = 0, world: int = 1
     ) -> npt.NDArray[Any]:
-        """The rows of step `step` that rank `rank` of `world` trains on, (b, T+1) u16 or u32.
+        """Return the rows of step `step` for rank `rank` of `world`, (b, T+1) u16 or u32.
 
-        Rank by rank they make up `step_ids`: every `world`-th row, starting at `rank`, so `b`
-        differs by one where it must. The rows of the step that follows are asked of the disk
-        meanwhile.
+        A rank gets every `world`-th row of `step_ids`, starting at `rank`, so `b` may differ by one
+        between ranks. Also starts to read the next step's rows from disk.
         """
         assert 0 <= rank < world
         ids = self.step_ids(step, rows_per_step, seed)
@@ -95,37 +94,38 @@ class Rows:
         return self.ids[ids[rank::world]]
 
     def _read_ahead(self, current: npt.NDArray[np.int64], following: npt.NDArray[np.int64]) -> None:
-        """Have the kernel read the blocks that the following step is the first to need.
+        """Let the kernel read the blocks that the following step needs and this one does not.
 
-        A block is one place of the file, so a step asks for few of them. Measured on a disk that
-        has nothing cached, steps of 256 rows: a step waits 1.0 ms and at most 2, without this 2.4
-        and at most 17.
+        A step needs few blocks, each a contiguous region of the file. Measured on a disk with a
+        cold cache, steps of 256 rows: a step waits 1.0 ms (at most 2), without this 2.4 (at most
+        17).
         """
         if self.mapping is None:
             return
         row_bytes = self.ids.itemsize * self.ids.shape[1]
         present, needed = (set((ids // BLOCK_ROWS).tolist()) for ids in (current, following))
         for block in needed - present:
+            # madvise requires a start on a page boundary.
             start = block * BLOCK_ROWS * row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
             end = min((block + 1) * BLOCK_ROWS * row_bytes, len(self.mapping))
             self.mapping.madvise(mmap.MADV_WILLNEED, start, end - start)
 
     def take(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The rows with these numbers (n,), as (n, T+1)."""
+        """Return the rows with these numbers (n,), as (n, T+1)."""
         return self.ids[ids].astype(np.int64)
 
     def step_ids(self, step: int, rows_per_step: int, seed: int) -> npt.NDArray[np.int64]:
-        """Which rows step `step` trains on (rows_per_step,), read-only.
+        """Return the numbers of the rows of step `step` (rows_per_step,), read-only.
 
-        Each epoch goes through every row once, in its own order: blocks of neighbouring rows are
-        shuffled, and the rows inside each block. Steps follow one another through the epochs, so
-        the answer depends on the arguments alone.
+        Each epoch visits every row once, in its own order: blocks of neighbouring rows are
+        shuffled, and so are the rows inside each block. Steps continue across epochs, so the result
+        depends only on the arguments.
         """
         assert rows_per_step > 0
         return _ids_of_step(self.num_rows, step, rows_per_step, seed)
 
 
-@lru_cache(maxsize=4)  # of a step, asked for again when it is the one that follows no more
+@lru_cache(maxsize=4)  # a step is computed as the following one and then used as the current one
 def _ids_of_step(num_rows: int, step: int, count: int, seed: int) -> npt.NDArray[np.int64]:
     first = step * count
     parts: list[npt.NDArray[np.int64]] = []
@@ -143,10 +143,11 @@ def _ids_of_step(num_rows: int, step: int, count: int, seed: int) -> npt.NDArray
 def _epoch_ids(
     num_rows: int, seed: int, epoch: int, start: int, stop: int
 ) -> npt.NDArray[np.int64]:
-    """Rows at the places `start` to `stop` of one epoch's order."""
+    """Return the row numbers at positions `start` to `stop` of one epoch's order."""
     num_blocks = -(-num_rows // BLOCK_ROWS)
     blocks = permutation(num_blocks, seed_for(seed, "blocks", epoch))
     sizes = np.minimum(BLOCK_ROWS, num_rows - blocks * BLOCK_ROWS)
+    # Only the last block of the file is smaller; it can be anywhere in the order of the epoch.
     ends = np.cumsum(sizes)
     first, last = np.searchsorted(ends, (start, stop - 1), side="right")
     parts = [
@@ -166,11 +167,9 @@ def write_index(directory: Path, tree: dict[str, Any]) -> None:
 
 @lru_cache(maxsize=16)  # neighbouring steps read the same few blocks
 def permutation(n: int, seed: int) -> npt.NDArray[np.int64]:
-    """The numbers below `n` in an order given by `seed` (n,), read-only.
-
-    Sorted by a hash (splitmix64) rather than drawn from numpy's generators, whose streams may
-    change between releases: the order of training must not.
-    """
+    """Return the numbers below `n` in an order given by `seed` (n,), read-only."""
+    # Sorted by a hash (splitmix64) rather than drawn from numpy's generators, whose streams may
+    # change between releases: the order of training must not.
     key = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
     key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

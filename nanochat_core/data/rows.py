@@ -18,7 +18,7 @@ from nanochat_core.errors import DataError
 from nanochat_core.job import Job, move_into_place
 from nanochat_core.runtime.progress import Progress
 
-_CHUNK_ROWS = 1024  # filled in memory before they are written
+_CHUNK_ROWS = 1024  # rows buffered in memory per write
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def run(job: Job) -> dict[str, Any]:
         "num_train": num_train,
         "num_val": counts["val"][0],
         "tokens": total,  # of the training documents
-        "waste": 1 - placed / total,  # share of them in no row
+        "waste": 1 - placed / total,  # share of the tokens that are in no row
     }
     write_index(job.output, tree)
     names = ("num_train", "num_val", "tokens", "waste")
@@ -67,11 +67,12 @@ def write_rows(
     config: RowsConfig,
     progress: Progress,
 ) -> tuple[int, int]:
-    """Pack the documents of `shards` in order; returns the rows and the tokens that are in them."""
+    """Pack the documents of `shards` in order; return the numbers of rows and of tokens in them."""
     row_len = config.sequence_len + 1
     text = _Documents(tokens, shards)
     chunk = np.empty((_CHUNK_ROWS, row_len), dtype=np.dtype(tokens.dtype).newbyteorder("<"))
     num_rows = placed = 0
+    # An upper bound for progress: cropping loses tokens.
     most = max(1, sum(shard.tokens for shard in shards) // row_len)
     progress.start(most, unit="row")
     with path.open("wb") as file:
@@ -100,7 +101,7 @@ def write_rows(
 
 
 class _Documents:
-    """The documents of several shards under one numbering."""
+    """The documents of several shards, numbered consecutively."""
 
     def __init__(self, tokens: TokenSet, shards: Sequence[TokenShard]) -> None:
         self._tokens = tokens
@@ -110,7 +111,7 @@ class _Documents:
         self._shard_of = array("i")
 
     def batches(self) -> Iterator[list[int]]:
-        """Lengths of the documents, in the batches in which they arrive."""
+        """Yield the lengths of the documents, in the batches in which they arrive."""
         for shard in self._shards:
             lengths = self._tokens.read_lengths(shard).tolist()
             self._ids.append(self._tokens.read_tokens(shard))
@@ -125,6 +126,6 @@ class _Documents:
                 yield batch
 
     def slice(self, document: int, start: int, length: int) -> npt.NDArray[Any]:
-        """Tokens `start` to `start + length` of a document that has arrived (length,)."""
+        """Return tokens `start` to `start + length` of a document that has arrived (length,)."""
         begin = self._starts[document] + start
         return self._ids[self._shard_of[document]][begin : begin + length]

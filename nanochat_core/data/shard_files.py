@@ -1,6 +1,6 @@
 """The shard format: parquet files with one column `text`, and `shards.json` beside them.
 
-Row groups hold 1024 documents: what a reader takes into memory at once. No document is blank. The
+Row groups hold 1024 documents, the unit that a reader loads into memory. No document is blank. The
 last shard is for validation.
 """
 
@@ -31,7 +31,7 @@ _SCHEMA = pa.schema([("text", pa.string())])
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFile:
-    """One shard, and what is in it."""
+    """One shard and its size."""
 
     name: str
     documents: int
@@ -43,7 +43,7 @@ class Origin:
     """The dataset on the Hub that shards came from."""
 
     repository: str
-    revision: str  # as it was asked for: a branch may be another commit tomorrow
+    revision: str  # as configured; a branch may point to another commit later
     commit: str
 
 
@@ -53,11 +53,11 @@ class ShardSet:
 
     directory: Path
     shards: tuple[ShardFile, ...]  # validation last
-    origin: Origin | None = None  # None: made here, from documents
+    origin: Origin | None = None  # None means made from documents by this stage
 
     @classmethod
     def open(cls, directory: Path) -> Self:
-        """Read shards.json. Raises DataError when the directory has none, or not its files."""
+        """Read shards.json. Raises DataError if it or a file that it lists is missing."""
         path = directory / INDEX_FILE
         try:
             tree: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -87,22 +87,22 @@ class ShardSet:
 
     @property
     def train(self) -> tuple[Path, ...]:
-        """Paths of the training shards."""
+        """The paths of the training shards."""
         return tuple(self.directory / shard.name for shard in self.shards[:-1])
 
     @property
     def validation(self) -> Path:
-        """Path of the validation shard."""
+        """The path of the validation shard."""
         return self.directory / self.shards[-1].name
 
 
 def shard_name(number: int) -> str:
-    """File name of shard `number`."""
+    """Return the file name of shard `number`."""
     return f"shard_{number:05d}.parquet"
 
 
 def write_shard(path: Path, documents: Sequence[str], *, scratch: Path) -> ShardFile:
-    """Write `documents` to `path`, whole or not at all; `scratch` is on the same file system."""
+    """Write `documents` to `path` atomically; `scratch` is on the same file system."""
     starts = range(0, len(documents), ROW_GROUP_DOCUMENTS)
     groups = (pa.array(documents[i : i + ROW_GROUP_DOCUMENTS], pa.string()) for i in starts)
     _write_groups(path, groups, scratch=scratch)
@@ -110,7 +110,7 @@ def write_shard(path: Path, documents: Sequence[str], *, scratch: Path) -> Shard
 
 
 def write_without_blanks(source: Path, path: Path, *, scratch: Path) -> None:
-    """Write the documents of `source` that say something, in the same row groups, to `path`."""
+    """Write the documents of `source` that are not blank to `path`, in the same row groups."""
     with _open(source) as file:
         _write_groups(path, _groups_without_blanks(file, source), scratch=scratch)
 
@@ -127,6 +127,7 @@ def _write_groups(
     path: Path, groups: Iterable[pa.Array | pa.ChunkedArray], *, scratch: Path
 ) -> None:
     temporary = scratch / path.name
+    # Text is nearly unique: a dictionary or statistics would only cost time and space.
     with pq.ParquetWriter(
         temporary, _SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
     ) as writer:
@@ -137,9 +138,9 @@ def _write_groups(
 
 
 def read_row_groups(path: Path) -> Iterator[list[str]]:
-    """The documents of a shard, a row group at a time.
+    """Yield the documents of a shard, a row group at a time.
 
-    Raises DataError naming the file, with its row group and row, when it is no parquet file, is
+    Raises DataError naming the file, with its row group and row, if it is no parquet file, is
     damaged, has no `text` column of strings, or is empty. A null document is read as an empty one.
     """
     with _open(path) as file:
@@ -148,17 +149,17 @@ def read_row_groups(path: Path) -> Iterator[list[str]]:
 
 
 def row_group_sizes(path: Path) -> tuple[int, ...]:
-    """Documents in each row group. Raises DataError as `read_row_groups` does."""
+    """Return the documents in each row group. Raises DataError as `read_row_groups` does."""
     with _open(path) as file:
         metadata = file.metadata
         return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
 
 
 def inspect_shard(path: Path, *, name: str) -> tuple[ShardFile, int]:
-    """Read a whole shard: what is in it, to be called `name`, and how many documents are blank.
+    """Read a whole shard; return its sizes under `name`, and the number of blank documents.
 
-    Blank ones (null, empty or nothing but white space) count in neither of its numbers. Raises
-    DataError as `read_row_groups` does, and when all are blank.
+    Blank ones (null, empty or only whitespace) do not count in its sizes. Raises DataError as
+    `read_row_groups` does, and if all are blank.
     """
     characters = blanks = 0
     with _open(path) as file:
@@ -196,6 +197,7 @@ def find_text_digest(path: Path) -> str | None:
         for group in range(file.num_row_groups):
             column = _read_group(file, group, path).cast(pa.large_string())
             parts = [_offsets_and_bytes(chunk) for chunk in column.chunks]
+            # Lengths before bytes: otherwise moving a boundary between texts would go unnoticed.
             lengths = [np.diff(offsets) for offsets, _ in parts]
             digest.update(np.int64(len(column)).tobytes() + b"".join(x.tobytes() for x in lengths))
             for _, data in parts:
@@ -206,7 +208,8 @@ def find_text_digest(path: Path) -> str | None:
 def _offsets_and_bytes(
     chunk: pa.Array,
 ) -> tuple[npt.NDArray[np.int64], memoryview]:
-    """Where each value of an array begins and the last one ends, and all values' bytes."""
+    """Return the offsets of an array's values (n + 1,), and the bytes of all values."""
+    # A slice of an array shares its buffers: the offsets begin at `chunk.offset`.
     _, starts, data = chunk.buffers()
     first = np.frombuffer(starts, np.int64)[chunk.offset :] if starts else np.zeros(1, np.int64)
     offsets = first[: len(chunk) + 1]
@@ -214,6 +217,7 @@ def _offsets_and_bytes(
 
 
 def _are_blank(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    # utf8_is_space is false for an empty string.
     is_empty = pc.call_function("equal", [pc.call_function("binary_length", [column]), 0])
     return pc.call_function("or", [is_empty, pc.call_function("utf8_is_space", [column])])
 
@@ -239,13 +243,13 @@ def _open(path: Path) -> pq.ParquetFile:
         )
     if file.metadata.num_rows == 0:
         raise DataError(
-            f"{path} is empty", hint="a shard holds at least one document: take the file away"
+            f"{path} is empty", hint="a shard holds at least one document: remove the file"
         )
     return file
 
 
 def _read_group(file: pq.ParquetFile, group: int, path: Path) -> pa.ChunkedArray:
-    """The documents of a row group, a null one as an empty one."""
+    """Return the documents of a row group, null ones as empty strings."""
     HEART.beat("reading documents")
     try:
         column = file.read_row_group(group, columns=["text"], use_threads=False)["text"]
@@ -254,7 +258,7 @@ def _read_group(file: pq.ParquetFile, group: int, path: Path) -> pa.ChunkedArray
             f"{path} is damaged in row group {group}: {_first_line(error)}", hint=_HINT
         ) from error
     try:
-        column.validate(full=True)  # pyarrow reads invalid UTF-8 without a word
+        column.validate(full=True)  # pyarrow does not check UTF-8 when it reads
     except pa.ArrowException as error:
         metadata = file.metadata
         first = sum(metadata.row_group(i).num_rows for i in range(group))
@@ -267,7 +271,7 @@ def _read_group(file: pq.ParquetFile, group: int, path: Path) -> pa.ChunkedArray
 
 
 def _find_bad_row(column: pa.ChunkedArray) -> tuple[int, str]:
-    """Which row, from 0, is not UTF-8, and why."""
+    """Return the first row (from 0) that is not UTF-8, and the reason."""
     row = 0
     for chunk in column.chunks:
         kind = pa.large_binary() if pa.types.is_large_string(chunk.type) else pa.binary()

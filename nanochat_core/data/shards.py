@@ -1,8 +1,8 @@
 """Stage `shards`: the pretraining text as parquet files of shuffled documents.
 
-Training shards first, then one for validation. Text from documents is dealt out to the shards in
-turn, by way of scratch files, and shuffled inside each: any amount of it passes through a small
-memory. Datasets on the Hub come as such shards.
+Training shards first, then one for validation. Documents are distributed to the shards round robin
+through scratch files and shuffled inside each, so that memory holds one shard only. Datasets on the
+Hub are such shards already.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 
-MAX_VALIDATION_SHARE = 0.04  # of the groups of documents; less when the shards are many
+MAX_VALIDATION_SHARE = 0.04  # of the groups of documents; less if there are many shards
 
 TextSource: TypeAlias = Callable[[ShardsConfig, Progress], Iterator[Document]]
 TEXT_SOURCES: dict[str, TextSource] = {
@@ -54,6 +54,7 @@ def run(job: Job) -> dict[str, Any]:
     else:
         known = ", ".join([*TEXT_SOURCES, *DATASETS])
         raise ConfigError(f"shards.source is '{config.source}'", hint=f"one of: {known}")
+    # The index comes last: a directory without it holds no shards.
     ShardSet(directory=job.output, shards=shards, origin=origin).write()
     shutil.rmtree(scratch)
     return {
@@ -69,9 +70,9 @@ def run(job: Job) -> dict[str, Any]:
 def _write_shards(
     documents: Iterable[Document], config: ShardsConfig, output: Path, *, seed: int, scratch: Path
 ) -> tuple[tuple[ShardFile, ...], int]:
-    """Deal out, shuffle, write; the shards, and how many documents were left out as blank.
+    """Distribute, shuffle and write the documents; return the shards and the number of blank ones.
 
-    Raises DataError when a shard would be empty.
+    Blank documents are left out. Raises DataError if a shard would be empty.
     """
     piles = [scratch / f"{shard_name(n)}.jsonl" for n in range(config.num_shards + 1)]
     counts, blanks = _deal(documents, piles, seed=seed)
@@ -91,11 +92,12 @@ def _write_shards(
 
 
 def _deal(documents: Iterable[Document], piles: list[Path], *, seed: int) -> tuple[list[int], int]:
-    """Append each document to a pile, validation to the last; documents per pile, and blank ones.
+    """Append each document to a pile, those for validation to the last.
 
-    A group's name decides alone whether it is for validation, so that one group's documents, which
-    resemble each other, are all training text or all validation text.
+    Returns the documents per pile and the number of blank ones.
     """
+    # Only a group's name decides whether it is for validation: documents of a group resemble each
+    # other, so one in training and one in validation would lower the validation loss.
     num_train = len(piles) - 1
     threshold = int(min(MAX_VALIDATION_SHARE, 1 / len(piles)) * 2**63)
     counts, blanks = [0] * len(piles), 0

@@ -1,8 +1,8 @@
-"""The token format: every shard as one stream of ids, and the length of each document in it.
+"""The token format: each shard as one stream of ids, and the length of each document in it.
 
-Every document begins with bos; there is no end token. Beside `tokens.json` there are two files a
-shard: `shard_00000.tokens`, raw little-endian ids, and `shard_00000.lengths.npy`, u32 numbers of
-tokens per document, bos included. The last shard is for validation.
+Every document begins with bos; there is no end token. Besides `tokens.json` there are two files per
+shard: `shard_00000.tokens`, raw little-endian ids, and `shard_00000.lengths.npy`, the u32 number of
+tokens of each document, bos included. The last shard is for validation.
 """
 
 import json
@@ -43,7 +43,7 @@ class TokenSet:
 
     @classmethod
     def open(cls, directory: Path) -> Self:
-        """Read tokens.json. Raises DataError when the directory has none."""
+        """Read tokens.json. Raises DataError if the directory has none."""
         path = directory / INDEX_FILE
         try:
             tree: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -80,12 +80,12 @@ class TokenSet:
         write_json(self.directory / INDEX_FILE, tree)
 
     def read_tokens(self, shard: TokenShard) -> npt.NDArray[Any]:
-        """The shard's ids (tokens,), mapped from disk. Raises DataError when some are missing."""
+        """Map the shard's ids (tokens,) from disk. Raises DataError if some are missing."""
         path = self.directory / f"{shard.name}.tokens"
         return map_ids(path, dtype=self.dtype, count=shard.tokens)
 
     def read_lengths(self, shard: TokenShard) -> npt.NDArray[np.uint32]:
-        """Tokens per document (documents,), bos included. Raises DataError when it is damaged."""
+        """Return tokens per document (documents,), bos included. Raises DataError if damaged."""
         lengths = find_lengths(self.directory / f"{shard.name}.lengths.npy")
         if lengths is None or len(lengths) != shard.documents or lengths.sum() != shard.tokens:
             raise DataError(
@@ -96,14 +96,14 @@ class TokenSet:
 
 
 def dtype_for(vocab_size: int) -> str:
-    """The smallest dtype that holds every id."""
+    """Return the smallest dtype that holds every id."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
 def map_ids(path: Path, *, dtype: str, count: int) -> npt.NDArray[Any]:
-    """`count` little-endian ids of `path` (count,), mapped from disk, read-only.
+    """Map the `count` little-endian ids of `path` (count,) from disk, read-only.
 
-    Raises DataError when the file is missing or of another size.
+    Raises DataError if the file is missing or of another size.
     """
     kind = np.dtype(dtype).newbyteorder("<")
     size = path.stat().st_size if path.is_file() else 0
@@ -116,7 +116,7 @@ def map_ids(path: Path, *, dtype: str, count: int) -> npt.NDArray[Any]:
 
 
 def find_lengths(path: Path) -> npt.NDArray[np.uint32] | None:
-    """What a .lengths.npy file holds, or None when it is missing or no such file."""
+    """Return the content of a .lengths.npy file, or None if it is missing or damaged."""
     try:
         return np.load(path)
     except (OSError, ValueError, EOFError):

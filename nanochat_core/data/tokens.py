@@ -1,6 +1,6 @@
 """Stage `tokens`: every shard's text as token ids.
 
-Shards are done in processes; a job that goes on after a stop skips those that are finished.
+Shards are tokenised in parallel processes; a job that resumes skips those that are finished.
 """
 
 import shutil
@@ -64,11 +64,11 @@ def run(job: Job) -> dict[str, Any]:
 def tokenize_shard(
     path: Path, *, tokenizer_directory: Path, output: Path, scratch: Path, dtype: str
 ) -> TokenShard:
-    """Write the ids and lengths of one shard, or find them written by an earlier attempt.
+    """Write the ids and lengths of one shard, unless an earlier attempt has written them.
 
-    The lengths come last: a shard that has them is done. Raises DataError when the shard cannot be
-    read.
+    Raises DataError if the shard cannot be read.
     """
+    # The lengths are written last: a shard that has them is done.
     name = path.stem
     row_groups = row_group_sizes(path)
     lengths = find_lengths(output / f"{name}.lengths.npy")
@@ -88,7 +88,7 @@ def tokenize_shard(
 def _write_ids(
     shard: Path, path: Path, *, tokenizer: Tokenizer, dtype: str
 ) -> npt.NDArray[np.uint32]:
-    """Write bos and ids of every document to `path`; returns their lengths (documents,)."""
+    """Write bos and ids of every document to `path`; return their lengths (documents,)."""
     bos = np.array([tokenizer.bos], dtype=np.uint32)
     kind = np.dtype(dtype).newbyteorder("<")
     lengths: list[int] = []

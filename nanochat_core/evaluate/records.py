@@ -19,7 +19,7 @@ def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 def write_table(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
     """Write `records` as parquet with the columns of `schema`. Equal records give equal bytes.
 
-    An incomplete character, with which a model's text can end, becomes U+FFFD.
+    A lone surrogate, which a dataset's text may contain, becomes "?".
     """
     rows = [{name: _whole(record[name]) for name in schema.names} for record in records]
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
@@ -27,6 +27,6 @@ def write_table(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.Sch
 
 def _whole(value: Any) -> Any:
     if isinstance(value, str):
-        # A lone surrogate, which parquet's UTF-8 cannot hold.
+        # Parquet's strings are UTF-8, which cannot encode it.
         return value.encode("utf-8", errors="replace").decode("utf-8")
     return value

@@ -1,9 +1,9 @@
-"""nanochat's checkpoints: model_{step}.pt, meta_{step}.json, and the tokenizer beside them.
+"""Read and write nanochat's checkpoints: model_{step}.pt, meta_{step}.json, and the tokenizer.
 
 Nothing in them is executed: tensors are read by torch's restricted loader, the tokenizer by ours
-(pickled_tokenizer.py). Names, shapes, dtypes and values are checked before anything is believed.
-What a checkpoint does not say is which constants it was trained with: that is its era
-(nanochat_core/eras.py), found by its tensors, or named by a person where two eras look alike.
+(pickled_tokenizer.py). Names, shapes, dtypes and values are validated. A checkpoint does not record
+the constants it was trained with: these are its era's (nanochat_core/eras.py), which is detected
+from its tensors, or given by the user where two eras have the same tensors.
 """
 
 import json
@@ -30,7 +30,7 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train.loop.lineage import write_lineage
 
 _MODEL_FILE = re.compile(r"model_(\d{1,9})\.pt")
-_COMPILED = "_orig_mod."  # torch.compile puts it before the names of what it wraps
+_COMPILED = "_orig_mod."  # torch.compile prefixes the names of a module that it wraps
 _KEYS = {
     "depth": "n_layer",
     "width": "n_embd",
@@ -39,13 +39,13 @@ _KEYS = {
     "sequence_len": "sequence_len",
     "vocab_size": "vocab_size",
 }
-_MOST = 2**20  # of any of these numbers: a lie must not cost memory
+_MOST = 2**20  # limit of each of these numbers, so that a forged one cannot exhaust memory
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NanochatCheckpoint:
-    """A model of nanochat's, checked."""
+    """One checkpoint of nanochat's, validated."""
 
     step: int
     era: str
@@ -58,11 +58,10 @@ class NanochatCheckpoint:
 def read_checkpoint(
     directory: Path, *, step: int | None = None, era: str | None = None
 ) -> NanochatCheckpoint:
-    """The checkpoint of `step` in `directory`, the last one unless a step is given.
+    """Read the checkpoint of `step` in `directory`; None means the last step.
 
-    `era` overrides what the tensors say, among the eras with such tensors. Raises ModelError for
-    files that are not, or only seem to be, a checkpoint, and ConfigError where the era has to be
-    told or is impossible.
+    `era` selects among the eras with such tensors. Raises ModelError for files that are not, or
+    only seem to be, a checkpoint, and ConfigError if the era is ambiguous or impossible.
     """
     try:
         return _read(directory, step, era)
@@ -81,6 +80,7 @@ def _read(directory: Path, step: int | None, era: str | None) -> NanochatCheckpo
     config = _config_of(path, meta, weights, found)
     table = weights["transformer.wte.weight"].dtype
     values = numerics("bf16" if table == torch.bfloat16 else "fp32", era=found)
+    # On the meta device: shapes only, no memory for what an untrusted file claims.
     with torch.device("meta"):
         expected = GPT(config, values).state_dict()
     _check_weights(path, weights, expected)
@@ -90,21 +90,21 @@ def _read(directory: Path, step: int | None, era: str | None) -> NanochatCheckpo
 
 
 def find_tokenizer(directory: Path) -> Path | None:
-    """The tokenizer.pkl of a checkpoint: beside it, or where nanochat itself keeps it."""
+    """Return the tokenizer.pkl of a checkpoint: beside it, or in nanochat's own location."""
     directory = directory.absolute()
     places = (directory, directory / "tokenizer", directory.parent.parent / "tokenizer")
     return next((p / "tokenizer.pkl" for p in places if (p / "tokenizer.pkl").is_file()), None)
 
 
 def read_checkpoint_tokenizer(path: Path, config: ModelConfig) -> Tokenizer:
-    """The tokenizer at `path`. Raises ModelError unless it has as many tokens as the model."""
+    """Read the tokenizer at `path`. Raises ModelError unless it has as many tokens as the model."""
     tokenizer = read_tokenizer(path)
     tokenizer.check_model(config.vocab_size)
     return tokenizer
 
 
 def write_model(directory: Path, checkpoint: NanochatCheckpoint, tokenizer: Tokenizer) -> None:
-    """Write a model directory of ours (nanochat_core/model/checkpoint.py), without an optimizer."""
+    """Write a model directory (nanochat_core/model/checkpoint.py) without optimizer state."""
     with torch.device("meta"):
         model = GPT(checkpoint.config, checkpoint.numerics)
     model.to_empty(device="cpu")
@@ -124,11 +124,11 @@ def write_model(directory: Path, checkpoint: NanochatCheckpoint, tokenizer: Toke
 def write_checkpoint(
     directory: Path, model: GPT, tokenizer: Tokenizer, *, step: int, extra: dict[str, Any]
 ) -> str:
-    """Write the files that nanochat loads; returns the commit of nanochat that computes the same.
+    """Write the files that nanochat loads; return the nanochat commit that computes the same.
 
-    `directory` gets model, meta (with `extra` in it) and tokenizer/. Matrices are written as they
-    are, embedding tables in the compute dtype, as nanochat does. Raises ModelError for a model
-    whose windows or constants no version of nanochat has.
+    `directory` gets model, meta (with `extra` in it) and tokenizer/. Matrices keep their dtype,
+    embedding tables the compute dtype, as in nanochat. Raises ModelError for a model whose windows
+    or constants no version of nanochat has.
     """
     era, pattern = _era_of(model)
     number = f"{step:06d}"
@@ -181,8 +181,9 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors in a torch archive, mapped. Nothing else may be in it, and nothing twice."""
+    """Return the tensors of a torch archive, memory-mapped. Raises ModelError for anything else."""
     try:
+        # A compressed archive could expand to any size, and cannot be mapped.
         with zipfile.ZipFile(path) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise ModelError(f"{path} is compressed, which torch's archives are not")
@@ -192,7 +193,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path} cannot be read: {reason}") from error
     except ModelError:
         raise
-    # The restricted loader stops at what is forbidden, and a broken file anywhere.
+    # torch.load raises many types: for what weights_only forbids, and for any kind of damage.
     except Exception as error:
         first_line = str(error).strip().partition("\n")[0]
         raise ModelError(
@@ -208,7 +209,8 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _named(path: Path, tree: dict[Any, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors. Raises ModelError for what is not stored as it is."""
+    """Yield names and tensors. Raises ModelError for anything but plain stored tensors."""
+    # A sparse or strided view could claim far more elements than the file holds.
     for name, tensor in tree.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ModelError(f"{path} holds {name!r}, which is not a named tensor")
@@ -242,7 +244,7 @@ def _choose_era(path: Path, weights: dict[str, Tensor], asked: str | None) -> st
 def _config_of(
     path: Path, meta: dict[str, Any], weights: dict[str, Tensor], era: str
 ) -> ModelConfig:
-    """The shape that meta tells, held against the tensors where they tell it too."""
+    """Return the model's shape from its meta file, checked against the tensors."""
     tree = meta["model_config"]
     numbers: dict[str, int] = {}
     for ours, key in _KEYS.items():
@@ -299,6 +301,7 @@ def _check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, T
                 f"{path}: {name} is fp32 beside bf16 embeddings, which would round it",
                 hint="nanochat keeps all embeddings in one precision; take the file as it saved it",
             )
+        # The largest absolute value is NaN or infinite if any value is.
         if not math.isfinite(float(tensor.abs().amax())):
             raise ModelError(
                 f"{path}: {name} has values that are not numbers",
@@ -307,10 +310,11 @@ def _check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, T
 
 
 def _era_of(model: GPT) -> tuple[str, str]:
-    """The era whose constants these are, and the windows as its letters, one for each layer."""
+    """Return the era with the model's constants, and its windows as letters, one per layer."""
     config = model.config
     whole = config.sequence_len
     pattern = "".join("L" if window >= whole else "S" for window in config.windows)
+    # nanochat's current version first: it can continue to train the model.
     for era in (HEAD, *(name for name in reversed(ERAS) if name != HEAD)):
         try:
             same_windows = windows_of(pattern, config.depth, whole, era=era) == config.windows
@@ -332,7 +336,7 @@ def _era_of(model: GPT) -> tuple[str, str]:
 
 
 def _arithmetic(values: NumericsConfig) -> tuple[object, ...]:
-    """What the forward pass depends on; how weights began is of no account."""
+    """Return the constants of the forward pass, without those of initialisation."""
     return (
         values.rotary_base,
         values.rotary_precision,

@@ -1,8 +1,8 @@
-"""nanochat's `tokenizer.pkl`: a pickled tiktoken Encoding, read without executing anything.
+"""Read nanochat's `tokenizer.pkl`, a pickled tiktoken Encoding, without executing anything.
 
-A pickle is a program. This reader lets one through that makes plain values and a single Encoding;
-the class of that name is a record of ours that keeps what it is given, and every other name is
-refused before it is looked up.
+A pickle is a program. This reader accepts only one that builds plain values and a single Encoding.
+That name resolves to a class of ours that stores its state; every other name is refused before it
+is looked up.
 """
 
 import io
@@ -17,7 +17,7 @@ from nanochat_core.errors import ModelError
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
 
 MOST_BYTES = 64 * 2**20  # of a file; nanochat's of 65,536 tokens has less than one
-# All that a pickled Encoding is made of: plain values, tables, and one object.
+# All instructions that a pickled Encoding needs: plain values, tables, and one object.
 _INSTRUCTIONS = frozenset(
     {
         "PROTO",
@@ -50,7 +50,7 @@ _STATE = {"name", "pat_str", "mergeable_ranks", "special_tokens"}
 
 
 class _Encoding:
-    """Stands for tiktoken's Encoding while a pickle is read."""
+    """A stand-in for tiktoken's Encoding that stores the pickled state."""
 
     def __init__(self) -> None:
         self.state: object = None
@@ -61,13 +61,13 @@ class _Encoding:
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """The only name that a tokenizer needs."""
+        """Return `_Encoding` for tiktoken's Encoding; refuse any other name."""
         if (module_name, global_name) == ("tiktoken.core", "Encoding"):
             return _Encoding
         raise _Refused(f"it asks for {module_name}.{global_name}")
 
     def persistent_load(self, pid: Any) -> Any:
-        """Objects kept elsewhere: a tokenizer has none."""
+        """Refuse references to objects outside the file: a tokenizer has none."""
         raise _Refused("it refers to something outside the file")
 
 
@@ -76,10 +76,10 @@ class _Refused(Exception):
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer that nanochat saved at `path`.
+    """Read the tokenizer that nanochat saved at `path`.
 
-    Raises ModelError when the file is none: it asks for anything but an Encoding, or that one is
-    not of nanochat's making (bytes and merges from id 0 on, then the nine special tokens).
+    Raises ModelError unless the file holds an Encoding alone, and that has nanochat's structure
+    (bytes and merges from id 0 on, then the nine special tokens).
     """
     state = _read_state(path)
     ranks, pattern = state["mergeable_ranks"], state["pat_str"]
@@ -108,6 +108,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         if path.stat().st_size > MOST_BYTES:
             raise _Refused(f"it is larger than {MOST_BYTES} bytes")
         data = path.read_bytes()
+        # Before unpickling: some instructions allocate memory or call code by themselves.
         _check_program(data)
         found = _Reader(io.BytesIO(data)).load()
         state = found.state if isinstance(found, _Encoding) else None
@@ -121,7 +122,7 @@ def _read_state(path: Path) -> dict[str, Any]:
             f"{path} is not a pickled tokenizer: {error}",
             hint="nothing of it was executed; take the tokenizer.pkl that nanochat wrote",
         ) from None
-    # A broken pickle program raises whatever its instructions run into.
+    # A damaged pickle can raise any exception type.
     except Exception as error:
         raise ModelError(
             f"{path} is not a pickled tokenizer: {type(error).__name__}: {error}",
@@ -131,8 +132,8 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 
 def _check_program(data: bytes) -> None:
-    """Raise _Refused for an instruction that no tokenizer needs, or one that asks for memory that
-    the file does not hold: a short pickle can name a memo of a billion places."""
+    """Raise _Refused for an instruction that no tokenizer needs, or too large a memo index."""
+    # The unpickler allocates its memo up to the largest index, so a short pickle can claim 10^9.
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name not in _INSTRUCTIONS:
             raise _Refused(f"it holds the instruction {opcode.name}")

@@ -1,8 +1,8 @@
-"""Models as Hugging Face's transformers load them.
+"""Export models in the format of Hugging Face's transformers.
 
-Of January's architecture transformers has a class of its own (NanoChatForCausalLM), which other
-programs know too. Later models come with the file that computes them (transformers_model.py),
-which is loaded with trust_remote_code=True.
+transformers has a class for January's architecture (NanoChatForCausalLM), which other programs
+support too. Later models are exported with their own code (transformers_model.py), which is loaded
+with trust_remote_code=True.
 """
 
 import shutil
@@ -43,10 +43,11 @@ def write_transformers_model(
     card: Callable[[bool], str],
     dtype: torch.dtype,
 ) -> bool:
-    """Write a directory that transformers loads; whether it needs trust_remote_code.
+    """Write a directory that transformers loads; return whether it needs trust_remote_code.
 
-    `card` gives the text of README.md, told whether the model brings its code. Weights are written
-    in `dtype`, fp32 or bf16. Raises ModelError for fp16, which these models do not fit.
+    `card` returns the text of README.md; its argument is whether the model brings its own code.
+    Weights are written in `dtype`, fp32 or bf16. Raises ModelError for fp16, whose range is too
+    small for these models.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise ModelError(
@@ -68,6 +69,7 @@ def write_transformers_model(
     weights = _weights(model, dtype, is_january=is_january)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     write_json(directory / "config.json", config)
+    # Generation also stops at <|bos|>, which would begin another document.
     ends = [special("<|assistant_end|>"), tokenizer.bos]
     write_json(
         directory / "generation_config.json",
@@ -89,7 +91,7 @@ def write_transformers_model(
 
 
 def _is_january(model: GPT) -> bool:
-    """Whether transformers' own class computes this model."""
+    """Return whether transformers' own class can compute this model."""
     config, values = model.config, model.numerics
     plain = not (config.residual_scalars or config.value_embeds or config.smear or config.backout)
     whole = all(window >= config.sequence_len for window in config.windows)
@@ -150,7 +152,7 @@ def _shape(config: ModelConfig) -> dict[str, int]:
 
 
 def _weights(model: GPT, dtype: torch.dtype, *, is_january: bool) -> dict[str, Tensor]:
-    """The parameters in their names there; rows beyond the vocabulary are left out."""
+    """Return the parameters under their exported names, without the padding of the vocabulary."""
     config = model.config
     result: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -159,6 +161,7 @@ def _weights(model: GPT, dtype: torch.dtype, *, is_january: bool) -> dict[str, T
             values = values[: config.vocab_size]
         for ours, theirs in _JANUARY_NAMES.items() if is_january else ():
             name = name.replace(ours, theirs)
+        # A slice is copied: safetensors refuses a tensor that is a part of a larger storage.
         whole = len(values) == len(tensor) if tensor.ndim else True
         result[name] = values.to(dtype) if whole else values.to(dtype, copy=True)
     return result

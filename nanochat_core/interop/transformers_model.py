@@ -4,7 +4,7 @@ This file is copied beside the weights of an exported model. It needs torch and 
 The architecture: RMSNorm without weights, rotary positions and QK-norm, relu^2, smear (a token
 mixes in its predecessor's embedding), value embeddings on every second layer, weights per layer on
 the residual stream and on the first embedding, backout (a share of the middle layer's stream is
-taken out at the end), sliding windows, soft-capped logits. All constants are in config.json.
+subtracted at the end), sliding windows, soft-capped logits. All constants are in config.json.
 
 Shapes: B rows, T new tokens, S tokens with those in the cache, C width, H heads, K key/value heads,
 D channels of a head, V vocabulary.
@@ -75,7 +75,7 @@ class NanochatFlowsConfig(PretrainedConfig):
 
 
 class NanochatAttention(nn.Module):
-    """Attention inside a window; keys and values are kept in the cache if there is one."""
+    """Attention inside a sliding window; keys and values are stored in the cache, if any."""
 
     def __init__(self, config: NanochatFlowsConfig, layer: int) -> None:
         super().__init__()
@@ -97,11 +97,13 @@ class NanochatAttention(nn.Module):
         mask: Tensor,
         cache: Cache | None,
     ) -> Tensor:
-        """h (B, T, C), mask (B, 1, T, S) bool -> (B, T, C)."""
+        """Attend: h (B, T, C), mask (B, 1, T, S) bool -> (B, T, C)."""
         q, k, v = (m(h).unflatten(-1, (-1, self.head_dim)) for m in (self.c_q, self.c_k, self.c_v))
         if value_embed is not None:
+            # One gate per key/value head, from the first channels of the normalised input.
             gate = torch.sigmoid(self.ve_gate(h[..., : self.config.gate_channels]))
             v = v + (self.config.gate_scale * gate).unsqueeze(-1) * value_embed.view_as(v)
+        # QK-norm comes after the rotation, as in training.
         q, k = self._norm(rotate(q, rotary)), self._norm(rotate(k, rotary))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, heads, T, D)
         if cache is not None:
@@ -123,7 +125,7 @@ class NanochatMLP(nn.Module):
         self.c_proj = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, h: Tensor) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
+        """Map (B, T, C) -> (B, T, C)."""
         return self.c_proj(F.relu(self.c_fc(h)).square())
 
 
@@ -144,7 +146,7 @@ class NanochatBlock(nn.Module):
         mask: Tensor,
         cache: Cache | None,
     ) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
+        """Map (B, T, C) -> (B, T, C)."""
         x = x + self.attn(rms_norm(x, self.eps), value_embed, rotary, mask, cache)
         return x + self.mlp(rms_norm(x, self.eps))
 
@@ -186,16 +188,16 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The table that tokens are looked up in."""
+        """Return the embedding table."""
         return self.transformer.wte
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace that table."""
+        """Replace the embedding table."""
         assert isinstance(value, nn.Embedding)
         self.transformer.wte = value
 
     def get_output_embeddings(self) -> nn.Module:
-        """The head."""
+        """Return the output head."""
         return self.lm_head
 
     def forward(
@@ -211,11 +213,12 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **others,
     ) -> CausalLMOutputWithPast | tuple:
-        """input_ids (B, T); attention_mask (B, S), 0 on padding to the left; position_ids (B, T).
+        """Compute logits (B, T, V) fp32 of all tokens, the last `logits_to_keep` or those listed.
 
-        Logits (B, T, V) fp32, or of the last `logits_to_keep` tokens, or of those it lists; with
-        labels (B, T) the mean cross-entropy of predicting each from what is left of it (-100: not
-        counted), or its sum over num_items_in_batch. Raises ValueError for what it cannot do.
+        input_ids (B, T); attention_mask (B, S), 0 on padding to the left; position_ids (B, T). With
+        labels (B, T; -100: ignored) also the mean cross-entropy of predicting each label from the
+        tokens before it, or the sum over num_items_in_batch. Raises ValueError for arguments that
+        it does not support.
         """
         config = self.config
         _refuse(others, past_key_values)
@@ -227,6 +230,7 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
         if attention_mask is None:
             attention_mask = input_ids.new_ones(len(input_ids), total)
         real = attention_mask[:, :total].bool()  # (B, S)
+        # Positions count real tokens only, so that padding to the left does not shift them.
         if position_ids is None:
             position_ids = (real.long().cumsum(-1) - 1).clamp(min=0)[:, num_read:]
         x = self._stream(input_ids, real, position_ids, past_key_values)
@@ -247,7 +251,7 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
     def _stream(
         self, tokens: Tensor, real: Tensor, position_ids: Tensor, cache: Cache | None
     ) -> Tensor:
-        """What the head reads, before the last norm: (B, T, C)."""
+        """Return the output of the last block, before the final norm: (B, T, C)."""
         config, num_new, total = self.config, tokens.size(1), real.size(1)
         x = rms_norm(self.transformer.wte(tokens), config.rms_norm_eps)
         if config.smear:
@@ -260,7 +264,7 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
             if config.residual_scalars:
                 x = self.resid_lambdas[i].to(x.dtype) * x + self.x0_lambdas[i].to(x.dtype) * first
             seen = (distance >= 0) & (distance <= config.windows[i]) & real[:, None, :]
-            # A row of padding sees itself: a softmax over nothing is not a number.
+            # A padding token sees itself: a softmax over no keys is NaN.
             seen = (seen | (distance == 0)).unsqueeze(1)
             value_embed = None
             if i in config.value_embed_layers:
@@ -271,15 +275,16 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
         return x - self.backout_lambda.to(x.dtype) * middle if config.backout else x
 
     def _smear(self, x: Tensor, real: Tensor, cache: Cache | None) -> Tensor:
-        """What each token takes of the embedding before it: (B, T, C).
+        """Return what each token adds of the embedding before it: (B, T, C).
 
-        Embeddings are kept in the cache as one more layer, so that rows may be reordered.
+        Embeddings are cached as one more layer, so that beam search reorders them with the rest.
         """
         config, num_new = self.config, x.size(1)
         embeds = x.unsqueeze(1)
         if cache is not None:
             if len(cache.layers) == config.num_hidden_layers:  # as `generate` makes them
                 cache.layers.append(DynamicLayer())
+            # The cache stores pairs of keys and values: the second is a single unused channel.
             embeds, _ = cache.update(embeds, embeds[..., :1], config.num_hidden_layers)
         before = F.pad(embeds[:, 0], (0, 0, 1, 0))[:, -num_new - 1 : -1]  # (B, T, C)
         has_one = F.pad(real, (1, 0))[:, -num_new - 1 : -1].unsqueeze(-1)
@@ -287,7 +292,7 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
         return self.smear_lambda.to(x.dtype) * gate * has_one * before
 
     def _rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
-        """cos and sin (B, T, 1, D / 2) at positions (B, T)."""
+        """Return cos and sin (B, T, 1, D / 2) at positions (B, T)."""
         head_dim = self.config.hidden_size // self.config.num_attention_heads
         channels = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
         frequencies = 1.0 / self.config.rope_theta ** (channels / head_dim)
@@ -297,7 +302,7 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def _refuse(others: dict, cache: Cache | None) -> None:
-    """Raise ValueError for what the model would have to ignore."""
+    """Raise ValueError for arguments that the model would otherwise silently ignore."""
     for name in ("inputs_embeds", "output_hidden_states", "output_attentions"):
         if others.get(name) is not None and others[name] is not False:
             raise ValueError(f"this model does not take {name}")
@@ -311,7 +316,7 @@ def rms_norm(x: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary positions on x (B, T, heads, D): channel j turns with channel j + D/2, clockwise."""
+    """Apply rotary positions to x (B, T, heads, D): channel j is paired with channel j + D/2."""
     cos, sin = rotary
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos + b * sin, b * cos - a * sin], dim=-1)

@@ -1,8 +1,8 @@
-"""Our tokenizer as Hugging Face's: tokenizer.json, its config, and the chat template.
+"""Export a tokenizer for Hugging Face transformers: tokenizer.json, its config, chat template.
 
-The same ids for the same text, and the same ids and mask for a conversation as
-nanochat_core/tokenizer/chat.py gives. One thing is transformers' own: it turns special tokens that
-are spelled out in a text into special ids, which ours never does.
+It gives the same ids for a text, and the same ids and mask for a conversation, as
+nanochat_core/tokenizer/chat.py, with one exception: transformers converts special tokens that are
+spelled out in a text to special ids, which ours never does.
 """
 
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import Any
 from nanochat_core.job import write_json
 from nanochat_core.tokenizer.bpe import BOS, SPECIAL_TOKENS, Tokenizer
 
-# What an assistant writes between two results of tools is one block of generation: the mask of a
-# block that ends in a letter of several tokens would miss all but the first of them.
+# All that an assistant writes between two tool results is one {% generation %} block: transformers'
+# mask of a block that ends in a character of several tokens misses all but the first of them.
 _TEMPLATE = """\
 {%- if not messages or messages[-1]['role'] == 'system' -%}
 {{- raise_exception('a conversation needs a message of the user') -}}
@@ -62,9 +62,9 @@ _TEMPLATE = """\
 def write_transformers_tokenizer(tokenizer: Tokenizer, directory: Path, *, context: int) -> None:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja into `directory`.
 
-    `context` is how many tokens the model reads.
+    `context` is the model's context length in tokens.
     """
-    # Escapes only: what a person reads of it is bytes spelled with letters anyway.
+    # write_json escapes non-ASCII, which loses no readability: the vocabulary is spelled bytes.
     write_json(directory / "tokenizer.json", _tree(tokenizer))
     (directory / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
     write_json(
@@ -82,8 +82,9 @@ def write_transformers_tokenizer(tokenizer: Tokenizer, directory: Path, *, conte
 
 
 def _tree(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A `tokenizers` file. Merges are every pair that makes a token, in order of that token's id:
-    tiktoken merges whatever two neighbours make the token of the lowest id."""
+    """Return the content of tokenizer.json."""
+    # tiktoken merges the two neighbours that form the token of the lowest id, whichever pair they
+    # are. So the merges are all pairs that form a token, in order of that token's id.
     ranks = tokenizer.ranks
     spelled = {token: _spell(token) for token in ranks}
     merges: list[list[str]] = []
@@ -153,8 +154,7 @@ def _spell(token: bytes) -> str:
 
 
 def _letters() -> dict[int, str]:
-    """A printable letter for every byte, as GPT-2 chose them: itself where it is one, else one
-    from 256 on."""
+    """Return GPT-2's printable character for every byte: itself if printable, else one from 256."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [value for value in range(256) if value not in plain]
     return {v: chr(v) for v in plain} | {v: chr(256 + i) for i, v in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Conversations as token ids, with the mask of what an assistant learns, and answers back as text.
+"""Render conversations as token ids with a loss mask, and parse a model's answer back to text.
 
 The layout is nanochat's. Only what the assistant itself writes has mask 1:
 
@@ -9,8 +9,8 @@ The layout is nanochat's. Only what the assistant itself writes has mask 1:
     call:   <|python_start|> expression <|python_end|>     mask 1
             <|output_start|> result <|output_end|>         mask 0, the calculator writes it
 
-A system message is put before the first user message, an empty line between them. Whatever people
-type is ordinary text: a special token spelled out in a message never becomes one.
+A system message is prepended to the first user message, with an empty line between them. Message
+text is always ordinary text: a special token spelled out in a message never becomes one.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ WRAPPED = {
 def render_conversation(
     tokenizer: Tokenizer, conversation: Conversation, *, max_tokens: int
 ) -> tuple[list[int], list[int]]:
-    """Ids and mask of a conversation; what is beyond `max_tokens` is cut off.
+    """Return ids and mask of a conversation, truncated to `max_tokens`.
 
-    mask[i] is 1 where ids[i] is to be predicted by the assistant: its text, its calls and its
-    <|assistant_end|>. Raises DataError naming the message when roles do not take turns or a content
-    is neither text nor, from an assistant, parts.
+    mask[i] is 1 if ids[i] is a token that the assistant learns to predict: its text, its calls and
+    its <|assistant_end|>. Raises DataError naming the message if roles do not alternate or a
+    content is neither text nor, from an assistant, parts.
     """
     ids, mask = [tokenizer.bos], [0]
 
@@ -52,17 +52,17 @@ def render_conversation(
         else:
             for part in content:
                 add(*_render_part(tokenizer, part))
-        add([tokenizer.special(end)], learnt)
-        if len(ids) >= max_tokens:
+        add([tokenizer.special(end)], learnt)  # the assistant learns to end its answer
+        if len(ids) >= max_tokens:  # the rest would be cut off: do not encode it
             break
     return ids[:max_tokens], mask[:max_tokens]
 
 
 def render_for_completion(tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
-    """Ids up to and including the <|assistant_start|> after which the model answers.
+    """Return the prompt's ids up to and including the <|assistant_start|> that begins the answer.
 
-    A last message of the assistant is left out. Nothing is cut: fitting the context is the caller's
-    business. Raises DataError like `render_conversation`.
+    A last message of the assistant is left out. Nothing is truncated: the caller checks that the
+    prompt fits the context. Raises DataError like `render_conversation`.
     """
     prompt = prompt_of(conversation)
     ids, _ = render_conversation(tokenizer, prompt, max_tokens=_NO_LIMIT)
@@ -70,10 +70,10 @@ def render_for_completion(tokenizer: Tokenizer, conversation: Conversation) -> l
 
 
 def parse_answer(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The ids that a model wrote after <|assistant_start|>, as text for graders and people.
+    """Convert the ids that a model generated after <|assistant_start|> to text.
 
-    A call and its result become `<<7+5=12>>`. Reading ends at <|assistant_end|> or <|bos|>; special
-    tokens that make no sense where they stand are left out. Takes any ids of the vocabulary.
+    A call and its result become `<<7+5=12>>`. The answer ends at <|assistant_end|> or <|bos|>;
+    misplaced special tokens are dropped. Takes any ids of the vocabulary.
     """
     return text_of(_parse_parts(tokenizer, ids))
 
@@ -82,7 +82,7 @@ _NO_LIMIT = 2**62
 
 
 def _turns(conversation: Conversation) -> list[tuple[str, str | list[Part]]]:
-    """(role, content) of every message, the system message merged into the first user message."""
+    """Return (role, content) of all messages, the system message merged into the first user's."""
     try:
         check_conversation(conversation)
     except TaskError as error:

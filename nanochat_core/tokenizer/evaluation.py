@@ -1,9 +1,9 @@
-"""How well a vocabulary fits: bytes per token on several kinds of text, beside known vocabularies.
+"""Evaluate a vocabulary: bytes per token on several kinds of text, compared with GPT-2 and GPT-4.
 
-The texts are ours, in kinds_of_text.txt: the same little story in ten languages, science, programs
-and maths. What GPT-2 and GPT-4 (cl100k_base) make of them is a fact and written down here, so it is
-known on every machine. For held-out text of the shards their files are needed. They are used where
-tiktoken's cache holds them, and never downloaded.
+The texts are ours, in kinds_of_text.txt: the same short story in ten languages, science, programs
+and maths. The token counts of GPT-2 and GPT-4 (cl100k_base) on them are stored here, so no download
+is needed. Held-out text of the shards needs their files, which are used if tiktoken's cache has
+them, and never downloaded.
 """
 
 import re
@@ -16,8 +16,8 @@ from nanochat_core.runtime.tiktoken_cache import find_cached
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 HELD_OUT = "held-out"
-# sha256 of the texts that were counted. Whoever changes a text counts again:
-# `TIKTOKEN_CACHE_DIR=... pytest tests/nanochat_core/tokenizer/test_evaluation.py` says the numbers.
+# sha256 of the texts that were counted. After changing a text, count again:
+# `TIKTOKEN_CACHE_DIR=... pytest tests/nanochat_core/tokenizer/test_evaluation.py` prints them.
 COUNTED_TEXTS = "40aa0564a23d7f29f1c825a8a146c13019f0499c7f7192b4253121772ebfda62"
 # kind -> tokens of GPT-2 and of cl100k_base
 COUNTED = {
@@ -65,9 +65,9 @@ PUBLISHED: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 
 
 def evaluate(tokenizer: Tokenizer, held_out: Sequence[str]) -> dict[str, float]:
-    """Bytes per token: of `tokenizer` under each kind's name, of another under "kind/name".
+    """Return bytes per token: of `tokenizer` under each kind's name, of others under "kind/name".
 
-    For the text `held_out` the others are there only where their files are at hand.
+    On the text `held_out`, others are evaluated only if this machine has their files.
     """
     found = {HELD_OUT: _bytes_of(held_out) / sum(map(len, tokenizer.encode_batch(held_out)))}
     for name, encoding in find_published().items():
@@ -81,21 +81,22 @@ def evaluate(tokenizer: Tokenizer, held_out: Sequence[str]) -> dict[str, float]:
 
 
 def read_kinds() -> dict[str, str]:
-    """kind -> text, in the order of the file."""
+    """Return kind -> text, in the order of the file."""
     parts = re.split(r"^=== (\w+)\n", read_texts(), flags=re.MULTILINE)[1:]
     return {kind: text.strip("\n") for kind, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def read_texts() -> str:
-    """The file of all kinds."""
+    """Return the content of kinds_of_text.txt."""
     return Path(__file__).with_name("kinds_of_text.txt").read_text(encoding="utf-8")
 
 
 def find_published() -> dict[str, tiktoken.Encoding]:
-    """The known vocabularies of which this machine has the files, by name."""
+    """Return the published vocabularies whose files this machine has, by name."""
     found: dict[str, tiktoken.Encoding] = {}
     for name, encodings in PUBLISHED.items():
         for encoding, files in encodings.items():
+            # Checked first: get_encoding downloads a file that is missing.
             if all(find_cached(url, sha256=sha256) for url, sha256 in files.items()):
                 found[name] = tiktoken.get_encoding(encoding)
                 break

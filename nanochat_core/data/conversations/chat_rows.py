@@ -1,13 +1,13 @@
-"""Packs rendered conversations into rows of one length, for midtraining and SFT.
+"""Pack rendered conversations into rows of one length, for midtraining and SFT.
 
 No conversation is cropped, so a row ends in padding: <|bos|> with mask 0. Best fit (the longest
-conversation that still fits goes next, equal lengths in the order given) keeps it small. Measured
-on ten thousand conversations: of 20 to 70 tokens in rows of 257, 2 % of all tokens; the same in
-rows of 2049, 0.7 %; of 100 to 1000 tokens in rows of 2049, 0.4 %.
+conversation that still fits comes next, equal lengths in the given order) keeps padding small.
+Measured on ten thousand conversations: of 20 to 70 tokens in rows of 257, 2 % of all tokens; the
+same in rows of 2049, 0.7 %; of 100 to 1000 tokens in rows of 2049, 0.4 %.
 
-A mixture may be half a billion tokens. It is rendered piece by piece into files, in processes, and
-the rows are written once for all ranks of a node, which map them: in memory are a few numbers for
-each conversation.
+A mixture may have half a billion tokens. It is rendered in pieces to files, in parallel processes,
+and the rows are written once for all ranks of a node, which map them: memory holds only a few
+numbers per conversation.
 """
 
 import shutil
@@ -36,9 +36,9 @@ from tasks.base import Conversation
 
 _TOKENS, _BITS = "tokens.npy", "mask_bits.npy"
 _PIECE = 1024  # conversations rendered at a time, and rows written at a time
-_FEW = 16 * _PIECE  # conversations that are rendered before other processes would have started
+_FEW = 16 * _PIECE  # conversations that one process renders faster than others start
 _POLL_SECONDS = 0.1
-_TELL_SECONDS = 5.0  # between two lines on how far it is
+_TELL_SECONDS = 5.0  # between two progress lines
 
 Rendered: TypeAlias = tuple[Sequence[int], Sequence[int]]  # ids and mask of a conversation
 
@@ -48,7 +48,7 @@ class Piece:
     """Some rendered conversations, one after the other."""
 
     ids: npt.NDArray[Any]  # (n,) u16 or u32
-    mask: npt.NDArray[np.uint8]  # (n,), 1 where the token is learnt
+    mask: npt.NDArray[np.uint8]  # (n,), 1 where the token has a loss
     lengths: npt.NDArray[np.uint32]  # tokens of each conversation
 
 
@@ -57,17 +57,17 @@ class ChatRows:
     """Packed rows. Targets are tokens[:, 1:] where the mask, [:, 1:] too, is 1."""
 
     tokens: npt.NDArray[Any]  # (N, row_len) u16 or u32, mapped from disk
-    bits: npt.NDArray[np.uint8]  # (N, ceil(row_len / 8)), the mask, eight places a byte
+    bits: npt.NDArray[np.uint8]  # (N, ceil(row_len / 8)), the mask, eight places per byte
 
     @classmethod
     def open(cls, directory: Path) -> Self:
-        """What `write_rows` wrote."""
+        """Open what `write_rows` wrote."""
         tokens, bits = (np.load(directory / name, mmap_mode="r") for name in (_TOKENS, _BITS))
         return cls(tokens=tokens, bits=bits)
 
     @classmethod
     def find(cls, directory: Path, *, row_len: int) -> Self | None:
-        """The same, or None when there are no such rows, or they are damaged."""
+        """Open the rows, or return None if they are missing, damaged or of another length."""
         try:
             rows = cls.open(directory)
         except (OSError, ValueError, EOFError):
@@ -76,7 +76,7 @@ class ChatRows:
         return rows if [rows.tokens.shape, rows.bits.shape] == shapes else None
 
     def take(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
-        """Tokens (n, row_len) u16 or u32 and mask (n, row_len) of the rows with these numbers."""
+        """Return tokens (n, row_len) u16 or u32 and mask (n, row_len) of these rows."""
         mask = np.unpackbits(self.bits[ids], axis=1, count=self.tokens.shape[1])
         return self.tokens[ids], mask
 
@@ -92,55 +92,56 @@ def conversation_rows(
     tell: Callable[[str], None] = lambda text: None,
     processes: int | None = None,
 ) -> ChatRows:
-    """The rows of all conversations, in a `directory` that one rank of each node writes, be it one
-    that the nodes share.
+    """Return the rows of all conversations; one rank of each node writes them to `directory`.
 
-    `tokenizer` is the directory of one. Parts of `conversations` travel between processes, as parts
-    of files of examples and of mixtures of them do. The ranks that do not write wait, however long
-    that takes; where the one that does fails, its launcher ends them. Rows that an earlier attempt
-    left in `directory` are taken as they are: it is to hold rows of these conversations and this
-    tokenizer alone, as a job's does. `barrier` waits for every rank; `tell` gets a line every few
-    seconds. Conversations longer than a row are cut off. The result depends neither on `processes`
-    (None: every core, where it is worth while) nor on who writes.
+    Nodes may share the `directory`. `tokenizer` is a tokenizer's directory. Slices of
+    `conversations` are pickled to other processes. Ranks that do not write wait without limit; if
+    the writing rank fails, its launcher ends them. Rows of an earlier attempt in `directory` are
+    reused: it must hold only rows of these conversations and this tokenizer, as a job's does.
+    `barrier` waits for every rank; `tell` gets a progress line every few seconds. Conversations
+    longer than a row are truncated. The result depends neither on `processes` (None means all
+    cores, if that is faster) nor on the rank that writes.
 
-    Raises DataError when there is no token to learn from.
+    Raises DataError if no token has a loss.
     """
-    if writes:  # what it removes, another node may be removing too
+    # Errors are ignored, as another node may remove the same directories.
+    if writes:
         for leftover in directory.parent.glob(_scratch_prefix(directory) + "*"):
             shutil.rmtree(leftover, ignore_errors=True)
         if ChatRows.find(directory, row_len=row_len) is None:
             shutil.rmtree(directory, ignore_errors=True)
             assert not directory.exists(), f"{directory} cannot be removed"
+    # No rank may write or wait before damaged rows are removed.
     barrier()
     if writes and not directory.exists():
         if processes is None:
             processes = 1 if len(conversations) <= _FEW else usable_cores()
         starts = range(0, len(conversations), _PIECE)
         parts = [conversations[start : start + _PIECE] for start in starts]
-        # What a process is started with has to be small: multiprocessing would wait for ever to
-        # hand much to one that died at once. So each loads the tokenizer for itself.
+        # Each process loads the tokenizer itself, as its start arguments must be small:
+        # multiprocessing blocks forever on a full pipe if the process has died at its start.
         work = partial(_render_there, tokenizer, row_len)
         if processes == 1:
             work = partial(_render, Tokenizer.load(tokenizer), row_len)
         pieces = map_in_processes(work, parts, processes=processes)
-        told = _telling(pieces, len(conversations), f"packing {directory.name}", tell)
-        write_rows(told, directory, row_len=row_len)
+        pieces = _with_progress(pieces, len(conversations), f"packing {directory.name}", tell)
+        write_rows(pieces, directory, row_len=row_len)
     while not directory.exists():
         time.sleep(_POLL_SECONDS)
     return ChatRows.open(directory)
 
 
-def _telling(
+def _with_progress(
     pieces: Iterable[Piece], total: int, what: str, tell: Callable[[str], None]
 ) -> Iterator[Piece]:
-    """The pieces; tells how many conversations they are."""
+    """Yield the pieces; log how many conversations they have."""
     tell(f"{what}: {total:,} conversations")
-    done, told = 0, time.monotonic()
+    done, logged = 0, time.monotonic()
     for piece in pieces:
         yield piece
         done += len(piece.lengths)
-        if time.monotonic() - told >= _TELL_SECONDS:
-            told = time.monotonic()
+        if time.monotonic() - logged >= _TELL_SECONDS:
+            logged = time.monotonic()
             tell(f"{what}: {done:,} of {total:,} conversations")
 
 
@@ -159,7 +160,7 @@ def _load_once(directory: Path) -> Tokenizer:
 
 
 def make_piece(rendered: Iterable[Rendered], *, dtype: str) -> Piece:
-    """The conversations in the order given."""
+    """Concatenate rendered conversations in the given order."""
     kind = np.dtype(dtype).newbyteorder("<")
     ids, mask, lengths = array(kind.char), bytearray(), array("I")
     for its_ids, its_mask in rendered:
@@ -175,11 +176,11 @@ def make_piece(rendered: Iterable[Rendered], *, dtype: str) -> Piece:
 
 
 def write_rows(pieces: Iterable[Piece], directory: Path, *, row_len: int) -> None:
-    """Write a `directory` of rows that hold every conversation once, whole, from <|bos|> on.
+    """Write a `directory` of rows that hold every conversation once, complete, from <|bos|> on.
 
-    It is whole or absent, and depends on the conversations and `row_len` alone. Each must begin
-    with <|bos|>, which also pads, and be at most `row_len` long. Raises DataError when there is no
-    token to learn from.
+    The directory is complete or absent, and depends only on the conversations and `row_len`. Each
+    conversation must begin with <|bos|>, which is also the padding, and have at most `row_len`
+    tokens. Raises DataError if no token has a loss.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
@@ -189,7 +190,8 @@ def write_rows(pieces: Iterable[Piece], directory: Path, *, row_len: int) -> Non
         made.mkdir()
         _write_arrays(_gather(pieces, Path(scratch)), made, row_len=row_len)
         sync_directory(made)
-        # A directory cannot replace another one: on a disk that nodes share, the first stays.
+        # A rename cannot replace a directory that is not empty: on a disk that nodes share, the
+        # first one stays, and the others are equal to it.
         try:
             made.rename(directory)
         except OSError:
@@ -199,13 +201,15 @@ def write_rows(pieces: Iterable[Piece], directory: Path, *, row_len: int) -> Non
 
 
 def _scratch_prefix(directory: Path) -> str:
-    """What the names begin with below which `directory` is made, so that a later attempt finds what
-    a killed one left; another node may be making another directory beside it."""
+    """Return the prefix of the scratch directories in which `directory` is made.
+
+    By it a later attempt finds those that a killed one left.
+    """
     return f".{directory.name}-"
 
 
 def _gather(pieces: Iterable[Piece], scratch: Path) -> Piece:
-    """All pieces as one, of which ids and mask are mapped from files in `scratch`."""
+    """Write all pieces to files in `scratch`; return them as one, with ids and mask mapped."""
     kind, learnt, lengths = np.dtype("<u2"), 0, array("I")
     with (scratch / "ids").open("wb") as ids_file, (scratch / "mask").open("wb") as mask_file:
         for piece in pieces:
@@ -229,7 +233,7 @@ def _gather(pieces: Iterable[Piece], scratch: Path) -> Piece:
 
 
 def assign_rows(lengths: Sequence[int], *, row_len: int) -> list[list[int]]:
-    """For each row, the indices of what it holds. Fast where lengths repeat."""
+    """Return for each row the indices of its conversations. Fast if lengths repeat."""
     waiting: dict[int, deque[int]] = {}  # length -> indices, in the order given
     for index, length in enumerate(lengths):
         assert 0 < length <= row_len, f"{length} tokens do not fit a row of {row_len}"
@@ -239,6 +243,7 @@ def assign_rows(lengths: Sequence[int], *, row_len: int) -> list[list[int]]:
     while kinds:
         members: list[int] = []
         space = row_len
+        # The longest waiting length that still fits.
         while position := bisect_right(kinds, space):
             length = kinds[position - 1]
             members.append(waiting[length].popleft())
@@ -250,7 +255,7 @@ def assign_rows(lengths: Sequence[int], *, row_len: int) -> list[list[int]]:
 
 
 def _write_arrays(everything: Piece, directory: Path, *, row_len: int) -> None:
-    """The two files of `ChatRows`."""
+    """Write the two files of `ChatRows`."""
     ids, mask, lengths = everything.ids, everything.mask, everything.lengths.tolist()
     starts = np.cumsum([0, *lengths[:-1]], dtype=np.int64)
     bos = ids[0]

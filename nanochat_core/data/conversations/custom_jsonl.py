@@ -1,11 +1,11 @@
-"""A person's own conversations: a JSONL file, each line one of
+"""Read a user's own conversations: a JSONL file, each line one of
 
     [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]
     {"messages": [...], "split": "test"}              `split` may be left out
 
-Where no split is said, a hash of what the conversation asks decides, so that a question is in one
-split however often it is asked, and adding lines moves none of the others. A file of which no line
-says its split keeps at least one question for testing.
+Without a split, a hash of the conversation's prompt decides, so that equal prompts are in the same
+split, and adding lines moves none of the others. If no line of a file has a split, at least one
+prompt is for testing.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from nanochat_core.data.conversations.disk_shuffle import Split, Spool
 from nanochat_core.errors import DataError
 from tasks.base import SPLITS, Conversation, TaskError, check_conversation
 
-TEST_PERCENT = 5  # of what is asked
+TEST_PERCENT = 5  # of the distinct prompts
 
 _HINT = (
     'a line is [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}], '
@@ -31,10 +31,10 @@ _UNSAID, _TRAIN, _TEST = range(3)
 
 
 def read_own_file(dataset: DatasetConfig, spool: Spool) -> tuple[Split, Split]:
-    """Training and test examples, in the order of the file; it is read a line at a time.
+    """Read training and test examples, in the order of the file, a line at a time.
 
-    Raises DataError naming `path:line` for one that is no conversation, and when the file is not
-    the one that the run was planned with.
+    Raises DataError naming `path:line` for one that is no conversation, and if the file is not the
+    one that the run was planned with.
     """
     assert dataset.path is not None
     path = Path(dataset.path)
@@ -66,16 +66,16 @@ def read_own_file(dataset: DatasetConfig, spool: Spool) -> tuple[Split, Split]:
 
 
 def _choose_test(said: np.ndarray[Any, Any], spool: Spool) -> np.ndarray[Any, Any]:
-    """Which conversations are for testing (n,) bool."""
+    """Return which conversations are for testing (n,) bool."""
     prompts = spool.prompts(np.arange(len(said)))
     chosen = (prompts % np.uint64(100)) < TEST_PERCENT
     if not said.any() and not chosen.any() and (prompts != prompts[0]).any():
-        chosen = prompts == prompts.min()
+        chosen = prompts == prompts.min()  # any one would do; the smallest hash is reproducible
     return np.where(said == _UNSAID, chosen, said == _TEST)
 
 
 def _parse(line: bytes, *, where: str) -> tuple[Conversation, int]:
-    """A conversation and what the line says of its split. Raises DataError."""
+    """Parse a conversation and its split, _UNSAID if the line has none. Raises DataError."""
     try:
         tree: Any = json.loads(line.decode("utf-8"), parse_constant=_refuse)
         split = tree.get("split") if isinstance(tree, dict) else None
@@ -94,4 +94,5 @@ def _parse(line: bytes, *, where: str) -> tuple[Conversation, int]:
 
 
 def _refuse(constant: str) -> None:
+    # Python's parser accepts NaN and Infinity, which are not JSON.
     raise ValueError(f"{constant} is no number in JSON")

@@ -1,6 +1,6 @@
-"""Conversations kept in a file until they are written in another order: any number of them.
+"""Shuffle any number of conversations on disk: spool them to a file, write them in another order.
 
-In memory are 16 bytes each: where a line begins, and a digest of what its conversation asks.
+Memory holds 16 bytes for each: the offset of its line and a digest of its prompt.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from tasks.kinds.files import line_of
 
 
 class Spool:
-    """Lines of conversations, by the number in which they came. A context manager."""
+    """A temporary file of conversations, numbered in the order of arrival. A context manager."""
 
     def __init__(self, path: Path) -> None:
-        """`path` is overwritten."""
+        """Create the file at `path`, replacing an existing one."""
         self._file = path.open("w+b")
         self._starts = array("q", [0])
         self._prompts = array("Q")
@@ -40,30 +40,31 @@ class Spool:
         return len(self._prompts)
 
     def add(self, conversation: Conversation) -> None:
-        """Keep one more."""
+        """Append a conversation."""
         HEART.beat("converting examples")
         size = self._file.write(line_of(conversation).encode("ascii"))
         self._starts.append(self._starts[-1] + size)
         self._prompts.append(prompt_digest(conversation))
 
     def everything(self) -> "Split":
-        """All of it, in the order in which it came."""
+        """Return all conversations, in the order of arrival."""
         return self.split(np.arange(len(self)))
 
     def split(self, order: npt.NDArray[np.int64]) -> "Split":
-        """Those of these numbers, in that order."""
+        """Return the conversations with these numbers, in that order."""
         return Split(spool=self, order=order)
 
     def prompts(self, order: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-        """What conversations ask, as digests (n,)."""
+        """Return the digests of the conversations' prompts (n,)."""
         return np.array(self._prompts, dtype=np.uint64)[order]
 
     def read(self, number: int) -> Conversation:
-        """One conversation."""
+        """Read one conversation."""
         return json.loads(next(iter(self.lines([number]))))
 
     def lines(self, order: Iterable[int]) -> Iterable[bytes]:
-        """The lines of these numbers."""
+        """Yield the lines with these numbers."""
+        # pread bypasses the file's write buffer.
         self._file.flush()
         for number in order:
             HEART.beat("writing examples")
@@ -73,7 +74,7 @@ class Spool:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The examples of a split, to be written."""
+    """The examples of a split, not yet written."""
 
     spool: Spool
     order: npt.NDArray[np.int64]  # numbers in the spool
@@ -82,11 +83,11 @@ class Split:
         return len(self.order)
 
     def first(self, count: int | None) -> "Split":
-        """The first so many; None: all."""
+        """Return the first `count` examples; None means all."""
         return self.spool.split(self.order[:count])
 
     def write(self, path: Path, *, scratch: Path) -> None:
-        """Write them as JSONL, whole or not at all; `scratch` is on the same file system."""
+        """Write the examples as JSONL, atomically; `scratch` is on the same file system."""
         temporary = scratch / f"{path.name}.part"
         with temporary.open("wb") as file:
             file.writelines(self.spool.lines(self.order.tolist()))
@@ -95,12 +96,12 @@ class Split:
 
 
 def common_prompts(train: Split, test: Split) -> npt.NDArray[np.int64]:
-    """The numbers of test examples that ask what a training example asks."""
+    """Return the numbers of test examples whose prompt is also a training example's."""
     asked = train.spool.prompts(train.order)
     return test.order[np.isin(test.spool.prompts(test.order), asked)]
 
 
 def prompt_digest(conversation: Conversation) -> int:
-    """64 bits of what a conversation asks."""
+    """Return a 64-bit digest of the conversation's prompt."""
     text = prompt_key(conversation).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())

@@ -1,4 +1,4 @@
-"""Reads the examples that stage `task_data` prepared, with this package's errors."""
+"""Read the examples that stage `task_data` prepared, with this package's errors."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ _HINT = "is it among task_data.datasets? `nanochat run --force task_data`"
 
 
 class Examples(Sequence[Conversation]):
-    """The conversations of a file, of which a bad one raises DataError when it is asked for."""
+    """The conversations of a file. Accessing an invalid one raises DataError."""
 
     def __init__(self, examples: Sequence[Conversation]) -> None:
         self._examples = examples
@@ -26,7 +26,7 @@ class Examples(Sequence[Conversation]):
     @overload
     def __getitem__(self, index: slice) -> View: ...
     def __getitem__(self, index: int | slice) -> Conversation | View:
-        """One conversation, or a view of a part."""
+        """Return one conversation, or a view of a part."""
         if isinstance(index, slice):
             return View(self, range(len(self))[index])
         try:
@@ -36,9 +36,9 @@ class Examples(Sequence[Conversation]):
 
 
 def open_task(name: str, directory: Path, split: str) -> Task:
-    """A split ("train" or "test") of the task `name` in an artifact of `task_data`.
+    """Open a split ("train" or "test") of the task `name` in an artifact of `task_data`.
 
-    Raises DataError naming the file, now or, for a line that is no conversation, with its number.
+    Raises DataError naming the file. For an invalid line it is raised, with its number, on access.
     """
     try:
         task = files.open_task(name, directory, split)

@@ -1,15 +1,15 @@
-"""Stage `task_data`: every dataset that a later stage trains or is judged on, as JSONL files.
+"""Stage `task_data`: every dataset that a later stage trains or is evaluated on, as JSONL files.
 
-    output/{name}/{train,test}.jsonl   one conversation a line, see tasks/base.py
-    output/core/                       the CORE metric's data, where wanted, see core_bundle.py
+    output/{name}/{train,test}.jsonl   one conversation per line, see tasks/base.py
+    output/core/                       the CORE metric's data, if wanted, see core_bundle.py
     output/task_data.json              {"format", "datasets": {name: {...}}, "core": {...} or null}
 
-Of each dataset are told its `kind`, how many `train` and `test` examples there are, and `overlap`:
-how many of the test examples ask what a training example asks. Numbers may be below those of the
-config where a dataset has no more. Published datasets also tell their commit, files of one's own
-their sha256.
+The entry of a dataset has its `kind`, the numbers of `train` and `test` examples, and `overlap`:
+the number of test examples whose prompt is also a training example's. Numbers may be below those of
+the config if a dataset has no more. Published datasets also have their commit, a user's files their
+sha256.
 
-A dataset that is finished stays when the stage is stopped, and is not made again.
+A dataset that is finished when the stage is stopped is reused when it resumes.
 """
 
 import json
@@ -34,7 +34,7 @@ FORMAT = 2
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Write every dataset of the config. Raises DataError for one that cannot be made."""
+    """Write every dataset of the config. Raises DataError if one cannot be made."""
     config = TaskDataConfig.from_tree(job.config["task_data"])
     progress = Progress(job.events)
     progress.start(len(config.datasets) + (config.core_bundle is not None), unit="dataset")
@@ -61,15 +61,15 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def _metrics(datasets: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    counts = {f"{name}_{split}": told[split] for name, told in datasets.items() for split in SPLITS}
-    overlaps = {f"{name}_overlap": told["overlap"] for name, told in datasets.items()}
-    commits = {f"{name}_commit": t["commit"] for name, t in datasets.items() if "commit" in t}
+    counts = {f"{name}_{split}": item[split] for name, item in datasets.items() for split in SPLITS}
+    overlaps = {f"{name}_overlap": item["overlap"] for name, item in datasets.items()}
+    commits = {f"{name}_commit": i["commit"] for name, i in datasets.items() if "commit" in i}
     some = {name: overlap for name, overlap in overlaps.items() if overlap}
     return {**counts, "examples": sum(counts.values()), **some, **commits}
 
 
 def _find_made(dataset: DatasetConfig, scratch: Path, job: Job) -> dict[str, Any] | None:
-    """What is told of a dataset that was finished before the stage was stopped."""
+    """Return the entry of a dataset that was finished before the stage was stopped, or None."""
     try:
         tree = json.loads((scratch / f"{dataset.name}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -83,7 +83,7 @@ def _make(dataset: DatasetConfig, scratch: Path, job: Job, progress: Progress) -
     own = scratch / dataset.name
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir()
-    told = write_dataset(
+    entry = write_dataset(
         dataset,
         job.output / dataset.name,
         scratch=own,
@@ -91,36 +91,38 @@ def _make(dataset: DatasetConfig, scratch: Path, job: Job, progress: Progress) -
         progress=progress,
     )
     shutil.rmtree(own)
-    tree = {"config": dataset.canonical(), "seed": job.config["seed"], "told": told}
+    # After the dataset's files: this record means that they are complete.
+    tree = {"config": dataset.canonical(), "seed": job.config["seed"], "told": entry}
     write_json(scratch / f"{dataset.name}.json", tree)
-    return told
+    return entry
 
 
 def write_dataset(
     dataset: DatasetConfig, directory: Path, *, scratch: Path, seed: int, progress: Progress
 ) -> dict[str, Any]:
-    """Write both splits into `directory`, each whole or not at all; what is told of the dataset.
+    """Write both splits into `directory`, each atomically; return the dataset's entry.
 
-    Raises DataError when the dataset cannot be had, or not as many examples as are asked for of one
-    that is made up, or when of such a one a test example asks what a training example asks.
+    Raises DataError if the dataset cannot be downloaded or read, if a generated one has too few
+    examples, or if a graded generated one has a test prompt that is also a training prompt.
     """
     with Spool(scratch / "lines-1") as one, Spool(scratch / "lines-2") as two:
         try:
             if dataset.path is not None:
                 train, test = read_own_file(dataset, one)
-                told = {"kind": "own", "sha256": dataset.snapshot}
+                entry = {"kind": "own", "sha256": dataset.snapshot}
             elif isinstance(task := task_named(dataset.name), HubTask):
-                train, test, told = _published(task, dataset, (one, two), progress)
+                train, test, entry = _published(task, dataset, (one, two), progress)
             else:
                 train, test = _generated(dataset, (one, two), seed)
-                told = {"kind": "generated", "grade": dataset.grade}
+                entry = {"kind": "generated", "grade": dataset.grade}
         except TaskError as error:
             raise DataError(
                 str(error), hint=f"see the entry '{dataset.name}' of task_data.datasets"
             ) from error
         train, test = train.first(dataset.num_train), test.first(dataset.num_test)
         overlap = common_prompts(train, test)
-        if len(overlap) and told["kind"] == "generated" and is_gradable(dataset.name):
+        # A published dataset may overlap, which is reported; ours would be a bug in its generator.
+        if len(overlap) and entry["kind"] == "generated" and is_gradable(dataset.name):
             raise DataError(
                 f"{len(overlap)} prompts of task '{dataset.name}' are in both train and test, "
                 f"for example {prompt_key(test.spool.read(int(overlap[0])))!r}"
@@ -131,17 +133,17 @@ def write_dataset(
     if len(overlap):
         text += f", {len(overlap):,} of which ask what a training example asks"
     progress.message(text)
-    return {**told, "train": len(train), "test": len(test), "overlap": len(overlap)}
+    return {**entry, "train": len(train), "test": len(test), "overlap": len(overlap)}
 
 
 def _generated(
     dataset: DatasetConfig, spools: tuple[Spool, Spool], seed: int
 ) -> tuple[Split, Split]:
-    """Raises TaskError, as tasks do."""
+    """Generate both splits of a synthetic task. Raises TaskError, as tasks do."""
     counts = (dataset.num_train, dataset.num_test)
     for split, count, spool in zip(SPLITS, counts, spools, strict=True):
         if count is None:
-            raise TaskError(f"{dataset.name} is made up: say how many examples are wanted")
+            raise TaskError(f"{dataset.name} is synthetic: give num_train and num_test")
         purpose = seed_for(seed, "task_data", dataset.name, split)
         for example in generate(dataset.name, split, count, grade=dataset.grade, seed=purpose):
             spool.add(example)
@@ -161,11 +163,11 @@ def _published(
         )
         for split, count, spool in zip(SPLITS, counts, spools, strict=True)
     )
-    told = {
+    entry = {
         "kind": "published",
         "repository": task.dataset.repository,
         "revision": revision,
         "commit": here.commit,
         "rows": {"train": train_rows, "test": test_rows},
     }
-    return train, test, told
+    return train, test, entry

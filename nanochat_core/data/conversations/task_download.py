@@ -1,6 +1,6 @@
-"""Datasets on the Hub as conversations: downloaded, in nanochat's order, each row converted.
+"""Download datasets from the Hub and convert their rows to conversations, in nanochat's order.
 
-The order is numpy's permutation of all rows by seed 42, so that the first N are the same N there.
+The order is numpy's permutation of all rows by seed 42, so that the first N are nanochat's first N.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _BATCH_ROWS = 1024  # in memory at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Downloaded:
-    """A dataset at one commit, its files on this machine."""
+    """A dataset at one commit and its files on this machine."""
 
     commit: str
     files: Mapping[str, Sequence[tuple[str, Path]]]  # split -> (path on the Hub, path here)
@@ -37,9 +37,9 @@ class Downloaded:
 def download_dataset(
     task: HubTask, revision: str, splits: Sequence[str], *, progress: Progress
 ) -> Downloaded:
-    """The files of these splits, of which the dataset may lack some.
+    """Download the files of these splits, of which the dataset may lack some.
 
-    Raises DataError when they cannot be had.
+    Raises DataError if they cannot be downloaded.
     """
     dataset = task.dataset
     patterns = {split: dataset.files[split] for split in splits if split in dataset.files}
@@ -75,10 +75,11 @@ def convert_split(
     num_examples: int | None,
     commit: str,
 ) -> tuple[Split, int]:
-    """The first `num_examples` (None: all) in nanochat's order; of how many rows.
+    """Convert the first `num_examples` (None means all) in nanochat's order.
 
-    Files are read in the order given, a batch of rows at a time. Raises DataError naming
-    repository, file and row for one that is no conversation, and the file that cannot be read.
+    Returns them and the number of all rows. Files are read in the given order, a batch of rows at a
+    time. Raises DataError naming repository, file and row for one that is no conversation, and the
+    file if it cannot be read.
     """
     sizes = [_num_rows(task, name, path) for name, path in files]
     order = np.random.default_rng(ORDER_SEED).permutation(sum(sizes))[:num_examples]
@@ -96,7 +97,7 @@ def convert_split(
                     f"revision of {task.name} in task_data.datasets",
                 ) from error
         first += size
-    # The spool has the wanted rows in their own order: its number of a row is how many come before.
+    # The spool has the wanted rows in file order: a row's number is the count of those before it.
     return spool.split((np.cumsum(is_wanted) - 1)[order]), sum(sizes)
 
 
@@ -108,9 +109,9 @@ def _num_rows(task: HubTask, name: str, path: Path) -> int:
 def _read(
     task: HubTask, name: str, path: Path, is_wanted: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The wanted rows of a file, with their numbers in it."""
+    """Yield the wanted rows of a file with their row numbers."""
     first = 0
-    # With pre_buffer, which is the default, the whole file would stay in memory.
+    # pre_buffer, which is on by default, would hold the whole file in memory.
     with _named(task, name), pq.ParquetFile(path, pre_buffer=False) as file:
         for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
             rows = np.flatnonzero(is_wanted[first : first + batch.num_rows])
@@ -122,7 +123,7 @@ def _read(
 
 @contextlib.contextmanager
 def _named(task: HubTask, name: str) -> Iterator[None]:
-    """Errors of reading parquet as DataError."""
+    """Convert errors of reading parquet to DataError."""
     try:
         yield
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:

@@ -1,11 +1,12 @@
-"""Datasets on the Hugging Face Hub: their files listed at a commit, downloaded and verified.
+"""List, download and verify the files of a dataset on the Hugging Face Hub at one commit.
 
 Everything goes through huggingface_hub, which reads HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and
-HF_HOME. Its cache keeps what was downloaded, so a second run, and one that wants more files,
-downloads what is new. A connection that is cut is gone on with inside the file; the file of a
-process that was killed begins again, because the client gives each process a name of its own.
+HF_HOME. Its cache stores downloads, so a later run downloads only new files. After a lost
+connection a download resumes inside the file; after its process was killed it starts again, because
+the client's temporary files have a name per process.
 
-What a commit holds never changes, so its list is kept beside that cache and serves offline too.
+The files of a commit never change, so their list is cached beside the client's cache, and is used
+offline too.
 """
 
 import contextlib
@@ -23,8 +24,8 @@ from nanochat_core.data.hub.transfers import OnBytes, Transfers, ignore_bytes
 from nanochat_core.errors import DataError
 from nanochat_core.job import write_json
 
-FORMAT = 1  # of the lists that are kept
-WAITS = (1.0, 4.0)  # seconds before asking again; the client has tried several times before that
+FORMAT = 1  # of the cached lists
+WAITS = (1.0, 4.0)  # seconds before a retry; the client itself retries several times before that
 SECONDS_FOR_AN_ANSWER = 30.0
 
 _Result = TypeVar("_Result")
@@ -36,18 +37,18 @@ class HubFile:
 
     path: str
     size: int  # bytes
-    sha256: str | None  # None: a small file that git itself holds
+    sha256: str | None  # None means a small file, stored in git itself
     git_id: str | None = None  # of such a file: sha1 over "blob SIZE", a zero byte and its bytes
 
 
 def list_files(
     repository: str, revision: str, patterns: Sequence[str]
 ) -> tuple[str, list[HubFile]]:
-    """The commit that `revision` is today, and its files that match, in order of path.
+    """Return the commit that `revision` points to, and its matching files, sorted by path.
 
-    In a pattern `*` stands for anything, '/' too. Raises DataError when a pattern matches nothing,
-    when there is no such dataset or revision, and when the Hub cannot be asked: a branch whose
-    commit is known from an earlier time stands for that.
+    In a pattern `*` matches anything, '/' too. Raises DataError if a pattern matches nothing, if
+    the dataset or revision does not exist, or if the Hub cannot be reached; a branch then resolves
+    to its last known commit, if there is one.
     """
     commit = _resolve(repository, revision)
     files = _find_list(repository, commit) or _fetch_list(repository, commit)
@@ -64,10 +65,10 @@ def list_files(
 def download(
     repository: str, commit: str, file: HubFile, *, on_bytes: OnBytes = ignore_bytes
 ) -> Path:
-    """The verified file in the Hub client's cache, to be read only.
+    """Download and verify a file; return its path in the Hub client's cache. Do not write to it.
 
-    One that is damaged, in the cache or on the way, is removed and fetched once more. Raises
-    DataError when that does not help, or when it cannot be had at all.
+    A file that is damaged, in the cache or in transit, is removed and downloaded once more. Raises
+    DataError if that fails too, or if the file cannot be downloaded.
     """
     faults: list[str] = []
     for _ in range(2):
@@ -77,12 +78,13 @@ def download(
             return path
         _forget(path)
         faults.append(fault)
+    # The same wrong bytes twice come from the source, different ones from the way.
     same = len(set(faults)) == 1
     raise DataError(
         f"{file.path} of {repository} came out wrong twice: it {faults[-1]}",
         hint="the server's copy, or a proxy's, is damaged: check HF_ENDPOINT"
         if same
-        else "the network or a disk on the way damages data: mend that, then run again",
+        else "the network or a disk on the way damages data: repair that, then run again",
     )
 
 
@@ -94,11 +96,11 @@ def download_each(
     use: Callable[[HubFile, Path], _Result],
     tell: Callable[[str], None],
 ) -> Generator[_Result]:
-    """What `use` makes of each file and its place in the cache, as soon as it is there.
+    """Yield `use(file, path in the cache)` for each file as soon as it is downloaded.
 
-    Several at a time, in no order; `use` runs in the threads that download. `tell` is told how far
-    it is, by the caller's own thread. Close the generator when it is left before its end. Raises
-    DataError as `download` does, and whatever `use` does.
+    Files are downloaded in parallel, in no order; `use` runs in the downloading threads, `tell`
+    gets progress lines in the caller's thread. Close the generator to stop early. Raises DataError
+    as `download` does, and whatever `use` raises.
     """
 
     def work(file: HubFile, on_bytes: OnBytes) -> _Result:
@@ -109,7 +111,7 @@ def download_each(
 
 
 def find_fault(path: Path, file: HubFile) -> str | None:
-    """What is wrong with a local copy, to be said after its name; None: it is whole."""
+    """Return what is wrong with a local copy, as a predicate ("is gone"). None means intact."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, 2)
@@ -161,7 +163,7 @@ def _download(repository: str, commit: str, file: HubFile, on_bytes: OnBytes) ->
 
 
 def _patiently(action: Callable[[], _Result], *, repository: str, what: str) -> _Result:
-    """Try again what may work in a moment. Raises DataError."""
+    """Run an action, retrying after transient errors. Raises DataError."""
     expected = catchable()
     for wait in WAITS:
         try:
@@ -177,10 +179,10 @@ def _patiently(action: Callable[[], _Result], *, repository: str, what: str) -> 
 
 
 def _limit_patience() -> None:
-    """Do not wait forever for an answer: for small requests the client asks for no limit."""
+    """Limit the time to wait for an answer: the client has no timeout for small requests."""
     from huggingface_hub import get_session
 
-    client = get_session()  # another one after a failed connection
+    client = get_session()  # a new one after a failed connection, so the hook is added each time
     hooks = client.event_hooks
     if _limit_request not in hooks["request"]:
         client.event_hooks = {**hooks, "request": [*hooks["request"], _limit_request]}
@@ -195,7 +197,7 @@ def _limit_request(request: Any) -> None:
 
 
 def _forget(path: Path) -> None:
-    """Remove a damaged file from the cache, with the links that lead to it."""
+    """Remove a damaged file from the cache, with the symlinks to it."""
     while path.is_symlink():
         target = path.parent / path.readlink()
         path.unlink(missing_ok=True)
@@ -216,7 +218,7 @@ def _list_path(repository: str, commit: str) -> Path:
 
 
 def _find_list(repository: str, commit: str) -> list[HubFile]:
-    """The list kept from an earlier time; empty when there is none that can be read."""
+    """Return the cached list of files; empty if it is missing or unreadable."""
     try:
         tree: Any = json.loads(_list_path(repository, commit).read_text(encoding="utf-8"))
         if tree["format"] == FORMAT:
@@ -249,7 +251,7 @@ def _fetch_list(repository: str, commit: str) -> list[HubFile]:
         if files := _find_cached_tree(repository, commit):
             return files
         raise
-    with contextlib.suppress(OSError):  # of a cache that we may only read
+    with contextlib.suppress(OSError):  # the cache may be read-only
         write_json(
             _list_path(repository, commit),
             {"format": FORMAT, "repository": repository, "files": [asdict(file) for file in files]},
@@ -258,8 +260,8 @@ def _fetch_list(repository: str, commit: str) -> list[HubFile]:
 
 
 def _find_cached_tree(repository: str, commit: str) -> list[HubFile]:
-    """What `hf download` left behind on a machine without a network: all paths, and the sha256 of
-    large files that are there, by which the cache names them."""
+    """Return the files that `hf download` has cached, for a machine without a network."""
+    # The cache names a file's content by its sha256 (64 digits) or its git id (40).
     from huggingface_hub import get_cached_repo_tree, try_to_load_from_cache
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -280,31 +282,31 @@ def _find_cached_tree(repository: str, commit: str) -> list[HubFile]:
 
 
 def _bar_for(on_bytes: OnBytes) -> Any:
-    """A progress bar, as the client wants one, that passes on what it is told."""
+    """Return a tqdm-like class for the client that forwards the byte counts to `on_bytes`."""
 
     class Bar:
         def __init__(self, **options: Any) -> None:
-            """The client's text and total are not needed."""
+            """Ignore the client's text and total."""
 
         def __enter__(self) -> "Bar":
             return self
 
         def __exit__(self, *error: object) -> None:
-            """Nothing to take away."""
+            """Do nothing: no bar is drawn."""
 
         def update(self, count: float | None = 1) -> None:
-            """Bytes of the file, whichever way they came."""
+            """Count bytes of the file, from the network or deduplicated."""
             on_bytes(int(count or 0))
 
         def update_transfer(self, count: float) -> None:
-            """Bytes on the network: `update` is told of the same ones."""
+            """Ignore bytes on the network: `update` counts the same ones."""
 
         def set_postfix_str(self, *text: Any, **options: Any) -> None:
-            """Nothing is shown."""
+            """Do nothing: no bar is drawn."""
 
         set_transfer_postfix_str = set_postfix_str
 
         def close(self) -> None:
-            """Nothing is open."""
+            """Do nothing: nothing is open."""
 
     return Bar

@@ -1,10 +1,10 @@
-"""The CORE metric's data: a zip file from the web, unpacked with care.
+"""Download the CORE metric's data, a zip file from the web, and unpack it as untrusted input.
 
     core/core.yaml            the tasks
     core/eval_meta_data.csv   their baselines
     core/eval_data/           their questions
 
-The zip file is kept beside the Hub client's cache, so that it is downloaded once.
+The zip file is cached beside the Hub client's cache, so that it is downloaded once.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from nanochat_core.runtime.progress import Progress
 
 NEEDED = ("core.yaml", "eval_meta_data.csv", "eval_data")
 MAX_FILES = 10_000
-MAX_BYTES = 4_000_000_000  # unpacked; the bundle has a tenth of it
+MAX_BYTES = 4_000_000_000  # unpacked, ten times the bundle
 _JUNK = ("__MACOSX", ".DS_Store")
 _CHUNK = 1 << 20
 
@@ -32,10 +32,10 @@ _CHUNK = 1 << 20
 def fetch_bundle(
     url: str, directory: Path, *, sha256: str | None, scratch: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Put what the bundle holds into `directory`, all of it or nothing; what is told of it.
+    """Download and unpack the bundle into `directory`, atomically; return its description.
 
-    `scratch` is on the same file system. Raises DataError when the bundle cannot be downloaded, is
-    not the one of this sha256, or holds what no such bundle should.
+    `scratch` is on the same file system. Raises DataError if the bundle cannot be downloaded, has
+    another sha256, or contains what such a bundle must not.
     """
     archive = archive_path(url)
     with _archive_lock(archive):
@@ -50,7 +50,7 @@ def fetch_bundle(
 
 
 def fetch_archive(url: str, *, validator: str | None, tell: Callable[[str], None]) -> str:
-    """Download the bundle unless the one of this validator is here; returns its sha256.
+    """Download the bundle unless the cached one has this validator; return its sha256.
 
     A validator of None matches no file. Raises DataError.
     """
@@ -76,10 +76,10 @@ def _archive_lock(archive: Path) -> FileLock:
 
 
 def unpack(archive: Path, directory: Path, *, scratch: Path) -> int:
-    """Unpack into `directory`, less a folder that holds everything; returns the number of files.
+    """Unpack into `directory`, without a common top folder; return the number of files.
 
-    Raises DataError for names that lead elsewhere, links, secrets, too many or too large files, and
-    a damaged archive; then `directory` is as it was.
+    Raises DataError for names outside the folder, links, encrypted files, too many or too large
+    files, and a damaged archive; `directory` is then unchanged.
     """
     target = scratch / "bundle"
     shutil.rmtree(target, ignore_errors=True)
@@ -108,7 +108,7 @@ def unpack(archive: Path, directory: Path, *, scratch: Path) -> int:
 
 
 def archive_path(url: str) -> Path:
-    """Return where the bundle is cached, whether it is there or not."""
+    """Return the bundle's path in the cache; it may not exist."""
     from huggingface_hub import cached_assets_path, constants
 
     folder = cached_assets_path(
@@ -121,7 +121,8 @@ def archive_path(url: str) -> Path:
 
 
 def _check(entries: Sequence[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
-    """The files among the entries. Raises DataError for what must not be unpacked."""
+    """Return the entries that are files. Raises DataError for what must not be unpacked."""
+    # Before anything is written: an archive is unpacked completely or not at all.
     files = [e for e in entries if not e.is_dir() and not _is_junk(e)]
     for entry in entries:
         kind = stat.S_IFMT(entry.external_attr >> 16)
@@ -152,14 +153,15 @@ def _is_junk(entry: zipfile.ZipInfo) -> bool:
 
 
 def _common_root(entries: Sequence[zipfile.ZipInfo]) -> PurePosixPath:
-    """The folder that everything lies in, or none."""
+    """Return the folder that contains all entries, or the empty path."""
     roots = {PurePosixPath(entry.filename).parts[0] for entry in entries}
     nested = all("/" in entry.filename for entry in entries)
     return PurePosixPath(roots.pop()) if len(roots) == 1 and nested else PurePosixPath()
 
 
 def _extract(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, place: Path, room: int) -> int:
-    """Unpack one file of at most `room` bytes, whatever its entry says; returns its size."""
+    """Unpack one file of at most `room` bytes; return its size."""
+    # Counted while it is read: the size in the archive's directory may be a lie.
     size = 0
     with bundle.open(entry) as source, place.open("xb") as file:
         while chunk := source.read(_CHUNK):

@@ -11,7 +11,7 @@ class HubDataset:
     num_shards: int  # the last one is for validation
 
 
-# As the scripts that made these datasets left them: every shard holds some 250 million characters.
+# As published: every shard has about 250 million characters.
 DATASETS = {
     "climbmix": HubDataset(repository="karpathy/climbmix-400b-shuffle", num_shards=6543),
     "fineweb-edu": HubDataset(repository="karpathy/fineweb-edu-100b-shuffle", num_shards=1823),

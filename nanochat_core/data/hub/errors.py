@@ -1,6 +1,6 @@
-"""What the Hub's client raises, as one line that a person can act on.
+"""Translate the Hub client's exceptions to one line and a hint.
 
-Its errors come in layers: what is raised says what could not be had, its cause says why.
+They come in layers: the exception names what could not be downloaded, its cause the reason.
 """
 
 import errno
@@ -9,15 +9,15 @@ from typing import Any
 
 from nanochat_core.errors import DataError
 
-TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})  # answers after which one asks again
+TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})  # HTTP statuses after which to retry
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 def catchable() -> tuple[type[Exception], ...]:
-    """Everything that the Hub's client raises when it cannot do what it is asked.
+    """Return the types of all exceptions by which the Hub's client reports a failure.
 
-    OSError is most of it; ValueError and KeyError come from an answer that is not the Hub's.
+    Most are OSErrors; ValueError and KeyError come from an answer that is not the Hub's.
     """
     from huggingface_hub.errors import (
         HTTPError,  # pyright: ignore[reportPrivateImportUsage] - the HTTP client's own
@@ -28,10 +28,10 @@ def catchable() -> tuple[type[Exception], ...]:
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether the same request may work in a moment."""
+    """Return whether the same request may succeed on a retry."""
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    if isinstance(error, LocalEntryNotFoundError):  # the client has asked several times already
+    if isinstance(error, LocalEntryNotFoundError):  # the client has retried several times already
         return False
     for cause in _causes(error):
         if isinstance(cause, OfflineModeIsEnabled):
@@ -52,7 +52,7 @@ def is_unreachable(error: Exception) -> bool:
 
 
 def seconds_to_wait(error: Exception, default: float) -> float:
-    """How long the server asked to be left alone, else `default`."""
+    """Return the seconds of the server's Retry-After header, else `default`."""
     for cause in _causes(error):
         value = getattr(getattr(cause, "response", None), "headers", {}).get("Retry-After", "")
         if value.isdigit():
@@ -61,7 +61,8 @@ def seconds_to_wait(error: Exception, default: float) -> float:
 
 
 def explain(error: Exception, *, repository: str, what: str) -> DataError:
-    """The error that says why `what` of `repository` cannot be had."""
+    """Return an error on why `what` of `repository` cannot be downloaded."""
+    # From the outermost error inwards; of one error the most specific explanation first.
     for cause in _causes(error):
         known = _by_name(cause, repository, what) or _by_status(cause, repository, what)
         if known is None:
@@ -70,12 +71,12 @@ def explain(error: Exception, *, repository: str, what: str) -> DataError:
             return DataError(known[0], hint=known[1])
     return DataError(
         f"{what} of {repository} cannot be downloaded from {_endpoint()}: {_first_line(error)}",
-        hint="run again: what is downloaded stays",
+        hint="run again: finished downloads are cached",
     )
 
 
 def _by_name(cause: BaseException, repository: str, what: str) -> tuple[str, str] | None:
-    """What the client has a name for."""
+    """Return message and hint for an exception type of the client's, or None."""
     from huggingface_hub import constants, errors
 
     page = f"{_endpoint()}/datasets/{repository}"
@@ -118,7 +119,7 @@ def _by_name(cause: BaseException, repository: str, what: str) -> tuple[str, str
 
 
 def _by_status(cause: BaseException, repository: str, what: str) -> tuple[str, str] | None:
-    """What the server answered."""
+    """Return message and hint for an HTTP status, or None."""
     status = _status(cause)
     match status:
         case None:
@@ -126,22 +127,22 @@ def _by_status(cause: BaseException, repository: str, what: str) -> tuple[str, s
         case 401 | 403:
             return (
                 f"{_endpoint()} refuses {what} of {repository} (status {status})",
-                "HF_TOKEN is wrong, expired or of another account: set it anew, or unset it",
+                "HF_TOKEN is wrong, expired or of another account: set another one, or unset it",
             )
         case 429:
             return (
-                f"{_endpoint()} was asked for too much: {what} of {repository} has to wait",
-                "run again in some minutes: what is downloaded stays; HF_TOKEN allows more",
+                f"{_endpoint()} limits the rate of requests: {what} of {repository} has to wait",
+                "run again in some minutes: finished downloads are cached; HF_TOKEN allows more",
             )
         case _:
             return (
                 f"{_endpoint()} answers {status} for {what} of {repository}",
-                "run again later: what is downloaded stays",
+                "run again later: finished downloads are cached",
             )
 
 
 def _by_machine(cause: BaseException, repository: str, what: str) -> tuple[str, str] | None:
-    """What the disk or the network says."""
+    """Return message and hint for an error of the disk or the network, or None."""
     from huggingface_hub import constants
 
     number = getattr(cause, "errno", None)
@@ -159,8 +160,8 @@ def _by_machine(cause: BaseException, repository: str, what: str) -> tuple[str, 
     if _is_connection(cause):
         return (
             f"{_endpoint()} cannot be reached for {what} of {repository}: {_first_line(cause)}",
-            "check the network, the proxy and HF_ENDPOINT, then run again: what is downloaded "
-            "stays; or train on text at hand with --set shards.source=local",
+            "check the network, the proxy and HF_ENDPOINT, then run again: finished downloads are "
+            "cached; or train on local text with --set shards.source=local",
         )
     if isinstance(cause, ValueError | KeyError):
         return (
@@ -183,13 +184,14 @@ def _status(cause: BaseException) -> int | None:
 
 
 def _is_connection(cause: BaseException) -> bool:
-    """Errors of the HTTP client that are about the way to the server."""
+    """Return whether the HTTP client failed to reach the server."""
+    # By name, as huggingface_hub's HTTP client is httpx or requests, depending on its version.
     names = {kind.__name__ for kind in type(cause).__mro__}
     return "TransportError" in names or isinstance(cause, ConnectionError | TimeoutError)
 
 
 def _is_short(cause: BaseException) -> bool:
-    """The client's own check of the size."""
+    """Return whether the client's own check of the size failed."""
     return isinstance(cause, OSError) and str(cause).startswith("Consistency check failed")
 
 

@@ -1,4 +1,4 @@
-"""Text from a dataset on the Hugging Face Hub that is already cut into shuffled shards."""
+"""Download text from a dataset on the Hugging Face Hub that consists of shuffled shards."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ from nanochat_core.runtime.progress import Progress
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedShards:
-    """What was downloaded."""
+    """Downloaded shards and their origin."""
 
     shards: tuple[ShardFile, ...]  # validation last
     blanks: int  # documents without text that were left out
@@ -36,10 +36,10 @@ def fetch_shards(
 ) -> FetchedShards:
     """Download the first `config.num_shards` shards and the dataset's last one into `output`.
 
-    Whole shards that are there already stay; what the Hub client's cache has is taken from there. A
-    shard has the Hub's very bytes, unless some of its documents are blank: then it is written again
-    without them. Raises ConfigError for more shards than the dataset has, DataError when one cannot
-    be downloaded or read, and when the repository has fewer than it should.
+    Complete shards in `output` are reused, as are files in the Hub client's cache. A shard has the
+    Hub's exact bytes, unless some of its documents are blank: then it is rewritten without them.
+    Raises ConfigError for more shards than the dataset has, DataError if one cannot be downloaded
+    or read, or if the repository has fewer than expected.
     """
     dataset, revision = _open_dataset(config)
     commit, files = list_files(dataset.repository, revision, ["shard_*.parquet"])
@@ -91,7 +91,7 @@ def fetch_shards(
 
 
 def _open_dataset(config: ShardsConfig) -> tuple[HubDataset, str]:
-    """The dataset and the revision of it. Raises ConfigError."""
+    """Return the configured dataset and its revision. Raises ConfigError."""
     dataset = DATASETS[config.source]
     if config.num_shards >= dataset.num_shards:
         raise ConfigError(
@@ -107,7 +107,7 @@ def _open_dataset(config: ShardsConfig) -> tuple[HubDataset, str]:
 
 
 def _place(source: Path, path: Path, *, scratch: Path) -> None:
-    """Give `path` the bytes of a file that nobody writes to: the same file where that can be."""
+    """Hard-link `source`, which no process writes to, to `path`; copy it if that is impossible."""
     temporary = scratch / path.name
     temporary.unlink(missing_ok=True)
     try:

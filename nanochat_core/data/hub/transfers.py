@@ -1,4 +1,4 @@
-"""Several downloads at a time: counted together, and left at once when the job is to stop."""
+"""Parallel downloads with common progress, which stop at once when the job is interrupted."""
 
 import queue
 import threading
@@ -8,25 +8,25 @@ from typing import Generic, NoReturn, TypeAlias, TypeVar
 
 from nanochat_core.runtime.heartbeat import HEART
 
-THREADS = 8  # as many as the Hub's own client takes
+THREADS = 8  # the default of the Hub's own client
 SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_TO_END = 2.0
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-OnBytes: TypeAlias = Callable[[int], None]  # told how many more bytes are here; from any thread
+OnBytes: TypeAlias = Callable[[int], None]  # called with newly received bytes, from any thread
 
 
 def ignore_bytes(count: int) -> None:
-    """Nobody watches."""
+    """Discard the count, for a download without progress."""
 
 
 class Transfers(Generic[_Item, _Result]):
-    """Calls `function` for every item in threads; `tell` is told now and again how far it is.
+    """Calls of `function` for every item, in threads; `tell` gets a progress line now and then.
 
-    `function` is given an `OnBytes` too, which is where it is stopped. Nobody waits long for a
-    thread that hangs in the network: threads are daemons, and end with the process.
+    `function` also gets an `OnBytes`, which raises in it to stop it. A thread that hangs in the
+    network is abandoned after a short wait: threads are daemons, and end with the process.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Transfers(Generic[_Item, _Result]):
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._count = 0
-        self._began = self._told = time.monotonic()
+        self._began = self._logged = time.monotonic()
 
     def results(self) -> Generator[_Result]:
-        """What comes out, as it comes out. The first error stops the others and is raised.
+        """Yield results as they finish. The first error stops the other calls and is raised.
 
-        Close it when it is left before its end, so that the threads end too.
+        Close the generator to stop early, so that the threads end too.
         """
         for item in self._items:
             self._todo.put(item)
@@ -93,7 +93,7 @@ class Transfers(Generic[_Item, _Result]):
             self._done.put(lambda result=result: result)
 
     def _add(self, count: int) -> None:
-        # A client with threads of its own calls from them: what is raised there reaches nobody.
+        # Only in our threads: in a thread of the client's own the exception would be lost.
         if self._stop.is_set() and threading.current_thread() in self._threads:
             raise _Stopped
         if count:
@@ -103,9 +103,9 @@ class Transfers(Generic[_Item, _Result]):
 
     def _say(self) -> None:
         now = time.monotonic()
-        if now - self._told < SECONDS_BETWEEN_LINES:
+        if now - self._logged < SECONDS_BETWEEN_LINES:
             return
-        self._told = now
+        self._logged = now
         speed = self._count / (now - self._began) / 1e6
         self._tell(
             f"downloaded {self._count / 1e6:,.0f} of {self._size / 1e6:,.0f} MB, {speed:.1f} MB/s"
@@ -113,7 +113,7 @@ class Transfers(Generic[_Item, _Result]):
 
 
 class _Stopped(BaseException):
-    """Another transfer failed, or the job is to stop. Nobody sees it."""
+    """Another transfer failed, or the job is stopping. It is never reported."""
 
 
 def _raising(error: BaseException) -> Callable[[], NoReturn]:

@@ -1,4 +1,4 @@
-"""One file from a web address: gone on with where it stopped, whole or absent, its sha256 known."""
+"""Download one file from a web address: resumable, complete or absent, with its sha256."""
 
 import contextlib
 import hashlib
@@ -15,15 +15,15 @@ from nanochat_core.errors import DataError
 from nanochat_core.job import move_into_place, write_json
 from nanochat_core.runtime.heartbeat import HEART
 
-WAITS = (1.0, 4.0, 15.0)  # seconds before trying again; anew after every attempt that brought bytes
-MAX_WAIT = 60.0  # seconds, whatever the server asks for
+WAITS = (1.0, 4.0, 15.0)  # seconds before a retry; from the start after an attempt with progress
+MAX_WAIT = 60.0  # seconds, even if the server's Retry-After is longer
 SECONDS_BETWEEN_LINES = 10.0
 _TIMEOUT = httpx.Timeout(30.0)
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
 
 class _TryAgain(Exception):
-    """The attempt failed in a way that may pass; `wait` is what the server asked for."""
+    """A transient failure; `wait` is the server's Retry-After in seconds."""
 
     def __init__(self, why: str, *, wait: float = 0.0) -> None:
         super().__init__(why)
@@ -31,11 +31,11 @@ class _TryAgain(Exception):
 
 
 def download_file(url: str, path: Path, *, sha256: str | None, tell: Callable[[str], None]) -> str:
-    """Download `url` to `path` unless it is there; returns its sha256.
+    """Download `url` to `path` unless it is there; return its sha256.
 
-    What has come of it is kept beside `path`, and gone on with by whoever asks next, if the server
-    still has the same file. A file whose sha256 is not the one given is fetched once more. Raises
-    DataError when it cannot be had, or is not the one that is expected.
+    A partial download stays beside `path`, and the next call resumes it if the server still has the
+    same file. A file with another sha256 than the given one is downloaded once more. Raises
+    DataError if it cannot be downloaded, or is not the expected one.
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise DataError(f"{url} is no address of a file", hint="it begins with https://")
@@ -49,18 +49,20 @@ def download_file(url: str, path: Path, *, sha256: str | None, tell: Callable[[s
         _complete(url, part, tell)
         digest = _digest(part)
         if sha256 in (None, digest):
+            # The record first: a file without one would be downloaded again, a record without its
+            # file does no harm.
             write_json(_record_of(path), {"sha256": digest})
             move_into_place(part, path)
             return digest
         part.unlink()
     raise DataError(
         f"{url} has sha256 {digest[:12]}, expected {str(sha256)[:12]}",
-        hint="the file there is another one, or damaged on the way",
+        hint="the file there is another one, or damaged in transit",
     )
 
 
 def ask_validator(url: str, *, seconds: float) -> str | None:
-    """Ask the server, once, what says that its file is the same as at another time.
+    """Ask the server, once, for the validator of its file: ETag or Last-Modified.
 
     Raises ConnectionError if there is no answer, DataError if the server has no such file.
     """
@@ -79,7 +81,7 @@ def ask_validator(url: str, *, seconds: float) -> str | None:
 
 
 def downloaded_validator(path: Path) -> str | None:
-    """Return what the server said of the file that was downloaded to `path`."""
+    """Return the validator of the file that was downloaded to `path`, None if unknown."""
     part = path.with_name(f"{path.name}.part")
     return _read_mark(part.with_name(f"{part.name}.json"))[0]
 
@@ -93,7 +95,7 @@ def find_recorded(path: Path) -> str | None:
 
 
 def _find_whole(path: Path, sha256: str | None) -> str | None:
-    """The sha256 of the file that is there, if it is whole and the one that is wanted."""
+    """Return the sha256 of the file at `path` if it is intact and the wanted one, else None."""
     try:
         recorded = json.loads(_record_of(path).read_text(encoding="utf-8"))["sha256"]
         digest = _digest(path)
@@ -112,7 +114,7 @@ def _digest(path: Path) -> str:
 
 
 def _complete(url: str, part: Path, tell: Callable[[str], None]) -> None:
-    """Fetch until nothing is missing. Raises DataError."""
+    """Download until the file is complete, retrying transient failures. Raises DataError."""
     failures = 0
     with httpx.Client(timeout=_TIMEOUT, follow_redirects=True) as client:
         while True:
@@ -124,25 +126,27 @@ def _complete(url: str, part: Path, tell: Callable[[str], None]) -> None:
                 if failures > len(WAITS):
                     raise DataError(
                         f"{url} cannot be downloaded: {str(error) or type(error).__name__}",
-                        hint="what has come of it is kept: run again when the network is better",
+                        hint="the partial download is stored: run again to resume it",
                     ) from error
                 asked = error.wait if isinstance(error, _TryAgain) else 0.0
                 time.sleep(min(max(asked, WAITS[failures - 1]), MAX_WAIT))
             except OSError as error:  # a full disk
                 raise DataError(
                     f"{part} cannot be written: {(error.strerror or str(error)).lower()}",
-                    hint="HF_HOME says where it is kept",
+                    hint="set HF_HOME to a directory on a disk with space",
                 ) from error
 
 
 def _fetch_rest(client: httpx.Client, url: str, part: Path, tell: Callable[[str], None]) -> None:
-    """One request, for what is missing. Raises DataError where trying again is no use."""
+    """Request the missing bytes once. Raises DataError if a retry cannot help, else _TryAgain."""
     mark = part.with_name(f"{part.name}.json")
     start, (validator, expected) = _size(part), _read_mark(mark)
     if start and start == expected:
         return
+    # Ranges count the bytes that are sent: compressed ones could not be appended.
     headers = {"Accept-Encoding": "identity"}
     if start and validator:
+        # If-Range: with another file the server answers 200 and sends all of it.
         headers |= {"Range": f"bytes={start}-", "If-Range": validator}
     with client.stream("GET", url, headers=headers) as answer:
         if answer.status_code not in (200, 206, 416):
@@ -153,6 +157,7 @@ def _fetch_rest(client: httpx.Client, url: str, part: Path, tell: Callable[[str]
             raise _TryAgain("the file there is another one than before")
         if answer.status_code == 200:
             start = 0
+        # Before the bytes, so that a partial file always has the validator to resume with.
         write_json(mark, {"validator": _validator(answer), "size": total})
         with part.open("r+b" if start else "wb") as file:
             file.seek(start)
@@ -165,22 +170,22 @@ def _fetch_rest(client: httpx.Client, url: str, part: Path, tell: Callable[[str]
 def _copy(
     answer: httpx.Response, file: Any, done: int, total: int | None, tell: Callable[[str], None]
 ) -> None:
-    began = told = time.monotonic()
+    began = logged = time.monotonic()
     first = done
     for chunk in answer.iter_raw():
         HEART.beat("downloading")
         file.write(chunk)
         done += len(chunk)
         now = time.monotonic()
-        if now - told >= SECONDS_BETWEEN_LINES:
-            told = now
+        if now - logged >= SECONDS_BETWEEN_LINES:
+            logged = now
             size = "" if total is None else f" of {total / 1e6:,.0f}"
             speed = (done - first) / (now - began) / 1e6
             tell(f"downloaded {done / 1e6:,.0f}{size} MB, {speed:.1f} MB/s")
 
 
 def _total(answer: httpx.Response, start: int) -> int | None:
-    """Bytes of the whole file, where the server says. Raises _TryAgain for another range."""
+    """Return the size of the whole file, None if unknown. Raises _TryAgain for another range."""
     if answer.status_code != 206:
         length = answer.headers.get("Content-Length", "")
         return int(length) if length.isdigit() else None
@@ -199,13 +204,14 @@ def _refuse(url: str, answer: httpx.Response) -> None:
 
 
 def _validator(answer: httpx.Response) -> str | None:
-    """What says that a later answer is of the same file; a weak tag may stand for other bytes."""
+    """Return a value that identifies the server's version of the file: ETag or Last-Modified."""
+    # A weak ETag (W/) does not guarantee equal bytes.
     tag = answer.headers.get("ETag", "")
     return tag if tag and not tag.startswith("W/") else answer.headers.get("Last-Modified")
 
 
 def _read_mark(mark: Path) -> tuple[str | None, int | None]:
-    """What the server said of the file of which a part is here: its validator and its size."""
+    """Return the validator and the size of the file behind a partial download, None if unknown."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         tree = json.loads(mark.read_text(encoding="utf-8"))
         return tree["validator"], tree["size"]

@@ -1,7 +1,7 @@
-"""The documentation inside one Python source file, as documents to learn from.
+"""Extract the documentation of one Python source file as training documents.
 
 A module becomes one document: its docstring, then each function's signature and docstring. A class
-with enough to say becomes a document of its own. The source is parsed, never imported.
+with enough text becomes its own document. The source is parsed, never imported.
 """
 
 import ast
@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-MIN_ENTRY_CHARS = 40  # a shorter docstring says what the name says
-MIN_CLASS_CHARS = 1_500  # a class with less stays in its module's document
+MIN_ENTRY_CHARS = 40  # a shorter docstring adds nothing to the name
+MIN_CLASS_CHARS = 1_500  # a class with less is part of its module's document
 MIN_CHARS = 200  # of a document
 MAX_CHARS = 12_000  # a longer document is cut between paragraphs
-MIN_SHARE = 0.1  # of a file between triple quotes; parsing the others takes long and gives little
+MIN_SHARE = 0.1  # of a file in triple quotes; parsing other files takes long and yields little
 MAX_SIGNATURE_CHARS = 400
-MAX_FOREIGN_SHARE = 0.1  # of characters outside ASCII: tables of symbols, no prose
+MAX_FOREIGN_SHARE = 0.1  # of non-ASCII characters; more means tables of symbols, not prose
 
 _Container: TypeAlias = ast.Module | ast.ClassDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -40,19 +40,19 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class DocSection:
-    """What a module or one class says."""
+    """The documentation of a module or a class."""
 
     title: str
     entries: tuple[Entry, ...]
 
     @property
     def characters(self) -> int:
-        """Of all its docstrings."""
+        """The number of characters of all its docstrings."""
         return sum(len(entry.text) for entry in self.entries)
 
 
 def read_sections(source: str, module: str) -> list[DocSection]:
-    """The module's section, then those of its larger classes; none if it does not parse."""
+    """Return the module's section, then those of its larger classes; none if it does not parse."""
     if sum(map(len, _QUOTED.findall(source))) < MIN_SHARE * len(source):
         return []
     try:
@@ -79,10 +79,10 @@ def read_sections(source: str, module: str) -> list[DocSection]:
 
 
 def make_documents(sections: Sequence[DocSection], *, seen: set[str]) -> list[str]:
-    """Each section as text, the long ones in parts; a docstring that is in `seen` is left out.
+    """Return each section as text, long ones in parts, without the docstrings in `seen`.
 
-    Documentation is copied about: from a class to its wrapper, from one package to another. `seen`
-    takes what this call uses, so that the first copy counts.
+    Docstrings are often copied: from a class to its wrapper, from one package to another. This call
+    adds those it uses to `seen`, so that the first copy counts.
     """
     documents: list[str] = []
     for section in sections:
@@ -96,9 +96,9 @@ def make_documents(sections: Sequence[DocSection], *, seen: set[str]) -> list[st
 
 
 def split_text(paragraphs: Sequence[str], *, title: str) -> list[str]:
-    """Documents of at most about MAX_CHARS, each the title and some of the paragraphs in order.
+    """Return documents of at most about MAX_CHARS: the title and consecutive paragraphs.
 
-    What is left over at the end and is shorter than MIN_CHARS is dropped.
+    A last document shorter than MIN_CHARS is dropped.
     """
     documents: list[str] = []
     part: list[str] = []
@@ -115,7 +115,7 @@ def split_text(paragraphs: Sequence[str], *, title: str) -> list[str]:
 
 
 def clean(text: str) -> str:
-    """Without indentation, control characters and runs of blank lines; "" if it is hardly prose."""
+    """Remove indentation, control characters and runs of blank lines; "" if it is hardly prose."""
     text = _CONTROL.sub("", inspect.cleandoc(text.replace("\r\n", "\n")))
     text = _BLANK_LINES.sub("\n\n", _TRAILING.sub("", text)).strip()
     text = text.encode("utf-8", "replace").decode()  # an escape can name half a surrogate pair
@@ -126,7 +126,7 @@ def clean(text: str) -> str:
 
 
 def _pieces(paragraphs: Sequence[str]) -> Iterator[str]:
-    """The paragraphs, those of more than MAX_CHARS cut at blank lines, else at lines."""
+    """Yield the paragraphs; those longer than MAX_CHARS are split at blank lines, else at lines."""
     for paragraph in paragraphs:
         if len(paragraph) <= MAX_CHARS:
             yield paragraph
@@ -142,7 +142,7 @@ def _pieces(paragraphs: Sequence[str]) -> Iterator[str]:
 
 
 def _members(node: _Container) -> Iterator[ast.stmt]:
-    """Statements of the body, and of its `if` and `try` branches."""
+    """Yield the statements of the body, and of its `if` and `try` branches."""
     pending: list[ast.stmt] = list(reversed(node.body))
     while pending:
         statement = pending.pop()
@@ -160,7 +160,7 @@ def _classes(node: _Container) -> Iterator[ast.ClassDef]:
 
 
 def _entries(node: _Container, lines: list[str]) -> Iterator[Entry]:
-    """The container's own docstring and those of its functions; its classes have their own turn."""
+    """Yield the docstring of the container and those of its functions, without its classes."""
     own = clean(ast.get_docstring(node, clean=False) or "")
     if own:
         yield Entry(heading="", text=own)
@@ -176,7 +176,7 @@ def _entries(node: _Container, lines: list[str]) -> Iterator[Entry]:
 
 
 def _attached(call: ast.Call) -> Entry | None:
-    """What `add_docstr(torch.abs, text)` or `add_newdoc(module, name, text)` documents."""
+    """Return the entry of `add_docstr(torch.abs, text)` or `add_newdoc(module, name, text)`."""
     function = call.func
     called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     if not _ATTACHES_DOC.search(called) or len(call.args) < 2:
@@ -196,7 +196,7 @@ def _strings(nodes: Iterable[ast.AST]) -> list[str]:
 def _signature(
     node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]
 ) -> str:
-    """The source from `def` or `class` to the body, on one line."""
+    """Return the source from `def` or `class` to the body, on one line."""
     header = lines[node.lineno - 1 : node.body[0].lineno - 1]
     text = " ".join(line.partition("  #")[0].strip() for line in header).strip()
     if not text or len(text) > MAX_SIGNATURE_CHARS:

@@ -1,11 +1,11 @@
-"""A document on its way from a text source to the shards."""
+"""The documents that text sources yield to the `shards` stage."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A text, and the group that decides whether it is training or validation text."""
+    """A text and its group, which decides whether it is training or validation text."""
 
     text: str
-    group: str  # documents of one group stay on one side
+    group: str  # all documents of a group are in the same split

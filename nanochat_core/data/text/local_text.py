@@ -1,4 +1,4 @@
-"""Text from any folder of .parquet (column `text`), .jsonl ({"text": ...}) and .txt files."""
+"""Read text from a folder of .parquet (column `text`), .jsonl ({"text": ...}) and .txt files."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,11 +14,11 @@ from nanochat_core.runtime.progress import Progress
 
 
 def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
-    """Every document under `config.path`, files in order of their path.
+    """Yield every document under `config.path`, files in order of their path.
 
-    Equal documents form one group. Raises DataError naming the file (and the line) that cannot be
-    used, the folder if it has no file of a known kind, or if it is not as `config.snapshot` says,
-    at the start or at the end.
+    Equal documents form one group. Raises DataError naming the file (and line) that cannot be used,
+    or the folder if it has no file of a known kind or does not match `config.snapshot`, at the
+    start or at the end.
     """
     if config.path is None:
         raise DataError("the text source local needs a folder", hint="--set shards.path=FOLDER")
@@ -40,13 +40,13 @@ def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
 
 
 def _check_snapshot(folder: Path, planned: tuple[str, ...]) -> None:
-    """Raises DataError if the folder is not in the state that the run was planned with."""
+    """Raise DataError if the folder has changed since the run was planned."""
     found = folder_snapshot(folder)
     if found != planned:
         raise DataError(
             f"{folder} has changed since the run was planned: it holds {', '.join(found)}, "
             f"the plan has {', '.join(planned) or 'no snapshot'}",
-            hint="run again: a new plan takes the text as it is",
+            hint="run again: a new plan uses the current text",
         )
 
 
@@ -78,7 +78,7 @@ def _read_jsonl(path: Path) -> Iterator[str]:
                     f"{where} has a text that is a {type(text).__name__}",
                     hint="a text is a string; leave the line out if it has none",
                 )
-            yield text.encode("utf-8", "replace").decode()  # an escape can be half a character
+            yield text.encode("utf-8", "replace").decode()  # an escape can be a lone surrogate
 
 
 def _read_txt(path: Path) -> Iterator[str]:
@@ -99,7 +99,7 @@ def _opened(path: Path) -> BinaryIO:
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {(error.strerror or str(error)).lower()}",
-            hint="let this account read it, or take it out of the folder",
+            hint="let this account read it, or remove it from the folder",
         ) from error
 
 

@@ -1,8 +1,8 @@
-"""Text that needs no network: the documentation of Python and of packages installed beside us.
+"""Text that needs no network: the documentation of Python and of the installed packages.
 
 Sources are read, never imported: docstrings with their signatures, the help topics of `pydoc`, and
-package descriptions. What is read is the snapshot, a list of exact versions, so that the same
-snapshot gives the same documents everywhere.
+package descriptions. The snapshot is a list of exact versions: the same snapshot gives the same
+documents everywhere.
 """
 
 import csv
@@ -27,7 +27,7 @@ from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
 
 PYTHON = "python"
-# Distributions with much documentation, of those that this package needs or its needs bring along.
+# Distributions with much documentation, among this package's direct and indirect dependencies.
 CANDIDATES = (
     *("alembic", "anyio", "attrs", "boto3", "click", "cyclopts", "docker", "duckdb", "fastapi"),
     *("filelock", "fsspec", "httpx", "huggingface-hub", "jinja2", "mpmath", "networkx", "numpy"),
@@ -36,8 +36,8 @@ CANDIDATES = (
     *("sortedcontainers", "sqlalchemy", "stamina", "starlette", "sympy", "tenacity", "torch"),
     *("tqdm", "typing-extensions", "urllib3", "uvicorn", "websockets"),
 )
-# Tests, copies of other packages, internals whose docstrings are notes, parts of the standard
-# library that some systems leave out.
+# Tests, vendored packages, internals whose docstrings are notes, and parts of the standard library
+# that some systems lack.
 _SKIPPED_FOLDERS = frozenset(
     (
         *("test", "tests", "testing", "_vendor", "_vendored", "vendor", "_dynamo", "_inductor"),
@@ -51,18 +51,18 @@ _FILES_PER_TASK = 32
 
 
 def installed_snapshot() -> tuple[str, ...]:
-    """`name==version` of this Python and of every candidate installed; fast enough for a plan."""
+    """Return `name==version` of this Python and every installed candidate; fast, for a plan."""
     installed = _installed()
     found = [f"{name}=={installed[name][0]}" for name in CANDIDATES if name in installed]
     return (f"{PYTHON}=={platform.python_version()}", *found)
 
 
 def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
-    """The documentation of everything in `config.snapshot`, always in the same order.
+    """Yield the documentation of everything in `config.snapshot`, always in the same order.
 
-    Raises DataError when what is installed is not the snapshot.
+    Raises DataError if the installed versions are not the snapshot's.
     """
-    # A plan asks for the snapshot alone, and is not to wait for these.
+    # Imported late: a plan needs `installed_snapshot` only, and should not wait for these.
     from nanochat_core.data.processes import map_in_processes, usable_cores
 
     folders = _check_snapshot(config.snapshot)
@@ -85,7 +85,7 @@ def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
 
 
 def _installed() -> dict[str, tuple[str, Path]]:
-    """Normalised name -> (version without the build's local part, its dist-info folder)."""
+    """Return normalised name -> (version without its local part, dist-info folder)."""
     found: dict[str, tuple[str, Path]] = {}
     for entry in sys.path:
         folder = Path(entry)
@@ -98,7 +98,7 @@ def _installed() -> dict[str, tuple[str, Path]]:
 
 
 def _check_snapshot(snapshot: Sequence[str]) -> dict[str, Path]:
-    """The dist-info folder of each package in the snapshot, all at the right versions."""
+    """Return the dist-info folder of each package in the snapshot, all at the right versions."""
     if not snapshot:
         raise DataError(
             "the text source pydocs has an empty snapshot",
@@ -126,7 +126,7 @@ def _check_snapshot(snapshot: Sequence[str]) -> dict[str, Path]:
 
 
 def _sources(name: str, dist_info: Path | None) -> list[tuple[str, str]]:
-    """(path, dotted module name) of each source file worth reading, sorted by path."""
+    """Return (path, dotted module name) of each source file to read, sorted by path."""
     root = dist_info.parent if dist_info else Path(sysconfig.get_paths()["stdlib"])
     if dist_info is None:
         files = [path.relative_to(root) for path in root.rglob("*.py")]
@@ -142,7 +142,7 @@ def _recorded(name: str, dist_info: Path) -> list[str]:
             return [line[0] for line in csv.reader(file) if line]
     except OSError as error:
         raise DataError(
-            f"the installation of {name} does not say which files it has: {error}",
+            f"the installation of {name} has no list of its files: {error}",
             hint=f"install it again with pip: pip install --force-reinstall {name}",
         ) from error
 
@@ -153,9 +153,9 @@ def _module_name(path: Path) -> str:
 
 
 def _read_files(sources: Sequence[tuple[str, str]]) -> list[list[DocSection]]:
-    """The sections of each file; a file that is not UTF-8 says nothing."""
+    """Return the sections of each file; none for a file that is not UTF-8."""
     results: list[list[DocSection]] = []
-    gc.disable()  # a syntax tree has no cycles, and looking for them takes a fifth of the time
+    gc.disable()  # a syntax tree has no cycles, and searching for them takes a fifth of the time
     try:
         for path, module in sources:
             try:
@@ -177,7 +177,7 @@ def _help_topics() -> Iterator[Document]:
 
 
 def _description(name: str, dist_info: Path) -> Iterator[Document]:
-    """What a package says of itself: the body of METADATA, as on its index page."""
+    """Yield a package's description: the body of METADATA, as on its index page."""
     metadata = (dist_info / "METADATA").read_text(encoding="utf-8", errors="replace")
     body = clean(_NOT_PROSE.sub("", metadata.partition("\n\n")[2]))
     for text in split_text([body], title=name) if body else ():

@@ -1,6 +1,6 @@
-"""The state of a folder of text: what a plan records of it, and what a job finds.
+"""The state of a folder of text, which a plan records and a job compares.
 
-A file's content is not read: a plan of a large folder would take minutes.
+It is computed from names, sizes and times: reading the content would make plans take minutes.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ def folder_snapshot(folder: Path) -> tuple[str, ...]:
 def files_below(folder: Path) -> list[Path]:
     """Return every file below `folder`. Raises DataError for a folder that cannot be read."""
 
-    # Not rglob, which passes over a folder without permission to read it.
+    # Not rglob, which silently skips a folder without read permission.
     def refuse(error: OSError) -> None:
         raise _unreadable(error.filename, error)
 
@@ -45,5 +45,5 @@ def _status(path: Path) -> os.stat_result:
 def _unreadable(path: object, error: OSError) -> DataError:
     return DataError(
         f"{path} cannot be read: {(error.strerror or str(error)).lower()}",
-        hint="let this account read it, or take it out of the folder",
+        hint="let this account read it, or remove it from the folder",
     )

@@ -205,7 +205,7 @@ def test_a_file_that_is_gone_from_its_commit_is_named(hub: HubServer):
 @pytest.mark.parametrize(
     ("status", "complaint"),
     [
-        (429, "was asked for too much: a.parquet of me/data has to wait"),
+        (429, "limits the rate of requests: a.parquet of me/data has to wait"),
         (500, "answers 500 for a.parquet of me/data"),
         (403, r"refuses a.parquet of me/data \(status 403\)"),
     ],

@@ -141,7 +141,7 @@ def test_another_seed_of_the_test_set_still_asks_nothing_of_training(tmp_path):
     [
         ((("gsm9k", 1, 1, 1),), "there is no task 'gsm9k'"),
         ((("spelling", 9, 1, 1),), "spelling has no grade 9"),
-        ((("spelling", 1, None, 1),), "spelling is made up: say how many"),
+        ((("spelling", 1, None, 1),), "spelling is synthetic: give num_train"),
     ],
 )
 def test_a_dataset_that_cannot_be_made_is_refused_and_leaves_nothing(tmp_path, datasets, message):
