@@ -155,6 +155,7 @@ def windows_of(pattern: str, depth: int, sequence_len: int, *, era: str = HEAD) 
     the layers; the last layer is always long. Raises ConfigError."""
     if not pattern or set(pattern) - set("SL"):
         raise ConfigError(f"the window pattern is '{pattern}'", hint="S and L, as in SSSL")
+    # (share, multiple): today ceil(T / 4 / 128) * 128, so 512 of 2048.
     rule = open_era(era).short_window
     if rule is None and "S" in pattern:
         raise ConfigError(f"the era {era} has no short windows, the pattern is '{pattern}'")

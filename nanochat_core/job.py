@@ -181,6 +181,7 @@ def digests_of(directory: Path, *, beat: Callable[[], None] = lambda: None) -> d
     `beat` is called for every block that is read.
     """
     found: dict[str, str] = {}
+    # Read once for the hash, so a beat per block: a large output takes minutes.
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         digest = hashlib.sha256()
         with path.open("rb") as file:

@@ -177,6 +177,7 @@ def run_for_depth(
     model = model_for_depth(depth, sequence_len=sequence_len, vocab_size=vocab_size)
     reference = model_for_depth(REFERENCE_DEPTH, sequence_len=sequence_len, vocab_size=vocab_size)
     constants = numerics(precision)
+    # Batch and weight decay scale with the ratio of these to depth 12's tokens.
     tokens = int(tokens_per_param * num_scaling_params(model, constants))
     reference_tokens = int(tokens_per_param * num_scaling_params(reference, constants))
     batch = batch_for_tokens(tokens, reference_tokens)

@@ -38,6 +38,7 @@ def january_model(depth: int, *, sequence_len: int = 2048, vocab_size: int = 655
 def num_heads_for(width: int) -> int:
     """Return the divisor of width nearest to width / 128, the larger of two equally near ones."""
     ideal = max(1, round(width / scaling.HEAD_DIM))
+    # Odd depths have no heads of exactly 128 channels: depth 11 gets 8 heads of 88.
     divisors = [n for n in range(1, width + 1) if width % n == 0]
     return min(divisors, key=lambda n: (abs(n - ideal), -n))
 

@@ -33,6 +33,7 @@ class Section:
             value = getattr(self, field.name)
             if not field.metadata.get("identity", True):
                 continue
+            # So that adding a field keeps the identity of artifacts from before it.
             if "neutral" in field.metadata and value == field.metadata["neutral"]:
                 continue
             result[field.name] = _to_tree(value, canonical=True)
@@ -118,6 +119,7 @@ def from_json(expected: Any, value: Any, *, where: str) -> Any:
         return tuple(
             from_json(item_type, item, where=f"{where}[{i}]") for i, item in enumerate(items)
         )
+    # The only unions in a section are "X | None".
     if isinstance(expected, types.UnionType):
         if value is None:
             return None

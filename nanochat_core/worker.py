@@ -42,6 +42,7 @@ def main(arguments: list[str]) -> int:
         interrupt.STOP.steps_left = int(steps)
     job = Job.read(Path(arguments[0]))
     os.environ[RECORD_VARIABLE] = str(job.code)
+    # Before any code of the stage is imported.
     record_code(job.code)
     set_up_cublas(job)
     rank = int(os.environ.get("RANK", "0"))
@@ -64,6 +65,7 @@ def _run(job: Job, rank: int) -> int:
         with following(job, active=rank == 0):
             metrics = importlib.import_module(job.entry).run(job)
     except interrupt.Interrupted:
+        # The launcher may repeat the signal, which must not interrupt writing the result.
         interrupt.ignore()
         if rank == 0:
             Result(status="interrupted", metrics={}).write(job.directory)
@@ -101,7 +103,8 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         launcher = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != launcher:  # it died before the request
+        # The request does not act on a parent that has already died.
+        if os.getppid() != launcher:
             sys.exit(interrupt.EXIT_CODE)
 
 

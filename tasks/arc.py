@@ -8,7 +8,7 @@ from tasks.kinds.sources import HubDataset, HubTask, Row, text, texts
 
 
 def convert(row: Row) -> Conversation:
-    """A row (question, choices with text and label, answerKey) as a conversation."""
+    """Convert a row (question, choices with text and label, answerKey) to a conversation."""
     choices = row.get("choices")
     if not isinstance(choices, dict):
         raise TaskError("column 'choices' holds no texts and labels")

@@ -1,14 +1,16 @@
-"""What a task is: conversations of one dataset and split, and how an answer is graded.
+"""The types of tasks and conversations, and their conversion to text.
+
+A task is the conversations of one split of a dataset, with a way to grade answers.
 
 A conversation is a dictionary of plain JSON values:
 
     {"messages": [{"role": "user", "content": "..."},
                   {"role": "assistant", "content": "..." or [part, ...]}],
-     "answer": "12"}                                    keys beside `messages` are the grader's
+     "answer": "12"}                               keys other than `messages` are the grader's
 
-Roles are `system` (at most one, first), `user` and `assistant`, the last two in turns. A part is
+Roles are `system` (at most one, first), `user` and `assistant`, the last two alternating. A part is
 {"type": "text" | "python" | "python_output", "text": ...}: `python` is a call of the calculator
-and `python_output` what the calculator answered.
+and `python_output` its result.
 
 Written as plain text, a call and its result are `<<7+5=12>>`, as in the GSM8K dataset. Graders see
 answers in that form.
@@ -27,7 +29,7 @@ PART_TYPES = ("text", "python", "python_output")
 
 _CALL = re.compile(r"<<([^<>]+)=([^<>=]*)>>")
 _FINAL_NUMBER = re.compile(r"#### (-?\d[\d,]*(?:\.\d+)?)")
-_REPEATS_IN_A_ROW = 1000  # before a generator counts as exhausted
+_REPEATS_IN_A_ROW = 1000  # after which a generator counts as exhausted
 
 
 class TaskError(ValueError):
@@ -35,7 +37,7 @@ class TaskError(ValueError):
 
 
 class View(Sequence[Conversation]):
-    """Some conversations of another sequence, in an order of their own; read when asked for."""
+    """A selection of another sequence's conversations, in any order; each read on access."""
 
     def __init__(self, examples: Sequence[Conversation], places: Sequence[int]) -> None:
         self._examples = examples
@@ -49,7 +51,7 @@ class View(Sequence[Conversation]):
     @overload
     def __getitem__(self, index: slice) -> "View": ...
     def __getitem__(self, index: int | slice) -> "Conversation | View":
-        """One conversation, or a view of a part."""
+        """Return one conversation, or a view of a part."""
         if isinstance(index, slice):
             return View(self._examples, self._places[index])
         return self._examples[self._places[index]]
@@ -70,16 +72,16 @@ class Task:
         return self.examples[index]
 
     def sliced(self, start: int = 0, stop: int | None = None, step: int = 1) -> Self:
-        """Every `step`-th example from `start` to before `stop`, as in a slice of a list."""
+        """Return every `step`-th example from `start` to before `stop`, as in a slice of a list."""
         return replace(self, examples=View(self.examples, range(len(self))[start:stop:step]))
 
     def first(self, num_examples: int) -> Self:
-        """The first `num_examples`, or all of them when there are not so many."""
+        """Return the first `num_examples`, or all if there are fewer."""
         return self.sliced(stop=num_examples)
 
 
 def prompt_of(conversation: Conversation) -> Conversation:
-    """The conversation without its last message, when that is an assistant's."""
+    """Return the conversation without its last message, if that is an assistant's."""
     messages = conversation["messages"]
     if messages and messages[-1]["role"] == "assistant":
         messages = messages[:-1]
@@ -87,20 +89,20 @@ def prompt_of(conversation: Conversation) -> Conversation:
 
 
 def prompt_key(conversation: Conversation) -> str:
-    """All text before the last answer: two conversations of the same key ask the same."""
+    """Return all text before the last answer: the identity of what a conversation asks."""
     messages = prompt_of(conversation)["messages"]
     return "\n".join(f"{m['role']}: {text_of(m['content'])}" for m in messages)
 
 
 def text_of(content: str | Sequence[Mapping[str, str]]) -> str:
-    """A message's content as plain text, calls written `<<expression=result>>`."""
+    """Return a message's content as plain text, calls written `<<expression=result>>`."""
     if isinstance(content, str):
         return content
     pieces: list[str] = []
     open_call = False
     for part in content:
         kind, text = part["type"], part["text"]
-        if open_call and kind != "python_output":  # a call that got no answer
+        if open_call and kind != "python_output":  # a call without a result
             pieces.append(">>")
         if kind == "python":
             pieces.append(f"<<{text}")
@@ -113,7 +115,7 @@ def text_of(content: str | Sequence[Mapping[str, str]]) -> str:
 
 
 def parts_of(text: str) -> list[Part]:
-    """The reverse of `text_of`: text with `<<expression=result>>` calls, as parts."""
+    """Split text with `<<expression=result>>` calls into parts; the inverse of `text_of`."""
     parts: list[Part] = []
     end = 0
     for call in _CALL.finditer(text):
@@ -128,7 +130,8 @@ def parts_of(text: str) -> list[Part]:
 
 
 def final_number(answer: str) -> str | None:
-    """The number of the last `#### n` in `answer`, without thousands separators, or None."""
+    """Return the number of the last `#### n` in `answer`, without thousands separators, or None."""
+    # The last one: an answer that corrects itself counts as corrected.
     found = _FINAL_NUMBER.findall(answer)
     return found[-1].replace(",", "") if found else None
 
@@ -136,9 +139,9 @@ def final_number(answer: str) -> str | None:
 def distinct(
     examples: Iterator[Conversation], num_examples: int, *, what: str
 ) -> Iterator[Conversation]:
-    """The first `num_examples` of an endless stream that ask different things.
+    """Yield the first `num_examples` of an endless stream with distinct prompts.
 
-    Raises TaskError, naming `what`, when the stream has no more of them.
+    Raises TaskError, naming `what`, if the stream has no more of them.
     """
     seen: set[str] = set()
     misses = 0
@@ -158,13 +161,13 @@ def distinct(
 
 
 def check_split(split: str) -> None:
-    """Raises TaskError unless `split` is one of `SPLITS`."""
+    """Raise TaskError unless `split` is one of `SPLITS`."""
     if split not in SPLITS:
         raise TaskError(f"there is no split '{split}' (one of: {', '.join(SPLITS)})")
 
 
 def check_conversation(value: object) -> None:
-    """Raises TaskError, saying which message is wrong and how, unless `value` is a conversation."""
+    """Raise TaskError, naming the message and its fault, unless `value` is a conversation."""
     messages = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(messages, list) or not messages:
         raise TaskError("a conversation needs a list of 'messages'")

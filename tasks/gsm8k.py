@@ -14,7 +14,7 @@ _ANSWER = re.compile(r"#### (-?[0-9.,]+)")
 
 
 def convert(row: Row) -> Conversation:
-    """A row (question, answer) as a conversation, its calls as parts."""
+    """Convert a row (question, answer) to a conversation with calls as parts."""
     return {
         "messages": [
             {"role": "user", "content": text(row, "question")},
@@ -24,24 +24,27 @@ def convert(row: Row) -> Conversation:
 
 
 def is_correct(conversation: Conversation, answer: str) -> bool:
-    """Whether the first `#### n` of both are the same number, written alike but for commas."""
+    """Return whether the first `#### n` of both are equal as text, except for commas."""
     expected = number(text_of(conversation["messages"][-1]["content"]))
     return expected is not None and number(answer) == expected
 
 
 def number(answer: str) -> str | None:
-    """The n of the first `#### n`, without commas, or None: the dataset's own rule."""
+    """Return the n of the first `#### n`, without commas, or None."""
+    # The dataset's own rule, so that scores are comparable: 5 and 5.0 are different answers.
     found = _ANSWER.search(answer)
     return found[1].strip().replace(",", "") if found else None
 
 
 def _parts(solution: str) -> list[Part]:
-    """Text, call and result in turns. A text between two calls may be empty, as nanochat has it."""
+    """Split a solution into text, call and result parts."""
+    # A text between two calls may be empty, as in nanochat.
     parts: list[Part] = []
     end = 0
     for call in _CALL.finditer(solution):
         expression, equals, result = call[1].rpartition("=")
         parts.append({"type": "text", "text": solution[end : call.start()]})
+        # The last "=" separates the result. Without one the whole text is the call.
         parts.append({"type": "python", "text": expression if equals else call[1]})
         parts.append({"type": "python_output", "text": result if equals else ""})
         end = call.end()

@@ -1,5 +1,5 @@
-"""HumanEval: functions to be written from their signature, judged by tests (Chen et al. 2021,
-arXiv:2107.03374).
+"""HumanEval: functions to write from their signature and docstring, graded by tests (Chen et al.
+2021, arXiv:2107.03374).
 
 All examples are for testing. Answers are graded by `tasks.sandbox.humaneval_grader`.
 """
@@ -9,7 +9,7 @@ from tasks.kinds.sources import HubDataset, HubTask, Row, text
 
 
 def convert(row: Row) -> Conversation:
-    """A row (prompt, canonical_solution, entry_point, test) as a conversation."""
+    """Convert a row (prompt, canonical_solution, entry_point, test) to a conversation."""
     prompt = text(row, "prompt")
     return {
         "messages": [
@@ -29,5 +29,6 @@ TASK = HubTask(
         files={"test": "openai_humaneval/test-*.parquet"},
     ),
     convert=convert,
-    grader=None,  # not here: making examples needs no sandbox
+    # In tasks.names.GRADERS instead: preparing examples should not import the sandbox.
+    grader=None,
 )

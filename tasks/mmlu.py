@@ -11,7 +11,7 @@ LETTERS = ("A", "B", "C", "D")
 
 
 def convert(row: Row) -> Conversation:
-    """A row (question, subject, choices, answer as an index) as a conversation."""
+    """Convert a row (question, subject, choices, answer as an index) to a conversation."""
     choices, answer = texts(row, "choices"), row.get("answer")
     if len(choices) != len(LETTERS):
         raise TaskError(f"{len(choices)} choices, expected {len(LETTERS)}")

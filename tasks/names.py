@@ -1,8 +1,8 @@
-"""Where each task is: its name, and the module and attribute that hold it.
+"""The location of each task: its name, and the module and attribute that define it.
 
-To add a task, write a module with a `GeneratedTask` or a `HubTask` and name it here. A module is
-imported when its task is asked for (tasks/registry.py), so that a stage loads, and its fingerprint
-covers, the tasks that its configuration names and no other.
+To add a task, write a module with a `GeneratedTask` or a `HubTask` and add it here. A module is
+imported when its task is used (tasks/registry.py), so that a stage loads, and its fingerprint
+covers, only the tasks that its configuration names.
 """
 
 TASKS: dict[str, str] = {
@@ -18,7 +18,7 @@ TASKS: dict[str, str] = {
     "gsm8k": "tasks.gsm8k:TASK",
     "humaneval": "tasks.humaneval:TASK",
 }
-# Graders apart from their task: what only makes examples does not load, say, the sandbox.
+# Graders outside their task's module, so that preparing examples does not load the sandbox.
 GRADERS: dict[str, str] = {"humaneval": "tasks.sandbox.humaneval_grader:GRADER"}
 
 

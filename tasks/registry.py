@@ -1,6 +1,6 @@
-"""What can be done with a task by its name: make examples, grade answers.
+"""Use a task by its name: generate examples, grade answers.
 
-`tasks.names` says where each task is; its module is imported when the task is first asked for.
+`tasks.names` lists the tasks; a module is imported when its task is first used.
 """
 
 import importlib
@@ -22,9 +22,9 @@ def task_named(name: str) -> AnyTask:
 
 
 def find_grader(name: str) -> Grader | None:
-    """Return the grader of a task; None where answers are neither right nor wrong.
+    """Return the grader of a task, or None if its answers are neither right nor wrong.
 
-    A dataset that is no task has none.
+    A dataset that is not a task has none.
     """
     if name in GRADERS:
         return _load(GRADERS[name])
@@ -40,10 +40,8 @@ def grader_of(name: str) -> Grader:
 
 
 def _load(place: str) -> Any:
-    """Import what `module:attribute` names.
-
-    The scan of imports cannot see these: a fingerprint adds the modules that `modules_of` names.
-    """
+    """Import `module:attribute`."""
+    # The scan of imports for fingerprints cannot see this one: they add `modules_of` instead.
     module, _, attribute = place.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -51,10 +49,10 @@ def _load(place: str) -> Any:
 def generate(
     name: str, split: str, num_examples: int, *, grade: int, seed: int
 ) -> Iterator[Conversation]:
-    """`num_examples` examples of a generated task, or all it has when it is a file with fewer.
+    """Yield `num_examples` examples of a generated task, or all if it is a file with fewer.
 
-    Deterministic in its arguments; asking for fewer gives a prefix. Raises TaskError for an unknown
-    task, split or grade, for a task whose examples are a dataset, or when it cannot give so many.
+    Deterministic in its arguments; a smaller number gives a prefix. Raises TaskError for an unknown
+    task, split or grade, for a task whose examples are a dataset, or if there are too few.
     """
     check_split(split)
     task = task_named(name)
@@ -64,19 +62,19 @@ def generate(
 
 
 def is_gradable(name: str) -> bool:
-    """Whether answers can be right or wrong. Those to a dataset that is no task here cannot."""
+    """Return whether answers can be right or wrong; False for a dataset that is not a task."""
     return name in GRADERS or find_grader(name) is not None
 
 
 def is_correct(name: str, conversation: Conversation, answer: str) -> bool:
-    """Whether `answer` is right. Raises TaskError for an unknown task or one without grading."""
+    """Return whether `answer` is right. Raises TaskError as `grader_of` does."""
     return grader_of(name).is_correct(conversation, answer)
 
 
 def are_correct(name: str, graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
-    """Whether each of many answers is right, graded side by side where that takes less time.
+    """Return whether each of many answers is right; graded in parallel if the grader can.
 
-    Raises TaskError for an unknown task or one without grading, and where this machine cannot.
+    Raises TaskError as `grader_of` does, and if this machine cannot grade.
     """
     grader = grader_of(name)
     if grader.are_correct is not None:
@@ -85,5 +83,5 @@ def are_correct(name: str, graded: Sequence[tuple[Conversation, str]]) -> list[b
 
 
 def reward(name: str, conversation: Conversation, answer: str) -> float:
-    """What reinforcement learning pays for `answer`: 1.0 when it is right, else 0.0."""
+    """Return the reward of `answer` in reinforcement learning: 1.0 if it is right, else 0.0."""
     return float(is_correct(name, conversation, answer))

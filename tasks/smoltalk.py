@@ -7,7 +7,7 @@ from tasks.kinds.sources import HubDataset, HubTask, Row
 
 
 def convert(row: Row) -> Conversation:
-    """A row (messages) as a conversation, in which a question may be left without an answer."""
+    """Convert a row (messages) to a conversation. Its last question may have no answer."""
     messages = row.get("messages")
     if not isinstance(messages, list):
         raise TaskError("column 'messages' holds no list")

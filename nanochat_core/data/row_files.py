@@ -136,6 +136,7 @@ def _ids_of_step(num_rows: int, step: int, count: int, seed: int) -> npt.NDArray
         first += stop - start
         count -= stop - start
     ids = np.concatenate(parts)
+    # Cached arrays are shared by all callers.
     ids.setflags(write=False)
     return ids
 

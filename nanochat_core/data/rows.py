@@ -29,6 +29,7 @@ def run(job: Job) -> dict[str, Any]:
     scratch = job.directory / "scratch"
     scratch.mkdir(exist_ok=True)
     counts: dict[str, tuple[int, int, int]] = {}
+    # The last shard is for validation.
     for split, shards in zip(SPLITS, (tokens.shards[:-1], tokens.shards[-1:]), strict=True):
         total = sum(shard.tokens for shard in shards)
         progress.message(f"packing {total:,} tokens for {split}")
@@ -85,7 +86,7 @@ def write_rows(
             places = chunk[num_rows % _CHUNK_ROWS]
             end = 0
             for document, start, length in row:
-                if start > 0:
+                if start > 0:  # a later piece of a document that was split
                     places[end] = tokens.bos
                     end += 1
                 places[end : end + length] = text.slice(document, start, length)

@@ -109,6 +109,7 @@ def _deal(documents: Iterable[Document], piles: list[Path], *, seed: int) -> tup
                 blanks += 1
                 continue
             is_validation = seed_for(seed, "validation", document.group) < threshold
+            # Round robin over the training documents alone.
             pile = num_train if is_validation else sum(counts[:-1]) % num_train
             files[pile].write(json.dumps(document.text) + "\n")
             counts[pile] += 1

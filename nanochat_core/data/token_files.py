@@ -107,6 +107,7 @@ def map_ids(path: Path, *, dtype: str, count: int) -> npt.NDArray[Any]:
     """
     kind = np.dtype(dtype).newbyteorder("<")
     size = path.stat().st_size if path.is_file() else 0
+    # An empty file cannot be mapped.
     if size != count * kind.itemsize or count == 0:
         raise DataError(
             f"{path} has {size} bytes, {count * kind.itemsize} are expected",

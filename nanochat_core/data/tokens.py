@@ -98,5 +98,6 @@ def _write_ids(
             lengths += [1 + len(ids) for ids in documents]
             stream = np.concatenate([part for ids in documents for part in (bos, ids)])
             write_array(file, stream.astype(kind))
+    # Before the rename, so that a full disk cannot leave a truncated file under the final name.
     check_size(path, sum(lengths) * kind.itemsize)
     return np.array(lengths, dtype="<u4")

@@ -141,6 +141,7 @@ def write_checkpoint(
     tables.mkdir(parents=True, exist_ok=True)
     torch.save(weights, directory / f"model_{number}.pt")
     write_tokenizer(tokenizer, tables / "tokenizer.pkl")
+    # nanochat's evaluation reads it for bits per byte.
     torch.save(torch.from_numpy(tokenizer.token_bytes()), tables / "token_bytes.pt")
     text = json.dumps(meta, indent=2) + "\n"
     (directory / f"meta_{number}.json").write_text(text, encoding="utf-8")
@@ -187,6 +188,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         with zipfile.ZipFile(path) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise ModelError(f"{path} is compressed, which torch's archives are not")
+        # weights_only: nothing is executed. mmap: no memory is taken before the checks.
         tree = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -266,6 +268,7 @@ def _config_of(
     if not isinstance(pattern, str) or len(pattern) > numbers["depth"] + 64:
         raise ModelError(f"{path}: its window_pattern is {pattern!r}"[:200])
     try:
+        # With all parts: `of_era` keeps those that the era has.
         shape = ModelConfig(
             **numbers,
             windows=(numbers["sequence_len"],) * numbers["depth"],
@@ -296,6 +299,7 @@ def _check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, T
             )
         if tensor.dtype not in _DTYPES:
             raise ModelError(f"{path}: {name} is {tensor.dtype}, expected fp32 or bf16")
+        # The precision is chosen by the embedding table; loading would round the others silently.
         if tensor.dtype == torch.float32 and expected[name].dtype == torch.bfloat16:
             raise ModelError(
                 f"{path}: {name} is fp32 beside bf16 embeddings, which would round it",

@@ -95,7 +95,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 def write_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     """Write the pickle that nanochat reads. The same tokenizer gives the same bytes."""
     encoding = tiktoken.Encoding(
-        name="rustbpe",
+        name="rustbpe",  # as nanochat names it
         pat_str=tokenizer.pattern,
         mergeable_ranks=tokenizer.ranks,
         special_tokens={name: tokenizer.special(name) for name in SPECIAL_TOKENS},

@@ -157,6 +157,7 @@ def _weights(model: GPT, dtype: torch.dtype, *, is_january: bool) -> dict[str, T
     result: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         values = tensor.detach().cpu()
+        # Tables are padded to a multiple of 64 rows; transformers expects vocab_size of them.
         if name == "lm_head.weight" or "wte" in name or name.startswith("value_embeds."):
             values = values[: config.vocab_size]
         for ours, theirs in _JANUARY_NAMES.items() if is_january else ():

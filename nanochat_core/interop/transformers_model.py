@@ -286,6 +286,7 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
                 cache.layers.append(DynamicLayer())
             # The cache stores pairs of keys and values: the second is a single unused channel.
             embeds, _ = cache.update(embeds, embeds[..., :1], config.num_hidden_layers)
+        # Shifted by one; the first token of a text has a zero before it, and so has padding.
         before = F.pad(embeds[:, 0], (0, 0, 1, 0))[:, -num_new - 1 : -1]  # (B, T, C)
         has_one = F.pad(real, (1, 0))[:, -num_new - 1 : -1].unsqueeze(-1)
         gate = torch.sigmoid(self.smear_gate(x[..., : config.smear_channels]))

@@ -76,7 +76,7 @@ def write_transformers_tokenizer(tokenizer: Tokenizer, directory: Path, *, conte
             "pad_token": "<|assistant_end|>",
             "clean_up_tokenization_spaces": False,
             "model_max_length": context,
-            "padding_side": "left",
+            "padding_side": "left",  # generation continues at the right end
         },
     )
 
@@ -142,6 +142,7 @@ def _tree(tokenizer: Tokenizer) -> dict[str, Any]:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
+            # As in tiktoken: a piece that is a token is not split and merged first.
             "ignore_merges": True,
             "vocab": {spelled[token]: rank for token, rank in ranks.items()},
             "merges": merges,

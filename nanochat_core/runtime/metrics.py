@@ -55,6 +55,7 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
     names = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
     schema = pa.schema([(n, pa.int64() if n == "step" else pa.float64()) for n in names])
+    # Renamed when complete, as the job may be killed at any time.
     temporary = path.with_name(f".{path.name}.tmp")
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
     temporary.replace(path)

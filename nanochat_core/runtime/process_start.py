@@ -69,6 +69,7 @@ def start_of(pid: int) -> str | None:
     fields = stat.rpartition(b")")[2].split()  # a command's name may hold spaces and parentheses
     if fields[_STATE] in (b"Z", b"X"):
         return None
+    # Ticks count from boot and pids per namespace, so both are part of the identity.
     return f"{boot_id()} {os.readlink('/proc/self/ns/pid')} {fields[_START_TICKS].decode()}"
 
 

@@ -1,13 +1,13 @@
-"""Word problems with a calculator, made up on the spot in the format of the GSM8K dataset.
+"""Synthetic word problems with a calculator, in the format of the GSM8K dataset.
 
     Tom has 7 apples and buys 5 more. How many apples does Tom have?      <<7+5=12>>#### 12
 
 `<<7+5=12>>` is a call of the calculator and its result; the last line is `#### n`.
 
-Grade 1 has one sum or difference of numbers from 2 to 20, in the order in which the question names
-them, and an answer without words; grade 2 one sum, difference or product of numbers up to 99;
-grade 3 two or three steps. Train and test share every word and every number, but never the numbers
-of one question: those are divided by a hash, whatever their order, grade, story and seed.
+Grade 1 has one sum or difference of numbers from 2 to 20, in the order of the question, and an
+answer without words; grade 2 one sum, difference or product of numbers up to 99; grade 3 two or
+three steps. Train and test share all words and numbers, but a question's set of numbers is in one
+split only: a hash decides, independent of order, grade, story and seed.
 """
 
 import functools
@@ -29,14 +29,14 @@ TEST_PERCENT = 20  # of the sets of numbers
 class Problem:
     """A question, and its answer as text with `<<expression=result>>` calls."""
 
-    numbers: tuple[int, ...]  # that the question names
+    numbers: tuple[int, ...]  # in the question
     question: str
     working: str
     result: int
 
 
 def generate(split: str, num_examples: int, *, grade: int, seed: int) -> Iterator[Conversation]:
-    """Different word problems; the grader's key is "answer".
+    """Yield distinct word problems; the grader's key is "answer".
 
     Raises TaskError for an unknown split or grade, or for more examples than there are questions.
     """
@@ -48,14 +48,16 @@ def generate(split: str, num_examples: int, *, grade: int, seed: int) -> Iterato
 
 
 def is_correct(conversation: Conversation, answer: str) -> bool:
-    """Whether the last `#### n` of `answer` is the number; thousands separators do not matter."""
+    """Return whether the last `#### n` of `answer` is the number; separators do not matter."""
     return final_number(answer) == conversation["answer"]
 
 
 @functools.cache
 def split_of(numbers: tuple[int, ...]) -> str:
-    """The split in which a question may name exactly these numbers, in any order."""
+    """Return the split to which questions with exactly these numbers belong, in any order."""
+    # Sorted, so that 3+5 in training does not give away 5+3 in testing.
     text = ",".join(map(str, sorted(numbers)))
+    # A hash, not a random generator: the split of a question must not depend on a seed.
     digest = hashlib.sha256(f"{NAME}/{text}".encode()).digest()
     return "test" if int.from_bytes(digest[:8]) % 100 < TEST_PERCENT else "train"
 
@@ -96,7 +98,7 @@ def _one_step(rng: random.Random, split: str) -> Problem:
 
 
 def _several_steps(rng: random.Random, split: str) -> Problem:
-    """A first amount that changes two or three times."""
+    """Return a problem whose first amount changes two or three times."""
     name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
     while True:
         signs = [rng.choice("+-*") for _ in range(rng.choice((2, 2, 3)))]
@@ -118,7 +120,7 @@ def _several_steps(rng: random.Random, split: str) -> Problem:
 
 
 def _chain(rng: random.Random, signs: list[str]) -> tuple[int, ...] | None:
-    """A first amount and one number a step, or None when an amount would leave 1 to 999."""
+    """Return a first amount and one number per step, or None if an amount would leave 1 to 999."""
     total = rng.randint(2, 99)
     numbers = [total]
     for sign in signs:
@@ -131,7 +133,8 @@ def _chain(rng: random.Random, signs: list[str]) -> tuple[int, ...] | None:
 
 
 def _operands(rng: random.Random, split: str, sign: str, *, largest: int) -> tuple[int, int]:
-    """Two numbers of the split, from 2 to `largest`; a difference is never below zero."""
+    """Return two numbers of the split, from 2 to `largest`; a difference is never negative."""
+    # Drawn until a pair is in the split: the other four fifths or one fifth are rejected.
     while True:
         if sign == "*":
             a, b = rng.randint(2, 20), rng.randint(2, 9)

@@ -1,7 +1,7 @@
-"""Who the model is: short conversations written by hand, in `identity.jsonl` beside this file.
+"""Conversations about the model's identity, handwritten, in `identity.jsonl` beside this file.
 
-Each line also says its `split`: the test conversations ask in other words what training ones ask.
-There is nothing to grade.
+Each line also has its `split`: test conversations rephrase the questions of training ones. Answers
+are not graded.
 """
 
 import json
@@ -16,14 +16,14 @@ NAME = "identity"
 
 
 def generate(split: str, num_examples: int, *, grade: int, seed: int) -> Iterator[Conversation]:
-    """At most `num_examples` conversations of a split in a seeded order, each once.
+    """Yield at most `num_examples` conversations of a split in a seeded order, each once.
 
-    The file holds about 80 for training and 16 for testing: asking for more gives those. There is
-    one grade, and `grade` is not looked at.
+    The file has about 80 for training and 16 for testing. There is one grade; `grade` is ignored.
     """
     check_split(split)
     lines = Path(__file__).with_name("identity.jsonl").read_text(encoding="ascii").splitlines()
     examples = [example for line in lines if (example := json.loads(line))["split"] == split]
+    # Shuffled whole, then cut: a smaller number of examples is a prefix.
     random.Random(seed).shuffle(examples)
     for example in examples[:num_examples]:
         yield {"messages": example["messages"]}

@@ -1,9 +1,9 @@
-"""Spelling words and counting their letters: what a model of tokens finds hard about text.
+"""Spelling words and counting their letters, which is hard for a model that reads tokens.
 
 Two kinds of question. *Spell*: the answer is the word and its letters, `apple: a,p,p,l,e`. *Count*:
 below the spelling the calculator counts, `<<"apple".count("p")=2>>#### 2`.
 
-A word is for training or for testing, never both: `words.txt` (our own list) is divided by a hash.
+A word is in one split only: a hash divides `words.txt`, our own list.
 """
 
 import functools
@@ -72,9 +72,9 @@ _SEPARATORS = re.compile(r"[\s,.-]+")
 
 
 def generate(split: str, num_examples: int, *, grade: int, seed: int) -> Iterator[Conversation]:
-    """Different questions about words of at most the grade's length.
+    """Yield distinct questions about words of at most the grade's length.
 
-    Keys for the grader: "kind" ("spell" or "count"), "word", and of a count "letter" and "answer".
+    Keys for the grader: "kind" ("spell" or "count"), "word", and for a count "letter" and "answer".
     Raises TaskError for an unknown split or grade, or for more examples than there are questions.
     """
     check_split(split)
@@ -85,8 +85,9 @@ def generate(split: str, num_examples: int, *, grade: int, seed: int) -> Iterato
 
 
 def is_correct(conversation: Conversation, answer: str) -> bool:
-    """Spell: the letters after the last colon, each by itself, are the word's. Count: `#### n`."""
+    """Return whether the letters after the last colon, or the `#### n` of a count, are right."""
     if conversation["kind"] == "count":
+        # By the number alone: the spelling above it is not graded.
         return final_number(answer) == conversation["answer"]
     letters = _SEPARATORS.split(answer.rpartition(":")[2].strip(" \n.,-").lower())
     return letters == list(conversation["word"])
@@ -94,7 +95,7 @@ def is_correct(conversation: Conversation, answer: str) -> bool:
 
 @functools.cache
 def words_of(split: str, *, longest: int) -> tuple[str, ...]:
-    """The words of a split with at most `longest` letters, sorted."""
+    """Return the words of a split with at most `longest` letters, sorted."""
     return tuple(w for w in _words() if len(w) <= longest and _is_test(w) == (split == "test"))
 
 
@@ -104,7 +105,7 @@ def _words() -> tuple[str, ...]:
 
 
 def _is_test(word: str) -> bool:
-    """Whether a word is held out, by its spelling alone: no seed or grade moves it."""
+    """Return whether a word is held out; it depends on the word alone, not on seed or grade."""
     digest = hashlib.sha256(f"{NAME}/{word}".encode()).digest()
     return int.from_bytes(digest[:8]) % 100 < TEST_PERCENT
 
@@ -151,7 +152,7 @@ def _count(word: str, rng: random.Random) -> Conversation:
 def _phrase(
     requests: tuple[str, ...], direct: tuple[str, ...], rng: random.Random, **values: str
 ) -> str:
-    """A request ("Please spell X.") or a direct question, the values in one style of quotes."""
+    """Return a request ("Please spell X.") or a direct question, its values in equal quotes."""
     quotes = rng.choice(QUOTES)
     values = {name: quotes.format(value) for name, value in values.items()}
     template = rng.choice((*requests, *direct))

@@ -1,16 +1,15 @@
-"""Two drills for letters: spelling a word, and counting a letter by hand and by calculator.
+"""Two drills for letters: spelling a word, and counting a letter manually and by calculator.
 
-`simple_spelling` is the drill alone, in one wording, to be repeated by the hundred thousand:
+`simple_spelling` is the drill alone, in one wording, for hundreds of thousands of examples:
 
     Spell the word: apple        apple:a,p,p,l,e
 
-`spelling_bee` is what it is for. Its answer spells the word, walks through the letters keeping
-count, and lets the calculator confirm: two ways to the number, of which reinforcement may prefer
-one. A letter stands right behind its place and colon, without a space: with one it would be another
-token than in the word.
+`spelling_bee` applies it. Its answer spells the word, counts while it lists the letters, and checks
+the count with the calculator: two ways to the number, of which reinforcement learning may prefer
+one.
 
-Words are those of `tasks.generated.spelling`, and divided between train and test as there. Unlike
-there, questions may repeat: there are more of them than words.
+Words and splits are those of `tasks.generated.spelling`. Questions may repeat here, as there are
+more of them than words.
 """
 
 import random
@@ -20,7 +19,7 @@ from tasks.base import Conversation, Part, check_split, final_number
 from tasks.generated.spelling import ABSENT_PERCENT, ALPHABET, COUNT_DIRECT, QUOTES, words_of
 from tasks.kinds.sources import GeneratedTask, Grader
 
-LONGEST = 30  # letters; every word we have
+LONGEST = 30  # letters; no word of the list is longer
 _NO_QUESTION_MARK_PERCENT = 50
 _LOWER_CASE_PERCENT = 30
 
@@ -28,7 +27,7 @@ _LOWER_CASE_PERCENT = 30
 def generate_spelling(
     split: str, num_examples: int, *, grade: int, seed: int
 ) -> Iterator[Conversation]:
-    """Words to spell. There is one grade, and `grade` is not looked at."""
+    """Yield words to spell. There is one grade; `grade` is ignored."""
     for rng in _streams(split, num_examples, seed):
         word = rng.choice(words_of(split, longest=LONGEST))
         yield {
@@ -41,13 +40,13 @@ def generate_spelling(
 
 
 def is_spelled(conversation: Conversation, answer: str) -> bool:
-    """Whether the letters behind the last colon are the word's."""
+    """Return whether the letters after the last colon are the word's."""
     letters = answer.rpartition(":")[2].strip().split(",")
     return letters == list(conversation["word"])
 
 
 def generate_bee(split: str, num_examples: int, *, grade: int, seed: int) -> Iterator[Conversation]:
-    """Letters to count. There is one grade, and `grade` is not looked at."""
+    """Yield letters to count. There is one grade; `grade` is ignored."""
     for rng in _streams(split, num_examples, seed):
         word = rng.choice(words_of(split, longest=LONGEST))
         letter = rng.choice(ALPHABET if rng.randrange(100) < ABSENT_PERCENT else word)
@@ -61,13 +60,14 @@ def generate_bee(split: str, num_examples: int, *, grade: int, seed: int) -> Ite
 
 
 def is_counted(conversation: Conversation, answer: str) -> bool:
-    """Whether the last `#### n` is the number."""
+    """Return whether the last `#### n` is the count."""
     return final_number(answer) == conversation["answer"]
 
 
 def _streams(split: str, num_examples: int, seed: int) -> Iterator[random.Random]:
-    """A generator of random numbers for each example, so that fewer examples are a prefix."""
+    """Yield a random generator for each example."""
     check_split(split)
+    # One per example, so that a smaller number of examples is a prefix of a larger one.
     first = random.Random(seed)
     return (random.Random(first.getrandbits(64)) for _ in range(num_examples))
 
@@ -88,6 +88,7 @@ def _answer(word: str, letter: str) -> list[Part]:
     count = 0
     for place, found in enumerate(word, start=1):
         count += found == letter
+        # No space before the letter: with one it would be another token than in the word.
         lines.append(f"{place}:{found}" + (f" that is {count}" if found == letter else ""))
     lines += ["", f"By hand: {count}. By calculator: "]
     return [

@@ -1,4 +1,4 @@
-"""The words of the arithmetic problems: names, things, and sentences with gaps for numbers.
+"""The words of the arithmetic problems: names, things, and sentence templates.
 
 {a} is the first number, {b} the second; they appear in that order in every story.
 """

@@ -1,4 +1,4 @@
-"""Examples in files: JSONL, one conversation a line, read when they are asked for."""
+"""Write and read examples as JSONL, one conversation per line, each parsed on access."""
 
 import functools
 import json
@@ -12,7 +12,7 @@ from tasks.base import Conversation, Task, TaskError, View, check_conversation, 
 
 
 def write_examples(path: Path, conversations: Iterable[Conversation]) -> int:
-    """Write one JSON object a line, ASCII, keys in the order given; returns how many."""
+    """Write one JSON object per line, ASCII, keys in the given order; return the number."""
     count = 0
     with path.open("w", encoding="ascii", newline="\n") as file:
         for conversation in conversations:
@@ -22,26 +22,26 @@ def write_examples(path: Path, conversations: Iterable[Conversation]) -> int:
 
 
 def line_of(conversation: Conversation) -> str:
-    """The conversation as a line of a file."""
+    """Return the conversation as a line of JSON with its newline."""
     return json.dumps(conversation, allow_nan=False) + "\n"
 
 
 def open_task(name: str, directory: Path, split: str) -> Task:
-    """The examples in `directory/{name}/{split}.jsonl`, each read and checked when asked for.
+    """Open the examples in `directory/{name}/{split}.jsonl`.
 
-    Raises TaskError naming the file, now or, for a line that is no conversation, with its number.
+    Raises TaskError naming the file. For an invalid line it is raised, with its number, on access.
     """
     check_split(split)
     return Task(name=name, split=split, examples=JsonLines(directory / name / f"{split}.jsonl"))
 
 
 class JsonLines(Sequence[Conversation]):
-    """The conversations of a JSONL file. Only where its lines begin is kept in memory."""
+    """The conversations of a JSONL file. Memory holds only the offsets of its lines."""
 
     def __init__(self, path: Path) -> None:
-        """Raises TaskError when the file cannot be read."""
+        """Index the file. Raises TaskError if it cannot be read."""
         self._path = path
-        self._starts, self._numbers = array("q"), array("q")  # of lines with something in them
+        self._starts, self._numbers = array("q"), array("q")  # of lines that are not blank
         try:
             with path.open("rb") as file:
                 start = 0
@@ -50,12 +50,13 @@ class JsonLines(Sequence[Conversation]):
                         self._starts.append(start)
                         self._numbers.append(number)
                     start += len(line)
+                # An empty file cannot be mapped.
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if start else b""
         except OSError as error:
             raise TaskError(f"{path} cannot be read: {error.strerror}") from error
 
     def __reduce__(self) -> tuple[Callable[[Path], "JsonLines"], tuple[Path]]:
-        """Travels to another process by its path, and is opened there once."""
+        """Pickle as the path: another process opens the file itself, once."""
         return _open_once, (self._path,)
 
     def __len__(self) -> int:
@@ -66,16 +67,17 @@ class JsonLines(Sequence[Conversation]):
     @overload
     def __getitem__(self, index: slice) -> View: ...
     def __getitem__(self, index: int | slice) -> Conversation | View:
-        """One conversation, or a view of a part. Raises TaskError naming `path:line`."""
+        """Return one conversation, or a view of a part. Raises TaskError naming `path:line`."""
         if isinstance(index, slice):
             return View(self, range(len(self))[index])
         start = self._starts[index]
+        # -1 if the last line has no newline.
         end = self._data.find(b"\n", start)
         line = self._data[start : end if end >= 0 else len(self._data)]
         return _parse(line, where=f"{self._path}:{self._numbers[index]}")
 
 
-@functools.lru_cache(maxsize=64)  # of a process that is given many parts of few files
+@functools.lru_cache(maxsize=64)  # a process gets many slices of few files
 def _open_once(path: Path) -> JsonLines:
     return JsonLines(path)
 

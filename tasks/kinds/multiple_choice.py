@@ -1,8 +1,6 @@
-"""Questions with lettered choices: how they are put, and how an answer is judged.
+"""Format questions with lettered choices, and grade their answers.
 
-The letter stands behind its choice, and without a space: small models then tie the two together,
-and the letter is the very token that the answer is. The wording is nanochat's, so that scores can
-be compared.
+The wording is nanochat's, so that scores are comparable.
 """
 
 from collections.abc import Sequence
@@ -14,14 +12,16 @@ from tasks.kinds.sources import Grader
 def make_conversation(
     question: str, letters: Sequence[str], choices: Sequence[str], answer: str, **more: object
 ) -> Conversation:
-    """The conversation of one question, with "letters" and whatever else for the grader.
+    """Return the conversation of one question, with "letters" and `more` keys for the grader.
 
-    Raises TaskError when letters and choices do not pair up, or the answer is none of them.
+    Raises TaskError if the numbers of letters and choices differ, or the answer is not a letter.
     """
     if len(letters) != len(choices):
         raise TaskError(f"{len(choices)} choices have {len(letters)} letters")
     if answer not in letters:
         raise TaskError(f"answer '{answer}' is none of the letters {', '.join(letters)}")
+    # The letter comes after its choice, which small models bind better, and without a space, so
+    # that it is the same token as the answer.
     lines = "".join(
         f"- {choice}={letter}\n" for letter, choice in zip(letters, choices, strict=True)
     )
@@ -40,15 +40,16 @@ def make_conversation(
 
 
 def is_correct(conversation: Conversation, answer: str) -> bool:
-    """Whether `answer` is the letter, and nothing else."""
+    """Return whether `answer` is exactly the letter, except for surrounding whitespace."""
     return answer.strip() == conversation["messages"][-1]["content"]
 
 
 def grader(*, baseline: float) -> Grader:
     """Return the grader of a task with lettered choices; `baseline` is the accuracy of guessing.
 
-    Raises TaskError unless that is between 0 and 1: ChatCORE would count guesses as knowledge.
+    Raises TaskError unless that is between 0 and 1.
     """
+    # With a baseline of 0 ChatCORE would count guesses as knowledge.
     if not 0.0 < baseline < 1.0:
         raise TaskError(f"lettered choices have a guessing baseline of {baseline}, not in (0, 1)")
     return Grader(is_correct=is_correct, baseline=baseline)

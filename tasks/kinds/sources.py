@@ -1,6 +1,6 @@
-"""What kinds of tasks there are: those made up here, and those whose dataset lies on the Hub.
+"""The two kinds of tasks: generated ones, and those whose dataset is on the Hub.
 
-Data only: who downloads, and where to, is not a task's business.
+Declarations only: stage `task_data` downloads and converts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ Row: TypeAlias = Mapping[str, Any]  # of a dataset, by column
 
 
 class Generate(Protocol):
-    """Makes the examples of a split, the same for the same arguments; fewer is a prefix."""
+    """A function that yields a split's examples, deterministic; a smaller number is a prefix."""
 
     def __call__(
         self, split: str, num_examples: int, *, grade: int, seed: int
@@ -26,30 +26,30 @@ AreCorrect: TypeAlias = Callable[[Sequence[tuple[Conversation, str]]], list[bool
 
 @dataclass(frozen=True, kw_only=True)
 class Grader:
-    """How answers to a task are graded."""
+    """The functions that grade answers to a task."""
 
     is_correct: IsCorrect
-    baseline: float  # accuracy of guessing; 0.0 where nothing can be guessed
-    are_correct: AreCorrect | None = None  # for a task that grades many at a time in less time
-    check_machine: Callable[[], object] | None = None  # raises TaskError where it cannot grade
+    baseline: float  # accuracy of guessing; 0.0 if answers cannot be guessed
+    are_correct: AreCorrect | None = None  # grades many at a time, if that is faster
+    check_machine: Callable[[], object] | None = None  # raises TaskError if it cannot grade here
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedTask:
-    """A task whose examples are made up, or kept in a small file of ours."""
+    """A task whose examples are synthetic or in a small file of this repository."""
 
     name: str
     generate: Generate
-    grader: Grader | None  # None: there is nothing to grade
+    grader: Grader | None  # None means that answers are not graded
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubDataset:
-    """Where a dataset lies on the Hub."""
+    """The location of a dataset on the Hub."""
 
     repository: str
-    revision: str  # a commit; a branch where no commit is known to hold what is wanted
-    files: Mapping[str, str]  # split -> pattern of its parquet files' names; some lack a split
+    revision: str  # a commit, or a branch if no commit has been verified
+    files: Mapping[str, str]  # split -> pattern of its parquet files; a split may be missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +58,15 @@ class HubTask:
 
     name: str
     dataset: HubDataset
-    convert: Callable[[Row], Conversation]  # raises TaskError for a row that is none
-    grader: Grader | None  # None: nothing to grade, or graded by one of `tasks.names.GRADERS`
+    convert: Callable[[Row], Conversation]  # raises TaskError for an invalid row
+    grader: Grader | None  # None means not graded, or by one of `tasks.names.GRADERS`
 
 
 AnyTask: TypeAlias = GeneratedTask | HubTask
 
 
 def text(row: Row, column: str) -> str:
-    """The text in a column. Raises TaskError when there is none."""
+    """Return the text in a column. Raises TaskError if it has none."""
     value = row.get(column)
     if not isinstance(value, str):
         raise TaskError(f"column '{column}' holds {_kind(value)}, expected text")
@@ -74,7 +74,7 @@ def text(row: Row, column: str) -> str:
 
 
 def texts(row: Row, column: str) -> list[str]:
-    """The list of texts in a column. Raises TaskError when there is none."""
+    """Return the list of texts in a column. Raises TaskError if it has none."""
     value = row.get(column)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TaskError(f"column '{column}' holds {_kind(value)}, expected a list of texts")

@@ -1,4 +1,4 @@
-"""Several tasks' examples as one list to train on: mixed by a seed, or one task after the other."""
+"""Combine several tasks' examples into one list: shuffled by a seed, or task after task."""
 
 import random
 from array import array
@@ -11,7 +11,7 @@ from tasks.base import Conversation, Task, View
 
 
 class Joined(Sequence[Conversation]):
-    """The conversations of several sequences, one after the other; read when asked for."""
+    """The conversations of several sequences, concatenated; each read on access."""
 
     def __init__(self, parts: Sequence[Sequence[Conversation]]) -> None:
         self._parts = parts
@@ -25,25 +25,26 @@ class Joined(Sequence[Conversation]):
     @overload
     def __getitem__(self, index: slice) -> View: ...
     def __getitem__(self, index: int | slice) -> Conversation | View:
-        """One conversation, or a view of a part."""
+        """Return one conversation, or a view of a part."""
         places = range(len(self))[index]
         if isinstance(places, range):
             return View(self, places)
+        # The first part that ends after the index.
         part = bisect_right(self._ends, places)
         return self._parts[part][places - self._ends[part] + len(self._parts[part])]
 
 
 def mixture(tasks: Sequence[tuple[Task, int]], seed: int) -> View:
-    """Every example of each (task, epochs) pair `epochs` times, in one seeded random order.
+    """Return every example of each (task, epochs) pair `epochs` times, in one seeded random order.
 
-    The order depends on nothing but `seed` and the lengths.
+    The order depends only on `seed` and the lengths.
     """
     joined = sequence(tasks)
-    places = array("q", range(len(joined)))  # 8 bytes an entry: there may be millions
+    places = array("q", range(len(joined)))  # 8 bytes per example: there may be millions
     random.Random(seed).shuffle(places)
     return View(joined, places)
 
 
 def sequence(tasks: Sequence[tuple[Task, int]]) -> Joined:
-    """Every example of each (task, epochs) pair `epochs` times, task after task: a curriculum."""
+    """Return every example of each (task, epochs) pair `epochs` times, task after task."""
     return Joined([task.examples for task, epochs in tasks for _ in range(epochs)])

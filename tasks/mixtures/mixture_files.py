@@ -1,11 +1,11 @@
-"""Mixtures of tasks as small TOML files: which, how many rows of each, how often.
+"""Read mixtures of tasks from small TOML files: tasks, rows of each, epochs.
 
     [[dataset]]
     task = "smoltalk"
-    rows = 10_000       # the first so many; all of them when it is left out
-    epochs = 2          # once when it is left out
+    rows = 10_000       # the first so many; default: all
+    epochs = 2          # default: 1
 
-Those of ours lie beside this file; a person's own is given by its path.
+Built-in mixtures are beside this file; a user's own is given by its path.
 """
 
 import tomllib
@@ -27,20 +27,20 @@ _KEYS = {"task", "rows", "epochs"}
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What a mixture takes of one task."""
+    """One task's part of a mixture."""
 
     task: str
-    rows: int | None  # the first so many; None: all
+    rows: int | None  # the first so many; None means all
     epochs: int
 
 
 def mixture_names() -> list[str]:
-    """Return the names of the mixtures of ours, in order."""
+    """Return the names of the built-in mixtures, sorted."""
     return sorted(Path(file).stem for file in FILES)
 
 
 def read_mixture(name: str) -> tuple[Share, ...]:
-    """The mixture called `name`, or of the file at that path. Raises TaskError, naming the file."""
+    """Read the mixture called `name`, or the file at that path. Raises TaskError naming it."""
     path = Path(name) if name.endswith(".toml") or "/" in name else _DIRECTORY / f"{name}.toml"
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -62,6 +62,7 @@ def _share(entry: Any, *, where: str) -> Share:
         raise TaskError(f"{where}: unknown key '{unknown[0]}' (one of: epochs, rows, task)")
     rows, epochs = entry.get("rows"), entry.get("epochs", 1)
     for key, value in (("rows", rows), ("epochs", epochs)):
+        # Not isinstance: in TOML `true` is a bool, which Python counts as an int.
         if value is not None and (type(value) is not int or value < 1):
             raise TaskError(f"{where}: {key} is {value!r}, expected a number of at least 1")
     return Share(task=entry["task"], rows=rows, epochs=epochs)

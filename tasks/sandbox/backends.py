@@ -1,12 +1,10 @@
-"""The ways in which a sandbox can be made on this machine, the strongest first.
+"""The sandbox backends of this machine, strongest first: bubblewrap, then Landlock.
 
-Bubblewrap gives the program a root of its own: a read-only /usr and 32 MB of /tmp, namespaces
-without a network, without another process, without /proc and /dev. Started by root, the drop to a
-user that owns nothing comes *before* bubblewrap: with root outside, what slips in of root's is
-root's inside, above all the kernel's switches under /proc/sys.
+Bubblewrap gives the program its own root file system: a read-only /usr and 32 MB of /tmp, and
+namespaces without network, other processes, /proc and /dev.
 
-Where bubblewrap is missing or user namespaces are forbidden, as in many containers, Landlock keeps
-files out of reach. Both ways, the process confines itself further (see sandbox_confine).
+If bubblewrap is missing or user namespaces are forbidden, as in many containers, Landlock restricts
+access to files. With both the process restricts itself further (see landlock.py).
 """
 
 import functools
@@ -28,9 +26,9 @@ from tasks.sandbox import child
 from tasks.sandbox import landlock as sandbox_confine
 from tasks.sandbox.seccomp import OWN_NUMBER, syscall_filter
 
-USER = 61234  # and group, of what root starts: no file and no process is this user's own
+USER = 61234  # user and group of programs that root starts; it owns no file and no process
 TMP_BYTES = 32 << 20
-NUM_PROCESSES = 8  # threads, under bubblewrap, whose own first process counts
+NUM_PROCESSES = 8  # threads, under bubblewrap, whose init process counts
 NUM_OPEN_FILES = 64
 FILE_BYTES = 16 << 20
 
@@ -39,33 +37,35 @@ Kind = Literal["bubblewrap", "landlock"]
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way to make a sandbox; all paths are absolute."""
+    """One backend and its settings; all paths are absolute."""
 
     kind: Kind
     python: str
-    compiled: bool  # whether that interpreter reads what ours compiles
-    before: tuple[str, ...] = ()  # the command before the interpreter: dropping rights, bubblewrap
-    user: int | None = None  # whom a process that confines itself becomes
-    landlock: int = 0  # the version to use
+    compiled: bool  # True if that interpreter can load bytecode of ours
+    before: tuple[str, ...] = ()  # command prefix of the interpreter: dropping rights, bubblewrap
+    user: int | None = None  # user to switch to inside; None means it is switched before
+    landlock: int = 0  # the version to use; 0 means none
     readable: tuple[str, ...] = ()  # with Landlock
 
 
 def command_of(way: Way) -> list[str]:
     """Return the command that starts an interpreter in a sandbox, which waits for its order."""
+    # -I -S: no environment variables, no site packages; -B: no bytecode files.
     return [*way.before, way.python, "-I", "-S", "-B", "-X", "utf8", "-c", _code(way.compiled)]
 
 
 def order_for(way: Way, *, seconds: float, memory_mb: int) -> dict[str, Any]:
-    """Return what each process of a sandbox has to do before all else."""
+    """Return the limits and restrictions that each process of a sandbox sets first."""
     limits = {
         "RLIMIT_CORE": 0,
-        "RLIMIT_CPU": math.ceil(seconds) + 1,
+        "RLIMIT_CPU": math.ceil(seconds) + 1,  # after the deadline, which gives a better reason
         "RLIMIT_AS": memory_mb << 20,
         "RLIMIT_FSIZE": FILE_BYTES,
         "RLIMIT_NOFILE": NUM_OPEN_FILES,
         "RLIMIT_MEMLOCK": 0,
     }
-    namespaces = way.kind == "bubblewrap"  # where it counts the threads of this sandbox only
+    namespaces = way.kind == "bubblewrap"
+    # RLIMIT_NPROC counts per user: only in a user namespace that is this sandbox alone.
     if namespaces:
         limits["RLIMIT_NPROC"] = NUM_PROCESSES
     confine = {
@@ -79,15 +79,15 @@ def order_for(way: Way, *, seconds: float, memory_mb: int) -> dict[str, Any]:
 
 
 def programs() -> Mapping[str, str | None]:
-    """The programs that a way may need, and where they are."""
+    """Return the programs that a backend may need, with their paths; None means missing."""
     names = ("bwrap", "setpriv") if os.geteuid() == 0 else ("bwrap",)
     return {name: shutil.which(name) for name in names}
 
 
 def ways(found: Mapping[str, str | None]) -> Iterator[Way | str]:
-    """Yield all ways, the strongest first; for one that cannot be, the reason instead.
+    """Yield all backends, strongest first; for one that is unavailable, the reason instead.
 
-    Raises TaskError when there is no filter for this processor, or no interpreter.
+    Raises TaskError if there is no filter for this processor, or no interpreter.
     """
     if sys.platform != "linux":
         raise TaskError(
@@ -102,6 +102,8 @@ def ways(found: Mapping[str, str | None]) -> Iterator[Way | str]:
         yield f"{' and '.join(missing)} not installed"
     else:
         drop: tuple[str, ...] = ()
+        # Before bubblewrap, not inside: in a namespace made by root, visible files of root's belong
+        # to the sandbox's root, above all the kernel's settings in /proc/sys.
         if as_root:
             user = f"--reuid={USER}", f"--regid={USER}", "--clear-groups"
             rights = "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"
@@ -126,7 +128,7 @@ def ways(found: Mapping[str, str | None]) -> Iterator[Way | str]:
 
 @functools.cache
 def _code(compiled: bool) -> str:
-    """Return what `python -c` is given: what runs inside, compiled where that can be read."""
+    """Return the argument of `python -c`: the code that runs inside, as bytecode if possible."""
     sources = [Path(m.__file__ or "").read_text() for m in (sandbox_confine, child)]
     if not compiled:
         return "\n".join(sources)
@@ -136,9 +138,9 @@ def _code(compiled: bool) -> str:
 
 
 def _interpreter(*, as_user: bool) -> tuple[str, tuple[str, ...]]:
-    """An interpreter that the sandbox's user can read, and what it needs beside /usr.
+    """Return an interpreter that the sandbox's user can read, and the paths it needs besides /usr.
 
-    That is ours where it can, without the site packages of a virtual environment.
+    Preferably this process's own, without a virtual environment's site packages.
     """
     prefix = Path(sys.base_prefix).resolve()
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -157,7 +159,7 @@ def _interpreter(*, as_user: bool) -> tuple[str, tuple[str, ...]]:
 
 
 def _for_everybody(path: Path) -> bool:
-    """Whether any user can reach and read a path."""
+    """Return whether any user can access and read a path."""
     path = path.resolve()
     return (
         path.exists()
@@ -179,11 +181,11 @@ def _options(bwrap: str, folders: Sequence[str]) -> tuple[str, ...]:
     options += ["--cap-drop", "ALL", "--clearenv", "--hostname", "sandbox"]
     if "--disable-userns" in known:  # since 0.8
         options.append("--disable-userns")
-    if "--size" in known:  # since 0.7; a folder without a limit would be one without end
+    if "--size" in known:  # since 0.7; without a limit a tmpfs could fill the memory
         options += ["--size", str(TMP_BYTES), "--tmpfs", "/tmp"]
     else:
         options += ["--dir", "/tmp"]
-    for name in ("/usr", *folders):  # after /tmp, below which the interpreter may lie
+    for name in ("/usr", *folders):  # after /tmp, which may contain the interpreter
         options += ["--ro-bind", name, name]
     for name in ("/bin", "/lib", "/lib64"):  # links into /usr on most systems
         if os.path.islink(name):
@@ -194,6 +196,7 @@ def _options(bwrap: str, folders: Sequence[str]) -> tuple[str, ...]:
 
 
 def message(order: Mapping[str, object], nonce: str) -> bytes:
-    """An order as standard input brings it; the nonce goes only to who gives the verdict."""
+    """Return an order as bytes for standard input, with the nonce if it gives the verdict."""
+    # The process under test must not have the nonce: it could write it and pass.
     body = json.dumps(order).encode()
     return b"%d\n%b%b" % (len(body), body, f"{nonce}\n".encode() if "verdict" in order else b"")

@@ -1,9 +1,9 @@
-"""What runs inside the sandbox: the program, or one of the two ends of a check.
+"""The code that runs inside the sandbox: a whole program, or one of the two processes of a check.
 
-`tasks.sandbox.run` hands this file, compiled, to an interpreter (`python -c`), whichever is
-installed: it imports nothing of ours, no site packages, and of the standard library only what is
-built in, since an import of `json` takes as long as starting the interpreter. Standard input brings
-the length of an order in bytes and a newline, then the order as JSON: `limits` that are set before
+`tasks.sandbox.run` passes this file, compiled, to an interpreter (`python -c`), whichever is
+installed: it imports nothing of ours, no site packages, and of the standard library only built-in
+modules, as importing `json` takes as long as starting the interpreter. Standard input has the
+length of an order in bytes and a newline, then the order as JSON: `limits`, which are set before
 anything else, and one of
 
     {"role": "program", "program": source, "verdict": fd}
@@ -11,49 +11,51 @@ anything else, and one of
     {"role": "tester", "setup": source, "test": source, "entry_point": name,
      "requests": fd, "replies": fd, "verdict": fd}
 
-Who is given `verdict` finds a nonce behind the order, and writes one line to `verdict`: the nonce,
-or `!` and why not. A tester's requests and a candidate's replies are lines of JSON. The first reply
-says which names the program defined, each further one what a call gave. Values cross as copies in
-plain built-in types (see `encoded`), so nothing that a program made, such as an object equal to
-everything, takes part in a comparison.
+A process with `verdict` gets a nonce after the order, and writes one line to `verdict`: the nonce,
+or `!` and a reason. A tester's requests and a candidate's replies are lines of JSON. The first
+reply lists the names that the program defined, each further one has the result of a call. Values
+are copied as plain built-in types (see `encoded`), so no object of the program's, such as one that
+equals everything, takes part in a comparison.
 """
 
 import builtins
 import posix
 import sys
-from _json import encode_basestring_ascii, make_scanner  # what `json` itself is made of
+from _json import encode_basestring_ascii, make_scanner  # the C parts of `json`
 
 MAX_LINE = 4 << 20  # bytes of one request or reply
-MAX_ITEMS = 1 << 20  # of an iterator that is handed over
-LONG_INT = 4096  # bits; longer ones would take long as decimals, and Python refuses to
-NAME = "__main__"  # what a program finds as `__name__`: demonstrations are run, as by hand
+MAX_ITEMS = 1 << 20  # of an iterator that is copied
+LONG_INT = 4096  # bits; longer ones are sent as hex, as Python limits conversions to decimal
+NAME = "__main__"  # a program's `__name__`, so that its main block runs, as in a terminal
 
 
 def main():
-    """Carries out the order on standard input, says how it went, and ends the process."""
+    """Execute the order on standard input, write the verdict, and end the process."""
     order = parsed(_read(0, int(_read_line(0))))
     fault = ""
     try:
         _set_limits(order["limits"])
-        globals()["confine"](order["confine"])  # of tasks.sandbox.landlock, handed over with us
+        globals()["confine"](order["confine"])  # tasks.sandbox.landlock, passed with this file
         ROLES[order["role"]](order)
     except BaseException as error:  # noqa: BLE001 (SystemExit too: the check was not reached)
         fault = "! " + ": ".join(filter(None, described(error)))
     if "verdict" in order:
         line = f"{fault}\n".encode("ascii", "replace") if fault else _read_line(order["nonce"])
+        # The nonce is still unread in the pipe: code that ran before had to find it there.
         posix.write(order["verdict"], line)
+    # Not sys.exit: exit handlers of the program must not run.
     posix._exit(1 if fault else 0)
 
 
 def run_program(order):
-    """Runs a whole program, which has its tests within."""
+    """Run a whole program that contains its own tests."""
     _hide_input(order)
     exec(compile(order["program"], "<program>", "exec"), {"__name__": NAME})
     _flush()
 
 
 def run_candidate(order):
-    """Runs a program, then answers calls of what it defined until nobody asks any more."""
+    """Run a program, then execute requested calls of its functions until the pipe is closed."""
     _hide_input(order)
     replies = order["replies"]
     names: dict = {"__name__": NAME}
@@ -78,9 +80,9 @@ def run_candidate(order):
 
 
 def run_tester(order):
-    """Runs `check` of a test on a stand-in for the entry point, whose calls the candidate answers.
+    """Run a test's `check` on a stand-in for the entry point, which calls the candidate.
 
-    Functions that the setup defines are there for the test where the program defines them too.
+    Of the setup's functions the test has only those that the program defines too.
     """
     _hide_input(order)
     requests = order["requests"]
@@ -93,6 +95,7 @@ def run_tester(order):
             answer = parsed(line)
             if "error" in answer:
                 name, message = map(str, answer["error"])
+                # Only built-in exceptions: the tests may expect one, such as a ValueError.
                 kind = getattr(builtins, name, None)
                 if isinstance(kind, type) and issubclass(kind, Exception):
                     raise kind(message)
@@ -123,8 +126,10 @@ ROLES = {"program": run_program, "candidate": run_candidate, "tester": run_teste
 
 
 def encoded(value):
-    """A value of plain built-in types, or one of few others, as JSON; subclasses become what they
-    derive from. Raises TypeError for values that cannot cross."""
+    """Encode a value of plain built-in types, or of a few others, as JSON.
+
+    Subclasses become their base class. Raises TypeError for other types.
+    """
     if value is None:
         return "null"
     for kind, encode in ENCODERS.items():
@@ -134,6 +139,7 @@ def encoded(value):
 
 
 def _encoded_int(value):
+    # Through int's own methods: a subclass may override them.
     if int.bit_length(value) > LONG_INT:
         return f'{{"int":"{hex(int.__add__(value, 0))}"}}'
     return int.__repr__(value)
@@ -161,7 +167,7 @@ def _encoded_rarer(value):
 
 
 def decoded(value):
-    """The reverse of `encoded`, of its JSON as parsed."""
+    """Decode a value from the parsed JSON of `encoded`."""
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if not isinstance(value, dict):
@@ -176,7 +182,7 @@ def _made_of_text(module, name):
 
 FLOATS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as JSON's scanner reads them
 COLLECTIONS = (tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
-ENCODERS = {  # in this order: a bool is an int too
+ENCODERS = {  # the order matters: a bool is an int too
     bool: lambda value: "true" if value else "false",
     int: _encoded_int,
     float: lambda value: FLOATS.get(float.__repr__(value), float.__repr__(value)),
@@ -211,7 +217,7 @@ DECODERS = {
 
 
 class _Dialect:
-    """How JSON is read: as `json.loads` does."""
+    """The settings of JSON's scanner, as `json.loads` has them."""
 
     strict = True
     object_hook = object_pairs_hook = None
@@ -223,7 +229,7 @@ _scan = make_scanner(_Dialect())  # pyright: ignore[reportArgumentType] (any wit
 
 
 def parsed(data):
-    """The value of a line of JSON. Raises ValueError for what is none."""
+    """Parse a line of JSON. Raises ValueError if it is none."""
     try:
         return _scan(data.decode("ascii"), 0)[0]
     except StopIteration:
@@ -231,7 +237,7 @@ def parsed(data):
 
 
 def described(error):
-    """The type of an exception, and its message in one short line of ASCII."""
+    """Return the type of an exception, and its message as one short line of ASCII."""
     try:
         message = " ".join(ascii(str(error))[1:-1].split())
     except BaseException:  # noqa: BLE001 (a program's own exception may do anything)
@@ -244,15 +250,16 @@ def _error(error):
 
 
 def _set_limits(limits):
-    """Sets the limits, by the names of `resource`, so that they cannot be raised again."""
-    import resource  # not before it is needed: a library of its own
+    """Set the limits, by the names of `resource`, so that they cannot be raised again."""
+    import resource  # imported late: a shared library of its own
 
+    # Soft and hard limit: without privileges a hard limit cannot be raised.
     for name, value in limits.items():
         resource.setrlimit(getattr(resource, name), (value, value))
 
 
 def _hide_input(order):
-    """Moves standard input, which may hold the nonce, and leaves an empty one in its place."""
+    """Move standard input, which may hold the nonce, and replace it by an empty one."""
     order["nonce"] = posix.dup(0)
     empty, end = posix.pipe()
     posix.close(end)

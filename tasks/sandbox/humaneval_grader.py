@@ -1,4 +1,4 @@
-"""Grades answers to HumanEval: what a model wrote runs in `tasks.sandbox.run` only."""
+"""Grade answers to HumanEval: model-written code runs in `tasks.sandbox.run` only."""
 
 import ast
 import re
@@ -9,19 +9,20 @@ from tasks.kinds.sources import Grader
 from tasks.sandbox.pool import run_all
 from tasks.sandbox.run import Check, protections
 
-SECONDS = 5.0  # this and the next are nanochat's: scores depend on them
+# nanochat's limits, as scores depend on them.
+SECONDS = 5.0
 MEMORY_MB = 256
 
 _BLOCK = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)
 
 
 def is_correct(conversation: Conversation, answer: str) -> bool:
-    """Whether the program in `answer` passes the tests. Raises TaskError without a sandbox."""
+    """Return whether the program in `answer` passes. Raises TaskError without a sandbox."""
     return are_correct([(conversation, answer)])[0]
 
 
 def are_correct(graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
-    """Whether the programs in answers pass their tests, as many at a time as there are CPUs.
+    """Return whether the programs in answers pass their tests; one runs per CPU at a time.
 
     Raises TaskError without a sandbox.
     """
@@ -33,27 +34,28 @@ def are_correct(graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
 
 
 def program_of(conversation: Conversation, answer: str) -> str:
-    """What is tested: the prompt's imports, then the first code block of the answer, or all."""
+    """Return the program to test: the prompt's imports, then the answer's code."""
     return f"{_imports(conversation['messages'][0]['content'])}\n\n{code_of(answer)}\n"
 
 
 def check_of(conversation: Conversation) -> Check:
-    """The tests. Some of them call functions that the prompt gives beside the one to write."""
+    """Return the tests, with the prompt as setup if they use other functions that it defines."""
     prompt, test = conversation["messages"][0]["content"], conversation["test"]
     entry_point = conversation["entry_point"]
-    # Running the prompt takes its imports, and `typing` as long as a whole interpreter.
+    # Only then: the prompt imports `typing`, which takes as long as starting an interpreter.
+    # "*" stands for names that a star import in the prompt may define.
     needed = _defined(prompt) & (_used(test) | {"*"}) - {entry_point}
     return Check(setup=prompt if needed else "", test=test, entry_point=entry_point)
 
 
 def code_of(answer: str) -> str:
-    """The first fenced block of an answer, or all of it."""
+    """Return the first fenced block of an answer, or all of it."""
     found = _BLOCK.search(answer)
     return (found[1] if found else answer).strip()
 
 
 def _defined(source: str) -> set[str]:
-    """The names that a source may give to those that run after it; none if it cannot run."""
+    """Return the names that a source may define for later code; none if it does not parse."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -66,12 +68,12 @@ def _defined(source: str) -> set[str]:
 
 
 def _used(source: str) -> set[str]:
-    """The words of a source: all names it can use, and more."""
+    """Return the words of a source, a superset of the names that it uses."""
     return set(re.findall(r"\w+", source))
 
 
 def _imports(prompt: str) -> str:
-    """The imports with which a prompt begins."""
+    """Return the imports at the beginning of a prompt."""
     imports: list[str] = []
     for line in map(str.strip, prompt.split("\n")):
         if line.startswith(("import ", "from ")):

@@ -1,17 +1,16 @@
-"""How a process confines itself before it runs a program: another user, Landlock, seccomp.
+"""Restrict this process before it runs a program: user, Landlock, seccomp.
 
-Runs inside the interpreter that is to run the program; handed over like `sandbox_child`, so it
-imports nothing of ours. Each step either worked or raises OSError.
+Runs inside the sandbox's interpreter; passed to it like child.py, so it imports nothing of ours.
+Each step succeeds or raises OSError.
 
     user      root becomes a user that owns nothing                        (setresuid)
     parent    the process dies with the thread that started it             (PR_SET_PDEATHSIG)
-    rights    nothing that is run gives rights                             (PR_SET_NO_NEW_PRIVS)
-    files     all are out of reach but those to read                       (Landlock, Linux 5.13)
+    rights    executed files grant no privileges                           (PR_SET_NO_NEW_PRIVS)
+    files     only the listed ones are readable, none are writable         (Landlock, Linux 5.13)
     calls     only those of an allow-list                                  (seccomp)
 
-Under bubblewrap, which has changed the user and hidden the files, the other three are left.
-A program that only Landlock holds still sees by name which files exist and what the machine is
-called, and has nowhere to write a file.
+Bubblewrap has already changed the user and hidden the files, so the other three remain. With
+Landlock alone, a program can still see which files exist and the host's name, but write no file.
 """
 
 import ctypes
@@ -23,12 +22,13 @@ _SECCOMP_FILTER = 2
 _SIGKILL = 9
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on all processors
 _ASK_VERSION = 1
-_BENEATH = 1  # a rule about a folder and all in it
+_BENEATH = 1  # the type of a rule for a file, or a folder and everything below it
 _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
-# Rights on files by version: 13 at first, then moving between folders, truncating, ioctl.
+# Number of file rights by version: 13, then also moving between folders, truncating, ioctl. A
+# right that a ruleset does not handle is not restricted.
 _NUM_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 _TCP = 3  # binding and connecting
-_SCOPES = 3  # of sockets without a file, and of signals
+_SCOPES = 3  # abstract sockets, and signals
 
 
 def landlock_version():
@@ -38,13 +38,13 @@ def landlock_version():
 
 
 def confine(order):
-    """Do all of the above with this process. `order` has
+    """Apply all restrictions of the module's docstring to this process. `order` has
 
-    user      the number to become, or null to stay who one is
-    landlock  the version of it to use, 0 to do without
-    readable  the files and folders that it leaves in reach
-    filter    that of the system calls, in hexadecimal digits
-    own       what stands in it for the number of this process, in hexadecimal digits
+    user      the user id to switch to, or null to keep the current one
+    landlock  its version to use, 0 for none
+    readable  the files and folders that stay readable
+    filter    the filter of system calls, in hexadecimal
+    own       the placeholder for this process's id in the filter, in hexadecimal
     """
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -54,13 +54,14 @@ def confine(order):
             raise OSError(number, posix.strerror(number))
         return result
 
+    # Groups before the user: afterwards the right to change them is gone.
     if order["user"] is not None:
         posix.setgroups([])
         posix.setresgid(*[order["user"]] * 3)
         posix.setresuid(*[order["user"]] * 3)
     must(libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0))
-    # The parent may have died before we asked. It holds the other end of standard input while it
-    # lives, and bubblewrap lets us start only after it asked for its own end.
+    # The parent may have died before the request. It holds the other end of standard input while
+    # it lives, and bubblewrap starts this process only after requesting its own death signal.
     parent = select.poll()
     parent.register(0, 0)
     if parent.poll(0):
@@ -70,14 +71,16 @@ def confine(order):
         _landlock(libc, must, order["landlock"], order["readable"])
     own = posix.getpid().to_bytes(4, "little")
     code = bytes.fromhex(order["filter"]).replace(bytes.fromhex(order["own"]), own)
-    kept = ctypes.create_string_buffer(code, len(code))
-    program = _FilterProgram(len(code) // 8, ctypes.addressof(kept))
+    # The buffer must stay referenced until prctl has copied it: the struct has only its address.
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = _FilterProgram(len(code) // 8, ctypes.addressof(buffer))
     must(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, ctypes.byref(program), 0, 0))
 
 
 def _landlock(libc, must, version, readable):
     rights = (1 << _NUM_RIGHTS.get(version, 16)) - 1
     rules = _Ruleset(rights, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
+    # Only the fields that this version knows: the kernel refuses others (E2BIG).
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = must(
         libc.syscall(_CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(size), ctypes.c_uint(0))

@@ -1,8 +1,7 @@
-"""Many programs and their checks at a time, each in sandboxes of its own.
+"""Run many programs and their checks in parallel, each in its own sandboxes.
 
-So many are in flight as there are CPUs to run them, so that the deadline of one does not run out
-while it waits for the others. An exception in the thread that waits, such as Ctrl-C, ends all that
-are in flight at once and starts no more.
+One runs per CPU, so that no deadline passes while a program waits for a CPU. An exception in the
+waiting thread, such as Ctrl-C, ends all running programs at once and starts no more.
 """
 
 import os
@@ -14,7 +13,7 @@ from tasks.sandbox.run import Check, Verdict, run_untrusted
 
 
 def usable_cpus() -> int:
-    """How many CPUs this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -25,11 +24,12 @@ def run_all(
     memory_mb: int,
     num_at_a_time: int | None = None,
 ) -> list[Verdict]:
-    """The verdicts on programs, in their order; a program that comes twice for a check runs once.
+    """Return the verdicts on programs, in their order; equal pairs of program and check run once.
 
-    `num_at_a_time` is the number of CPUs when it is not given; each may take twice `memory_mb`.
-    Raises TaskError as `run_untrusted` does.
+    `num_at_a_time` defaults to the number of CPUs; each run may use twice `memory_mb`. Raises
+    TaskError as `run_untrusted` does.
     """
+    # Sampled answers often repeat.
     different = list(dict.fromkeys(runs))
     stop = threading.Event()
 
@@ -42,6 +42,6 @@ def run_all(
             verdicts: Iterator[Verdict] = pool.map(verdict, different)
             found = dict(zip(different, verdicts, strict=True))
         except BaseException:
-            stop.set()  # and pool.map has taken back what was not begun
+            stop.set()  # pool.map has already cancelled the runs that were not started
             raise
     return [found[run] for run in runs]

@@ -1,7 +1,7 @@
 """One run in a sandbox: its processes and pipes, the deadline, and the verdict.
 
-Given a `Check`, tester and program are two sandboxes between which only copies of plain values
-pass; see `tasks.sandbox.run` for what a verdict is worth.
+With a `Check`, tester and program are two sandboxes that exchange only copies of plain values; see
+`tasks.sandbox.run` for how far a verdict can be trusted.
 """
 
 import os
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from tasks.sandbox.backends import Way, command_of, message, order_for
 
 OUTPUT_KEPT = 64 << 10  # bytes
-OUTPUT_AT_MOST = 8 << 20  # bytes; a program that prints more is ended
+OUTPUT_AT_MOST = 8 << 20  # bytes; a program that prints more is killed
 
 _LOOK_FOR_STOP = 0.05  # seconds
-_GONE_AFTER = 10.0  # seconds that killed processes get to be gone
+_GONE_AFTER = 10.0  # seconds until killed processes must have closed their pipes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How a run went."""
+    """The result of a run."""
 
     passed: bool
     timed_out: bool
@@ -37,9 +37,9 @@ class Verdict:
 class Check:
     """A test of one function, which the program under test never sees."""
 
-    setup: str  # source run before the test; of its functions it has those the program defines too
-    test: str  # source that defines `check(candidate)`, which raises when the candidate is wrong
-    entry_point: str  # what the program calls the candidate
+    setup: str  # source run before the test, which gets its functions if the program has them too
+    test: str  # source that defines `check(candidate)`, which raises if the candidate is wrong
+    entry_point: str  # the candidate's name in the program
 
 
 def run_in(
@@ -51,9 +51,10 @@ def run_in(
     memory_mb: int,
     stop: threading.Event | None,
 ) -> Verdict:
-    """Runs a program, and a check of it in a sandbox of its own, until `stop` is set at most."""
+    """Run a program, and its check in a second sandbox, until they end or `stop` is set."""
     if stop is not None and stop.is_set():
         return Verdict(passed=False, timed_out=False, output="", reason="stopped")
+    # Unguessable and new for each run, so that no program can know it beforehand.
     nonce = secrets.token_hex(16)
     with _Processes(way) as processes:
         verdict, verdict_end = processes.pipe()
@@ -74,11 +75,11 @@ def run_in(
             processes.start(order, prints_to): message({**first, **order}, nonce)
             for order, prints_to in orders
         }
-        return _judge(processes, inputs, verdict, output, nonce, seconds, stop)
+        return _verdict(processes, inputs, verdict, output, nonce, seconds, stop)
 
 
 class _Processes:
-    """The sandboxes of one run and our ends of their pipes; all gone when left."""
+    """The sandboxes of one run and our ends of their pipes; a context manager that ends all."""
 
     def __init__(self, way: Way) -> None:
         self._way = way
@@ -94,21 +95,21 @@ class _Processes:
             self.close(fd)
 
     def pipe(self) -> tuple[int, int]:
-        """A new pipe, reading end first."""
+        """Return a new pipe, reading end first."""
         ends = os.pipe()
         self._open.update(ends)
         return ends
 
     def close(self, fd: int) -> None:
-        """Closes an end of a pipe."""
+        """Close an end of a pipe."""
         self._open.discard(fd)
         os.close(fd)
 
     def start(self, order: Mapping[str, object], prints_to: int) -> int:
-        """Start a sandbox that an order is for, with the pipes that it names.
+        """Start a sandbox for an order, with the pipes that it names.
 
-        Returns the end of its standard input, which stays open: it shows that this process lives.
-        Ends that were handed over are closed on our side, so that a reader sees the last writer go.
+        Returns the writing end of its standard input. It stays open as a sign of life: inside, a
+        closed end means that this process has died.
         """
         stdin, stdin_end = self.pipe()
         ends = [end for end in order.values() if isinstance(end, int)]
@@ -123,15 +124,16 @@ class _Processes:
             start_new_session=True,
         )
         self._started.append(process)
+        # Closed on our side, or a reader would not see EOF when the last writer ends.
         for end in (stdin, prints_to, *ends):
             if end in self._open:
                 self.close(end)
         return stdin_end
 
     def exit_status(self) -> int | None:
-        """That of the sandbox started last, where it ends by itself within a second.
+        """Return the status of the sandbox started last, if it ends within a second, else None.
 
-        128 and more say which signal ended it, as bubblewrap and shells do.
+        128 + n means signal n, as in bubblewrap and shells.
         """
         try:
             status = self._started[-1].wait(timeout=1)
@@ -140,17 +142,17 @@ class _Processes:
         return status if status >= 0 else 128 - status
 
     def kill(self) -> None:
-        """Ends every process of every sandbox: those inside die with bubblewrap's.
+        """Kill every process of every sandbox: those inside die with bubblewrap's.
 
-        Bubblewrap's are then left to process 1 to be reaped: a container needs one that does.
+        Process 1 must reap orphans of bubblewrap: a container needs an init process that does.
         """
         for process in self._started:
-            if process.returncode is None:  # else its number may be another's by now
+            if process.returncode is None:  # else its pid may have been reused
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
-def _judge(
+def _verdict(
     processes: _Processes,
     inputs: Mapping[int, bytes],
     verdict: int,
@@ -159,19 +161,21 @@ def _judge(
     seconds: float,
     stop: threading.Event | None,
 ) -> Verdict:
-    told, printed = bytearray(), bytearray()
+    reported, printed = bytearray(), bytearray()
     decided = _exchange(
         inputs,
-        {verdict: told, output: printed},
-        until=lambda open_ends: verdict not in open_ends or b"\n" in told or len(told) > 1000,
+        {verdict: reported, output: printed},
+        until=lambda ends: verdict not in ends or b"\n" in reported or len(reported) > 1000,
         seconds=seconds,
         stop=stop,
     )
     stopped = not decided and stop is not None and stop.is_set()
-    passed = secrets.compare_digest(bytes(told), f"{nonce}\n".encode())
+    # Only the nonce counts: a program controls its exit code and what it prints.
+    passed = secrets.compare_digest(bytes(reported), f"{nonce}\n".encode())
     too_much = len(printed) > OUTPUT_AT_MOST
-    status = processes.exit_status() if decided and not told and not too_much else None
+    status = processes.exit_status() if decided and not reported and not too_much else None
     processes.kill()
+    # A process that survives the kill is outside of any sandbox: nothing of this run is trusted.
     if not _drained((verdict, output)):
         passed = False
         reason = f"its pipes are still open {_GONE_AFTER:g} s after its processes were killed"
@@ -183,8 +187,8 @@ def _judge(
         reason = "stopped"
     elif not decided:
         reason = f"timed out after {seconds:g} s"
-    elif told.startswith(b"! "):
-        reason = "".join(c for c in told[2:].decode("ascii", "replace") if c.isprintable())
+    elif reported.startswith(b"! "):
+        reason = "".join(c for c in reported[2:].decode("ascii", "replace") if c.isprintable())
     else:
         reason = f"did not reach its end (exit status {status})"
     return Verdict(
@@ -203,14 +207,15 @@ def _exchange(
     seconds: float,
     stop: threading.Event | None,
 ) -> bool:
-    """Writes the inputs and collects the outputs, until enough is known, time is up or `stop`.
+    """Write the inputs and collect the outputs, until `until`, the deadline or `stop`.
 
-    `until` is given the outputs whose writers still live. Gives whether it came true.
+    `until` is called with the outputs whose writers are alive. Returns True if it became true.
     """
     deadline = time.monotonic() + seconds
     open_ends = set(outputs)
     left = {fd: memoryview(data) for fd, data in inputs.items()}
     with selectors.DefaultSelector() as selector:
+        # Non-blocking, as a program need not read its input.
         for fd in left:
             os.set_blocking(fd, False)
             selector.register(fd, selectors.EVENT_WRITE)
@@ -236,7 +241,7 @@ def _exchange(
 
 
 def _write_some(fd: int, data: memoryview) -> memoryview:
-    """Writes what fits; gives the rest, which is nothing when there is no reader any more."""
+    """Write what fits into the pipe; return the rest, nothing if the reader is gone."""
     try:
         return data[os.write(fd, data) :]
     except BlockingIOError:
@@ -246,9 +251,9 @@ def _write_some(fd: int, data: memoryview) -> memoryview:
 
 
 def _drained(fds: Sequence[int]) -> bool:
-    """Wait until no process holds the other ends; False if one still does, outside of any sandbox.
+    """Wait until no process holds the other ends; return False if one still does.
 
-    Each process of the run has been killed by then.
+    Called after each process of the run was killed.
     """
     deadline = time.monotonic() + _GONE_AFTER
     with selectors.DefaultSelector() as selector:

@@ -1,18 +1,17 @@
-"""Run Python that a model wrote, where it can reach nothing, or not at all.
+"""Run model-written Python in a sandbox, or not at all if this machine has none.
 
-The program has no network, no environment and no other process, sees no file but those of /usr and
-the interpreter, and writes none but in 32 MB of its own. `protections` says which wall holds it on
-this machine: it is tried out from within a sandbox before it is relied on. Limits on CPU time,
-memory, threads, files and output end what wants too much, a deadline by the wall clock ends the
-rest. One run is one process (two with a `Check`), so that the limit on memory is one for all that
-it does.
+The program has no network, no environment variables and no other processes. It can read files only
+in /usr and of the interpreter, and write only to 32 MB of its own. `protections` reports the
+backend of this machine, which is tested from inside a sandbox before it is used. Limits on CPU
+time, memory, threads, files and output, and a wall-clock deadline, end the program. One run is one
+process (two with a `Check`), so that the memory limit covers all that it does.
 
-What a verdict is worth. An exit code proves nothing and printed text neither: passed means that a
-nonce came back. Given a `Check`, tester and program are two sandboxes between which only copies of
-plain values pass. The program then holds neither the tests nor the nonce, so all it can do is
-answer. Without one, tests are part of the program and run in its process. The nonce is read after
-its last statement, but a program that sets out to can find the pipe that holds it, or replace what
-the tests compare with: such a verdict is for programs that do not try to deceive.
+How far a verdict can be trusted: exit codes and printed text prove nothing, so "passed" means that
+a nonce was returned. With a `Check`, tester and program are two sandboxes that exchange only copies
+of plain values: the program has neither the tests nor the nonce, and can only answer calls. Without
+one, the tests are part of the program and run in its process. The nonce is read after the last
+statement, but a malicious program can find its pipe, or replace what the tests compare with: such a
+verdict is only for programs that do not try to deceive.
 """
 
 import functools
@@ -30,7 +29,7 @@ from tasks.base import TaskError
 from tasks.sandbox.backends import Kind, Way, programs, ways
 from tasks.sandbox.process import Check, Verdict, run_in
 
-# What keeps model-written code in: all of these, or it does not run.
+# The sandbox's guarantees. Model-written code runs only if all of them hold.
 PROTECTIONS: Mapping[str, str] = MappingProxyType(
     {
         "user": "it is not root",
@@ -43,8 +42,8 @@ PROTECTIONS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Tries what each protection is against, harmlessly, and prints which attempts failed. SCRATCH is
-# a file in a folder that the program may read, signals are number 0.
+# Attempts, harmlessly, what each protection forbids, and prints which attempts failed. SCRATCH is
+# a file in a folder that the program may read; signals are number 0, which is never delivered.
 _PROBE = """
 import ctypes, json, os, resource, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -92,14 +91,14 @@ _PROBE_SECONDS, _PROBE_MEMORY_MB = 20.0, 512
 
 @dataclass(frozen=True, kw_only=True)
 class Protections:
-    """What keeps model-written code in on this machine, as tried out."""
+    """The backend that sandboxes model-written code on this machine, as tested."""
 
-    kind: Kind  # of wall; it holds all of `PROTECTIONS`
-    why: tuple[str, ...]  # reasons why there is no stronger kind
+    kind: Kind  # it has all of `PROTECTIONS`
+    why: tuple[str, ...]  # why each stronger kind is unavailable
 
 
 def protections() -> Protections:
-    """Return what holds a program here. Raises TaskError where nothing has all `PROTECTIONS`."""
+    """Return this machine's backend. Raises TaskError if none has all `PROTECTIONS`."""
     return _choose(os.geteuid(), tuple(programs().items()))[1]
 
 
@@ -111,13 +110,13 @@ def run_untrusted(
     memory_mb: int = 512,
     stop: threading.Event | None = None,
 ) -> Verdict:
-    """Run a program, and a check of it in a sandbox of its own; see above what passing means.
+    """Run a program, and its check in a second sandbox; see the module on what "passed" means.
 
-    `seconds` is for everything together, `memory_mb` of address space for each of the two. The
+    `seconds` limits everything together, `memory_mb` the address space of each of the two. The
     program gets an empty standard input and the `__name__` "__main__". Setting `stop` ends the run
     within 50 ms.
 
-    Raises TaskError where a protection is missing. Nothing has run then.
+    Raises TaskError if a protection is missing; nothing has run then.
     """
     way = _choose(os.geteuid(), tuple(programs().items()))[0]
     return run_in(way, program, check=check, seconds=seconds, memory_mb=memory_mb, stop=stop)
@@ -125,7 +124,7 @@ def run_untrusted(
 
 @functools.cache
 def _choose(_: int, found: tuple[tuple[str, str | None], ...]) -> tuple[Way, Protections]:
-    """Return the first way that has all protections, found once for each user."""
+    """Return the first backend that has all protections; cached per user and found programs."""
     why: list[str] = []
     for way in ways(dict(found)):
         fault = way if isinstance(way, str) else _try_out(way)
@@ -140,19 +139,20 @@ def _choose(_: int, found: tuple[tuple[str, str | None], ...]) -> tuple[Way, Pro
 
 
 def _try_out(way: Way) -> str:
-    """Return what a way does not hold, as a program in it finds, or "" if it holds everything."""
+    """Return what a backend fails to prevent, tested by a program inside, or "" if nothing."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
     ):
         scratch = Path(folder, "scratch")
         scratch.write_text("of the host")
-        scratch.chmod(0o666)  # for the user that root becomes
+        scratch.chmod(0o666)  # for the user that root switches to
         os.chmod(folder, 0o755)
         facts = {
             "PORT": server.getsockname()[1],
             "PARENT": os.getpid(),
-            "FOLDER": os.path.dirname(__file__),  # a user's own, as likely as not
+            # Often owned by the user, so writable without protection.
+            "FOLDER": os.path.dirname(__file__),
             "SCRATCH": str(scratch),
             "MEMORY": _PROBE_MEMORY_MB << 20,
         }

@@ -1,12 +1,12 @@
-"""The system calls that a program in the sandbox may make: an allow-list, as the kernel reads it.
+"""The seccomp filter of the sandbox: an allow-list of system calls.
 
-What is not listed fails as unknown (ENOSYS), so that C libraries fall back to older calls, and what
-is listed with conditions fails as forbidden (EPERM) where they do not hold. So everything that
-namespaces and Landlock do not split stays out of reach, whatever the kernel learns: System V IPC,
-message queues, keys, bpf, io_uring, aio, other processes, sync, mounts.
+A call that is not listed fails as unknown (ENOSYS), so that C libraries fall back to older calls; a
+call whose conditions do not hold fails as forbidden (EPERM). So everything that namespaces and
+Landlock do not isolate is unreachable, in future kernels too: System V IPC, message queues, keys,
+bpf, io_uring, aio, other processes, sync, mounts.
 
 CPython needs these calls for all of the corpus in tests/tasks. Two sets are added under bubblewrap,
-where threads are counted per sandbox and files lie in a tmpfs of its own: without it a program has
+where threads are counted per sandbox and files are in its own tmpfs. Without it a program has
 neither, and may open files only to read, which Landlock before version 3 does not ensure (O_TRUNC).
 
 Numbers are those of the kernel's tables (arch/x86/entry/syscalls/syscall_64.tbl and
@@ -79,7 +79,7 @@ CHECKED: dict[str, Numbers] = {
     **{"prctl": (157, 167), "open": (2, None), "openat": (257, 56), "clone": (56, 220)},
 }
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # audit number, column above
-OWN_NUMBER = 0xDEADBEEF  # stands for the number of the process, which only that knows
+OWN_NUMBER = 0xDEADBEEF  # placeholder for the process id, which only the process itself knows
 
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _NO_BIT = -1  # a test of ours, beside the two operations before it
@@ -89,12 +89,12 @@ _FORBIDDEN, _UNKNOWN = _FAIL | errno.EPERM, _FAIL | errno.ENOSYS
 
 
 def _conditions(own_files_and_threads: bool) -> dict[str, tuple[Condition, ...]]:
-    """Return what the arguments of each checked call have to be; () means that any will do.
+    """Return the conditions on the arguments of each checked call; () allows any.
 
-    Halves are counted: 2 is the lower half of the second argument.
+    Arguments are 64 bits, tested in 32-bit halves: 2 is the lower half of the second argument.
     """
     itself, itself_or_0 = (0, _EQUAL, (OWN_NUMBER,)), (0, _EQUAL, (0, OWN_NUMBER))
-    # Of any access mode but O_RDONLY; O_CREAT, O_TRUNC, __O_TMPFILE.
+    # The bits of any access mode but O_RDONLY, and of O_CREAT, O_TRUNC, __O_TMPFILE.
     writes = (0o3 | 0o100 | 0o1000 | 0o20000000,)
     conditions: dict[str, tuple[Condition, ...]] = {
         **dict.fromkeys(("kill", "tkill", "tgkill"), (itself,)),
@@ -121,7 +121,7 @@ def _conditions(own_files_and_threads: bool) -> dict[str, tuple[Condition, ...]]
 def syscall_filter(machine: str, *, own_files_and_threads: bool) -> bytes:
     """Return the filter for a processor (`os.uname().machine`), with `OWN_NUMBER` in it.
 
-    Raises TaskError for a processor whose calls are not known.
+    Raises TaskError for a processor whose calls are unknown.
     """
     if machine not in MACHINES:
         raise TaskError(
@@ -132,7 +132,7 @@ def syscall_filter(machine: str, *, own_files_and_threads: bool) -> bytes:
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH),
         (_EQUAL, 1, 0, audit_number),
-        (_RETURN, 0, 0, _KILL),  # a call by another table of numbers, as 32-bit programs make
+        (_RETURN, 0, 0, _KILL),  # a call of another table of numbers, such as 32-bit ones
         (_LOAD, 0, 0, _NUMBER),
     ]
     conditions = _conditions(own_files_and_threads)
@@ -146,10 +146,11 @@ def syscall_filter(machine: str, *, own_files_and_threads: bool) -> bytes:
 
 
 def _allow(number: int, conditions: Sequence[Condition]) -> list[Instruction]:
-    """Return instructions that allow a call where all conditions hold; see `_conditions`."""
+    """Return instructions that allow a call if all conditions hold; see `_conditions`."""
     block: list[Instruction] = []
     for half, test, values in conditions:
         block.append((_LOAD, 0, 0, _ARGUMENTS + 4 * half))
+        # Jumps are relative: a condition that holds skips the return of _FORBIDDEN.
         if test == _NO_BIT:
             block += [(_ANY_BIT, 0, 1, value) for value in values]
         else:

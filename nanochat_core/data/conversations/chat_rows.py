@@ -126,6 +126,7 @@ def conversation_rows(
         pieces = map_in_processes(work, parts, processes=processes)
         pieces = _with_progress(pieces, len(conversations), f"packing {directory.name}", tell)
         write_rows(pieces, directory, row_len=row_len)
+    # Polled rather than a barrier: a collective has a timeout, and packing may take longer.
     while not directory.exists():
         time.sleep(_POLL_SECONDS)
     return ChatRows.open(directory)
@@ -189,6 +190,7 @@ def write_rows(pieces: Iterable[Piece], directory: Path, *, row_len: int) -> Non
         made = Path(scratch) / "made"
         made.mkdir()
         _write_arrays(_gather(pieces, Path(scratch)), made, row_len=row_len)
+        # The names of its files must be durable before its own.
         sync_directory(made)
         # A rename cannot replace a directory that is not empty: on a disk that nodes share, the
         # first one stays, and the others are equal to it.

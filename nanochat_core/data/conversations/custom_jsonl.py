@@ -43,6 +43,7 @@ def read_own_file(dataset: DatasetConfig, spool: Spool) -> tuple[Split, Split]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
+                # Of the bytes that are parsed: the file may change between two reads.
                 digest.update(line)
                 if line.strip():
                     conversation, split = _parse(line, where=f"{path}:{number}")

@@ -80,6 +80,7 @@ def _find_made(dataset: DatasetConfig, scratch: Path, job: Job) -> dict[str, Any
 
 
 def _make(dataset: DatasetConfig, scratch: Path, job: Job, progress: Progress) -> dict[str, Any]:
+    # An interrupted attempt may have left an incomplete spool.
     own = scratch / dataset.name
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir()

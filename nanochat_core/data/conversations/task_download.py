@@ -85,6 +85,7 @@ def convert_split(
     order = np.random.default_rng(ORDER_SEED).permutation(sum(sizes))[:num_examples]
     is_wanted = np.zeros(sum(sizes), dtype=np.bool_)
     is_wanted[order] = True
+    # In file order, not in the final one: parquet can only be read in large batches.
     first = 0
     for (name, path), size in zip(files, sizes, strict=True):
         for row, tree in _read(task, name, path, is_wanted[first : first + size]):

@@ -51,6 +51,7 @@ def list_files(
     to its last known commit, if there is one.
     """
     commit = _resolve(repository, revision)
+    # By commit, not by revision: what a branch points to changes.
     files = _find_list(repository, commit) or _fetch_list(repository, commit)
     for pattern in patterns:
         if not any(fnmatchcase(file.path, pattern) for file in files):
@@ -198,6 +199,7 @@ def _limit_request(request: Any) -> None:
 
 def _forget(path: Path) -> None:
     """Remove a damaged file from the cache, with the symlinks to it."""
+    # Removing the link alone would leave the damaged content, which the client would link again.
     while path.is_symlink():
         target = path.parent / path.readlink()
         path.unlink(missing_ok=True)

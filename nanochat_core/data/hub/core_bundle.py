@@ -37,6 +37,7 @@ def fetch_bundle(
     `scratch` is on the same file system. Raises DataError if the bundle cannot be downloaded, has
     another sha256, or contains what such a bundle must not.
     """
+    # Another job on this machine may download the same bundle.
     archive = archive_path(url)
     with _archive_lock(archive):
         digest = _download(url, archive, sha256, progress.message)
@@ -102,6 +103,7 @@ def unpack(archive: Path, directory: Path, *, scratch: Path) -> int:
         raise DataError(
             f"the archive has no {missing[0]}", hint=f"it should hold {', '.join(NEEDED)}"
         )
+    # Complete and checked: only now replace what an earlier attempt may have left.
     shutil.rmtree(directory, ignore_errors=True)
     target.replace(directory)
     return len(entries)

@@ -66,6 +66,7 @@ def fetch_shards(
 
     def fetch(number: int, on_bytes: OnBytes) -> tuple[int, ShardFile, int]:
         file, path = wanted[number], output / shard_name(number)
+        # Of an earlier attempt. A shard rewritten without blanks does not match, and is redone.
         if find_fault(path, file) is None:
             return number, *inspect_shard(path, name=path.name)
         downloaded = download(dataset.repository, commit, file, on_bytes=on_bytes)
@@ -73,6 +74,7 @@ def fetch_shards(
         if blanks:
             write_without_blanks(downloaded, path, scratch=scratch)
         else:
+            # The cache's path is a symlink to the content.
             _place(downloaded.resolve(), path, scratch=scratch)
         return number, shard, blanks
 

@@ -90,6 +90,7 @@ class Transfers(Generic[_Item, _Result]):
             except BaseException as error:  # noqa: BLE001 - raised where the results are taken
                 self._done.put(_raising(error))
                 return
+            # Bound as a default: the loop assigns the name again.
             self._done.put(lambda result=result: result)
 
     def _add(self, count: int) -> None:

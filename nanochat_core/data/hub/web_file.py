@@ -122,6 +122,7 @@ def _complete(url: str, part: Path, tell: Callable[[str], None]) -> None:
             try:
                 return _fetch_rest(client, url, part, tell)
             except (_TryAgain, httpx.TransportError) as error:
+                # Only failures without progress count, so a slow line cannot exhaust the retries.
                 failures = 1 if _size(part) > before else failures + 1
                 if failures > len(WAITS):
                     raise DataError(
@@ -152,6 +153,7 @@ def _fetch_rest(client: httpx.Client, url: str, part: Path, tell: Callable[[str]
         if answer.status_code not in (200, 206, 416):
             _refuse(url, answer)
         total = _total(answer, start)
+        # 416: the server's file is shorter than the part; another total: it is another file.
         if answer.status_code == 416 or (answer.status_code == 206 and total != expected):
             part.unlink(missing_ok=True)
             raise _TryAgain("the file there is another one than before")

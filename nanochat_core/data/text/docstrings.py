@@ -143,6 +143,7 @@ def _pieces(paragraphs: Sequence[str]) -> Iterator[str]:
 
 def _members(node: _Container) -> Iterator[ast.stmt]:
     """Yield the statements of the body, and of its `if` and `try` branches."""
+    # A stack in reverse, so that statements come out in the order of the source.
     pending: list[ast.stmt] = list(reversed(node.body))
     while pending:
         statement = pending.pop()

@@ -93,6 +93,7 @@ def _installed() -> dict[str, tuple[str, Path]]:
             match = _DIST_INFO.fullmatch(path.name)
             if match:
                 name = re.sub(r"[-_.]+", "-", match[1]).lower()
+                # The first on sys.path is the one that Python imports.
                 found.setdefault(name, (match[2].partition("+")[0], path))
     return found
 
@@ -132,6 +133,7 @@ def _sources(name: str, dist_info: Path | None) -> list[tuple[str, str]]:
         files = [path.relative_to(root) for path in root.rglob("*.py")]
     else:
         files = [Path(line) for line in _recorded(name, dist_info) if line.endswith(".py")]
+    # RECORD may list files outside of the folder, such as scripts ("../../bin").
     kept = [f for f in files if not _SKIPPED_FOLDERS & set(f.parts[:-1]) and ".." not in f.parts]
     return [(str(root / f), _module_name(f)) for f in sorted(kept, key=lambda f: f.as_posix())]
 
