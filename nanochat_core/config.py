@@ -85,6 +85,7 @@ class ModelConfig(Section):
                 f"model.num_heads {self.num_heads} is not a multiple of "
                 f"num_kv_heads {self.num_kv_heads}"
             )
+        # Rotary positions rotate pairs of channels.
         if (channels := self.width // self.num_heads) % 2:
             raise ConfigError(
                 f"model.width {self.width} over num_heads {self.num_heads} is {channels}, an odd "

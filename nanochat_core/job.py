@@ -253,6 +253,7 @@ def _read_tree(path: Path, *formats: int) -> dict[str, Any]:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StageError(f"{path} cannot be read: {error}") from error
+    # Any JSON value may be in a file of another program.
     fields = typing.cast(dict[str, Any], tree) if isinstance(tree, dict) else {}
     if fields.get("format") not in formats:
         raise StageError(

@@ -108,6 +108,7 @@ def flops_per_token(model: ModelConfig, constants: NumericsConfig) -> int:
 def batch_for_tokens(tokens: int, reference_tokens: int) -> int:
     """Return tokens per step: the power of two nearest (in log) to the Power Lines batch."""
     ideal = REFERENCE_BATCH * (tokens / reference_tokens) ** BATCH_EXPONENT
+    # A power of two, so that it divides into ranks, micro-steps and rows.
     return 2 ** round(math.log2(ideal))
 
 

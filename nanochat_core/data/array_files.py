@@ -41,4 +41,5 @@ def new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
         # A later rename must not become durable before the values.
         file.flush()
         os.fsync(file.fileno())
+    # A caller that wrote too few values is noticed here too.
     check_size(path, size)

@@ -116,6 +116,7 @@ class _Buffer:
             place = bisect_left(waiting, largest << _DOCUMENT_BITS)
         entry = waiting.pop(place)
         size, document = entry >> _DOCUMENT_BITS, entry & _DOCUMENT_MASK
+        # Not 0 for the rest of a split document, whose size includes a bos of its own.
         start = self._starts.pop(document, 0)
         return Segment(document, start, min(size, space) - (start > 0))
 

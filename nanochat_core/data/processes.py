@@ -65,6 +65,7 @@ def map_in_processes(
             workers[worker.pipe] = worker
         yield from _results(items, list(workers))
     finally:
+        # All are killed before the first is waited for. SIGKILL, as a worker may be inside C code.
         for worker in workers.values():
             worker.process.kill()
         for worker in workers.values():
@@ -92,6 +93,7 @@ def _results(items: Sequence[Any], pipes: list[Connection]) -> Iterator[Any]:
     early: dict[int, Any] = {}
     sent = given = 0
     while given < len(items):
+        # Counted from the next result to yield, so that one slow item bounds what is stored.
         while free and sent < min(given + most, len(items)):
             free.pop().send((sent, items[sent]))
             sent += 1

@@ -120,7 +120,7 @@ def _groups_without_blanks(file: pq.ParquetFile, source: Path) -> Iterator[pa.Ch
         column = _read_group(file, group, source)
         said = column.filter(pc.call_function("invert", [_are_blank(column)]))
         if len(said):
-            yield said.cast(pa.string())
+            yield said.cast(pa.string())  # the source may have large_string
 
 
 def _write_groups(
@@ -195,6 +195,7 @@ def find_text_digest(path: Path) -> str | None:
             return None
         digest = hashlib.sha256()
         for group in range(file.num_row_groups):
+            # One type for both, so that 32-bit and 64-bit offsets give the same digest.
             column = _read_group(file, group, path).cast(pa.large_string())
             parts = [_offsets_and_bytes(chunk) for chunk in column.chunks]
             # Lengths before bytes: otherwise moving a boundary between texts would go unnoticed.

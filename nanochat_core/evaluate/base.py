@@ -134,6 +134,7 @@ def _open_suite(job: Job, config: BaseEvalConfig, progress: Progress) -> CoreSui
 def _check_length(job: Job, model: GPT, progress: Progress) -> None:
     """Log a message if the rows are shorter than the model's context. Raises DataError if longer:
     the loss beyond the length that the model was trained for is meaningless."""
+    # Both splits have one sequence_len.
     rows = Rows.open(job.inputs["rows"], SPLITS[0])
     ours, its = rows.sequence_len, model.config.sequence_len
     if ours > its:

@@ -182,6 +182,7 @@ def _hits(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
 
 
 def _greedy_answers(questions: Sequence[Question], hits: Tensor) -> list[int]:
+    # One text per question: right if every target was the likeliest token.
     parts = np.split(hits.cpu().numpy(), _borders(len(q.targets) for q in questions))
     return [int(part.all()) for part in parts]
 
@@ -191,6 +192,7 @@ def _chosen_options(questions: Sequence[Question], losses: Tensor) -> list[int]:
     means = iter([float(text.mean()) if len(text) else math.nan for text in texts])
     answers: list[int] = []
     for question in questions:
+        # Equal options share a text, so they have exactly equal means.
         of_texts = [next(means) for _ in question.lengths]
         answers.append(_lowest([of_texts[i] for i in question.texts]))
     return answers

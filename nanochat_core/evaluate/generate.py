@@ -99,6 +99,7 @@ def sampled_pass_at(
         max_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
+        # By the example's index, so that answers do not depend on the number of ranks.
         seeds=[seed_for(seed, i) for i in readable],
     )
     # counts[c]: examples with c right answers. Whole numbers, so that the sum is exact for any

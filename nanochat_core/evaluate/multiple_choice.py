@@ -33,6 +33,7 @@ def likeliest_letters(
     device = model.lm_head.weight.device
     trees = [_tree(render_for_completion(tokenizer, c)) for c in conversations]
     ids = [[_token(tokenizer, letter) for letter in c["letters"]] for c in conversations]
+    # The logits of all letters of all questions, a few columns instead of the vocabulary.
     wanted = sorted({token for tokens in ids for token in tokens})
     column = {token: i for i, token in enumerate(wanted)}
     every = torch.tensor(wanted, device=device)

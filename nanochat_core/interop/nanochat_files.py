@@ -161,7 +161,7 @@ def _find_model(directory: Path, step: int | None) -> Path:
             hint="give the directory that nanochat saved a checkpoint to, base_checkpoints/d20 say",
         )
     if step is None:
-        step = max(steps)
+        step = max(steps)  # by number: names sort differently beyond six digits
     if step not in steps:
         known = ", ".join(map(str, sorted(steps)))
         raise ModelError(f"{directory} has no checkpoint of step {step}", hint=f"it has: {known}")

@@ -240,6 +240,7 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
         logits = config.softcap * torch.tanh(logits / config.softcap)
         loss = None
         if labels is not None:
+            # Shifted here: transformers passes labels aligned with the inputs.
             said, meant = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
             if num_items_in_batch is None:
                 loss = F.cross_entropy(said, meant)
@@ -256,7 +257,7 @@ class NanochatFlowsForCausalLM(PreTrainedModel, GenerationMixin):
         x = rms_norm(self.transformer.wte(tokens), config.rms_norm_eps)
         if config.smear:
             x = x + self._smear(x, real, cache)
-        first = middle = x
+        first = middle = x  # the first embedding, mixed into every layer, is the smeared one
         rotary = self._rotary(position_ids, x.dtype)
         slots = torch.arange(total, device=x.device)
         distance = slots[total - num_new :, None] - slots  # (T, S)

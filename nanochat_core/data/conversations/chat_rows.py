@@ -261,6 +261,7 @@ def _write_arrays(everything: Piece, directory: Path, *, row_len: int) -> None:
     ids, mask, lengths = everything.ids, everything.mask, everything.lengths.tolist()
     starts = np.cumsum([0, *lengths[:-1]], dtype=np.int64)
     bos = ids[0]
+    # Padding is the first token of the first conversation, so all must begin with it.
     assert (ids[starts] == bos).all(), "a conversation begins with another token than the first one"
     rows = assign_rows(lengths, row_len=row_len)
     with (
@@ -269,6 +270,7 @@ def _write_arrays(everything: Piece, directory: Path, *, row_len: int) -> None:
     ):
         for first in range(0, len(rows), _PIECE):
             some = rows[first : first + _PIECE]
+            # Filled with padding first; its mask stays 0.
             tokens = np.full((len(some), row_len), bos, dtype=ids.dtype)
             learnt = np.zeros((len(some), row_len), dtype=np.uint8)
             for row, members in enumerate(some):

@@ -103,5 +103,6 @@ def common_prompts(train: Split, test: Split) -> npt.NDArray[np.int64]:
 
 def prompt_digest(conversation: Conversation) -> int:
     """Return a 64-bit digest of the conversation's prompt."""
+    # surrogatepass: a dataset's text may contain lone surrogates.
     text = prompt_key(conversation).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())

@@ -156,6 +156,7 @@ def _published(
 ) -> tuple[Split, Split, dict[str, Any]]:
     counts = (dataset.num_train, dataset.num_test)
     wanted = [split for split, count in zip(SPLITS, counts, strict=True) if count != 0]
+    # A split of which no examples are wanted is not downloaded.
     revision = dataset.revision or task.dataset.revision
     here = download_dataset(task, revision, wanted, progress=progress)
     (train, train_rows), (test, test_rows) = (

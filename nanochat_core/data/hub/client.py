@@ -191,6 +191,7 @@ def _limit_patience() -> None:
 
 def _limit_request(request: Any) -> None:
     limits = request.extensions.get("timeout", {})
+    # Only limits that are None: the client sets its own for downloads.
     request.extensions["timeout"] = {
         kind: SECONDS_FOR_AN_ANSWER if limits.get(kind) is None else limits[kind]
         for kind in ("connect", "read", "write", "pool")
@@ -253,6 +254,7 @@ def _fetch_list(repository: str, commit: str) -> list[HubFile]:
         if files := _find_cached_tree(repository, commit):
             return files
         raise
+    # Without the cached list a later run only has to ask the Hub again.
     with contextlib.suppress(OSError):  # the cache may be read-only
         write_json(
             _list_path(repository, commit),

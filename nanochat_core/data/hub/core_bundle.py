@@ -147,6 +147,7 @@ def _check(entries: Sequence[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
 
 def _leads_elsewhere(name: str) -> bool:
     parts = name.split("/")
+    # Backslashes and drive letters ("c:") matter to Windows only, and no such bundle needs them.
     return name.startswith("/") or ".." in parts or "\\" in name or ":" in parts[0]
 
 

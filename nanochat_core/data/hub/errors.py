@@ -55,6 +55,7 @@ def seconds_to_wait(error: Exception, default: float) -> float:
     """Return the seconds of the server's Retry-After header, else `default`."""
     for cause in _causes(error):
         value = getattr(getattr(cause, "response", None), "headers", {}).get("Retry-After", "")
+        # The header may also be a date, which is ignored.
         if value.isdigit():
             return float(value)
     return default

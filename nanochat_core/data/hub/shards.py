@@ -50,6 +50,7 @@ def fetch_shards(
             f"{dataset.num_shards} are expected",
             hint="choose another commit with --set shards.revision=COMMIT",
         )
+    # The dataset's last shard is validation, whatever the number of training shards.
     numbers = [*range(config.num_shards), dataset.num_shards - 1]
     names = [shard_name(number) for number in numbers]
     if missing := [name for name in names if name not in by_path]:

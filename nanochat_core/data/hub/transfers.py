@@ -67,6 +67,7 @@ class Transfers(Generic[_Item, _Result]):
                 yield self._next()()
         finally:
             self._stop.set()
+            # One deadline for all threads, not one for each.
             end = time.monotonic() + _SECONDS_TO_END
             for thread in self._threads:
                 if thread.ident is not None:

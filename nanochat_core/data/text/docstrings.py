@@ -70,6 +70,7 @@ def read_sections(source: str, module: str) -> list[DocSection]:
         )
         if section.characters >= MIN_CLASS_CHARS:
             classes.append(section)
+        # A small class joins its module's document, with its signature as the first heading.
         elif section.entries:
             first, *rest = section.entries
             heading = first.heading or _signature(node, lines)
@@ -107,6 +108,7 @@ def split_text(paragraphs: Sequence[str], *, title: str) -> list[str]:
         if part and size + len(piece) > MAX_CHARS:
             documents.append("\n\n".join([title, *part]))
             part, size = [], 0
+        # A single piece may exceed the limit: a line is never split.
         part.append(piece)
         size += len(piece)
     if size >= MIN_CHARS:
@@ -198,6 +200,7 @@ def _signature(
     node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]
 ) -> str:
     """Return the source from `def` or `class` to the body, on one line."""
+    # Comments in a signature are cut off at two spaces and "#", as PEP 8 writes them.
     header = lines[node.lineno - 1 : node.body[0].lineno - 1]
     text = " ".join(line.partition("  #")[0].strip() for line in header).strip()
     if not text or len(text) > MAX_SIGNATURE_CHARS:

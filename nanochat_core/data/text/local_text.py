@@ -32,6 +32,7 @@ def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
             f"{folder} has no file to read", hint=f"one of these kinds: {', '.join(_READERS)}"
         )
     progress.start(len(paths), unit="file")
+    # The text is its own group, so that equal documents are never in both splits.
     for i, path in enumerate(paths, start=1):
         for text in _READERS[path.suffix](path):
             yield Document(text=text, group=text)
@@ -78,6 +79,7 @@ def _read_jsonl(path: Path) -> Iterator[str]:
                     f"{where} has a text that is a {type(text).__name__}",
                     hint="a text is a string; leave the line out if it has none",
                 )
+            # Parquet cannot store lone surrogates.
             yield text.encode("utf-8", "replace").decode()  # an escape can be a lone surrogate
 
 

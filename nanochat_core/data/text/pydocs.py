@@ -68,6 +68,7 @@ def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
     folders = _check_snapshot(config.snapshot)
     names = [entry.partition("==")[0] for entry in config.snapshot]
     sources = [source for name in names for source in _sources(name, folders.get(name))]
+    # Batches, as sending single files to a process would take longer than reading them.
     tasks = [sources[i : i + _FILES_PER_TASK] for i in range(0, len(sources), _FILES_PER_TASK)]
     seen: set[str] = set()
     progress.message(f"reading the documentation in {len(sources)} files of {len(names)} packages")
