@@ -75,10 +75,10 @@ def run(job: Job) -> dict[str, Any]:
     core: CoreScore | None = None
     if suite is not None:
 
-        def tell(examples: int) -> None:
+        def log(examples: int) -> None:
             progress.step(len(SPLITS) + examples, **_values(scores))
 
-        core = core_metric(model, tokenizer, suite, world=world, tell=tell)
+        core = core_metric(model, tokenizer, suite, world=world, log=log)
         failed = core.failed
         if core.core is not None:
             scores["core"] = core.core

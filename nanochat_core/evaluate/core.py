@@ -68,11 +68,11 @@ def core_metric(
     suite: CoreSuite,
     *,
     world: World,
-    tell: Callable[[int], None] = lambda done: None,
+    log: Callable[[int], None] = lambda done: None,
 ) -> CoreScore:
     """Evaluate `model`, in evaluation mode. All ranks share the work and return the same.
 
-    `tell` gets the number of examples done, an estimate with several ranks. A task fails
+    `log` gets the number of examples done, an estimate with several ranks. A task fails
     if one of its examples has no tokens to score.
     """
     sizes = [len(task.items) for task in suite.tasks]
@@ -103,7 +103,7 @@ def core_metric(
         start = int(firsts[number]) + places.start
         answers[start : start + len(places)] = torch.tensor(found)
         done += len(places) * world.size
-        tell(min(done, len(answers)))
+        log(min(done, len(answers)))
     device = model.lm_head.weight.device
     # Over the model's device, as NCCL sums no CPU tensors.
     everyone = world.sum(answers.to(device)).tolist()

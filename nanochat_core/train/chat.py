@@ -188,7 +188,7 @@ def make_rows(
         row_len=sequence_len + 1,  # the last token is only a target
         writes=world.local_rank == 0,
         barrier=world.barrier,
-        tell=log,
+        log=log,
     )
     scratch = job.directory / "scratch"
     return pack(train, directory=scratch / "train"), pack(held_out, directory=scratch / "held_out")

@@ -89,7 +89,7 @@ def conversation_rows(
     row_len: int,
     writes: bool = True,
     barrier: Callable[[], None] = lambda: None,
-    tell: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
     processes: int | None = None,
 ) -> ChatRows:
     """Return the rows of all conversations; one rank of each node writes them to `directory`.
@@ -98,7 +98,7 @@ def conversation_rows(
     `conversations` are pickled to other processes. Ranks that do not write wait without limit; if
     the writing rank fails, its launcher ends them. Rows of an earlier attempt in `directory` are
     reused: it must hold only rows of these conversations and this tokenizer, as a job's does.
-    `barrier` waits for every rank; `tell` gets a progress line every few seconds. Conversations
+    `barrier` waits for every rank; `log` gets a progress line every few seconds. Conversations
     longer than a row are truncated. The result depends neither on `processes` (None means all
     cores, if that is faster) nor on the rank that writes.
 
@@ -124,7 +124,7 @@ def conversation_rows(
         if processes == 1:
             work = partial(_render, Tokenizer.load(tokenizer), row_len)
         pieces = map_in_processes(work, parts, processes=processes)
-        pieces = _with_progress(pieces, len(conversations), f"packing {directory.name}", tell)
+        pieces = _with_progress(pieces, len(conversations), f"packing {directory.name}", log)
         write_rows(pieces, directory, row_len=row_len)
     # Polled rather than a barrier: a collective has a timeout, and packing may take longer.
     while not directory.exists():
@@ -133,17 +133,17 @@ def conversation_rows(
 
 
 def _with_progress(
-    pieces: Iterable[Piece], total: int, what: str, tell: Callable[[str], None]
+    pieces: Iterable[Piece], total: int, what: str, log: Callable[[str], None]
 ) -> Iterator[Piece]:
     """Yield the pieces; log how many conversations they have."""
-    tell(f"{what}: {total:,} conversations")
+    log(f"{what}: {total:,} conversations")
     done, logged = 0, time.monotonic()
     for piece in pieces:
         yield piece
         done += len(piece.lengths)
         if time.monotonic() - logged >= _TELL_SECONDS:
             logged = time.monotonic()
-            tell(f"{what}: {done:,} of {total:,} conversations")
+            log(f"{what}: {done:,} of {total:,} conversations")
 
 
 def _render(tokenizer: Tokenizer, row_len: int, conversations: Sequence[Conversation]) -> Piece:

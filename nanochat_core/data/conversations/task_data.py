@@ -76,7 +76,7 @@ def _find_made(dataset: DatasetConfig, scratch: Path, job: Job) -> dict[str, Any
         return None
     if tree["config"] != dataset.canonical() or tree["seed"] != job.config["seed"]:
         return None
-    return tree["told"]
+    return tree["entry"]
 
 
 def _make(dataset: DatasetConfig, scratch: Path, job: Job, progress: Progress) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _make(dataset: DatasetConfig, scratch: Path, job: Job, progress: Progress) -
     )
     shutil.rmtree(own)
     # After the dataset's files: this record means that they are complete.
-    tree = {"config": dataset.canonical(), "seed": job.config["seed"], "told": entry}
+    tree = {"config": dataset.canonical(), "seed": job.config["seed"], "entry": entry}
     write_json(scratch / f"{dataset.name}.json", tree)
     return entry
 

@@ -55,7 +55,7 @@ def download_dataset(
             commit,
             files,
             use=lambda file, path: (file.path, path),
-            tell=progress.message,
+            log=progress.message,
         )
     )
     return Downloaded(

@@ -95,11 +95,11 @@ def download_each(
     files: Sequence[HubFile],
     *,
     use: Callable[[HubFile, Path], _Result],
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Generator[_Result]:
     """Yield `use(file, path in the cache)` for each file as soon as it is downloaded.
 
-    Files are downloaded in parallel, in no order; `use` runs in the downloading threads, `tell`
+    Files are downloaded in parallel, in no order; `use` runs in the downloading threads, `log`
     gets progress lines in the caller's thread. Close the generator to stop early. Raises DataError
     as `download` does, and whatever `use` raises.
     """
@@ -108,7 +108,7 @@ def download_each(
         return use(file, download(repository, commit, file, on_bytes=on_bytes))
 
     size = sum(file.size for file in files)
-    return Transfers(work, files, size=size, tell=tell).results()
+    return Transfers(work, files, size=size, log=log).results()
 
 
 def find_fault(path: Path, file: HubFile) -> str | None:

@@ -50,7 +50,7 @@ def fetch_bundle(
     return {"url": url, "sha256": digest, "bytes": size, "files": files}
 
 
-def fetch_archive(url: str, *, validator: str | None, tell: Callable[[str], None]) -> str:
+def fetch_archive(url: str, *, validator: str | None, log: Callable[[str], None]) -> str:
     """Download the bundle unless the cached one has this validator; return its sha256.
 
     A validator of None matches no file. Raises DataError.
@@ -59,12 +59,12 @@ def fetch_archive(url: str, *, validator: str | None, tell: Callable[[str], None
     with _archive_lock(archive):
         if validator is None or downloaded_validator(archive) != validator:
             archive.unlink(missing_ok=True)
-        return _download(url, archive, None, tell)
+        return _download(url, archive, None, log)
 
 
-def _download(url: str, archive: Path, sha256: str | None, tell: Callable[[str], None]) -> str:
+def _download(url: str, archive: Path, sha256: str | None, log: Callable[[str], None]) -> str:
     try:
-        return download_file(url, archive, sha256=sha256, tell=tell)
+        return download_file(url, archive, sha256=sha256, log=log)
     except DataError as error:
         raise DataError(
             str(error), hint=f"{error.hint}; without it: --set task_data.core_bundle=null"

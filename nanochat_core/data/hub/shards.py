@@ -81,7 +81,7 @@ def fetch_shards(
 
     progress.start(len(wanted), unit="shard")
     found: dict[int, tuple[ShardFile, int]] = {}
-    transfers = Transfers(fetch, range(len(wanted)), size=size, tell=progress.message)
+    transfers = Transfers(fetch, range(len(wanted)), size=size, log=progress.message)
     with contextlib.closing(transfers.results()) as results:
         for number, shard, blanks in results:
             found[number] = (shard, blanks)

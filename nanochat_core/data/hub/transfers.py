@@ -23,7 +23,7 @@ def ignore_bytes(count: int) -> None:
 
 
 class Transfers(Generic[_Item, _Result]):
-    """Calls of `function` for every item, in threads; `tell` gets a progress line now and then.
+    """Calls of `function` for every item, in threads; `log` gets a progress line now and then.
 
     `function` also gets an `OnBytes`, which raises in it to stop it. A thread that hangs in the
     network is abandoned after a short wait: threads are daemons, and end with the process.
@@ -35,12 +35,12 @@ class Transfers(Generic[_Item, _Result]):
         items: Sequence[_Item],
         *,
         size: int,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self._function = function
         self._items = items
         self._size = size  # bytes of all items
-        self._tell = tell
+        self._log = log
         self._todo: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Callable[[], _Result]] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -109,7 +109,7 @@ class Transfers(Generic[_Item, _Result]):
             return
         self._logged = now
         speed = self._count / (now - self._began) / 1e6
-        self._tell(
+        self._log(
             f"downloaded {self._count / 1e6:,.0f} of {self._size / 1e6:,.0f} MB, {speed:.1f} MB/s"
         )
 

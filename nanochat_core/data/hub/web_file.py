@@ -30,7 +30,7 @@ class _TryAgain(Exception):
         self.wait = wait
 
 
-def download_file(url: str, path: Path, *, sha256: str | None, tell: Callable[[str], None]) -> str:
+def download_file(url: str, path: Path, *, sha256: str | None, log: Callable[[str], None]) -> str:
     """Download `url` to `path` unless it is there; return its sha256.
 
     A partial download stays beside `path`, and the next call resumes it if the server still has the
@@ -46,7 +46,7 @@ def download_file(url: str, path: Path, *, sha256: str | None, tell: Callable[[s
     part = path.with_name(f"{path.name}.part")
     digest = ""
     for _ in range(2):
-        _complete(url, part, tell)
+        _complete(url, part, log)
         digest = _digest(part)
         if sha256 in (None, digest):
             # The record first: a file without one would be downloaded again, a record without its
@@ -113,14 +113,14 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _complete(url: str, part: Path, tell: Callable[[str], None]) -> None:
+def _complete(url: str, part: Path, log: Callable[[str], None]) -> None:
     """Download until the file is complete, retrying transient failures. Raises DataError."""
     failures = 0
     with httpx.Client(timeout=_TIMEOUT, follow_redirects=True) as client:
         while True:
             before = _size(part)
             try:
-                return _fetch_rest(client, url, part, tell)
+                return _fetch_rest(client, url, part, log)
             except (_TryAgain, httpx.TransportError) as error:
                 # Only failures without progress count, so a slow line cannot exhaust the retries.
                 failures = 1 if _size(part) > before else failures + 1
@@ -138,7 +138,7 @@ def _complete(url: str, part: Path, tell: Callable[[str], None]) -> None:
                 ) from error
 
 
-def _fetch_rest(client: httpx.Client, url: str, part: Path, tell: Callable[[str], None]) -> None:
+def _fetch_rest(client: httpx.Client, url: str, part: Path, log: Callable[[str], None]) -> None:
     """Request the missing bytes once. Raises DataError if a retry cannot help, else _TryAgain."""
     mark = part.with_name(f"{part.name}.json")
     start, (validator, expected) = _size(part), _read_mark(mark)
@@ -164,13 +164,13 @@ def _fetch_rest(client: httpx.Client, url: str, part: Path, tell: Callable[[str]
         with part.open("r+b" if start else "wb") as file:
             file.seek(start)
             file.truncate()
-            _copy(answer, file, start, total, tell)
+            _copy(answer, file, start, total, log)
     if total is not None and _size(part) != total:
         raise _TryAgain(f"it ended after {_size(part):,} of {total:,} bytes")
 
 
 def _copy(
-    answer: httpx.Response, file: Any, done: int, total: int | None, tell: Callable[[str], None]
+    answer: httpx.Response, file: Any, done: int, total: int | None, log: Callable[[str], None]
 ) -> None:
     began = logged = time.monotonic()
     first = done
@@ -183,7 +183,7 @@ def _copy(
             logged = now
             size = "" if total is None else f" of {total / 1e6:,.0f}"
             speed = (done - first) / (now - began) / 1e6
-            tell(f"downloaded {done / 1e6:,.0f}{size} MB, {speed:.1f} MB/s")
+            log(f"downloaded {done / 1e6:,.0f}{size} MB, {speed:.1f} MB/s")
 
 
 def _total(answer: httpx.Response, start: int) -> int | None:

@@ -275,7 +275,7 @@ def test_packing_tells_how_many_conversations_are_packed(
     monkeypatch.setattr(chat_rows, "_TELL_SECONDS", 0.0)
     told = []
     for _ in range(2):  # the second time there is nothing to pack
-        conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64, tell=told.append)
+        conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64, log=told.append)
     assert told == [
         "packing rows: 120 conversations",
         "packing rows: 50 of 120 conversations",
@@ -287,7 +287,7 @@ def test_packing_tells_how_many_conversations_are_packed(
 def test_a_line_comes_every_few_seconds_only(talk, tokenizer_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(chat_rows, "_PIECE", 50)
     told = []
-    conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64, tell=told.append)
+    conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64, log=told.append)
     assert told == ["packing rows: 120 conversations"]
 
 

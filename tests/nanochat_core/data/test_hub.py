@@ -347,7 +347,7 @@ def test_several_files_come_at_a_time_and_are_counted(hub: HubServer, monkeypatc
     told: list[str] = []
     files = list_files(REPOSITORY, "main", ["*"])[1]
     found = dict(
-        download_each(REPOSITORY, commit, files, use=lambda f, p: (f.path, p), tell=told.append)
+        download_each(REPOSITORY, commit, files, use=lambda f, p: (f.path, p), log=told.append)
     )
     assert {name: path.read_bytes() for name, path in found.items()} == {
         f"{i}.parquet": BIG[i:] for i in range(6)
@@ -363,7 +363,7 @@ def test_the_first_error_ends_the_other_downloads(hub: HubServer):
     files = list_files(REPOSITORY, "main", ["*"])[1]
     began = time.monotonic()
     with pytest.raises(DataError, match=r"refuses 0\.parquet"):
-        list(download_each(REPOSITORY, commit, files, use=lambda f, p: p, tell=print))
+        list(download_each(REPOSITORY, commit, files, use=lambda f, p: p, log=print))
     assert time.monotonic() - began < 4  # 1.parquet would take 6 seconds
     assert not [t for t in threading.enumerate() if t.name.startswith("transfer-")]
 
@@ -372,7 +372,7 @@ def test_a_download_that_is_left_ends_soon_and_leaves_no_half_file(hub: HubServe
     commit = hub.add(REPOSITORY, {f"{i}.parquet": BIG[i:] for i in range(3)})
     hub.slow("1.parquet", 0.5)
     files = list_files(REPOSITORY, "main", ["*"])[1]
-    results = download_each(REPOSITORY, commit, files, use=lambda f, p: f.path, tell=print)
+    results = download_each(REPOSITORY, commit, files, use=lambda f, p: f.path, log=print)
     assert next(results) in ("0.parquet", "2.parquet")
     assert half_files(hub)
     began = time.monotonic()

@@ -28,8 +28,8 @@ def waits(monkeypatch):
     return slept
 
 
-def fetch(web, directory, *, sha256=None, tell=lambda text: None):
-    return download_file(web.url, directory / "b.zip", sha256=sha256, tell=tell)
+def fetch(web, directory, *, sha256=None, log=lambda text: None):
+    return download_file(web.url, directory / "b.zip", sha256=sha256, log=log)
 
 
 def names(directory):
@@ -149,7 +149,7 @@ def test_nobody_there_is_a_named_error(tmp_path, waits):
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
     with pytest.raises(DataError, match=f"http://127.0.0.1:{port}/x cannot be downloaded: ") as e:
-        download_file(f"http://127.0.0.1:{port}/x", tmp_path / "x", sha256=None, tell=print)
+        download_file(f"http://127.0.0.1:{port}/x", tmp_path / "x", sha256=None, log=print)
     assert waits == list(web_file.WAITS)
     assert "run again" in (e.value.hint or "")
 
@@ -157,11 +157,11 @@ def test_nobody_there_is_a_named_error(tmp_path, waits):
 @pytest.mark.parametrize("url", ["ftp://a/b.zip", "bundle.zip", "file:///etc/passwd", ""])
 def test_an_address_is_one_of_the_web(url, tmp_path):
     with pytest.raises(DataError, match="is no address of a file"):
-        download_file(url, tmp_path / "x", sha256=None, tell=print)
+        download_file(url, tmp_path / "x", sha256=None, log=print)
 
 
 def test_how_far_it_is_is_told(web, tmp_path, monkeypatch):
     monkeypatch.setattr(web_file, "SECONDS_BETWEEN_LINES", 0.0)
     told = []
-    fetch(web, tmp_path, tell=told.append)
+    fetch(web, tmp_path, log=told.append)
     assert told[-1].startswith("downloaded 0 of 0 MB, ")

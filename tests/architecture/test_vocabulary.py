@@ -1,0 +1,73 @@
+"""Docstrings, comments, messages and docs use the words of the field: a reader can search them."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.architecture.test_files import PACKAGES, ROOT, named, python_files
+
+# A private word, and the field's word for it.
+INSTEAD_OF = {
+    r"told|tells?|telling": "report, log, notify, return",
+    r"whoever": "caller, owner, client",
+    r"nobody|somebody": "no process, another process",
+    r"goes on|go on|went on|going on|gone on": "continue, resume",
+    r"judge[sd]?|judging|judgement": "evaluate, score, grade",
+    r"by hand": "manually, or the command",
+    r"made up": "synthetic",
+}
+PRIVATE = re.compile(rf"\b({'|'.join(INSTEAD_OF)})\b", re.IGNORECASE)
+NO_VERB = re.compile(r"(What|Whether|Who|How|Where|When|Which)\b")
+MOST_WITHOUT_VERB = 0.02  # of all docstrings
+# Where a word is right all the same: file -> (words, reason).
+ALLOWED: dict[str, tuple[set[str], str]] = {}
+HISTORY = ("docs/LOG.md", "docs/decisions/")  # never rewritten
+
+
+def prose_of(path: Path) -> Iterator[str]:
+    """Lines of comments and strings of a Python file; all lines of any other."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield from text.splitlines()
+        return
+    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in kinds:
+            yield from token.string.splitlines()
+
+
+def private_words(path: Path) -> set[str]:
+    return {match[0].lower() for line in prose_of(path) for match in PRIVATE.finditer(line)}
+
+
+def docstrings() -> list[str]:
+    trees = [ast.parse(path.read_text()) for path in python_files(*PACKAGES)]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [n for tree in trees for n in ast.walk(tree) if isinstance(n, documented)]
+    return [text for node in nodes if (text := ast.get_docstring(node))]
+
+
+def test_source_and_docs_use_the_words_of_the_field() -> None:
+    docs = [p for p in sorted((ROOT / "docs").rglob("*.md")) if not named(p).startswith(HISTORY)]
+    found = {
+        named(path): words - ALLOWED.get(named(path), (set[str](), ""))[0]
+        for path in [*python_files(*PACKAGES), *docs, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+        if (words := private_words(path))
+    }
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_the_list_of_exceptions_is_short_and_current() -> None:
+    assert len(ALLOWED) <= 30
+    for name, (words, reason) in ALLOWED.items():
+        assert reason
+        assert words <= private_words(ROOT / name), name
+
+
+def test_docstrings_begin_with_what_the_function_does() -> None:
+    texts = docstrings()
+    without = [text.splitlines()[0] for text in texts if NO_VERB.match(text)]
+    assert len(without) <= MOST_WITHOUT_VERB * len(texts), without
