@@ -77,6 +77,7 @@ def january_run(
     )
     model = january_model(depth, sequence_len=sequence_len, vocab_size=vocab_size)
     constants = numerics(precision, era=JANUARY_5.first_day)
+    # Of all parameters, embeddings included, unlike today's recipe.
     tokens = TOKENS_PER_PARAM * scaling.num_params(model, constants)
     characters = tokens * scaling.CHARS_PER_TOKEN
     return dataclasses.replace(

@@ -153,6 +153,7 @@ def distinct(
             misses = 0
             yield example
             continue
+        # A stream cannot say that it has no more, so many repeats in a row are taken as its end.
         misses += 1
         if misses == _REPEATS_IN_A_ROW:
             raise TaskError(

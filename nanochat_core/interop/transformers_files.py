@@ -57,6 +57,7 @@ def write_transformers_model(
         )
     is_january = _is_january(model)
     config = _january_config(model) if is_january else _own_config(model)
+    # Padding needs an id, and ours has none of its own: <|assistant_end|> is masked there anyway.
     special = tokenizer.special
     config |= {
         "dtype": str(dtype).removeprefix("torch."),
@@ -95,6 +96,7 @@ def _is_january(model: GPT) -> bool:
     config, values = model.config, model.numerics
     plain = not (config.residual_scalars or config.value_embeds or config.smear or config.backout)
     whole = all(window >= config.sequence_len for window in config.windows)
+    # NanoChatForCausalLM has no windows, no optional parts, and no scale after QK-norm.
     return plain and whole and values.qk_scale == 1.0
 
 

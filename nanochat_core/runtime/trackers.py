@@ -30,6 +30,7 @@ def following(job: Job, *, active: bool) -> Generator[None]:
     if not (active and job.resources.sinks):
         yield
         return
+    # Daemons, so that a service that does not answer cannot keep the process alive.
     ended = threading.Event()
     threads = [
         threading.Thread(

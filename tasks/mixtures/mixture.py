@@ -41,6 +41,7 @@ def mixture(tasks: Sequence[tuple[Task, int]], seed: int) -> View:
     """
     joined = sequence(tasks)
     places = array("q", range(len(joined)))  # 8 bytes per example: there may be millions
+    # Indices are shuffled, not examples, which stay in their files until they are read.
     random.Random(seed).shuffle(places)
     return View(joined, places)
 

@@ -169,7 +169,7 @@ def test_another_installation_is_refused(tmp_path, demo, entry, complaint):
 
 def test_an_installation_that_lists_no_files_is_refused(tmp_path, demo):
     (demo / "demo_text-1.0+cpu.dist-info" / "RECORD").unlink()
-    with pytest.raises(DataError, match="installation of demo-text does not say"):
+    with pytest.raises(DataError, match="installation of demo-text has no list"):
         documents(tmp_path, "demo-text==1.0")
 
 
