@@ -35,7 +35,7 @@ def check(candidate):
 CHECK = Check(setup="def add(a, b):\n    '''The sum.'''\n", test=TESTS, entry_point="add")
 WRONG = "def add(a, b): return 0"
 ROOT = Path(__file__).parents[3]
-COPIED = ("tasks/*.py", "tests/tasks/sandbox_*.py", "tests/campaigns/security/*.py")
+COPIED = ("tasks/**/*.py", "tests/tasks/sandbox_*.py", "tests/campaigns/security/*.py")
 WALLS = ("bubblewrap", "landlock")
 ORDINARY_USER = 65534
 NO_SUCH_WALL = 3  # exit status
