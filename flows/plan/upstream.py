@@ -241,7 +241,7 @@ def _ask_web(url: str, last: Resolved | None, log: Log, *, plan: bool) -> Resolv
         _report_unresolved(url, "its sha256 is computed when a run downloads it", log)
         return None
     try:
-        digest = fetch_archive(url, validator=validator, tell=log)
+        digest = fetch_archive(url, validator=validator, log=log)
     except DataError as error:
         if last is None:
             raise
