@@ -78,7 +78,7 @@ from nanochat_core.runtime.progress import Progress
 def run(job):
     Progress(job.events).start(1, unit="file")
     download_file(Path(job.config["address"]).read_text(), job.directory / "file",
-                  sha256=None, tell=print)
+                  sha256=None, log=print)
 """
 MOVES_INSIDE_A_FILE = """
 import time
