@@ -22,7 +22,7 @@ from deployments.automations import (
     recovery,
     remove_automations,
 )
-from deployments.evals import Recurring, deployment_of
+from deployments.evals import Recurring, deployment_of, read_recurring
 from deployments.pools import CPU, GPU, POOLS, TRAIN, Pool, ensure_pool
 from deployments.registry import Wanted, register
 from infra.prefect.supervisor.runs import AUTO_RESUME
@@ -99,13 +99,17 @@ def deploy_all(
         known = {item.name for item in POOLS} | {*pools, *_names(registered, ONE_STAGE)}
         all_pools = [*POOLS, *(_more(name) for name in sorted(known - {p.name for p in POOLS}))]
         wanted = list(_wanted(all_pools))
+        # Made by `nanochat evals schedule`; their entrypoint and form follow the code all the same.
+        names = {item.full_name for item in wanted}
+        scheduled = [deployment_of(item) for item in read_recurring()]
+        scheduled = [item for item in scheduled if item.full_name not in names]
         automations = recovery(waiting or Waiting())
         if webhook is not None:
             automations += alerts(webhook, pools=[pool.name for pool in all_pools])
         # Pools first: the server refuses a deployment whose pool does not exist.
         changed = [
             *(pool.name for pool in all_pools if ensure_pool(client, pool)),
-            *(item.full_name for item in wanted if register(client, item)),
+            *(item.full_name for item in (*wanted, *scheduled) if register(client, item)),
             *(item.name for item in automations if ensure_automation(client, item)),
         ]
         removed = [name for name in registered if name not in {w.full_name for w in wanted}]

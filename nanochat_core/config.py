@@ -26,7 +26,7 @@ class NumericsConfig(Section):
     qk_scale: float = within(1e-6, 1e6)  # both q and k are multiplied by it after QK-norm
     softcap: float = within(1e-3, 1e6)  # logits = softcap * tanh(logits / softcap)
     gate_scale: float = within(-1e6, 1e6)  # the value-embedding gate is gate_scale * sigmoid(...)
-    gate_channels: int = within(1, MOST_WIDTH)  # the gate reads this many of its input's
+    gate_channels: int = within(1, MOST_WIDTH)  # the gate reads so many, from the first on
     smear_channels: int = within(1, MOST_WIDTH)
     norm_eps: float = within(0.0, 1.0)
     # Initial weights: the embedding's standard deviation, c_fc's bound as a share of the other

@@ -13,7 +13,7 @@ import psutil
 from nanochat_core.job import write_json
 from nanochat_core.runtime.process_start import find_process, this_process
 
-FORMAT = 2
+FORMAT = 3
 _SECONDS_TO_BEGIN = 60.0  # another machine takes a lost run over later than that
 
 State: TypeAlias = Literal["starting", "registering", "ready", "stopping", "failed"]

@@ -83,7 +83,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
             )
         first_loss = state["first_loss"] if start else evaluate(0)
         # A checkpoint is saved before its state is evaluated: the job may have ended in between.
-        if checkpointer.is_validated(start, num_steps):
+        if checkpointer.validates_after(start, num_steps):
             evaluate(start)
         loop.start_steps()
         feed = prefetch(take_step, start=start, stop=num_steps, device=loop.device)

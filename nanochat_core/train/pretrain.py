@@ -63,7 +63,7 @@ def run(job: Job) -> dict[str, Any]:
         started = time.monotonic()
         first_bpb = state["first_bpb"] if start else evaluate(0)
         # A checkpoint is saved before its state is evaluated: the job may have ended in between.
-        if checkpointer.is_validated(start, num_steps):
+        if checkpointer.validates_after(start, num_steps):
             evaluate(start)
         loop.start_steps()
         for step, (tokens,) in prefetch(take, start=start, stop=num_steps, device=loop.device):

@@ -93,7 +93,7 @@ def run(job: Job) -> dict[str, Any]:
         if not start:
             state = {"first_score": evaluate(0)["pass_at_1"], "rewards": [], "samples": []}
         # A checkpoint is saved before its state is evaluated: the job may have ended in between.
-        if checkpointer.is_validated(start, num_steps):
+        if checkpointer.validates_after(start, num_steps):
             evaluate(start)
         loop.start_steps()
         for step in range(start, num_steps):

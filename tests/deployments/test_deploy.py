@@ -155,6 +155,25 @@ def test_what_is_out_of_date_is_repaired(deploy: Callable[..., Any], api: Prefec
     deploy()
 
 
+def test_the_schedule_of_another_model_follows_the_code_and_keeps_its_own_settings(
+    deploy: Callable[..., Any], api: PrefectApi
+) -> None:
+    from deployments.evals import Recurring, apply
+
+    deploy()
+    apply(Recurring(model="sft@other", cron="0 4 * * *", paused=False, environment={"A": "b"}))
+    found = api.deployment("nanochat-eval/sft-other")
+    api.patch(f"/deployments/{found['id']}", {"entrypoint": "flows.old.nanochat_eval"})
+    assert deploy().changed == ("nanochat-eval/sft-other",)
+    now = api.deployment("nanochat-eval/sft-other")
+    assert now["entrypoint"] == found["entrypoint"]
+    kept = ("paused", "parameters", "job_variables")
+    assert {name: now[name] for name in kept} == {name: found[name] for name in kept}
+    assert now["schedules"][0]["schedule"]["cron"] == "0 4 * * *"
+    assert deploy().changed == ()
+    api.delete(f"/deployments/{found['id']}")
+
+
 def test_what_an_older_version_registered_is_removed_and_nothing_of_anybody_else(
     deploy: Callable[..., Any], api: PrefectApi
 ) -> None:

@@ -320,10 +320,12 @@ def test_no_stage_imports_by_computed_names(stage: str):
 
 def test_every_data_file_beside_a_task_is_named_by_a_module():
     """A file that decides results and that nobody names would be left out of the fingerprint."""
-    sources = [path.read_text() for path in (REPOSITORY / "tasks").glob("*.py")]
-    for path in (REPOSITORY / "tasks").iterdir():
-        if path.is_file() and path.suffix not in (".py", ".pyc"):
-            assert any(f'"{path.name}"' in source for source in sources), path
+    files = [path for path in (REPOSITORY / "tasks").rglob("*") if path.is_file()]
+    data = [path for path in files if path.suffix not in (".py", ".pyc")]
+    assert len(data) > 3
+    for path in data:
+        sources = [module.read_text() for module in path.parent.glob("*.py")]
+        assert any(f'"{path.name}"' in source for source in sources), path
 
 
 def test_the_cache_gives_the_same_answers_and_sees_every_edit(mini: Path, tmp_path: Path):

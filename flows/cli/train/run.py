@@ -79,7 +79,7 @@ def run(
         check_room(where.home_path)
     # Up to date but not recorded: another run made these artifacts. The flow then only writes the
     # record, so that names such as sft@tiny find them.
-    elif is_recorded(store, profile, planned):
+    elif workers.pool is None and is_recorded(store, profile, planned):
         print_lines([render(planned)[-1], *_results(find_report(planned, store, where.cache))])
         print_lines(_next(profile, place))
         return 0

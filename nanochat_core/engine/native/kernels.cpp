@@ -1,4 +1,4 @@
-// Inference on a CPU with AVX-512, BF16 and VNNI, for native_runner.py: passes, drawing, decoding.
+// Inference on a CPU with AVX-512, BF16 and VNNI, for runner.py: passes, drawing, decoding.
 //
 // A row is (token, the token before it, position, slot). All layers of a pass are one call. In each
 // layer every row writes its key and value into its slot's pages, then attends over them: whether

@@ -1,4 +1,4 @@
-// What native_runner.py hands over, and what an engine of any form of numbers keeps.
+// What runner.py hands over, and what an engine of any form of numbers keeps.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 #include "kernels_draw.h"
 #include "kernels_matrix.h"
 
-// native_runner.py's structures of the same names; all pointers stay its own.
+// The structures of runner.py and weights.py; all pointers stay its own.
 struct LayerSpec {
   Matrix qkv, attention_out, fc, mlp_out;
   const void* value_embed;  // (V, kv heads * head width), or null

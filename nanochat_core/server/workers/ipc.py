@@ -36,7 +36,7 @@ class Spec:
     directory: str
     device: str  # "cpu", "cuda:0", ...
     num_threads: int
-    precision: str  # see engine/runners.py
+    precision: str  # see engine/runners/choose.py
     num_slots: int  # answers written at the same time
 
 
@@ -48,7 +48,7 @@ class ModelFacts:
     sequence_len: int
     num_slots: int
     precision: str
-    runner: str  # what computes, see engine/runners.py
+    runner: str  # what computes, see engine/runners/choose.py
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,7 +91,7 @@ class Checkpointer:
         self._resumed_step = found.step
         return found.step, found.state
 
-    def is_validated(self, done: int, total: int) -> bool:
+    def validates_after(self, done: int, total: int) -> bool:
         """Return whether the loop evaluates after `done` steps, other than at its two ends.
 
         A loop asks this after `resume` too: the state was saved before it was evaluated, and the
@@ -104,7 +104,7 @@ class Checkpointer:
         """Save if a save is due, after the last step, and before the loop evaluates.
 
         Returns whether to evaluate now. Where the job ends first, the loop does it after `resume`
-        (`is_validated`). Raises Interrupted, saved, when any rank was asked to stop, and what an
+        (`validates_after`). Raises Interrupted, saved, when any rank was asked to stop, and what an
         earlier save failed with.
         """
         self._allowance.close()
@@ -114,7 +114,7 @@ class Checkpointer:
         stopping, due = self._world.any_of(STOP.requested, self._is_due(done))
         if self._writing is not None and self._writing.ended:
             self._wait()  # at once; raises what a save failed with, at the next step
-        validates = self.is_validated(done, total)
+        validates = self.validates_after(done, total)
         if stopping or due or validates or done == total:
             self._metrics.sync()  # a state whose loss is broken is not saved
             # While the loss is far above its level the state may be broken already.

@@ -168,9 +168,9 @@ def test_a_loop_that_evaluates_has_saved_before(job: Job) -> None:
 
 def test_the_ends_of_a_loop_are_evaluated_without_being_asked_for(job: Job) -> None:
     checkpointer, _ = make_checkpointer(with_resources(job, eval_every_steps=3), Owner())
-    assert [done for done in range(10) if checkpointer.is_validated(done, 9)] == [3, 6]
+    assert [done for done in range(10) if checkpointer.validates_after(done, 9)] == [3, 6]
     never, _ = make_checkpointer(job, Owner())
-    assert not any(never.is_validated(done, 9) for done in range(10))
+    assert not any(never.validates_after(done, 9) for done in range(10))
 
 
 def test_a_state_that_was_resumed_may_be_the_best(job: Job) -> None:
