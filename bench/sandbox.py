@@ -12,15 +12,15 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tasks.base import Conversation
-from tasks.sandbox.backends import Way, programs, ways
+from tasks.sandbox.backends import Backend, find_backends
 from tasks.sandbox.humaneval_grader import MEMORY_MB, SECONDS, are_correct, check_of, program_of
-from tasks.sandbox.pool import usable_cpus
 from tasks.sandbox.process import run_in
 
 NUM_PROBLEMS = 164
@@ -57,21 +57,11 @@ def problem(i: int) -> tuple[Conversation, str]:
     return asked, f"```python\n{prompt}{BODY}```"
 
 
-def judge_in(way: Way, *, with_check: bool) -> bool:
-    """Whether the first problem's answer passes, in two sandboxes or all in one."""
+def judge_in(backend: Backend) -> bool:
+    """Whether the first problem's answer passes."""
     conversation, answer = problem(0)
     program, check = program_of(conversation, answer), check_of(conversation)
-    if not with_check:
-        program += f"{TEST}\ncheck(below_zero_0)\n"
-    verdict = run_in(
-        way,
-        program,
-        check=check if with_check else None,
-        seconds=SECONDS,
-        memory_mb=MEMORY_MB,
-        stop=None,
-    )
-    return verdict.passed
+    return run_in(backend, program, check, seconds=SECONDS, memory_mb=MEMORY_MB).passed
 
 
 def open_peer() -> Callable[[int], bool] | None:
@@ -108,14 +98,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What judging a program of a model costs.")
     parser.add_argument("--rounds", type=int, default=30)
     rounds = parser.parse_args().rounds
-    found = {w.kind: w for w in ways(programs()) if not isinstance(w, str)}
-    python = [*next(iter(found.values())).python.split(), "-I", "-S", "-c", "pass"]
+    found = [backend for backend in find_backends() if not isinstance(backend, str)]
+    python = [sys.executable, "-I", "-S", "-c", "pass"]
     cases: dict[str, Callable[[], object]] = {
         "an interpreter that does nothing": lambda: subprocess.run(python, env={}, check=True),
     }
-    for kind, way in found.items():
-        cases[f"{kind}, tests within"] = lambda way=way: judge_in(way, with_check=False)
-        cases[f"{kind}, program and tester"] = lambda way=way: judge_in(way, with_check=True)
+    for backend in found:
+        cases[backend.kind] = lambda backend=backend: judge_in(backend)
     if peer := open_peer():
         cases["nanochat's execute_code"] = lambda: peer(0)
     times: dict[str, list[float]] = {name: [] for name in cases}
@@ -131,7 +120,7 @@ def main() -> None:
         whole["nanochat"] = timed(lambda: all(peer(i) for i in range(NUM_PROBLEMS)))
     for name, milliseconds in whole.items():
         print(f"{NUM_PROBLEMS} problems, {name:<21} {milliseconds / 1e3:6.2f} s")
-    print(json.dumps({"cpus": usable_cpus(), "one": told, "all": whole}))
+    print(json.dumps({"cpus": len(os.sched_getaffinity(0)), "one": told, "all": whole}))
 
 
 if __name__ == "__main__":

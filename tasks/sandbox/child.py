@@ -1,27 +1,25 @@
-"""The code that runs inside the sandbox: a whole program, or one of the two processes of a check.
+"""The code that runs inside the sandbox: a program, or the tester that checks one.
 
-`tasks.sandbox.run` passes this file, compiled, to an interpreter (`python -c`), whichever is
+`tasks.sandbox.process` passes this file, compiled, to an interpreter (`python -c`), whichever is
 installed: it imports nothing of ours, no site packages, and of the standard library only built-in
-modules, as importing `json` takes as long as starting the interpreter. Standard input has the
-length of an order in bytes and a newline, then the order as JSON: `limits`, which are set before
-anything else, and one of
+modules, as importing `json` takes as long as starting the interpreter. Standard input has an order
+as JSON: `limits` and `confine`, which are applied before anything else, the pipe `life`, and
 
-    {"role": "program", "program": source, "verdict": fd}
-    {"role": "candidate", "program": source, "requests": fd, "replies": fd}
-    {"role": "tester", "setup": source, "test": source, "entry_point": name,
+    {"program": source, "requests": fd, "replies": fd}
+    {"setup": source, "test": source, "entry_point": name,
      "requests": fd, "replies": fd, "verdict": fd}
 
-A process with `verdict` gets a nonce after the order, and writes one line to `verdict`: the nonce,
-or `!` and a reason. A tester's requests and a candidate's replies are lines of JSON. The first
-reply lists the names that the program defined, each further one has the result of a call. Values
-are copied as plain built-in types (see `encoded`), so no object of the program's, such as one that
-equals everything, takes part in a comparison.
+The second is the tester's. It reads a nonce from `life` at the end, and writes one line to
+`verdict`: the nonce, or `!` and a reason. Its requests and the program's replies are lines of JSON.
+The first reply lists the names that the program defined, each further one has the result of a call.
+Values are copied as plain built-in types (see `plain`), so no object of the program's, such as one
+that equals everything, takes part in a comparison.
 """
 
 import builtins
 import posix
 import sys
-from _json import encode_basestring_ascii, make_scanner  # the C parts of `json`
+from _json import encode_basestring_ascii, make_encoder, make_scanner  # the C parts of `json`
 
 MAX_LINE = 4 << 20  # bytes of one request or reply
 MAX_ITEMS = 1 << 20  # of an iterator that is copied
@@ -31,61 +29,52 @@ NAME = "__main__"  # a program's `__name__`, so that its main block runs, as in 
 
 def main():
     """Execute the order on standard input, write the verdict, and end the process."""
-    order = parsed(_read(0, int(_read_line(0))))
+    order = parsed(_read_all(0))
+    _empty_input()
     fault = ""
     try:
         _set_limits(order["limits"])
-        globals()["confine"](order["confine"])  # tasks.sandbox.landlock, passed with this file
-        ROLES[order["role"]](order)
+        globals()["confine"](order["confine"], order["life"])  # tasks.sandbox.landlock
+        run = run_tester if "verdict" in order else run_program
+        run(order)
     except BaseException as error:  # noqa: BLE001 (SystemExit too: the check was not reached)
         fault = "! " + ": ".join(filter(None, described(error)))
     if "verdict" in order:
-        line = f"{fault}\n".encode("ascii", "replace") if fault else _read_line(order["nonce"])
-        # The nonce is still unread in the pipe: code that ran before had to find it there.
-        posix.write(order["verdict"], line)
+        nonce = posix.read(order["life"], 100)
+        _write(order["verdict"], f"{fault}\n".encode("ascii", "replace") if fault else nonce)
     # Not sys.exit: exit handlers of the program must not run.
     posix._exit(1 if fault else 0)
 
 
 def run_program(order):
-    """Run a whole program that contains its own tests."""
-    _hide_input(order)
-    exec(compile(order["program"], "<program>", "exec"), {"__name__": NAME})
-    _flush()
-
-
-def run_candidate(order):
     """Run a program, then execute requested calls of its functions until the pipe is closed."""
-    _hide_input(order)
     replies = order["replies"]
     names: dict = {"__name__": NAME}
     try:
         exec(compile(order["program"], "<program>", "exec"), names)
-        first = f'{{"names":{encoded([name for name in names if isinstance(name, str)])}}}'
+        first = line_of({"names": [name for name in names if isinstance(name, str)]})
     except BaseException as error:  # noqa: BLE001
         first = _error(error)
     _flush()
-    _write_line(replies, first)
+    _write(replies, first)
     with open(order["requests"], "rb") as requests:
         for line in requests:
             request = parsed(line)
             try:
                 args = [decoded(value) for value in request["args"]]
                 kwargs = {key: decoded(value) for key, value in request["kwargs"].items()}
-                reply = f'{{"value":{encoded(names[request["name"]](*args, **kwargs))}}}'
+                reply = line_of({"value": plain(names[request["name"]](*args, **kwargs))})
             except BaseException as error:  # noqa: BLE001
                 reply = _error(error)
             _flush()
-            _write_line(replies, reply)
+            _write(replies, reply)
 
 
 def run_tester(order):
-    """Run a test's `check` on a stand-in for the entry point, which calls the candidate.
+    """Run a test's `check` on a stand-in for the entry point, which calls the program.
 
     Of the setup's functions the test has only those that the program defines too.
     """
-    _hide_input(order)
-    requests = order["requests"]
     with open(order["replies"], "rb") as replies:
 
         def reply():
@@ -99,14 +88,16 @@ def run_tester(order):
                 kind = getattr(builtins, name, None)
                 if isinstance(kind, type) and issubclass(kind, Exception):
                     raise kind(message)
-                raise RuntimeError(message)
+                raise RuntimeError(f"{name}: {message}" if message else name)
             return answer
 
         def stand_in(*args, **kwargs):
-            given = ",".join(encoded(value) for value in args)
-            named = ",".join(f"{encoded(key)}:{encoded(kwargs[key])}" for key in kwargs)
-            name = encoded(order["entry_point"])
-            _write_line(requests, f'{{"name":{name},"args":[{given}],"kwargs":{{{named}}}}}')
+            request = {
+                "name": order["entry_point"],
+                "args": [plain(value) for value in args],
+                "kwargs": {key: plain(value) for key, value in kwargs.items()},
+            }
+            _write(order["requests"], line_of(request))
             return decoded(reply()["value"])
 
         defined = set(reply()["names"])
@@ -122,52 +113,40 @@ def run_tester(order):
         names["check"](stand_in)
 
 
-ROLES = {"program": run_program, "candidate": run_candidate, "tester": run_tester}
-
-
-def encoded(value):
-    """Encode a value of plain built-in types, or of a few others, as JSON.
+def plain(value):
+    """Return a value of built-in types, or of a few others, as JSON has it; see `decoded`.
 
     Subclasses become their base class. Raises TypeError for other types.
     """
     if value is None:
-        return "null"
-    for kind, encode in ENCODERS.items():
+        return None
+    for kind, convert in PLAIN.items():
         if isinstance(value, kind):
-            return encode(value)
-    return _encoded_rarer(value)
-
-
-def _encoded_int(value):
-    # Through int's own methods: a subclass may override them.
-    if int.bit_length(value) > LONG_INT:
-        return f'{{"int":"{hex(int.__add__(value, 0))}"}}'
-    return int.__repr__(value)
-
-
-def _encoded_dict(value):
-    pairs = (f"[{encoded(key)},{encoded(item)}]" for key, item in value.items())
-    return f'{{"dict":[{",".join(pairs)}]}}'
-
-
-def _as_list_named(kind):
-    return lambda value: f'{{"{kind.__name__}":[{",".join(map(encoded, value))}]}}'
-
-
-def _encoded_rarer(value):
+            return convert(value)
     for module, name in RARER:
         kind = getattr(sys.modules.get(module), name, None)
         if isinstance(kind, type) and isinstance(value, kind):
-            content = list(value) if name == "deque" else str(value)
-            return f'{{"{name}":{encoded(content)}}}'
+            return {name: _list(value) if name == "deque" else str(value)}
     if hasattr(type(value), "__next__"):
-        items = [item for _, item in zip(range(MAX_ITEMS), value, strict=False)]
-        return f'{{"iterator":{encoded(items)}}}'
+        return {"iterator": [plain(item) for _, item in zip(range(MAX_ITEMS), value, strict=False)]}
+    return _refuse(value)
+
+
+def _refuse(value):
     raise TypeError(f"a value of type {type(value).__name__} cannot be handed over")
 
 
+def _list(values):
+    return [plain(value) for value in values]
+
+
+def _int(value):
+    # Through int's own methods: a subclass may override them.
+    return {"int": hex(int.__add__(value, 0))} if int.bit_length(value) > LONG_INT else value
+
+
 def decoded(value):
-    """Decode a value from the parsed JSON of `encoded`."""
+    """Return a value from the parsed JSON of what `plain` gave."""
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if not isinstance(value, dict):
@@ -176,24 +155,31 @@ def decoded(value):
     return DECODERS[kind](content)
 
 
+def _same(value):
+    return value
+
+
+def _tagged(kind, convert=_list):
+    return lambda value: {kind.__name__: convert(value)}
+
+
 def _made_of_text(module, name):
     return lambda content: getattr(__import__(module), name)(content)
 
 
-FLOATS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # as JSON's scanner reads them
 COLLECTIONS = (tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
-ENCODERS = {  # the order matters: a bool is an int too
-    bool: lambda value: "true" if value else "false",
-    int: _encoded_int,
-    float: lambda value: FLOATS.get(float.__repr__(value), float.__repr__(value)),
-    str: encode_basestring_ascii,
-    list: lambda value: f"[{','.join(map(encoded, value))}]",
-    dict: _encoded_dict,
-    **{kind: _as_list_named(kind) for kind in COLLECTIONS},
-    bytes: lambda value: f'{{"bytes":"{value.hex()}"}}',
-    bytearray: lambda value: f'{{"bytearray":"{value.hex()}"}}',
-    complex: lambda value: f'{{"complex":{encoded([value.real, value.imag])}}}',
-    range: lambda value: f'{{"range":{encoded([value.start, value.stop, value.step])}}}',
+PLAIN = {  # the order matters: a bool is an int too
+    bool: _same,
+    int: _int,
+    float: _same,
+    str: _same,
+    list: _list,
+    dict: _tagged(dict, lambda value: [_list(pair) for pair in value.items()]),
+    **{kind: _tagged(kind) for kind in COLLECTIONS},
+    bytes: _tagged(bytes, bytes.hex),
+    bytearray: _tagged(bytearray, bytearray.hex),
+    complex: _tagged(complex, lambda value: [value.real, value.imag]),
+    range: _tagged(range, lambda value: _list((value.start, value.stop, value.step))),
 }
 RARER = (("fractions", "Fraction"), ("decimal", "Decimal"), ("collections", "deque"))
 DECODERS = {
@@ -226,6 +212,7 @@ class _Dialect:
 
 
 _scan = make_scanner(_Dialect())  # pyright: ignore[reportArgumentType] (any with these names)
+_encode = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)
 
 
 def parsed(data):
@@ -234,6 +221,11 @@ def parsed(data):
         return _scan(data.decode("ascii"), 0)[0]
     except StopIteration:
         raise ValueError("no JSON") from None
+
+
+def line_of(tree):
+    """Return a line of JSON in ASCII, the inverse of `parsed`."""
+    return "".join(_encode(tree, 0)).encode() + b"\n"
 
 
 def described(error):
@@ -246,7 +238,7 @@ def described(error):
 
 
 def _error(error):
-    return f'{{"error":{encoded(list(described(error)))}}}'
+    return line_of({"error": described(error)})
 
 
 def _set_limits(limits):
@@ -258,9 +250,8 @@ def _set_limits(limits):
         resource.setrlimit(getattr(resource, name), (value, value))
 
 
-def _hide_input(order):
-    """Move standard input, which may hold the nonce, and replace it by an empty one."""
-    order["nonce"] = posix.dup(0)
+def _empty_input():
+    """Replace standard input, a file that a program could rewind, by an empty pipe."""
     empty, end = posix.pipe()
     posix.close(end)
     posix.dup2(empty, 0)
@@ -275,25 +266,14 @@ def _flush():
             continue
 
 
-def _read(fd, size):
+def _read_all(fd):
     data = b""
-    while len(data) < size:
-        more = posix.read(fd, size - len(data))
-        if not more:
-            raise EOFError("the order is cut short")
+    while more := posix.read(fd, 1 << 20):
         data += more
     return data
 
 
-def _read_line(fd):
-    line = b""
-    while not line.endswith(b"\n"):
-        line += _read(fd, 1)
-    return line
-
-
-def _write_line(fd, text):
-    data = text.encode() + b"\n"
+def _write(fd, data):
     while data:
         data = data[posix.write(fd, data) :]
 

@@ -1,13 +1,12 @@
 """Grade answers to HumanEval: model-written code runs in `tasks.sandbox.run` only."""
 
-import ast
 import re
 from collections.abc import Sequence
 
 from tasks.base import Conversation
 from tasks.kinds.sources import Grader
-from tasks.sandbox.pool import run_all
-from tasks.sandbox.run import Check, protections
+from tasks.sandbox.process import Check
+from tasks.sandbox.run import protections, run_all
 
 # nanochat's limits, as scores depend on them.
 SECONDS = 5.0
@@ -39,37 +38,22 @@ def program_of(conversation: Conversation, answer: str) -> str:
 
 
 def check_of(conversation: Conversation) -> Check:
-    """Return the tests, with the prompt as setup if they use other functions that it defines."""
+    """Return the tests, with the prompt as setup if they use other names that it defines."""
     prompt, test = conversation["messages"][0]["content"], conversation["test"]
     entry_point = conversation["entry_point"]
+    try:
+        names = {*compile(prompt, "<prompt>", "exec").co_names} - {entry_point}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        names = set[str]()
     # Only then: the prompt imports `typing`, which takes as long as starting an interpreter.
-    # "*" stands for names that a star import in the prompt may define.
-    needed = _defined(prompt) & (_used(test) | {"*"}) - {entry_point}
-    return Check(setup=prompt if needed else "", test=test, entry_point=entry_point)
+    is_used = "import *" in prompt or not names.isdisjoint(re.findall(r"\w+", test))
+    return Check(setup=prompt if is_used else "", test=test, entry_point=entry_point)
 
 
 def code_of(answer: str) -> str:
     """Return the first fenced block of an answer, or all of it."""
     found = _BLOCK.search(answer)
     return (found[1] if found else answer).strip()
-
-
-def _defined(source: str) -> set[str]:
-    """Return the names that a source may define for later code; none if it does not parse."""
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()
-    names = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    names |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return names | {
-        (n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)
-    }
-
-
-def _used(source: str) -> set[str]:
-    """Return the words of a source, a superset of the names that it uses."""
-    return set(re.findall(r"\w+", source))
 
 
 def _imports(prompt: str) -> str:

@@ -1,21 +1,21 @@
-"""Restrict this process before it runs a program: user, Landlock, seccomp.
+"""Restrict this process before it runs a program: Landlock, seccomp.
 
 Runs inside the sandbox's interpreter; passed to it like child.py, so it imports nothing of ours.
 Each step succeeds or raises OSError.
 
-    user      root becomes a user that owns nothing                        (setresuid)
     parent    the process dies with the thread that started it             (PR_SET_PDEATHSIG)
     rights    executed files grant no privileges                           (PR_SET_NO_NEW_PRIVS)
     files     only the listed ones are readable, none are writable         (Landlock, Linux 5.13)
     calls     only those of an allow-list                                  (seccomp)
 
-Bubblewrap has already changed the user and hidden the files, so the other three remain. With
-Landlock alone, a program can still see which files exist and the host's name, but write no file.
+Bubblewrap has already hidden the files. With Landlock alone, a program can still see which files
+exist and the host's name, but write no file.
 """
 
 import ctypes
 import posix
 import select
+import struct
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _SECCOMP_FILTER = 2
@@ -37,10 +37,11 @@ def landlock_version():
     return max(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION), 0)
 
 
-def confine(order):
-    """Apply all restrictions of the module's docstring to this process. `order` has
+def confine(order, life):
+    """Apply all restrictions of the module's docstring to this process.
 
-    user      the user id to switch to, or null to keep the current one
+    `life` is a pipe whose other end the parent holds while it lives; `order` has
+
     landlock  its version to use, 0 for none
     readable  the files and folders that stay readable
     filter    the filter of system calls, in hexadecimal
@@ -54,16 +55,11 @@ def confine(order):
             raise OSError(number, posix.strerror(number))
         return result
 
-    # Groups before the user: afterwards the right to change them is gone.
-    if order["user"] is not None:
-        posix.setgroups([])
-        posix.setresgid(*[order["user"]] * 3)
-        posix.setresuid(*[order["user"]] * 3)
     must(libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0))
-    # The parent may have died before the request. It holds the other end of standard input while
-    # it lives, and bubblewrap starts this process only after requesting its own death signal.
+    # The parent may have died before the request. Bubblewrap starts this process only after
+    # requesting its own death signal.
     parent = select.poll()
-    parent.register(0, 0)
+    parent.register(life, 0)
     if parent.poll(0):
         posix._exit(1)
     must(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
@@ -73,40 +69,23 @@ def confine(order):
     code = bytes.fromhex(order["filter"]).replace(bytes.fromhex(order["own"]), own)
     # The buffer must stay referenced until prctl has copied it: the struct has only its address.
     buffer = ctypes.create_string_buffer(code, len(code))
-    program = _FilterProgram(len(code) // 8, ctypes.addressof(buffer))
-    must(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, ctypes.byref(program), 0, 0))
+    program = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
+    must(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0))
 
 
 def _landlock(libc, must, version, readable):
     rights = (1 << _NUM_RIGHTS.get(version, 16)) - 1
-    rules = _Ruleset(rights, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
+    rules = (rights, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
     # Only the fields that this version knows: the kernel refuses others (E2BIG).
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = must(
-        libc.syscall(_CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(size), ctypes.c_uint(0))
+        libc.syscall(_CREATE_RULESET, struct.pack("=QQQ", *rules), ctypes.c_size_t(size), 0)
     )
     for path in readable:
         place = posix.open(path, posix.O_PATH | posix.O_CLOEXEC)
         folder = posix.fstat(place).st_mode & 0o170000 == 0o040000
-        rule = _Beneath(_READ_FILE | (_READ_FOLDER if folder else 0), place)
-        must(libc.syscall(_ADD_RULE, ruleset, _BENEATH, ctypes.byref(rule), ctypes.c_uint(0)))
+        rule = struct.pack("=Qi", _READ_FILE | (_READ_FOLDER if folder else 0), place)
+        must(libc.syscall(_ADD_RULE, ruleset, _BENEATH, rule, 0))
         posix.close(place)
-    must(libc.syscall(_RESTRICT_SELF, ruleset, ctypes.c_uint(0)))
+    must(libc.syscall(_RESTRICT_SELF, ruleset, 0))
     posix.close(ruleset)
-
-
-class _Ruleset(ctypes.Structure):
-    _fields_ = (
-        ("files", ctypes.c_uint64),
-        ("network", ctypes.c_uint64),
-        ("scopes", ctypes.c_uint64),
-    )
-
-
-class _Beneath(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = (("rights", ctypes.c_uint64), ("place", ctypes.c_int32))
-
-
-class _FilterProgram(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))

@@ -1,51 +1,43 @@
 """Run model-written Python in a sandbox, or not at all if this machine has none.
 
 The program has no network, no environment variables and no other processes. It can read files only
-in /usr and of the interpreter, and write only to 32 MB of its own. `protections` reports the
-backend of this machine, which is tested from inside a sandbox before it is used. Limits on CPU
-time, memory, threads, files and output, and a wall-clock deadline, end the program. One run is one
-process (two with a `Check`), so that the memory limit covers all that it does.
+in /usr and of the interpreter, and write only to 32 MB of its own. Its backend is tested from
+inside a sandbox before it is used. Limits on CPU time, memory, threads, files and output, and a
+wall-clock deadline, end the program.
 
 How far a verdict can be trusted: exit codes and printed text prove nothing, so "passed" means that
-a nonce was returned. With a `Check`, tester and program are two sandboxes that exchange only copies
-of plain values: the program has neither the tests nor the nonce, and can only answer calls. Without
-one, the tests are part of the program and run in its process. The nonce is read after the last
-statement, but a malicious program can find its pipe, or replace what the tests compare with: such a
-verdict is only for programs that do not try to deceive.
+a nonce was returned. Tester and program are two sandboxes that exchange only copies of plain
+values: the program has neither the tests nor the nonce, and can only answer calls.
 """
 
 import functools
-import json
 import os
 import socket
+import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from tasks.base import TaskError
-from tasks.sandbox.backends import Kind, Way, programs, ways
+from tasks.sandbox.backends import Backend, Kind, find_backends
 from tasks.sandbox.process import Check, Verdict, run_in
 
-# The sandbox's guarantees. Model-written code runs only if all of them hold.
-PROTECTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "user": "it is not root",
-        "files": "it reads no file of the host but those of /usr and the interpreter",
-        "disk": "it neither writes nor truncates a file of the host",
-        "network": "it reaches no network, not even the host's own, and no socket of the host",
-        "processes": "it starts no process, and neither signals nor asks about others",
-        "calls": "parts of the kernel that nothing splits are closed to it, such as keys and bpf",
-        "limits": "it has so much time, memory and open files",
-    }
-)
-
-# Attempts, harmlessly, what each protection forbids, and prints which attempts failed. SCRATCH is
-# a file in a folder that the program may read; signals are number 0, which is never delivered.
+# Attempts, harmlessly, what each protection forbids, and prints those that do not hold:
+#
+#     user       it is not root
+#     files      it reads no file of the host but those of /usr and the interpreter
+#     disk       it neither writes nor truncates a file of the host
+#     network    it reaches no network, not even the host's own, and no socket of the host
+#     processes  it starts no process, and neither signals nor asks about others
+#     calls      parts of the kernel that nothing splits are closed to it, such as keys and bpf
+#     limits     it has so much time, memory and open files
+#
+# SCRATCH is a file in a folder that it may read; signals are number 0, which is never delivered.
 _PROBE = """
-import ctypes, json, os, resource, socket
+import ctypes, os, resource, socket
 libc = ctypes.CDLL(None, use_errno=True)
 def refused(attempt, *args):
     try:
@@ -74,7 +66,7 @@ def share():
 arm = os.uname().machine == "aarch64"
 of_host = ("/etc/passwd", "/etc/hosts", "/proc/self/status", "/proc/sys/kernel/hostname")
 other = PARENT if PARENT != os.getpid() else 1  # numbers begin anew in a namespace
-print(json.dumps({
+held = {
     "user": os.getuid() != 0 and os.geteuid() != 0,
     "files": all(refused(os.open, path, os.O_RDONLY) for path in of_host),
     "disk": all(refused(make, folder) for folder in ("/", "/var/tmp", "/dev/shm", "/usr", FOLDER))
@@ -84,8 +76,12 @@ print(json.dumps({
     "calls": refused(libc.syscall, 219 if arm else 250, 0, -3, 1) and refused(share)
         and refused(libc.unshare, 0),
     "limits": resource.getrlimit(resource.RLIMIT_AS)[1] == MEMORY,
-}))
+}
+print(", ".join(sorted(name for name in held if not held[name])))
+def probed():
+    pass
 """
+_PROBED = Check(setup="", test="def check(probed): probed()", entry_point="probed")
 _PROBE_SECONDS, _PROBE_MEMORY_MB = 20.0, 512
 
 
@@ -93,52 +89,75 @@ _PROBE_SECONDS, _PROBE_MEMORY_MB = 20.0, 512
 class Protections:
     """The backend that sandboxes model-written code on this machine, as tested."""
 
-    kind: Kind  # it has all of `PROTECTIONS`
+    kind: Kind
     why: tuple[str, ...]  # why each stronger kind is unavailable
 
 
 def protections() -> Protections:
-    """Return this machine's backend. Raises TaskError if none has all `PROTECTIONS`."""
-    return _choose(os.geteuid(), tuple(programs().items()))[1]
+    """Return this machine's backend. Raises TaskError if none holds."""
+    return _choose()[1]
 
 
 def run_untrusted(
     program: str,
+    check: Check,
     *,
-    check: Check | None = None,
     seconds: float = 5.0,
     memory_mb: int = 512,
     stop: threading.Event | None = None,
 ) -> Verdict:
-    """Run a program, and its check in a second sandbox; see the module on what "passed" means.
+    """Run a program and its check; see the module on what "passed" means.
 
-    `seconds` limits everything together, `memory_mb` the address space of each of the two. The
-    program gets an empty standard input and the `__name__` "__main__". Setting `stop` ends the run
-    within 50 ms.
+    `seconds` limits both together, `memory_mb` the address space of each of the two. The program
+    gets an empty standard input and the `__name__` "__main__". Setting `stop` ends the run within
+    50 ms.
 
     Raises TaskError if a protection is missing; nothing has run then.
     """
-    way = _choose(os.geteuid(), tuple(programs().items()))[0]
-    return run_in(way, program, check=check, seconds=seconds, memory_mb=memory_mb, stop=stop)
+    backend, _ = _choose()
+    return run_in(backend, program, check, seconds=seconds, memory_mb=memory_mb, stop=stop)
+
+
+def run_all(runs: Sequence[tuple[str, Check]], *, seconds: float, memory_mb: int) -> list[Verdict]:
+    """Return the verdicts on programs, in their order; equal pairs of program and check run once.
+
+    One runs per CPU, so that no deadline passes while a program waits for a CPU. An exception in
+    the waiting thread, such as Ctrl-C, ends all at once. Raises TaskError as `run_untrusted` does.
+    """
+    # Sampled answers often repeat.
+    different = list(dict.fromkeys(runs))
+    stop = threading.Event()
+
+    def verdict(run: tuple[str, Check]) -> Verdict:
+        return run_untrusted(*run, seconds=seconds, memory_mb=memory_mb, stop=stop)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "sandbox") as pool:
+        try:
+            found = dict(zip(different, pool.map(verdict, different), strict=True))
+        except BaseException:
+            stop.set()  # pool.map has already cancelled the runs that were not started
+            raise
+    return [found[run] for run in runs]
 
 
 @functools.cache
-def _choose(_: int, found: tuple[tuple[str, str | None], ...]) -> tuple[Way, Protections]:
-    """Return the first backend that has all protections; cached per user and found programs."""
+def _choose() -> tuple[Backend, Protections]:
+    """Return the first backend that holds. Raises TaskError if there is none."""
     why: list[str] = []
-    for way in ways(dict(found)):
-        fault = way if isinstance(way, str) else _try_out(way)
-        if not fault:
-            assert isinstance(way, Way)
-            return way, Protections(kind=way.kind, why=tuple(why))
-        why.append(fault)
+    for backend in find_backends():
+        if isinstance(backend, str):
+            why.append(backend)
+        elif fault := _find_fault(backend):
+            why.append(f"{backend.kind} {fault}")
+        else:
+            return backend, Protections(kind=backend.kind, why=tuple(why))
     raise TaskError(
-        f"model-written code does not run here: {'; '.join(why)} (install bubblewrap and allow "
+        f"model-written code does not run here: {'; '.join(why)} (install bubblewrap 0.8 and allow "
         "user namespaces, or use Linux 5.13 or newer with Landlock)"
     )
 
 
-def _try_out(way: Way) -> str:
+def _find_fault(backend: Backend) -> str:
     """Return what a backend fails to prevent, tested by a program inside, or "" if nothing."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -157,17 +176,17 @@ def _try_out(way: Way) -> str:
             "MEMORY": _PROBE_MEMORY_MB << 20,
         }
         given = "".join(f"{name} = {value!r}\n" for name, value in facts.items())
-        verdict = run_in(
-            replace(way, readable=(*way.readable, folder)),
-            given + _PROBE,
-            check=None,
-            seconds=_PROBE_SECONDS,
-            memory_mb=_PROBE_MEMORY_MB,
-            stop=None,
-        )
+        try:
+            verdict = run_in(
+                replace(backend, readable=(*backend.readable, folder)),
+                given + _PROBE,
+                _PROBED,
+                seconds=_PROBE_SECONDS,
+                memory_mb=_PROBE_MEMORY_MB,
+            )
+        except (OSError, subprocess.SubprocessError) as error:  # the user may not be changed
+            return f"does not start: {error}"
+    printed = verdict.output.strip()
     if not verdict.passed:
-        said = (verdict.output.strip().splitlines() or [verdict.reason])[-1]
-        return f"{way.kind} does not start: {said}"
-    refused = json.loads(verdict.output)
-    lacking = ", ".join(sorted(name for name in PROTECTIONS if not refused[name]))
-    return lacking and f"{way.kind} does not hold {lacking}"
+        return f"does not start: {(printed.splitlines() or [verdict.reason])[-1]}"
+    return printed and f"does not hold {printed}"

@@ -287,21 +287,21 @@ ENDED = {
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
         "timed out",
     ),
-    "kill itself": ("import os; os.kill(os.getpid(), 9)", "exit status 137)"),
+    "kill itself": ("import os; os.kill(os.getpid(), 9)", "the program ended"),
     "kill the first process": (
         "import os\nfor s in range(1, 65):\n    try: os.kill(1, s)\n    except OSError: pass\n"
         "while True: pass",
         "timed out",
     ),
     "recurse for ever": ("def f(): f()\nf()", "RecursionError"),
-    "crash": ("import ctypes; ctypes.string_at(0)", "did not reach its end (exit status 139)"),
+    "crash": ("import ctypes; ctypes.string_at(0)", "the program ended"),
     "no program": ("def f(:", "SyntaxError"),
     "a zero byte": ("x = 1\0", "null byte"),
     "a 32-bit call": (
         "import ctypes, mmap\nm = mmap.mmap(-1, 4096, prot=7)\n"
         "m.write(b'\\xb8\\x14\\0\\0\\0\\xcd\\x80\\xc3')\n"
         "f = ctypes.addressof(ctypes.c_char.from_buffer(m))\nctypes.CFUNCTYPE(int)(f)()",
-        "did not reach its end",
+        "the program ended",
     ),
     "become another program": ("import os; os.execv('/usr/bin/su', ['su', '-c', 'true'])", ""),
     "stop itself": ("import os; os.kill(os.getpid(), 19)", "timed out"),
@@ -338,7 +338,7 @@ ENDED = {
         "import os\nwhile True: os.write(2, b'\\xff\\x1b[2J' * 9999)",
         "printed more than 8 MiB",
     ),
-    "end with a signal of its own": ("import os; os.abort()", "exit status 134)"),
+    "end with a signal of its own": ("import os; os.abort()", "the program ended"),
     "ask for its time back": (
         "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass",
         "timed out",
@@ -350,6 +350,6 @@ ENDED = {
     "wait for a pipe": ("import os\na, b = os.pipe(); os.read(a, 1)", "timed out"),
     "an error whose text is an error": (
         "class E(Exception):\n    def __str__(self): raise self\nraise E",
-        "E",
+        "RuntimeError: E",
     ),
 }

@@ -3,7 +3,7 @@ import pytest
 from tasks import humaneval, registry
 from tasks.base import TaskError, check_conversation
 from tasks.sandbox import humaneval_grader
-from tasks.sandbox.run import run_untrusted
+from tasks.sandbox.run import protections
 
 ROW = {
     "task_id": "Made/0",
@@ -29,7 +29,7 @@ BODY = "def roots(xs):\n    return [math.sqrt(x) for x in xs]"
 @pytest.fixture
 def sandbox():
     try:
-        run_untrusted("")
+        protections()
     except TaskError as error:
         pytest.skip(str(error))
 

@@ -1,27 +1,18 @@
 import pytest
 
 from tasks.base import TaskError
-from tasks.sandbox.run import Check, protections, run_untrusted
-from tests.campaigns.security.sandbox import CHECK, TESTS, gone_wrong
-from tests.tasks.sandbox_forgeries import (
-    DECEIVED,
-    EXHAUSTING,
-    FORGED,
-    HONEST,
-    NEED_NAMESPACES,
-)
+from tasks.sandbox.process import Check
+from tasks.sandbox.run import protections, run_untrusted
+from tests.campaigns.security.sandbox import CHECK, gone_wrong
+from tests.tasks.sandbox_forgeries import DECEIVED, EXHAUSTING, FORGED, HONEST
 
 
 @pytest.fixture(scope="module", autouse=True)
 def needs_a_sandbox():
     try:
-        assert run_untrusted("").passed
+        protections()
     except TaskError as error:
         pytest.skip(str(error))
-
-
-def namespaces():
-    return protections().kind == "bubblewrap"
 
 
 @pytest.mark.parametrize("name", FORGED)
@@ -40,25 +31,8 @@ def test_a_program_that_exhausts_its_tester_has_not_passed(name):
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_a_right_program_passes_with_its_tests_and_without_seeing_them(name):
+def test_a_right_program_passes_without_seeing_its_tests(name):
     assert gone_wrong(f"honest/{name}", str) == ""
-    in_one = name not in ("changes builtins", *([] if namespaces() else NEED_NAMESPACES))
-    if in_one:  # that program breaks a test that shares its process
-        assert run_untrusted(f"{HONEST[name]}\n{TESTS}\ncheck(add)").passed
-
-
-def test_in_one_process_with_its_tests_a_program_deceives_them():
-    for name in (
-        "equal to everything",
-        "take the answer from the test's frame",
-        "replace the check",
-    ):
-        program = f"{DECEIVED[name]}\n{TESTS.replace('abs', '')}\ncheck(add)\n"
-        if name == "equal to everything":
-            program = program.replace("(candidate(*given) - expected) == 0", "candidate(2, 3) == 9")
-        if name == "replace the check":
-            program = program.replace("(candidate(*given) - expected)", "abs(9)")
-        assert run_untrusted(program).passed, name
 
 
 def test_values_cross_as_what_they_are():
@@ -71,7 +45,7 @@ def test_values_cross_as_what_they_are():
     test += "        assert w == v and type(w) is type(v) and repr(w) == repr(v), (v, w)\n"
     test += "        assert repr(f(x=v)) == repr(v)\n        nan = f(float('nan'))\n"
     test += "        assert nan != nan\n"
-    verdict = run_untrusted("def f(x): return x", check=Check(setup="", test=test, entry_point="f"))
+    verdict = run_untrusted("def f(x): return x", Check(setup="", test=test, entry_point="f"))
     assert verdict.passed, verdict
 
 
@@ -81,16 +55,16 @@ def test_a_test_sees_built_in_exceptions_of_the_program():
         "    assert 'division' in str(e)\n"
     )
     check = Check(setup="", test=test, entry_point="f")
-    assert run_untrusted("def f(x): return 1 // x", check=check).passed
-    assert not run_untrusted("def f(x): return 1", check=check).passed
+    assert run_untrusted("def f(x): return 1 // x", check).passed
+    assert not run_untrusted("def f(x): return 1", check).passed
 
 
 def test_functions_given_with_the_question_are_there_when_the_program_has_them_too():
     setup = "import math\ndef double(x): return 2 * x\ndef half(x):\n    '''x / 2'''\n"
     test = "def check(f): assert f(double(3)) == 3 and half(2) == 1 and math.pi > 3"
     check = Check(setup=setup, test=test, entry_point="half")
-    assert run_untrusted("double = 0\ndef half(x): return x / 2", check=check).passed
-    verdict = run_untrusted("def half(x): return x / 2", check=check)
+    assert run_untrusted("double = 0\ndef half(x): return x / 2", check).passed
+    verdict = run_untrusted("def half(x): return x / 2", check)
     assert (verdict.passed, verdict.reason) == (False, "NameError: name 'double' is not defined")
 
 
@@ -106,13 +80,13 @@ def test_answers_that_can_only_be_gone_through_are_gone_through():
         "def f(n): return [(i for i in range(3)), map(int, '12'), {1: 0, 2: 0}.keys(),"
         " {0: 4, 1: 1}.values(), deque([5, 6]), Fraction(1, 3), 10 ** 5000][n]"
     )
-    verdict = run_untrusted(program, check=Check(setup="", test=test, entry_point="f"))
+    verdict = run_untrusted(program, Check(setup="", test=test, entry_point="f"))
     assert verdict.passed, verdict
 
 
 def test_what_cannot_cross_is_said():
     check = Check(setup="", test="def check(f): f()", entry_point="f")
-    verdict = run_untrusted("def f(): return object()", check=check)
+    verdict = run_untrusted("def f(): return object()", check)
     assert verdict.reason == "TypeError: a value of type object cannot be handed over"
 
 
@@ -122,4 +96,4 @@ def test_a_candidate_holds_no_nonce():
         "    try: found += [os.read(fd, 99)] if select.select([fd], [], [], 0)[0] else []\n"
         "    except OSError: pass\nassert not any(found), found\ndef add(a, b): return a + b"
     )
-    assert run_untrusted(program, check=CHECK).passed
+    assert run_untrusted(program, CHECK).passed

@@ -13,15 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.sandbox import backends, landlock, pool, run
-from tasks.sandbox import process as sandbox_runs
-from tasks.sandbox.process import run_in
-from tasks.sandbox.run import Check, protections
+from tasks.sandbox import backends, landlock, process, run
+from tasks.sandbox.process import Check, run_in
+from tasks.sandbox.run import protections
+from tests.campaigns.security.sandbox import ENDS
 from tests.tasks.sandbox_corpus import REFUSED
 
 ROOT = Path(__file__).parents[2]
-LIMITS = {"check": None, "seconds": 60.0, "memory_mb": 512, "stop": None}
-FOUND = {way.kind: way for way in backends.ways(backends.programs()) if not isinstance(way, str)}
+LIMITS = {"seconds": 60.0, "memory_mb": 512}
+END = "\ndef ends(): pass\n"
+FOUND = {b.kind: b for b in backends.find_backends() if not isinstance(b, str)}
 wall = pytest.mark.parametrize("kind", FOUND)
 
 
@@ -51,9 +52,9 @@ def older_landlock(monkeypatch, version, folder):
     if landlock.landlock_version() < version:
         pytest.skip("this kernel's Landlock is older")
     monkeypatch.setattr(landlock, "landlock_version", lambda: version)
-    way = list(backends.ways({"bwrap": None}))[-1]
-    assert way.landlock == version
-    return replace(way, readable=(*way.readable, str(folder)))
+    backend = list(backends.find_backends())[-1]
+    assert backend.landlock == version
+    return replace(backend, readable=(*backend.readable, str(folder)))
 
 
 TRUNCATE = "os.close(os.open('{file}', os.O_RDONLY | os.O_TRUNC))"
@@ -77,9 +78,9 @@ def test_under_an_older_landlock_files_and_sockets_are_out_of_reach(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
         there.bind(name)
         for attempt in attempts:
-            assert run_in(way, REFUSED + attempt, **LIMITS).reason == "passed", attempt
+            assert run_in(way, REFUSED + attempt + END, ENDS, **LIMITS).reason == "passed", attempt
     assert file.read_text() == "of the host"
-    assert run._try_out(way) == ""
+    assert run._find_fault(way) == ""
 
 
 def test_an_older_landlock_alone_lets_files_be_truncated_and_the_probe_says_so(
@@ -87,23 +88,24 @@ def test_an_older_landlock_alone_lets_files_be_truncated_and_the_probe_says_so(
 ):
     way = older_landlock(monkeypatch, 1, folder)
     monkeypatch.setattr(backends, "syscall_filter", allow_all)
-    assert run_in(way, f"import os\n{TRUNCATE.format(file=file)}", **LIMITS).passed
+    assert run_in(way, f"import os\n{TRUNCATE.format(file=file)}{END}", ENDS, **LIMITS).passed
     assert file.read_text() == ""
-    assert "disk" in run._try_out(way)
+    assert "disk" in run._find_fault(way)
 
 
 GRADER = """
 import sys
 from tasks.sandbox import backends
-from tasks.sandbox.process import run_in
-way = [w for w in backends.ways(backends.programs()) if getattr(w, "kind", "") == {kind!r}]
+from tasks.sandbox.process import Check, run_in
+backend = [b for b in backends.find_backends() if getattr(b, "kind", "") == {kind!r}][0]
+check = Check(setup="", test="", entry_point="f")
 program = '''
 import ctypes, os, time
 ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
 os.write(1, b'begun')
 time.sleep(600)
 '''
-run_in(way[0], program, check=None, seconds=600, memory_mb=512, stop=None)
+run_in(backend, program, check, seconds=600, memory_mb=512)
 """
 
 
@@ -132,25 +134,23 @@ def sleeps(process):
 
 @wall
 def test_a_program_whose_grader_is_gone_before_it_starts_does_not_run(kind, folder):
-    way = FOUND[kind]
-    asked, order = os.pipe()
-    told, tell = os.pipe()
-    first = backends.order_for(way, seconds=9, memory_mb=512)
-    whole = {**first, "role": "program", "program": "print('ran')", "verdict": tell}
-    os.write(order, backends.message(whole, "0" * 32))
-    os.close(order)  # as when the grader dies
+    backend = FOUND[kind]
+    (life, life_end), (replies, answer) = os.pipe(), os.pipe()
+    order = {"life": life, "replies": answer, "program": "print('ran')"}
+    file = process.order_file({**backends.restrictions(backend, seconds=9, memory_mb=512), **order})
+    os.close(life_end)  # as when the grader dies
     done = subprocess.run(
-        backends.command_of(way),
-        stdin=asked,
+        backend.command,
+        stdin=file,
         capture_output=True,
-        pass_fds=[tell],
+        pass_fds=[life, answer],
         cwd="/",
         env={},
     )
-    os.close(tell)
-    assert (done.returncode, done.stdout, done.stderr, os.read(told, 99)) == (1, b"", b"", b"")
-    os.close(asked)
-    os.close(told)
+    os.close(answer)
+    assert (done.returncode, done.stdout, done.stderr, os.read(replies, 99)) == (1, b"", b"", b"")
+    for fd in (file, life, replies):
+        os.close(fd)
 
 
 def test_a_program_that_gives_its_pipe_away_fails_alone(monkeypatch, folder):
@@ -158,9 +158,9 @@ def test_a_program_that_gives_its_pipe_away_fails_alone(monkeypatch, folder):
     if "landlock" not in FOUND:
         pytest.skip("this kernel has no Landlock")
     monkeypatch.setattr(backends, "syscall_filter", allow_all)
-    monkeypatch.setattr(sandbox_runs, "_GONE_AFTER", 1.0)
-    monkeypatch.setattr(pool, "run_untrusted", lambda program, **rest: run_in(way, program, **rest))
-    way = FOUND["landlock"]
+    monkeypatch.setattr(process, "_GONE_AFTER", 1.0)
+    backend = FOUND["landlock"]
+    monkeypatch.setattr(run, "run_untrusted", lambda *a, **rest: run_in(backend, *a, **rest))
     right = "def add(a, b): return a + b"
     check = Check(setup="", test="def check(add): assert add(1, 2) == 3", entry_point="add")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
@@ -173,7 +173,7 @@ def test_a_program_that_gives_its_pipe_away_fails_alone(monkeypatch, folder):
         )
         programs = [right, give, "def add(a, b): return 0", f"x = 1\n{right}"]
         runs = [(program, check) for program in programs]
-        verdicts = pool.run_all(runs, seconds=60, memory_mb=512)
+        verdicts = run.run_all(runs, seconds=60, memory_mb=512)
         assert [verdict.passed for verdict in verdicts] == [True, False, False, True]
         assert verdicts[1].reason == "its pipes are still open 1 s after its processes were killed"
 
@@ -209,8 +209,8 @@ def test_bubblewrap_holds_where_the_interpreter_lies_below_tmp(monkeypatch, fold
     run._choose.cache_clear()
     try:
         assert protections().kind == "bubblewrap"
-        way = run._choose(os.geteuid(), tuple(backends.programs().items()))[0]
-        verdict = run_in(way, "import sys\nprint(sys.executable, sys.prefix)", **LIMITS)
+        print_it = f"import sys\nprint(sys.executable, sys.prefix){END}"
+        verdict = run_in(run._choose()[0], print_it, ENDS, **LIMITS)
         assert verdict.output == f"{python} {folder}\n"
     finally:
         run._choose.cache_clear()

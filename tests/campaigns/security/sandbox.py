@@ -21,7 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tasks.sandbox import backends, process
-from tasks.sandbox.run import Check, protections, run_untrusted
+from tasks.sandbox.process import Check, Verdict
+from tasks.sandbox.run import protections, run_untrusted
 from tests.campaigns.security.rows import Row
 from tests.tasks.sandbox_corpus import ATTEMPTS, ENDED, LET_WITHOUT_NAMESPACES, REFUSED
 from tests.tasks.sandbox_forgeries import DECEIVED, EXHAUSTING, FORGED, HONEST, NEED_NAMESPACES
@@ -34,6 +35,7 @@ def check(candidate):
 """
 CHECK = Check(setup="def add(a, b):\n    '''The sum.'''\n", test=TESTS, entry_point="add")
 WRONG = "def add(a, b): return 0"
+ENDS = Check(setup="", test="def check(ends): ends()", entry_point="ends")
 ROOT = Path(__file__).parents[3]
 COPIED = ("tasks/**/*.py", "tests/tasks/sandbox_*.py", "tests/campaigns/security/*.py")
 WALLS = ("bubblewrap", "landlock")
@@ -123,6 +125,13 @@ def processes_of(mark: str) -> list[str]:
     return found
 
 
+def run_alone(program: str, *, seconds: float = 5.0, memory_mb: int = 512) -> Verdict:
+    """Run a program; "passed" means that it came to its end."""
+    return run_untrusted(
+        f"{program}\ndef ends(): pass\n", ENDS, seconds=seconds, memory_mb=memory_mb
+    )
+
+
 def gone_wrong(name: str, fill: Callable[[str], str]) -> str:
     """What went wrong with one thing of the corpus, by its name; "" for nothing."""
     kind, _, name = name.partition("/")
@@ -130,33 +139,29 @@ def gone_wrong(name: str, fill: Callable[[str], str]) -> str:
     if kind == "attempt":
         if not namespaces and name in LET_WITHOUT_NAMESPACES:
             return ""
-        verdict = run_untrusted(fill(REFUSED + ATTEMPTS[name]), seconds=SECONDS_TO_END)
+        verdict = run_alone(fill(REFUSED + ATTEMPTS[name]), seconds=SECONDS_TO_END)
         return "" if verdict.passed else verdict.reason
     if kind == "ended":
         program, reason = ENDED[name]
         seconds = SECONDS if reason == "timed out" else SECONDS_TO_END
         started = time.monotonic()
-        verdict = run_untrusted(fill(program), seconds=seconds)
+        verdict = run_alone(fill(program), seconds=seconds)
         late = time.monotonic() - started > seconds + 5
         right = not verdict.passed and reason in verdict.reason and not late
         small = len(verdict.output) <= process.OUTPUT_KEPT
         return "" if right and small else f"{verdict.reason}{', late' * late}"
     if kind == "forged":
         program = f"{FORGED[name]}\n{WRONG}\n"
-        verdicts = [
-            run_untrusted(f"{program}{TESTS}\ncheck(add)\n", seconds=SECONDS_TO_END),
-            run_untrusted(program, check=CHECK, seconds=SECONDS_TO_END),
-        ]
-        return "passed" if any(verdict.passed for verdict in verdicts) else ""
+        return "passed" if run_untrusted(program, CHECK, seconds=SECONDS_TO_END).passed else ""
     if kind in ("deceived", "exhausting"):
         program = (DECEIVED if kind == "deceived" else EXHAUSTING)[name]
         seconds = SECONDS_TO_END if kind == "deceived" else 1.0
-        verdict = run_untrusted(program, check=CHECK, seconds=seconds)
-        slow = kind == "deceived" and verdict.timed_out
+        verdict = run_untrusted(program, CHECK, seconds=seconds)
+        slow = kind == "deceived" and verdict.reason.startswith("timed out")
         return "passed" if verdict.passed else "timed out" * slow
     if not namespaces and name in NEED_NAMESPACES:
         return ""
-    verdict = run_untrusted(HONEST[name], check=CHECK, seconds=SECONDS_TO_END)
+    verdict = run_untrusted(HONEST[name], CHECK, seconds=SECONDS_TO_END)
     return "" if verdict.passed else f"refused: {verdict.reason}"
 
 

@@ -252,7 +252,7 @@ def test_one_task_whose_data_is_of_no_use_leaves_the_others(make, many_tasks_dir
 @pytest.fixture
 def no_sandbox(monkeypatch):
     """A machine where no wall can be put up: not one of the programs, and a kernel without any."""
-    monkeypatch.setattr(run, "ways", lambda found: iter(["nothing is installed"]))
+    monkeypatch.setattr(run, "find_backends", lambda: iter(["nothing is installed"]))
     run._choose.cache_clear()
     yield
     run._choose.cache_clear()
