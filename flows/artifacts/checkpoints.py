@@ -42,7 +42,7 @@ KEEP = 2  # steps in the store; an older one is removed once newer ones are comm
 _RECORDS = ("events.jsonl", "segments.jsonl")  # of the job, beside its checkpoints
 _FETCHES = 3  # tries: damage on the way may be gone at the next
 
-Tell: TypeAlias = Callable[[str], None]
+Log: TypeAlias = Callable[[str], None]
 
 
 def send(
@@ -111,7 +111,7 @@ def prune(store: Store, job: Job, *, sent: int) -> None:
             _remove(store, place_of(job, step))
 
 
-def restore(store: Store, job: Job, *, tell: Tell) -> None:
+def restore(store: Store, job: Job, *, log: Log) -> None:
     """Fetch the store's newest whole checkpoint, unless `job` has one as new on this machine.
 
     A checkpoint of another rebuild does not count. A damaged one is reported and passed over
@@ -134,10 +134,10 @@ def restore(store: Store, job: Job, *, tell: Tell) -> None:
             # State from before a forced rebuild must not be resumed, on any machine.
             if found.rebuild != rebuild_of(job.directory):
                 continue
-            tell(f"fetching checkpoint step {found.step}/{found.total} from the store")
+            log(f"fetching checkpoint step {found.step}/{found.total} from the store")
             _fetch(store, found, local, job)
         except ArtifactError as error:
-            tell(f"checkpoint step {step} in the store is damaged and is passed over: {error}")
+            log(f"checkpoint step {step} in the store is damaged and is passed over: {error}")
             continue
         except OSError as error:
             raise StageError(
@@ -147,7 +147,7 @@ def restore(store: Store, job: Job, *, tell: Tell) -> None:
         return
 
 
-def restore_step(store: Store, job: Job, step: int, *, commit: str, tell: Tell) -> None:
+def restore_step(store: Store, job: Job, step: int, *, commit: str, log: Log) -> None:
     """Make the checkpoint of `step` with digest `commit` the only one of `job` on this machine.
 
     Later ones are set aside; earlier ones and those never committed are removed. Step 0 leaves
@@ -172,7 +172,7 @@ def restore_step(store: Store, job: Job, step: int, *, commit: str, tell: Tell) 
         try:
             found = open_record(store, place)
             if _digest(found.commit) == commit:
-                tell(f"fetching checkpoint step {step}/{found.total} from the store")
+                log(f"fetching checkpoint step {step}/{found.total} from the store")
                 _fetch(store, found, local, job)
                 return
         except ArtifactError as error:

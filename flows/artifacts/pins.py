@@ -27,7 +27,7 @@ PINS = "gc/pins/"
 FORMAT = 1
 SECONDS_BETWEEN_LOOKS = 1.0
 
-Tell: TypeAlias = Callable[[str], None]
+Log: TypeAlias = Callable[[str], None]
 Pause: TypeAlias = Callable[[float], None]  # sleeps; raises if the caller is to stop
 
 
@@ -39,7 +39,7 @@ class Pin:
     why: str
 
 
-def reserve(store: Store, record: Callable[[], None], *, tell: Tell, pause: Pause) -> None:
+def reserve(store: Store, record: Callable[[], None], *, log: Log, pause: Pause) -> None:
     """Protect artifacts from collection, if they exist: the caller looks for them afterwards.
 
     `record` writes to the store that they are in use; it is called again after each collection that
@@ -48,7 +48,7 @@ def reserve(store: Store, record: Callable[[], None], *, tell: Tell, pause: Paus
     record()
     # What was written during a collection may have come too late for it, or been deleted with the
     # record that it replaced.
-    while wait_for_sweep(store, tell=tell, pause=pause):
+    while wait_for_sweep(store, log=log, pause=pause):
         record()
 
 
@@ -58,7 +58,7 @@ def pin(
     artifacts: Iterable[tuple[str, str]],
     *,
     why: str,
-    tell: Tell,
+    log: Log,
     pause: Pause,
 ) -> Generator[None]:
     """Protect these artifacts, with all objects under their fingerprints, while the block runs.
@@ -72,7 +72,7 @@ def pin(
         {"artifacts": [list(place) for place in artifacts], "why": why}, format=FORMAT
     )
     try:
-        reserve(store, lambda: store.put(key, data), tell=tell, pause=pause)
+        reserve(store, lambda: store.put(key, data), log=log, pause=pause)
         yield
     finally:
         with contextlib.suppress(StoreError):  # it expires by itself
@@ -87,12 +87,12 @@ def find_pin(store: Store, key: str) -> Pin | None:
     return read_record(Pin, tree, where=f"{store.url}/{key}", what="a pin")
 
 
-def wait_for_sweep(store: Store, *, tell: Tell, pause: Pause) -> bool:
+def wait_for_sweep(store: Store, *, log: Log, pause: Pause) -> bool:
     """Wait until no process collects garbage. Returns whether it had to wait. One GET if not."""
     reported: str | None = None
     while (holder := lease.find_holder(store, *SWEEP)) is not None:
         if reported != holder.record.owner:  # once for each collector
             reported = holder.record.owner
-            tell(f"waiting: garbage is being collected by {holder}")
+            log(f"waiting: garbage is being collected by {holder}")
         pause(SECONDS_BETWEEN_LOOKS)
     return reported is not None

@@ -47,7 +47,7 @@ def sharing(
                         store,
                         [(stage, fingerprint) for stage, fingerprint in sorted(places)],
                         why=why,
-                        tell=_ignore,
+                        log=_ignore,
                         pause=_do_not_wait,
                     )
                 )

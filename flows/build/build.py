@@ -53,7 +53,7 @@ __all__ = [
 
 
 def build(
-    stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
+    stage: Stage, context: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Built:
     """Return the artifact of `stage` made from `inputs`; build it unless the store has it.
 
@@ -63,22 +63,22 @@ def build(
     directory stays, and the next attempt resumes there. Waits while the store does not answer;
     raises StoreError if it refuses.
     """
-    with reporting_failure(stage, site):
-        return _reuse_or_build(stage, site, inputs, force=force)
+    with reporting_failure(stage, context):
+        return _reuse_or_build(stage, context, inputs, force=force)
 
 
 @contextmanager
-def reporting_failure(stage: Stage, site: BuildContext) -> Generator[None]:
+def reporting_failure(stage: Stage, context: BuildContext) -> Generator[None]:
     """Report an error that ends the block as an event, then let it raise."""
     try:
         yield
     except StageInterrupted:
-        site.watch(stage.name, {"kind": "interrupted"})
+        context.watch(stage.name, {"kind": "interrupted"})
         raise
     except NanochatError as error:
         log_tail = error.log_tail if isinstance(error, JobFailed) else ""
         event = {"error": str(error), "hint": error.hint, "log_tail": log_tail}
-        site.watch(stage.name, {"kind": "failed", **event})
+        context.watch(stage.name, {"kind": "failed", **event})
         raise
 
 
@@ -93,84 +93,86 @@ class Lookup:
 
 
 def look_up(
-    stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
+    stage: Stage, context: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Lookup:
     """Look up the artifact of `stage` made from `inputs`, which is the first thing `build` does."""
     # The files are read now, not at the start of the run: they are what the job will import.
-    code = Code(site.root, cache=site.work / "code.json")
-    identity = identify_from(stage, site.run, inputs, code=code)
-    wait = site.wait_for_store(stage.name)
-    found = wait(lambda: find_usable(site, identity))
+    code = Code(context.root, cache=context.work / "code.json")
+    identity = identify_from(stage, context.run, inputs, code=code)
+    wait = context.wait_for_store(stage.name)
+    found = wait(lambda: find_usable(context, identity))
     # A retry of a forced run finds what its earlier attempt built: that is the rebuild, use it.
-    redo = force and (found is None or found.provenance.run != site.run_id)
+    redo = force and (found is None or found.provenance.run != context.run_id)
     reserved = (
-        wait(lambda: _reserve_existing(site, identity)) if found is not None and not redo else None
+        wait(lambda: _reserve_existing(context, identity))
+        if found is not None and not redo
+        else None
     )
     return Lookup(identity=identity, code=code, redo=redo, manifest=reserved)
 
 
 def _reuse_or_build(
-    stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
+    stage: Stage, context: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Built:
-    lookup = look_up(stage, site, inputs, force=force)
+    lookup = look_up(stage, context, inputs, force=force)
     if lookup.manifest is not None:
-        return reuse(site, lookup.manifest)
+        return reuse(context, lookup.manifest)
     identity, redo = lookup.identity, lookup.redo
     while True:
-        with acquire(_make_claim(stage, site, identity, redo=redo)) as held:
-            wait = _wait_under(site, stage, held)
+        with acquire(_make_claim(stage, context, identity, redo=redo)) as held:
+            wait = _wait_under(context, stage, held)
             # Look again, under the lease: the owner before us may have published meanwhile.
-            found, unwanted = wait(lambda: _find_unwanted(site, identity, redo=redo))
+            found, unwanted = wait(lambda: _find_unwanted(context, identity, redo=redo))
             if (
                 found is not None
                 and not unwanted
-                and (reserved := wait(lambda: _reserve_existing(site, identity)))
+                and (reserved := wait(lambda: _reserve_existing(context, identity)))
             ):
-                return reuse(site, reserved)
+                return reuse(context, reserved)
             # Another process built it, so we hold no lease, but a garbage collection deleted it
             # before our record could reserve it: claim again.
             if isinstance(held, Manifest):
                 continue
-            wait(partial(_make_room, site, identity, found, redo=redo, fence=held.check))
-            built = _build(stage, site, lookup, inputs, lease=held)
+            wait(partial(_make_room, context, identity, found, redo=redo, fence=held.check))
+            built = _build(stage, context, lookup, inputs, lease=held)
             # Checkpoints go after the manifest is in the store: a crash in between must be able to
             # resume. Still under the lease, so that they are not those of another builder.
-            wait(lambda: checkpoints.forget(site.store, stage.name, identity.fingerprint))
+            wait(lambda: checkpoints.forget(context.store, stage.name, identity.fingerprint))
             return built
 
 
-def _wait_under(site: BuildContext, stage: Stage, held: HeldLease | Manifest) -> StoreWait:
+def _wait_under(context: BuildContext, stage: Stage, held: HeldLease | Manifest) -> StoreWait:
     """Return a wait for the store that also ends if the lease, if we hold one, is lost."""
     if isinstance(held, Manifest):
-        return site.wait_for_store(stage.name)
-    return site.wait_for_store(stage.name, check=held.raise_if_lost)
+        return context.wait_for_store(stage.name)
+    return context.wait_for_store(stage.name, check=held.raise_if_lost)
 
 
 def _find_unwanted(
-    site: BuildContext, identity: Identity, *, redo: bool
+    context: BuildContext, identity: Identity, *, redo: bool
 ) -> tuple[Manifest | None, bool]:
     """Return the artifact, if it exists, and whether it has to be built all the same."""
-    found = find_manifest(site.store, identity.stage, identity.fingerprint)
-    is_revoked = found is not None and find_revoked(site.store, found) is not None
+    found = find_manifest(context.store, identity.stage, identity.fingerprint)
+    is_revoked = found is not None and find_revoked(context.store, found) is not None
     return found, redo or is_revoked
 
 
-def find_usable(site: BuildContext, identity: Identity) -> Manifest | None:
+def find_usable(context: BuildContext, identity: Identity) -> Manifest | None:
     """Return the artifact. None if it does not exist or was revoked."""
-    manifest = find_manifest(site.store, identity.stage, identity.fingerprint)
-    if manifest is None or find_revoked(site.store, manifest) is not None:
+    manifest = find_manifest(context.store, identity.stage, identity.fingerprint)
+    if manifest is None or find_revoked(context.store, manifest) is not None:
         return None
     return manifest
 
 
-def _reserve_existing(site: BuildContext, identity: Identity) -> Manifest | None:
+def _reserve_existing(context: BuildContext, identity: Identity) -> Manifest | None:
     """Reserve the artifact for this run and return it. None if it is gone or was revoked."""
     # Record first, look second: a collection either sees the record, or we see the deletion.
-    _reserve(site, identity.stage, identity.fingerprint)
-    return find_usable(site, identity)
+    _reserve(context, identity.stage, identity.fingerprint)
+    return find_usable(context, identity)
 
 
-def reserve_found(site: BuildContext, manifests: Iterable[Manifest]) -> None:
+def reserve_found(context: BuildContext, manifests: Iterable[Manifest]) -> None:
     """Record that the run uses these artifacts, which the caller found before, revoked or not.
 
     Raises ArtifactError if one was collected before it was recorded, StageInterrupted if the run is
@@ -178,56 +180,58 @@ def reserve_found(site: BuildContext, manifests: Iterable[Manifest]) -> None:
     """
     for manifest in manifests:
         stage, fingerprint = manifest.stage, manifest.fingerprint
-        _reserve(site, stage, fingerprint)
-        if find_manifest(site.store, stage, fingerprint) is None:
+        _reserve(context, stage, fingerprint)
+        if find_manifest(context.store, stage, fingerprint) is None:
             raise ArtifactError(
-                f"{manifest.name} was deleted from {site.store.url} by a garbage collection before "
-                f"run {site.run_id} had recorded that it uses it",
+                f"{manifest.name} was deleted from {context.store.url} by a garbage collection "
+                f"before run {context.run_id} had recorded that it uses it",
                 hint="run the same command again: it looks for its artifacts anew",
             )
 
 
-def _reserve(site: BuildContext, stage: str, fingerprint: str) -> None:
+def _reserve(context: BuildContext, stage: str, fingerprint: str) -> None:
     """Record in the run that it uses an artifact, then wait until no collection is running."""
 
     def pause(seconds: float) -> None:
-        if site.stop.wait(seconds):
+        if context.stop.wait(seconds):
             raise StageInterrupted(f"{stage} was not started: the run is being stopped")
 
     reserve(
-        site.store,
-        lambda: site.record(stage, fingerprint),
-        tell=lambda text: site.watch(stage, {"kind": "waiting", "text": text}),
+        context.store,
+        lambda: context.record(stage, fingerprint),
+        log=lambda text: context.watch(stage, {"kind": "waiting", "text": text}),
         pause=pause,
     )
 
 
-def _make_claim(stage: Stage, site: BuildContext, identity: Identity, *, redo: bool) -> BuildClaim:
+def _make_claim(
+    stage: Stage, context: BuildContext, identity: Identity, *, redo: bool
+) -> BuildClaim:
     """Return the claim to build: lock, device, lease, and how to find the finished artifact."""
     return BuildClaim(
         stage=stage.name,
         fingerprint=identity.fingerprint,
-        store=site.store,
-        lock_path=file_lock.lock_path(site.work, stage.name, identity.fingerprint),
-        device=site.device if stage.compute == "gpu" else None,
-        claim=Claimant(
+        store=context.store,
+        lock_path=file_lock.lock_path(context.work, stage.name, identity.fingerprint),
+        device=context.device if stage.compute == "gpu" else None,
+        claimant=Claimant(
             owner=uuid.uuid4().hex,  # new for each attempt: a lease of ours before is not ours now
-            run=site.run_id,
+            run=context.run_id,
             host=socket.gethostname(),
             pid=os.getpid(),
-            home=file_lock.home_id(site.placement.home),
+            home=file_lock.home_id(context.placement.home),
             since=timestamp(time.time()),
         ),
-        terms=site.terms,
-        stop=site.stop,
+        terms=context.terms,
+        stop=context.stop,
         # With `redo` the artifact that exists is the one to replace: it must not end the wait.
-        find=lambda: None if redo else find_usable(site, identity),
-        tell=lambda text: site.watch(stage.name, {"kind": "waiting", "text": text}),
+        find=lambda: None if redo else find_usable(context, identity),
+        log=lambda text: context.watch(stage.name, {"kind": "waiting", "text": text}),
     )
 
 
 def _make_room(
-    site: BuildContext,
+    context: BuildContext,
     identity: Identity,
     unwanted: Manifest | None,
     *,
@@ -240,17 +244,17 @@ def _make_room(
     saved. Work directories and checkpoints without the rebuild's mark are never resumed.
     """
     stage, fingerprint = identity.stage, identity.fingerprint
-    mark = find_rebuild_mark(site.store, stage, fingerprint)
-    has_begun = redo and mark is not None and mark.run == site.run_id
+    mark = find_rebuild_mark(context.store, stage, fingerprint)
+    has_begun = redo and mark is not None and mark.run == context.run_id
     if (redo or unwanted is not None) and not has_begun:
         fence()
-        checkpoints.forget(site.store, stage, fingerprint)  # first: it would delete the mark too
-        mark = mark_rebuild(site.store, stage, fingerprint, run=site.run_id)
+        checkpoints.forget(context.store, stage, fingerprint)  # first: it would delete the mark too
+        mark = mark_rebuild(context.store, stage, fingerprint, run=context.run_id)
     # After the mark: a crash in between would otherwise leave a stage that looks never built, and
     # work directories from before the rebuild would be resumed.
     if unwanted is not None:
-        supersede(site.store, unwanted, fence=fence)
-    open_work(work_of(site, identity), mark.id if mark else NONE)
+        supersede(context.store, unwanted, fence=fence)
+    open_work(work_of(context, identity), mark.id if mark else NONE)
 
 
 def uri_of(store: Store, manifest: Manifest) -> str:
@@ -258,16 +262,16 @@ def uri_of(store: Store, manifest: Manifest) -> str:
     return f"{store.url}/{manifest.stage}/{manifest.fingerprint}"
 
 
-def reuse(site: BuildContext, manifest: Manifest) -> Built:
+def reuse(context: BuildContext, manifest: Manifest) -> Built:
     """Return an artifact that exists as Built, after a `cached` event."""
-    uri = uri_of(site.store, manifest)
-    site.watch(manifest.stage, {"kind": "cached", "uri": uri})
+    uri = uri_of(context.store, manifest)
+    context.watch(manifest.stage, {"kind": "cached", "uri": uri})
     return Built(manifest=manifest, uri=uri, cached=True)
 
 
 def _build(
     stage: Stage,
-    site: BuildContext,
+    context: BuildContext,
     lookup: Lookup,
     inputs: Mapping[str, Manifest],
     *,
@@ -275,24 +279,24 @@ def _build(
 ) -> Built:
     started = time.time()
     identity = lookup.identity
-    wait = _wait_under(site, stage, lease)
-    with site.open_cache() as cache:
-        files = fetch_inputs(stage, site, inputs, cache, check=lease.raise_if_lost)
-        job = make_job(stage, site, identity, files)
-        check = make_check(site, identity, job, lookup.code)
+    wait = _wait_under(context, stage, lease)
+    with context.open_cache() as cache:
+        files = fetch_inputs(stage, context, inputs, cache, check=lease.raise_if_lost)
+        job = make_job(stage, context, identity, files)
+        check = make_check(context, identity, job, lookup.code)
         check.discard_foreign_state()
         try:
-            result = run_stage(stage, site, job, lease, check)
+            result = run_stage(stage, context, job, lease, check)
             check.check_complete()
         except CodeChanged:  # other code wrote the checkpoints: they belong to no fingerprint
             shutil.rmtree(job.directory, ignore_errors=True)
             raise
-    published = _publish(site, identity, job, inputs, result, lease, wait)
-    wait(lambda: site.record(stage.name, identity.fingerprint))
+    published = _publish(context, identity, job, inputs, result, lease, wait)
+    wait(lambda: context.record(stage.name, identity.fingerprint))
     # Last: until the manifest is stored, a retry publishes the output from this directory.
     shutil.rmtree(job.directory, ignore_errors=True)
-    uri = uri_of(site.store, published.manifest)
-    site.watch(
+    uri = uri_of(context.store, published.manifest)
+    context.watch(
         stage.name,
         {
             "kind": "finished",
@@ -305,7 +309,7 @@ def _build(
 
 
 def _publish(
-    site: BuildContext,
+    context: BuildContext,
     identity: Identity,
     job: Job,
     inputs: Mapping[str, Manifest],
@@ -315,17 +319,17 @@ def _publish(
 ) -> Published:
     logs = [job.events, job.directory / METRICS_FILE, job.directory / "worker.log"]
     published = publish(
-        site.store,
+        context.store,
         identity,
         job.output,
         logs=[log for log in logs if log.exists() and log.stat().st_size],
         inputs={name: inputs[name] for name in job.inputs},
         provenance=Provenance(
-            run=site.run_id,
+            run=context.run_id,
             owner=lease.owner,
             epoch=lease.epoch,
             created=timestamp(time.time()),
-            git_commit=find_commit(site.root),
+            git_commit=find_commit(context.root),
             metrics=result.metrics,
             versions=result.versions,
             segments=tuple(read_segments(job)),
@@ -337,6 +341,8 @@ def _publish(
     # since superseded, had other contents. Both show that the stage is not deterministic.
     differs = published.divergence or (published.manifest.divergences or (None,))[0]
     if differs is not None:
-        text = f"{identity.stage} was built before with another result: {site.store.url}/{differs}"
-        site.watch(identity.stage, {"kind": "warning", "text": text})
+        text = (
+            f"{identity.stage} was built before with another result: {context.store.url}/{differs}"
+        )
+        context.watch(identity.stage, {"kind": "warning", "text": text})
     return published

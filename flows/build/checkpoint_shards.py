@@ -125,7 +125,7 @@ def uploading_shards(
     """
 
     def look() -> None:
-        with telling_of(job.checkpoints, on_error):
+        with reporting_errors(job.checkpoints, on_error):
             upload_shards(store, job, ranks, epoch=epoch)
 
     with poll(look, every=SECONDS_BETWEEN_LOOKS):
@@ -133,7 +133,7 @@ def uploading_shards(
 
 
 @contextlib.contextmanager
-def telling_of(directory: Path, on_error: Callable[[NanochatError], None]) -> Generator[None]:
+def reporting_errors(directory: Path, on_error: Callable[[NanochatError], None]) -> Generator[None]:
     """Report errors of transfers in the block to `on_error` instead of raising them."""
     try:
         yield

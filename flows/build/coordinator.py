@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flows.artifacts import checkpoints
-from flows.build.checkpoint_shards import SECONDS_BETWEEN_LOOKS, gather_shards, telling_of
+from flows.build.checkpoint_shards import SECONDS_BETWEEN_LOOKS, gather_shards, reporting_errors
 from flows.build.messages import (
     MISTAKE,
     MessagePrefix,
@@ -55,7 +55,7 @@ class Coordinator:
         lease: HeldLease,
         *,
         terms: LeaseTimings,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         warn: Callable[[NanochatError], None],
     ) -> None:
         self.ending = threading.Event()  # the lease is lost, the run is stopped, or a node is lost
@@ -65,7 +65,7 @@ class Coordinator:
         self._call = call
         self._lease = lease
         self._terms = terms
-        self._tell = tell
+        self._log = log
         self._warn = warn
         self._lost: StageError | None = None
         self._who: dict[int, str] = {}  # node -> id of its process when all were ready
@@ -110,7 +110,7 @@ class Coordinator:
                 )
             if time.monotonic() >= next_line:
                 next_line = time.monotonic() + self._terms.say
-                self._tell(f"waiting: for node {names} of {self._call.nodes}")
+                self._log(f"waiting: for node {names} of {self._call.nodes}")
         # From here on another `who` under the same number is a restarted process without ranks.
         self._who = {node: status.who for node, status in fresh.items()}
         endpoint = own_endpoint(toward=store_host(self._place.store.url))
@@ -213,7 +213,7 @@ class Coordinator:
     def _gather(self, over: threading.Event) -> None:
         ranks = range(self._call.processes, self._call.nodes * self._call.processes)
         while not over.wait(SECONDS_BETWEEN_LOOKS):
-            with telling_of(self._job.checkpoints, self._warn):
+            with reporting_errors(self._job.checkpoints, self._warn):
                 for part in gather_shards(
                     self._place.store, self._job, ranks, epoch=self._call.epoch
                 ):
@@ -285,7 +285,7 @@ def lead(
     nodes: int,
     processes: int,
     terms: LeaseTimings,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     warn: Callable[[NanochatError], None],
 ) -> Generator[Coordinator]:
     """Start all nodes from this job's newest checkpoint and watch them while the block runs.
@@ -307,7 +307,7 @@ def lead(
         endpoint=None,
     )
     place = MessagePrefix(store=store, stage=job.stage, fingerprint=job.fingerprint)
-    leader = Coordinator(job, place, call, lease, terms=terms, tell=tell, warn=warn)
+    leader = Coordinator(job, place, call, lease, terms=terms, log=log, warn=warn)
     leader.assemble()
     with leader.watching():
         yield leader

@@ -43,10 +43,10 @@ class FollowerAttempt:
     """This node's part in one attempt that node 0 started."""
 
     def __init__(
-        self, site: BuildContext, place: MessagePrefix, call: StartMessage, *, node: int
+        self, context: BuildContext, place: MessagePrefix, call: StartMessage, *, node: int
     ) -> None:
         self.ending = threading.Event()  # the start message is void, or the run is stopped
-        self._site = site
+        self._context = context
         self._place = place
         self._call = call
         self._node = node
@@ -74,7 +74,7 @@ class FollowerAttempt:
                 if endpoint is not None:
                     self._run(job, endpoint, check)
             except StageInterrupted:
-                if self._site.stop.is_set():
+                if self._context.stop.is_set():
                     self._say("leaving")
                     raise
                 self._say("ended")
@@ -82,7 +82,7 @@ class FollowerAttempt:
                 self._say("ended", text=str(error), cause=_cause_of(error), hint=error.hint)
                 if not is_retryable(error):
                     raise
-                self._tell("message", f"this attempt is over: {error}")
+                self._log("message", f"this attempt is over: {error}")
             except Exception as error:  # a bug, or a full disk: a retry would fail in the same way
                 name = type(error).__name__
                 self._say("ended", text=f"{name}: {error}", cause=name)
@@ -100,11 +100,11 @@ class FollowerAttempt:
         """
         try:
             checkpoints.restore_step(
-                self._site.store,
+                self._context.store,
                 job,
                 self._call.step,
                 commit=self._call.commit,
-                tell=lambda text: self._tell("message", text),
+                log=lambda text: self._log("message", text),
             )
         except ArtifactError as error:  # the next attempt's node 0 uploads it again
             raise TransientStageError(str(error), hint=error.hint) from error
@@ -117,17 +117,17 @@ class FollowerAttempt:
         ranks = range(first, first + processes)
 
         def warn(error: NanochatError) -> None:
-            self._tell("warning", f"checkpoint shard not stored: {error}")
+            self._log("warning", f"checkpoint shard not stored: {error}")
 
         append_segment(job, processes=processes * endpoint.nodes, nodes=endpoint.nodes)
         with uploading_shards(self._place.store, job, ranks, epoch=endpoint.epoch, on_error=warn):
             run_job(
                 job,
                 processes=processes,
-                on_event=self._tell_event,
+                on_event=self._report_event,
                 stop=self.ending,
                 check=check,
-                root=self._site.root,
+                root=self._context.root,
                 meeting=meeting,
             )
 
@@ -135,14 +135,14 @@ class FollowerAttempt:
         """Return the start message with its endpoint. None if it is void or this attempt ends."""
         while not self.ending.is_set():
             with contextlib.suppress(*_UNREACHABLE):
-                call, _ = find_start(self._place, ttl=self._site.terms.ttl)
+                call, _ = find_start(self._place, ttl=self._context.terms.ttl)
                 if call is not None and call.epoch != self._call.epoch:
                     return None
                 if call is not None and call.endpoint is not None:
                     self._check_alone()
                     return call
-            self.ending.wait(self._site.terms.look)
-        if self._site.stop.is_set():
+            self.ending.wait(self._context.terms.look)
+        if self._context.stop.is_set():
             raise StageInterrupted(f"{self._place.name}: the run is being stopped")
         return None
 
@@ -166,14 +166,14 @@ class FollowerAttempt:
             yield
 
     def _beat(self, over: threading.Event) -> None:
-        while not over.wait(self._site.terms.beat):
+        while not over.wait(self._context.terms.beat):
             self._say(self._state)
 
     def _watch(self, over: threading.Event) -> None:
-        pause = min(self._site.terms.beat, _SECONDS_BETWEEN_QUESTIONS)
+        pause = min(self._context.terms.beat, _SECONDS_BETWEEN_QUESTIONS)
         while not over.wait(pause):
             try:
-                call, _ = find_start(self._place, ttl=self._site.terms.ttl)
+                call, _ = find_start(self._place, ttl=self._context.terms.ttl)
             except _UNREACHABLE:
                 continue
             self._heard = time.monotonic()
@@ -187,8 +187,8 @@ class FollowerAttempt:
         counts this node as lost and has ended its own ranks.
         """
         while not over.wait(_SECONDS_BETWEEN_LOOKS):
-            is_cut_off = time.monotonic() - self._heard > self._site.terms.ttl / 2
-            if is_cut_off or self._site.stop.is_set():
+            is_cut_off = time.monotonic() - self._heard > self._context.terms.ttl / 2
+            if is_cut_off or self._context.stop.is_set():
                 self.ending.set()
 
     def _say(
@@ -220,11 +220,11 @@ class FollowerAttempt:
                     publish_status(self._place, said)
                     return
 
-    def _tell_event(self, event: dict[str, Any]) -> None:
-        self._site.watch(self._place.stage, event)
+    def _report_event(self, event: dict[str, Any]) -> None:
+        self._context.watch(self._place.stage, event)
 
-    def _tell(self, kind: str, text: str) -> None:
-        self._site.watch(self._place.stage, {"kind": kind, "text": text})
+    def _log(self, kind: str, text: str) -> None:
+        self._context.watch(self._place.stage, {"kind": kind, "text": text})
 
 
 def _cause_of(error: NanochatError) -> str:

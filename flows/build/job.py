@@ -28,24 +28,24 @@ from nanochat_core.job import Job, Result, digests_of
 from nanochat_core.section import Section
 
 
-def nodes_of(stage: Stage, site: BuildContext) -> int:
+def nodes_of(stage: Stage, context: BuildContext) -> int:
     """Return the number of machines that build a stage together."""
-    return site.placement.nodes if stage.compute == "gpu" else 1
+    return context.placement.nodes if stage.compute == "gpu" else 1
 
 
-def processes_of(stage: Stage, site: BuildContext) -> int:
+def processes_of(stage: Stage, context: BuildContext) -> int:
     """Return the number of processes of a stage on each machine."""
-    return max(site.placement.gpus, 1) if stage.compute == "gpu" else 1
+    return max(context.placement.gpus, 1) if stage.compute == "gpu" else 1
 
 
-def work_of(site: BuildContext, identity: Identity) -> Path:
+def work_of(context: BuildContext, identity: Identity) -> Path:
     """Return the directory in which a fingerprint's job runs on this machine."""
-    return file_lock.work_directory(site.work, identity.stage, identity.fingerprint)
+    return file_lock.work_directory(context.work, identity.stage, identity.fingerprint)
 
 
 def fetch_inputs(
     stage: Stage,
-    site: BuildContext,
+    context: BuildContext,
     inputs: Mapping[str, Manifest],
     cache: Cache,
     *,
@@ -57,57 +57,59 @@ def fetch_inputs(
     """
 
     def check_not_stopped(count: int) -> None:
-        if site.stop.is_set():
+        if context.stop.is_set():
             raise StageInterrupted(f"{stage.name} was not started: the run is being stopped")
         check()
 
     names = [source.name for source in stage.inputs]
     if names:
-        site.watch(stage.name, {"kind": "fetching", "inputs": names})
-    wait = site.wait_for_store(stage.name, check=check)
+        context.watch(stage.name, {"kind": "fetching", "inputs": names})
+    wait = context.wait_for_store(stage.name, check=check)
 
     def fetch_one(name: str) -> Path:
-        return wait(lambda: fetch(site.store, inputs[name], cache, on_bytes=check_not_stopped))
+        return wait(lambda: fetch(context.store, inputs[name], cache, on_bytes=check_not_stopped))
 
     return {name: fetch_one(name) / "files" for name in names}
 
 
-def make_job(stage: Stage, site: BuildContext, identity: Identity, inputs: dict[str, Path]) -> Job:
+def make_job(
+    stage: Stage, context: BuildContext, identity: Identity, inputs: dict[str, Path]
+) -> Job:
     """Make the job that builds the stage's artifact on this machine."""
-    sections = {name: getattr(site.run, name) for name in stage.config}
+    sections = {name: getattr(context.run, name) for name in stage.config}
     return Job(
-        directory=work_of(site, identity),
+        directory=work_of(context, identity),
         stage=stage.name,
         entry=stage.entry,
         fingerprint=identity.fingerprint,
         config={n: s.tree() if isinstance(s, Section) else s for n, s in sections.items()},
         inputs=inputs,
-        resources=site.placement.resources,
+        resources=context.placement.resources,
     )
 
 
-def tell_building(stage: Stage, site: BuildContext, job: Job) -> None:
+def report_building(stage: Stage, context: BuildContext, job: Job) -> None:
     """Report, as a `building` event, that the job is about to start here."""
     event = {
         "kind": "building",
         "fingerprint": job.fingerprint,
-        "processes": nodes_of(stage, site) * processes_of(stage, site),
+        "processes": nodes_of(stage, context) * processes_of(stage, context),
         "directory": str(job.directory),
     }
-    site.watch(stage.name, event)
+    context.watch(stage.name, event)
 
 
-def make_check(site: BuildContext, identity: Identity, job: Job, code: Code) -> CodeCheck:
+def make_check(context: BuildContext, identity: Identity, job: Job, code: Code) -> CodeCheck:
     """Return a check that the job runs only code that its fingerprint covers."""
 
     def warn(text: str) -> None:
-        _warn(site, job, text)
+        _warn(context, job, text)
 
-    return CodeCheck(identity, job, code, strict=site.strict, warn=warn)
+    return CodeCheck(identity, job, code, strict=context.strict, warn=warn)
 
 
 def run_stage(
-    stage: Stage, site: BuildContext, job: Job, lease: HeldLease, check: CodeCheck
+    stage: Stage, context: BuildContext, job: Job, lease: HeldLease, check: CodeCheck
 ) -> Result:
     """Run the job to its end, or return the result of an earlier attempt that was not published.
 
@@ -116,37 +118,37 @@ def run_stage(
     did; CodeChanged if it ran other code than its fingerprint covers.
     """
 
-    def tell(text: str) -> None:
-        site.watch(job.stage, {"kind": "message", "text": text})
+    def log(text: str) -> None:
+        context.watch(job.stage, {"kind": "message", "text": text})
 
-    nodes, processes = nodes_of(stage, site), processes_of(stage, site)
+    nodes, processes = nodes_of(stage, context), processes_of(stage, context)
     if (finished := find_finished(job)) is not None:
-        tell("an earlier attempt finished this job; its output is published")
+        log("an earlier attempt finished this job; its output is published")
         return finished
-    if nodes > 1 and not site.placement.mirrors_checkpoints:
+    if nodes > 1 and not context.placement.mirrors_checkpoints:
         raise ConfigError(
             f"{stage.name} on {nodes} nodes needs a store that all of them reach, "
-            f"{site.store.url} is a directory of one",
+            f"{context.store.url} is a directory of one",
             hint="give one with --store or NANOCHAT_STORE",
         )
     # Even if the store is a directory in this home, to which checkpoints are not mirrored: another
     # machine that reaches it may have uploaded some.
-    wait = site.wait_for_store(stage.name, check=lease.raise_if_lost)
-    wait(lambda: checkpoints.restore(site.store, job, tell=tell))
-    tell_building(stage, site, job)
+    wait = context.wait_for_store(stage.name, check=lease.raise_if_lost)
+    wait(lambda: checkpoints.restore(context.store, job, log=log))
+    report_building(stage, context, job)
 
     def on_event(event: dict[str, Any]) -> None:
         if event["kind"] in ("start", "step"):
             # Written with the next heartbeat: plans and waiting processes show it as progress.
             lease.note(step=event["step"], total=event["total"])
-        site.watch(stage.name, event)
+        context.watch(stage.name, event)
 
     with contextlib.ExitStack() as stack:
         # The coordinator before the mirror, so that the last checkpoint is still sent with the
         # other nodes' shards: the stack closes in reverse.
-        leader = stack.enter_context(_lead(stage, site, job, lease)) if nodes > 1 else None
-        if site.placement.mirrors_checkpoints:
-            stack.enter_context(_mirror(site, job, lease, leader, check))
+        leader = stack.enter_context(_lead(stage, context, job, lease)) if nodes > 1 else None
+        if context.placement.mirrors_checkpoints:
+            stack.enter_context(_mirror(context, job, lease, leader, check))
         append_segment(job, processes=nodes * processes, nodes=nodes)
         try:
             return run_job(
@@ -155,11 +157,11 @@ def run_stage(
                 on_event=on_event,
                 stop=leader.ending if leader else lease.ending,
                 check=check,
-                root=site.root,
+                root=context.root,
                 meeting=leader.meeting if leader else None,
             )
         except StageError as error:
-            if (cause := _cause(error, site, lease, leader)) is error:
+            if (cause := _cause(error, context, lease, leader)) is error:
                 raise
             raise cause from error
 
@@ -181,11 +183,11 @@ def find_finished(job: Job) -> Result | None:
 
 
 def _cause(
-    error: StageError, site: BuildContext, lease: HeldLease, leader: Coordinator | None
+    error: StageError, context: BuildContext, lease: HeldLease, leader: Coordinator | None
 ) -> StageError:
     """Return the error that ended the job. Raises LeaseLost if the lost lease ended it."""
     # The lease may be lost while the run is being stopped: the stop is the cause to report.
-    if site.stop.is_set():
+    if context.stop.is_set():
         return error
     if isinstance(error, StageInterrupted):
         lease.raise_if_lost()
@@ -193,26 +195,26 @@ def _cause(
 
 
 def _lead(
-    stage: Stage, site: BuildContext, job: Job, lease: HeldLease
+    stage: Stage, context: BuildContext, job: Job, lease: HeldLease
 ) -> contextlib.AbstractContextManager[Coordinator]:
     def warn(error: NanochatError) -> None:
-        _warn(site, job, f"another node's checkpoint shard has not arrived yet: {error}")
+        _warn(context, job, f"another node's checkpoint shard has not arrived yet: {error}")
 
     return lead(
-        site.store,
+        context.store,
         job,
         lease,
-        nodes=nodes_of(stage, site),
-        processes=processes_of(stage, site),
-        terms=site.terms,
-        tell=lambda text: site.watch(job.stage, {"kind": "waiting", "text": text}),
+        nodes=nodes_of(stage, context),
+        processes=processes_of(stage, context),
+        terms=context.terms,
+        log=lambda text: context.watch(job.stage, {"kind": "waiting", "text": text}),
         warn=warn,
     )
 
 
 @contextlib.contextmanager
 def _mirror(
-    site: BuildContext, job: Job, lease: HeldLease, leader: Coordinator | None, check: CodeCheck
+    context: BuildContext, job: Job, lease: HeldLease, leader: Coordinator | None, check: CodeCheck
 ) -> Generator[None]:
     """Upload every new checkpoint to the store while the block runs.
 
@@ -233,7 +235,7 @@ def _mirror(
         check()  # a checkpoint of other code must not be resumed under this fingerprint
         there: list[File] = leader.parts if leader else []
         sent = checkpoints.send(
-            site.store,
+            context.store,
             job,
             directory,
             owner=lease.owner,
@@ -242,7 +244,7 @@ def _mirror(
             there=there,
         )
         with contextlib.suppress(StoreError):  # the next checkpoint prunes these steps too
-            checkpoints.prune(site.store, job, sent=sent)
+            checkpoints.prune(context.store, job, sent=sent)
 
     reported, next_report = "", 0.0
 
@@ -250,8 +252,8 @@ def _mirror(
         nonlocal reported, next_report
         now = time.monotonic()  # the mirror retries every second; the warning is not repeated
         if str(error) != reported or now >= next_report:
-            reported, next_report = str(error), now + site.terms.say
-            _warn(site, job, f"checkpoint not stored: {error}")
+            reported, next_report = str(error), now + context.terms.say
+            _warn(context, job, f"checkpoint not stored: {error}")
 
     with mirror(job.checkpoints, send, on_error=warn, skip=skip):
         try:
@@ -260,5 +262,5 @@ def _mirror(
             has_ended = True
 
 
-def _warn(site: BuildContext, job: Job, text: str) -> None:
-    site.watch(job.stage, {"kind": "warning", "text": text})
+def _warn(context: BuildContext, job: Job, text: str) -> None:
+    context.watch(job.stage, {"kind": "warning", "text": text})

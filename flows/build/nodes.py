@@ -24,7 +24,7 @@ from flows.build.job import (
     make_job,
     nodes_of,
     processes_of,
-    tell_building,
+    report_building,
     work_of,
 )
 from flows.build.messages import MessagePrefix, StartMessage, find_start
@@ -42,30 +42,30 @@ _UNREACHABLE = (StoreError, ArtifactError)
 
 
 def build_share(
-    stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest], *, node: int, force: bool
+    stage: Stage, context: BuildContext, inputs: Mapping[str, Manifest], *, node: int, force: bool
 ) -> Built:
     """Build this node's share of a stage. A CPU stage is built by node 0 alone.
 
     Raises what `build` raises; of these JobFailed (NodeLost), LeaseLost and TransientStageError may
     succeed on a retry.
     """
-    nodes = site.placement.nodes
+    nodes = context.placement.nodes
     if not 0 <= node < nodes:
         raise ConfigError(
             f"node {node} is not one of {nodes} nodes", hint=f"they are numbered 0 to {nodes - 1}"
         )
     if node == 0:
-        return build(stage, site, inputs, force=force)
-    if nodes_of(stage, site) == 1:
+        return build(stage, context, inputs, force=force)
+    if nodes_of(stage, context) == 1:
         raise ConfigError(
             f"{stage.name} is built by one machine, this is node {node}",
             hint="start it on node 0 alone",
         )
-    with reporting_failure(stage, site):
-        lookup = look_up(stage, site, inputs, force=force)
+    with reporting_failure(stage, context):
+        lookup = look_up(stage, context, inputs, force=force)
         if lookup.manifest is not None:
-            return reuse(site, lookup.manifest)
-        follower = _Follower(stage, site, inputs, lookup, node=node)
+            return reuse(context, lookup.manifest)
+        follower = _Follower(stage, context, inputs, lookup, node=node)
         with _locked(follower):
             return follower.join()
 
@@ -75,8 +75,8 @@ def _locked(follower: "_Follower") -> Generator[None]:
     """Hold the fingerprint's lock in this home. Raises StageError if another process keeps it."""
     # No lease guards the work directory of a follower: two nodes that share a home by mistake would
     # write into the same one.
-    site, identity = follower.site, follower.identity
-    path = file_lock.lock_path(site.work, identity.stage, identity.fingerprint)
+    context, identity = follower.context, follower.identity
+    path = file_lock.lock_path(context.work, identity.stage, identity.fingerprint)
     deadline = time.monotonic() + _SECONDS_FOR_THE_LOCK
     while True:
         with file_lock.try_hold(path) as is_held:
@@ -86,7 +86,7 @@ def _locked(follower: "_Follower") -> Generator[None]:
             owner = file_lock.find_owner(path)
         if time.monotonic() > deadline:
             raise StageError(
-                f"node {follower.node} works in {site.placement.home}, as {owner} does",
+                f"node {follower.node} works in {context.placement.home}, as {owner} does",
                 hint="give each node a home of its own: --home, or NANOCHAT_HOME",
             )
         follower.pause()
@@ -98,13 +98,13 @@ class _Follower:
     def __init__(
         self,
         stage: Stage,
-        site: BuildContext,
+        context: BuildContext,
         inputs: Mapping[str, Manifest],
         lookup: Lookup,
         *,
         node: int,
     ) -> None:
-        self.site = site
+        self.context = context
         self.identity = lookup.identity
         self.node = node
         self._stage = stage
@@ -112,14 +112,14 @@ class _Follower:
         self._code = lookup.code
         self._redo = lookup.redo
         self._place = MessagePrefix(
-            store=site.store, stage=stage.name, fingerprint=self.identity.fingerprint
+            store=context.store, stage=stage.name, fingerprint=self.identity.fingerprint
         )
         self._seen = 0  # epoch of the last start message that was followed
         self._began = time.time()
 
     def join(self) -> Built:
         """Follow node 0's start messages until the artifact exists; return it."""
-        with self.site.open_cache() as cache:
+        with self.context.open_cache() as cache:
             # Fetch while node 0 fetches too. If the start message exists, `_prepare` fetches, after
             # this node has reported that it joined: node 0 waits `terms.meet` seconds for that.
             if not self._is_called():
@@ -129,28 +129,28 @@ class _Follower:
                 if isinstance(found, Manifest):
                     return self._finish(found)
                 self._seen = found.epoch
-                attempt = FollowerAttempt(self.site, self._place, found, node=self.node)
+                attempt = FollowerAttempt(self.context, self._place, found, node=self.node)
                 attempt.run(partial(self._prepare, found, cache))
 
     def _prepare(self, call: StartMessage, cache: Cache) -> tuple[Job, CodeCheck]:
         self._check(call)
-        job = make_job(self._stage, self.site, self.identity, self._fetch(cache))
-        check = make_check(self.site, self.identity, job, self._code)
+        job = make_job(self._stage, self.context, self.identity, self._fetch(cache))
+        check = make_check(self.context, self.identity, job, self._code)
         check.discard_foreign_state()
-        tell_building(self._stage, self.site, job)
+        report_building(self._stage, self.context, job)
         return job, check
 
     def _fetch(self, cache: Cache) -> dict[str, Path]:
-        return fetch_inputs(self._stage, self.site, self._inputs, cache, check=lambda: None)
+        return fetch_inputs(self._stage, self.context, self._inputs, cache, check=lambda: None)
 
     def _is_called(self) -> bool:
         with contextlib.suppress(*_UNREACHABLE):
-            return find_start(self._place, ttl=self.site.terms.ttl)[0] is not None
+            return find_start(self._place, ttl=self.context.terms.ttl)[0] is not None
         return False
 
     def pause(self) -> None:
         """Sleep between two polls of the store. Raises StageInterrupted if the run is stopped."""
-        if self.site.stop.wait(self.site.terms.look):
+        if self.context.stop.wait(self.context.terms.look):
             raise StageInterrupted(f"{self._stage.name}: the run is being stopped")
 
     def _wait(self) -> Manifest | StartMessage:
@@ -158,7 +158,7 @@ class _Follower:
 
         Raises TransientStageError if node 0 holds no lease for too long.
         """
-        terms = self.site.terms
+        terms = self.context.terms
         heard = time.monotonic()
         # At first node 0 may still be starting elsewhere; later it holds a lease or was lost.
         limit = terms.ttl if self._seen else max(terms.ttl, terms.meet)
@@ -183,23 +183,23 @@ class _Follower:
                 )
             if time.monotonic() >= next_line:
                 next_line = time.monotonic() + terms.say
-                self._tell_waiting(holder)
+                self._report_waiting(holder)
             self.pause()
 
-    def _tell_waiting(self, holder: LeaseHolder | None) -> None:
+    def _report_waiting(self, holder: LeaseHolder | None) -> None:
         owner = f"run {holder.record.run} on host {holder.host}" if holder else "not started yet"
         text = f"waiting: node {self.node} for node 0 ({owner})"
-        self.site.watch(self._stage.name, {"kind": "waiting", "text": text})
+        self.context.watch(self._stage.name, {"kind": "waiting", "text": text})
 
     def _find(self) -> Manifest | None:
-        found = find_usable(self.site, self.identity)
+        found = find_usable(self.context, self.identity)
         # With --force the artifact to wait for is the one of this run, not its predecessor.
-        is_old = self._redo and found is not None and found.provenance.run != self.site.run_id
+        is_old = self._redo and found is not None and found.provenance.run != self.context.run_id
         return None if is_old else found
 
     def _check(self, call: StartMessage) -> None:
         """Raise ConfigError if node 0 was started for another number of nodes or processes."""
-        nodes, processes = self.site.placement.nodes, processes_of(self._stage, self.site)
+        nodes, processes = self.context.placement.nodes, processes_of(self._stage, self.context)
         if (call.nodes, call.processes) != (nodes, processes):
             raise ConfigError(
                 f"node 0 on {call.host} calls {call.nodes} nodes with {call.processes} processes, "
@@ -208,15 +208,15 @@ class _Follower:
             )
 
     def _finish(self, manifest: Manifest) -> Built:
-        shutil.rmtree(work_of(self.site, self.identity), ignore_errors=True)
+        shutil.rmtree(work_of(self.context, self.identity), ignore_errors=True)
         if not self._seen:
-            return reuse(self.site, manifest)
-        uri = uri_of(self.site.store, manifest)
+            return reuse(self.context, manifest)
+        uri = uri_of(self.context.store, manifest)
         event = {
             "kind": "finished",
             "uri": uri,
             "seconds": time.time() - self._began,
             "metrics": manifest.provenance.metrics,
         }
-        self.site.watch(self._stage.name, event)
+        self.context.watch(self._stage.name, event)
         return Built(manifest=manifest, uri=uri, cached=False)

@@ -49,7 +49,7 @@ class StageRequest:
         return f"{self.stage}/{short(self.fingerprint)}"
 
 
-def match_digest(order: StageRequest, *, pool: str | None) -> str:
+def match_digest(request: StageRequest, *, pool: str | None) -> str:
     """Return 12 hex digits that are equal for two requests if one build serves both.
 
     Such requests build the same artifact in the same store, on machines of the same pool, with the
@@ -58,18 +58,18 @@ def match_digest(order: StageRequest, *, pool: str | None) -> str:
     waits for the lease of the first. A forced request matches requests of its own run only.
     """
     # Without a number, as many GPUs as the profile can fill: what its machines have, as a rule.
-    most = open_profile(order.profile, depth=order.depth, snapshots=False).pace.max_gpus
+    most = open_profile(request.profile, depth=request.depth, snapshots=False).pace.max_gpus
     return short(
         fingerprint_of(
             {
-                "store": order.store,
+                "store": request.store,
                 "pool": pool,
-                "nodes": order.nodes,
-                "gpus": most if order.gpus is None else order.gpus,
-                "stage": order.stage,
-                "fingerprint": order.fingerprint,
-                "force": order.run if order.force else None,
-                "strict": order.strict,
+                "nodes": request.nodes,
+                "gpus": most if request.gpus is None else request.gpus,
+                "stage": request.stage,
+                "fingerprint": request.fingerprint,
+                "force": request.run if request.force else None,
+                "strict": request.strict,
             }
         )
     )
@@ -77,7 +77,7 @@ def match_digest(order: StageRequest, *, pool: str | None) -> str:
 
 def make_request(
     stage: Stage,
-    site: BuildContext,
+    context: BuildContext,
     run: Run,
     inputs: Mapping[str, Manifest],
     *,
@@ -94,16 +94,16 @@ def make_request(
         overrides=run.overrides,
         run=run.run,
         force=force,
-        store=site.store.url,
+        store=context.store.url,
         gpus=run.gpus,
-        nodes=site.placement.nodes,
+        nodes=context.placement.nodes,
         place=run.place,
-        strict=site.strict,
+        strict=context.strict,
     )
 
 
 def build_on_node(
-    order: StageRequest,
+    request: StageRequest,
     *,
     node: int,
     watch: Watch,
@@ -116,68 +116,68 @@ def build_on_node(
     something else, ArtifactError if an input is not in the store, and what `build` raises; of these
     JobFailed (NodeLost), LeaseLost and TransientStageError may succeed on a retry.
     """
-    stage, site, inputs = open_request(order, watch=watch)
-    check_same(order, stage, site, inputs)
-    site = replace(site, terms=terms or site.terms, stop=stop or site.stop)
-    return build_share(stage, site, inputs, node=node, force=order.force)
+    stage, context, inputs = open_request(request, watch=watch)
+    check_same(request, stage, context, inputs)
+    context = replace(context, terms=terms or context.terms, stop=stop or context.stop)
+    return build_share(stage, context, inputs, node=node, force=request.force)
 
 
-def stage_of(order: StageRequest) -> Stage:
+def stage_of(request: StageRequest) -> Stage:
     """Return the stage that is requested. Raises ConfigError if no stage has that name."""
-    return stage_named(check_stage(order.stage))
+    return stage_named(check_stage(request.stage))
 
 
 def open_request(
-    order: StageRequest, *, watch: Watch
+    request: StageRequest, *, watch: Watch
 ) -> tuple[Stage, BuildContext, dict[str, Manifest]]:
     """Return the stage, a build context for this machine, and the inputs' manifests by stage."""
-    stage = stage_of(order)
+    stage = stage_of(request)
     # Text and datasets were read by the caller, and their stages are inputs here: this machine
     # need not have them.
     opened = open_profile(
-        order.profile, depth=order.depth, overrides=order.overrides, snapshots=False
+        request.profile, depth=request.depth, overrides=request.overrides, snapshots=False
     )
     home = default_home()
     placement = make_placement(
-        opened.pace, home=home, store=order.store, gpus=order.gpus, settings=order.place
+        opened.pace, home=home, store=request.store, gpus=request.gpus, settings=request.place
     )
     home.mkdir(parents=True, exist_ok=True)
-    site = BuildContext(
+    context = BuildContext(
         run=opened.run,
-        run_id=order.run,
-        placement=replace(placement, nodes=order.nodes),
-        store=open_store(order.store),
+        run_id=request.run,
+        placement=replace(placement, nodes=request.nodes),
+        store=open_store(request.store),
         watch=watch,
-        strict=order.strict,
+        strict=request.strict,
     )
-    wait = site.wait_for_store(order.stage)
-    found = [wait(partial(_input, site, name)) for name in order.inputs]
-    return stage, site, {manifest.stage: manifest for manifest in found}
+    wait = context.wait_for_store(request.stage)
+    found = [wait(partial(_input, context, name)) for name in request.inputs]
+    return stage, context, {manifest.stage: manifest for manifest in found}
 
 
 def check_same(
-    order: StageRequest, stage: Stage, site: BuildContext, inputs: Mapping[str, Manifest]
+    request: StageRequest, stage: Stage, context: BuildContext, inputs: Mapping[str, Manifest]
 ) -> Identity:
     """Return the identity that this machine computes. Raises ConfigError if it differs."""
     if missing := [source.name for source in stage.inputs if source.name not in inputs]:
-        raise ConfigError(f"the request for {order.name} lacks its input {missing[0]}")
-    code = Code(site.root, cache=site.work / "code.json")
-    ours = identify_from(stage, site.run, inputs, code=code)
-    if ours.fingerprint != order.fingerprint:
+        raise ConfigError(f"the request for {request.name} lacks its input {missing[0]}")
+    code = Code(context.root, cache=context.work / "code.json")
+    ours = identify_from(stage, context.run, inputs, code=code)
+    if ours.fingerprint != request.fingerprint:
         raise ConfigError(
-            f"{order.name} was requested, but this machine would build "
+            f"{request.name} was requested, but this machine would build "
             f"{stage.name}/{short(ours.fingerprint)}",
             hint="give worker and caller the same version of the code",
         )
     return ours
 
 
-def _input(site: BuildContext, name: str) -> Manifest:
+def _input(context: BuildContext, name: str) -> Manifest:
     stage, _, fingerprint = name.partition("/")
-    manifest = find_manifest(site.store, stage, fingerprint)
+    manifest = find_manifest(context.store, stage, fingerprint)
     if manifest is None:
         raise ArtifactError(
-            f"{stage}/{short(fingerprint)} is not in {site.store.url}",
+            f"{stage}/{short(fingerprint)} is not in {context.store.url}",
             hint="the worker must use the same store as the run: a directory is seen by one "
             "machine only",
         )

@@ -109,8 +109,8 @@ class StoreOptions:
     def words(self) -> list[str]:
         """The given options as command line words, for a command that a user may copy."""
         # Only given options: the next command takes defaults from the same environment.
-        given = [("--home", self.home), ("--store", self.store)]
-        return [word for name, value in given if value for word in (name, str(value))]
+        options = [("--home", self.home), ("--store", self.store)]
+        return [word for name, value in options if value for word in (name, str(value))]
 
     @property
     def home_path(self) -> Path:
@@ -234,12 +234,12 @@ class PlacementOptions(DeviceOptions):
     def settings(self) -> tuple[str, ...]:
         """Every changed setting of the placement, as name=value."""
         # Values are parsed as JSON, where a boolean is `true` and not Python's `True`.
-        given = [
+        options = [
             ("device_batch_size", self.device_batch_size),
             ("attention", self.attention),
             ("compile", None if self.compile is None else json.dumps(self.compile)),
         ]
-        return (*(f"{name}={value}" for name, value in given if value is not None), *self.place)
+        return (*(f"{name}={value}" for name, value in options if value is not None), *self.place)
 
     def placement(self, profile: Profile) -> Placement:
         """Return the placement of a run of `profile`: where and how fast it executes."""
@@ -319,13 +319,13 @@ def pinned_profile(
     *,
     plan: bool,
     known: Mapping[str, str] | None = None,
-    given: Mapping[str, Manifest] | None = None,
+    pinned: Mapping[str, Manifest] | None = None,
 ) -> tuple[Profile, Pins]:
     """Return the profile with every moving upstream name resolved, and the pin of each name.
 
-    plan: see `flows.plan.upstream.pin`. Names that only `given` artifacts need are not looked up.
+    plan: see `flows.plan.upstream.pin`. Names that only `pinned` artifacts need are not looked up.
     """
     chosen = profile_of(name, what)
-    sections = sections_of(given or {})
+    sections = sections_of(pinned or {})
     run, pins = pin(chosen.run, home, log=print_warning, known=known, sections=sections, plan=plan)
     return replace(chosen, run=run), pins

@@ -144,13 +144,13 @@ def nanochat_eval(
     placement = with_pool(placement, nodes=1, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     # Resolve upstream names of the stages that will be built only: pinned inputs have theirs.
-    built = [stage for stage in suite.stages if stage.name not in suite.given]
+    built = [stage for stage in suite.stages if stage.name not in suite.pinned]
     sections = {section for stage in built for section in stage.config}
-    pinned, pins = wait(
+    resolved, pins = wait(
         lambda: pin_names(suite.opened.run, opened_store, run_id, placement, sections, log=warn)
     )
-    site = BuildContext(
-        run=pinned,
+    context = BuildContext(
+        run=resolved,
         run_id=run_id,
         placement=placement,
         store=opened_store,
@@ -158,9 +158,9 @@ def nanochat_eval(
         strict=strict,
         stop=stop,
     )
-    wait(lambda: check_decides(site.store))
+    wait(lambda: check_decides(context.store))
     run = Run(
-        run=site.run_id,
+        run=context.run_id,
         name=history_name(model),
         profile=suite.profile,
         depth=suite.depth,
@@ -175,31 +175,31 @@ def nanochat_eval(
         stages={},
     )
     run = starts.record_in(run)
-    return evaluate(model, suite.stages, site, run, rule, given=suite.given, retries=retries)
+    return evaluate(model, suite.stages, context, run, rule, pinned=suite.pinned, retries=retries)
 
 
 def evaluate(
     model: str,
     stages: Sequence[Stage],
-    site: BuildContext,
+    context: BuildContext,
     run: Run,
     rule: Rule,
     *,
-    given: Mapping[str, Manifest],
+    pinned: Mapping[str, Manifest],
     retries: int = RETRIES,
 ) -> Evaluated:
     """Build the last of the `stages`, which evaluates `model`, and apply the rule. In a flow only.
 
     Raises what `run_pipeline` raises, and ConfigError if the rule's metric was not measured.
     """
-    outcome = run_pipeline(stages, site, run, given=given, retries=retries)
+    outcome = run_pipeline(stages, context, run, pinned=pinned, retries=retries)
     stage = stages[-1].name
     built = outcome.stages[stage]
-    wait = wait_of_run(site.store, site.stop, terms=site.terms)
+    wait = wait_of_run(context.store, context.stop, terms=context.terms)
     # The history includes this run, whose record was written as finished; `assess` skips it.
-    history = wait(lambda: read_history(site.store, run.name, stage))
+    history = wait(lambda: read_history(context.store, run.name, stage))
     newest = Evaluation(run=outcome.run, manifest=built.manifest)
-    verdict = wait(lambda: assess(site.store, newest, history, rule))
+    verdict = wait(lambda: assess(context.store, newest, history, rule))
     log = get_run_logger()
     (log.warning if verdict.regressed else log.info)(f"{model}: {verdict.text}")
     create_table_artifact(

@@ -53,7 +53,7 @@ class Suite:
 
     model: Manifest
     stage: Stage  # that evaluates it
-    given: dict[str, Manifest]  # pinned artifacts by stage, the model among them
+    pinned: dict[str, Manifest]  # pinned artifacts by stage, the model among them
     profile: str  # whose settings are used
     depth: int | None
     overrides: tuple[str, ...]
@@ -99,7 +99,7 @@ def open_suite(
     return Suite(
         model=manifest,
         stage=stage,
-        given=_given(store, stage, manifest, run, own_data=profile is None, overrides=overrides),
+        pinned=_pinned(store, stage, manifest, run, own_data=profile is None, overrides=overrides),
         profile=name,
         depth=depth,
         overrides=settings,
@@ -136,7 +136,7 @@ def _run_of(store: Store, model: str, manifest: Manifest) -> Run:
     return open_run(store, model if is_whole else f"{manifest.stage}@{model}")
 
 
-def _given(
+def _pinned(
     store: Store,
     stage: Stage,
     model: Manifest,
@@ -150,10 +150,10 @@ def _given(
     Raises ArtifactError if a base model's run has no rows.
     """
     # With the data of its own run, the evaluation has the fingerprint of the one the run made.
-    given = {model.stage: model}
+    pinned = {model.stage: model}
     wants_other_data = any(text.startswith(f"{TASK_DATA.name}.") for text in overrides)
     if own_data and not wants_other_data and (data := _whole(store, run, TASK_DATA)):
-        given[TASK_DATA.name] = data
+        pinned[TASK_DATA.name] = data
     if ROWS in stage.inputs:
         rows = _whole(store, run, ROWS)
         # Rows of another run may be of another tokenizer, whose token ids mean something else.
@@ -163,8 +163,8 @@ def _given(
                 hint="a base model needs rows of its own tokenizer: evaluate a chat model made "
                 "from it, or run its profile again",
             )
-        given[ROWS.name] = rows
-    return given
+        pinned[ROWS.name] = rows
+    return pinned
 
 
 def _whole(store: Store, run: Run, stage: Stage) -> Manifest | None:

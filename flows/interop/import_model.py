@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.artifacts.pins import Tell, pin
+from flows.artifacts.pins import Log, pin
 from flows.artifacts.publish import publish
 from flows.artifacts.runs import Run, check_name, new_run_id, timestamp, write_run
 from flows.identity.fingerprint import Identity, fingerprint_of
@@ -78,7 +78,7 @@ def import_checkpoint(
     step: int | None,
     era: str | None,
     scratch: Path,
-    tell: Tell,
+    log: Log,
     watch: Callable[[int], AbstractContextManager[OnBytes]],
 ) -> Import:
     """Import nanochat's checkpoint in the directory `path` as a run called `name`.
@@ -91,7 +91,7 @@ def import_checkpoint(
     from nanochat_core.interop import nanochat_files as theirs
 
     check_name(name)
-    tell("reading the checkpoint")
+    log("reading the checkpoint")
     checkpoint = theirs.read_checkpoint(path, step=step, era=era)
     pickled = tokenizer or theirs.find_tokenizer(path)
     if pickled is None:
@@ -115,7 +115,7 @@ def import_checkpoint(
         # Pinned until the run's record names them: a garbage collection in between would delete the
         # new artifacts, which nothing refers to yet.
         with (
-            pin(store, places, why=f"import of {name}", tell=tell, pause=time.sleep),
+            pin(store, places, why=f"import of {name}", log=log, pause=time.sleep),
             watch(size) as on_bytes,
         ):
             parts = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from flows.artifacts.names import is_artifact, open_artifact, open_run
-from flows.artifacts.pins import Pause, Tell, pin
+from flows.artifacts.pins import Log, Pause, pin
 from flows.artifacts.publish import commit, find_manifest
 from flows.artifacts.revocations import FORMAT as REVOCATION
 from flows.artifacts.revocations import (
@@ -134,7 +134,7 @@ def push(
     *,
     scratch: Path,
     watch: Watch,
-    tell: Tell,
+    log: Log,
     pause: Pause,
     verify: bool = False,
 ) -> Pushed:
@@ -146,13 +146,13 @@ def push(
     the source's own bytes are damaged or gone, and StoreError.
     """
     if missing := target.missing_guarantees():
-        tell(
+        log(
             f"{target.url} can be a mirror that one process at a time writes to, and holds no "
             f"runs: it {' and '.join(missing)}"
         )
     # The pin keeps a garbage collection in the target from deleting files that no manifest names
     # yet, and those that are there already.
-    with pin(target, _places(chosen.manifests), why="push", tell=tell, pause=pause):
+    with pin(target, _places(chosen.manifests), why="push", log=log, pause=pause):
         lacking = find_lacking(target, chosen.manifests)
         adopted = list(lacking.adopted)
         scratch.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from nanochat_core.errors import StoreError
 _SECONDS_BETWEEN_TRIES = 0.2  # for device and file lock, which cost no request to the store
 _SLOWING = 1.5  # backoff factor between two tries
 
-Tell: TypeAlias = Callable[[str], None]
+Log: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +38,15 @@ class BuildClaim:
     store: Store
     lock_path: Path
     device: DeviceSlot | None  # None: the stage needs none
-    claim: Claimant
+    claimant: Claimant
     terms: LeaseTimings
     stop: threading.Event  # ends the waiting, and later the job
     find: Callable[[], Manifest | None]  # the artifact, if it exists by now
-    tell: Tell  # gets a line about the process waited for, at times
+    log: Log  # gets a line about the process waited for, at times
 
 
 @contextlib.contextmanager
-def acquire(turn: BuildClaim) -> Generator[HeldLease | Manifest]:
+def acquire(claim: BuildClaim) -> Generator[HeldLease | Manifest]:
     """Hold device, file lock and lease while the block runs, or yield the artifact if it appears.
 
     A caller that gets the lease must look for the artifact again: the owner before may have
@@ -55,26 +55,26 @@ def acquire(turn: BuildClaim) -> Generator[HeldLease | Manifest]:
     does not answer, this waits without a limit.
     """
     with contextlib.ExitStack() as held:
-        yield _wait(turn, held)
+        yield _wait(claim, held)
 
 
-def _wait(turn: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest:
-    reporter = _WaitReporter(turn)
-    pause = turn.terms.look
+def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest:
+    reporter = _WaitReporter(claim)
+    pause = claim.terms.look
     next_look = time.monotonic()
     reached: float | None = None  # when the store last answered
     away_since: float | None = None
     while True:
-        if turn.stop.is_set():
-            raise StageInterrupted(f"{turn.stage} was not started: the run is being stopped")
+        if claim.stop.is_set():
+            raise StageInterrupted(f"{claim.stage} was not started: the run is being stopped")
         # What a failed try acquired is released at the end of this block, before the pause.
         with contextlib.ExitStack() as mine:
-            is_free_here = _take_here(turn, mine)
+            is_free_here = _take_here(claim, mine)
             # _take_here has slept 0.2 s: a local lock is polled often, the store seldom.
             if not is_free_here and time.monotonic() < next_look:
                 continue
             try:
-                found = _ask_store(turn, mine, reporter, is_free_here=is_free_here)
+                found = _ask_store(claim, mine, reporter, is_free_here=is_free_here)
                 reached, away_since = time.monotonic(), None
             except StoreUnavailable as error:
                 away_since = away_since or time.monotonic()
@@ -82,7 +82,7 @@ def _wait(turn: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest:
                 found = None
             except StoreError:
                 # A refusal at the first contact is a wrong setting; a later one may pass.
-                if reached is None or time.monotonic() - reached > turn.terms.ttl:
+                if reached is None or time.monotonic() - reached > claim.terms.ttl:
                     raise
                 found = None
             if isinstance(found, HeldLease):
@@ -91,44 +91,44 @@ def _wait(turn: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest:
             if found is not None:
                 return found
         if is_free_here:  # nothing is held in this pause: other stages may use the device
-            turn.stop.wait(pause)
+            claim.stop.wait(pause)
         next_look = time.monotonic() + pause
-        pause = min(pause * _SLOWING, turn.terms.longest_look)
+        pause = min(pause * _SLOWING, claim.terms.longest_look)
 
 
-def _take_here(turn: BuildClaim, held: contextlib.ExitStack) -> bool:
+def _take_here(claim: BuildClaim, held: contextlib.ExitStack) -> bool:
     """Acquire device and file lock, waiting 0.2 s at most. Returns False if one is taken."""
-    if turn.device is not None:
-        if not turn.device.acquire(timeout=_SECONDS_BETWEEN_TRIES):
+    if claim.device is not None:
+        if not claim.device.acquire(timeout=_SECONDS_BETWEEN_TRIES):
             return False
-        held.callback(turn.device.release)
-    if held.enter_context(file_lock.try_hold(turn.lock_path)):
+        held.callback(claim.device.release)
+    if held.enter_context(file_lock.try_hold(claim.lock_path)):
         return True
     held.close()  # releases the device before the sleep
-    turn.stop.wait(_SECONDS_BETWEEN_TRIES)
+    claim.stop.wait(_SECONDS_BETWEEN_TRIES)
     return False
 
 
 def _ask_store(
-    turn: BuildClaim, held: contextlib.ExitStack, reporter: "_WaitReporter", *, is_free_here: bool
+    claim: BuildClaim, held: contextlib.ExitStack, reporter: "_WaitReporter", *, is_free_here: bool
 ) -> HeldLease | Manifest | None:
     """Return the lease if it is free, else the artifact if it exists; else report who builds."""
-    store, stage, fingerprint, terms = turn.store, turn.stage, turn.fingerprint, turn.terms
+    store, stage, fingerprint, terms = claim.store, claim.stage, claim.fingerprint, claim.terms
     if is_free_here:
         # The file lock comes before the lease: try_acquire takes over a lease of this home at once
         # because the lock proves that its owner is dead.
         found = held.enter_context(
-            hold_lease(store, stage, fingerprint, turn.claim, stop=turn.stop, terms=terms)
+            hold_lease(store, stage, fingerprint, claim.claimant, stop=claim.stop, terms=terms)
         )
         if isinstance(found, HeldLease):
             return found
         builder = found
     else:
-        owner = file_lock.find_owner(turn.lock_path)
+        owner = file_lock.find_owner(claim.lock_path)
         # No owner means that only the device is missing: a lease of this home is a dead process's.
-        dead = None if owner else turn.claim.home
+        dead = None if owner else claim.claimant.home
         builder = find_holder(store, stage, fingerprint, ttl=terms.ttl, dead=dead) or owner
-    if manifest := turn.find():
+    if manifest := claim.find():
         return manifest
     if builder is not None:  # else this waits for the device alone
         reporter.say(builder)
@@ -138,9 +138,9 @@ def _ask_store(
 class _WaitReporter:
     """Reports the builder waited for: when it changes, when it falls silent, and at intervals."""
 
-    def __init__(self, turn: BuildClaim) -> None:
-        self._tell = turn.tell
-        self._terms = turn.terms
+    def __init__(self, claim: BuildClaim) -> None:
+        self._log = claim.log
+        self._terms = claim.terms
         self._said: tuple[str, int, bool] | None = None
         self._when = 0.0
 
@@ -155,11 +155,11 @@ class _WaitReporter:
             expiry = (
                 f"; its lease expires {self._terms.ttl:g} s after the last" if is_silent else ""
             )
-            self._tell(f"waiting: built by {builder}{expiry}")
+            self._log(f"waiting: built by {builder}{expiry}")
 
     def say_away(self, seconds: float, error: StoreUnavailable) -> None:
         """Report that the store does not answer, unless that was reported just before."""
         now = time.monotonic()
         if self._said is not None or now - self._when >= self._terms.say or not seconds:
             self._said, self._when = None, now
-            self._tell(not_reached(seconds, error))
+            self._log(not_reached(seconds, error))

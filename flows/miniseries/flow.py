@@ -160,7 +160,7 @@ def miniseries(
         lambda: pin_names(largest.run, opened_store, largest_id, placement, SECTIONS, log=warn)
     )
     series = pin_members(series, pins)
-    site = BuildContext(
+    context = BuildContext(
         run=pinned,
         run_id=run_id,
         placement=placement,
@@ -169,14 +169,14 @@ def miniseries(
         strict=strict,
         stop=stop,
     )
-    planned = store_wait(lambda: plan_series(series, site.store, site.work, placement))
+    planned = store_wait(lambda: plan_series(series, context.store, context.work, placement))
     # A checkpoint found by the plan counts as progress of the start before.
     for depth, run in ids.items():
         mine = [p.item for p in planned.units if depth in {m.depth for m in p.unit.members}]
         starts = starts.add_plan(run, mine)
     check_restart_limit(opened_store, starts, pool=pool)
     if not planned.is_done:
-        store_wait(lambda: check_decides(site.store))
+        store_wait(lambda: check_decides(context.store))
     runs = {
         member.depth: Run(
             run=ids[member.depth],
@@ -195,13 +195,13 @@ def miniseries(
         for member in series.members
     }
     runs = {depth: starts.record_in(run) for depth, run in runs.items()}
-    return sweep(series, units_of(series), site, runs, planned=planned, retries=retries)
+    return sweep(series, units_of(series), context, runs, planned=planned, retries=retries)
 
 
 def sweep(
     series: Series,
     units: Sequence[Unit],
-    site: BuildContext,
+    context: BuildContext,
     runs: Mapping[int, Run],
     *,
     planned: SeriesPlan | None = None,
@@ -213,8 +213,8 @@ def sweep(
     are shown and written even if some failed. Raises StageError that names the failed depths,
     StageInterrupted if the series was stopped, and bugs of ours unchanged.
     """
-    records = {depth: RunRecord(site.store, run) for depth, run in runs.items()}
-    store_wait = wait_of_run(site.store, site.stop, terms=site.terms)
+    records = {depth: RunRecord(context.store, run) for depth, run in runs.items()}
+    store_wait = wait_of_run(context.store, context.stop, terms=context.terms)
     pages = SeriesPages(series.name, [run.run for run in runs.values()])
     if planned is not None:
         pages.show_plan(planned)
@@ -227,7 +227,7 @@ def sweep(
         for unit in units:
             futures[unit.label] = submit(
                 unit.stage,
-                _site_of(unit, site, runs, records, queue),
+                _site_of(unit, context, runs, records, queue),
                 runs[unit.members[0].depth],
                 {source.stage.name: futures[source.label] for source in unit.inputs},
                 force=False,
@@ -242,8 +242,8 @@ def sweep(
         }
     except BaseException as error:
         # Before the cancel: no stage may be retried or requested again while remote runs end.
-        site.stop.set()
-        if site.placement.pool is not None and is_terminal(error):
+        context.stop.set()
+        if context.placement.pool is not None and is_terminal(error):
             for run in runs.values():
                 cancel_orders_of(run.run)
         wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
@@ -258,9 +258,9 @@ def sweep(
     # After failures too: the depths that completed have results, and may have a law.
     try:
         findings = store_wait(
-            lambda: analyse(site.store, ended, name=series.name, profile=series.profile)
+            lambda: analyse(context.store, ended, name=series.name, profile=series.profile)
         )
-        files = write_files(site.placement.home, findings)
+        files = write_files(context.placement.home, findings)
         get_run_logger().info(f"miniseries: {files.page}")
         pages.show_findings(findings, files)
     finally:
@@ -283,7 +283,7 @@ def _end(record: RunRecord, status: Status, store_wait: StoreWait) -> Run:
 
 def _site_of(
     unit: Unit,
-    site: BuildContext,
+    context: BuildContext,
     runs: Mapping[int, Run],
     records: Mapping[int, RunRecord],
     queue: PriorityQueue,
@@ -294,7 +294,7 @@ def _site_of(
     """
 
     def watch(_: str, event: dict[str, Any]) -> None:
-        site.watch(unit.label, event)
+        context.watch(unit.label, event)
 
     def record(stage: str, fingerprint: str) -> None:
         for member in unit.members:
@@ -302,7 +302,7 @@ def _site_of(
 
     first = unit.members[0]
     return replace(
-        site,
+        context,
         run=first.profile.run,
         run_id=runs[first.depth].run,
         watch=watch,

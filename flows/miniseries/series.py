@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from flows.artifacts.runs import check_name
 from flows.identity.fingerprint import canonical_config, canonical_json
 from flows.plan.pinned import stages_before
-from flows.plan.upstream import pinned
+from flows.plan.upstream import apply_pins
 from flows.profiles import Profile, open_profile
 from flows.stages import BASE_EVAL, STAGES, Stage
 from nanochat_core.errors import ConfigError
@@ -112,7 +112,7 @@ def open_series(
 def pin_members(series: Series, pins: Mapping[str, str]) -> Series:
     """Return the series with upstream names replaced by these pins, the same at every depth."""
     members = (
-        replace(m, profile=replace(m.profile, run=pinned(m.profile.run, pins)))
+        replace(m, profile=replace(m.profile, run=apply_pins(m.profile.run, pins)))
         for m in series.members
     )
     return replace(series, members=tuple(members))

@@ -37,7 +37,7 @@ def quick_client() -> Generator[SyncPrefectClient]:
     # Not the client of Prefect's context: that one was made with the settings that retry.
     settings: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: SECONDS}
     with (
-        telling_refusals(),
+        reporting_refusals(),
         temporary_settings(settings),
         get_client(sync_client=True, httpx_settings={"timeout": SECONDS}) as client,
     ):
@@ -45,7 +45,7 @@ def quick_client() -> Generator[SyncPrefectClient]:
 
 
 @contextlib.contextmanager
-def telling_refusals() -> Generator[None]:
+def reporting_refusals() -> Generator[None]:
     """Turn a refusal of the server, which a retry would only repeat, into a ConfigError."""
     try:
         yield

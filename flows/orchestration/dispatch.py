@@ -25,7 +25,7 @@ from flows.build.retry import TransientStageError
 from flows.build.stage_request import StageRequest, make_request
 from flows.identity.manifest import Manifest
 from flows.leases.lease import find_holder
-from flows.orchestration.client import NOT_ANSWERING, quick_client, telling_refusals
+from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals
 from flows.orchestration.stage_runs import LIVE, check_pool, find_or_create, state_name
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
@@ -38,7 +38,7 @@ HINT = "\nhint: "  # separates the error from its hint in the state message of a
 
 
 def dispatch(
-    stage: Stage, site: BuildContext, run: Run, inputs: Mapping[str, Manifest], *, force: bool
+    stage: Stage, context: BuildContext, run: Run, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Built:
     """Return the artifact of `stage` made from `inputs`; the pool builds it unless it is stored.
 
@@ -47,72 +47,72 @@ def dispatch(
     the builder continues: see `cancel_stage_runs`.
     """
     try:
-        with _alone(site, stage):
-            return _dispatch(stage, site, run, inputs, force=force)
+        with _alone(context, stage):
+            return _dispatch(stage, context, run, inputs, force=force)
     except StageInterrupted:
-        site.watch(stage.name, {"kind": "interrupted"})
+        context.watch(stage.name, {"kind": "interrupted"})
         raise
     # The builder's own events stay on its machine, so the failure is reported here once more.
     except NanochatError as error:
         event = {"kind": "failed", "error": str(error), "hint": error.hint, "log_tail": ""}
-        site.watch(stage.name, event)
+        context.watch(stage.name, event)
         raise
 
 
 def _dispatch(
-    stage: Stage, site: BuildContext, run: Run, inputs: Mapping[str, Manifest], *, force: bool
+    stage: Stage, context: BuildContext, run: Run, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Built:
     began = time.time()
-    sought = look_up(stage, site, inputs, force=force)
+    sought = look_up(stage, context, inputs, force=force)
     if sought.manifest is not None:
-        return reuse(site, sought.manifest)
-    order = make_request(
-        stage, site, run, inputs, fingerprint=sought.identity.fingerprint, force=force
+        return reuse(context, sought.manifest)
+    request = make_request(
+        stage, context, run, inputs, fingerprint=sought.identity.fingerprint, force=force
     )
     # Repeats only where the runs that ended were another caller's, cancelled or failed for reasons
     # of its own: then this caller submits a request itself. See _check_ended.
     while True:
-        told = _ProgressRelay(site, order)
-        ended = _follow(site, order, _open_runs(site, order, told), told)
+        relay = _ProgressRelay(context, request)
+        ended = _follow(context, request, _open_runs(context, request, relay), relay)
         # First the store, whatever the runs' states: a run may crash after it has published.
-        manifest = look_up(stage, site, inputs, force=force).manifest
+        manifest = look_up(stage, context, inputs, force=force).manifest
         if manifest is not None:
-            return _finished(site, manifest, seconds=time.time() - began)
-        _check_ended(order, ended)
+            return _finished(context, manifest, seconds=time.time() - began)
+        _check_ended(request, ended)
 
 
-def _finished(site: BuildContext, manifest: Manifest, *, seconds: float) -> Built:
-    uri = uri_of(site.store, manifest)
+def _finished(context: BuildContext, manifest: Manifest, *, seconds: float) -> Built:
+    uri = uri_of(context.store, manifest)
     event = {
         "kind": "finished",
         "uri": uri,
         "seconds": seconds,
         "metrics": manifest.provenance.metrics,
     }
-    site.watch(manifest.stage, event)
+    context.watch(manifest.stage, event)
     return Built(manifest=manifest, uri=uri, cached=False)
 
 
 @contextlib.contextmanager
-def _alone(site: BuildContext, stage: Stage) -> Generator[None]:
+def _alone(context: BuildContext, stage: Stage) -> Generator[None]:
     """Let one stage of a run that takes several nodes be dispatched at a time.
 
     Two that each hold half of the workers would wait for each other forever.
     """
-    if site.placement.nodes == 1:
+    if context.placement.nodes == 1:
         yield
         return
     # A short timeout, so that a run that is being stopped leaves the queue.
-    while not site.device.acquire(timeout=0.2):
-        _check_not_stopped(site, stage.name)
+    while not context.device.acquire(timeout=0.2):
+        _check_not_stopped(context, stage.name)
     try:
         yield
     finally:
-        site.device.release()
+        context.device.release()
 
 
-def _check_not_stopped(site: BuildContext, stage: str) -> None:
-    if site.stop.is_set():
+def _check_not_stopped(context: BuildContext, stage: str) -> None:
+    if context.stop.is_set():
         raise StageInterrupted(f"{stage} was interrupted: the run is being stopped")
 
 
@@ -127,38 +127,42 @@ class _Ended:
     run: FlowRun | None  # None: it was deleted
 
 
-def _open_runs(site: BuildContext, order: StageRequest, told: "_ProgressRelay") -> list[FlowRun]:
+def _open_runs(
+    context: BuildContext, request: StageRequest, relay: "_ProgressRelay"
+) -> list[FlowRun]:
     """Return a flow run for each node, a live one if possible. Retries while Prefect is away."""
-    patience = _OutageTimer(site, order, told)
+    patience = _OutageTimer(context, request, relay)
     while True:
         try:
             with quick_client() as client:
-                return [find_or_create(client, site, order, node) for node in range(order.nodes)]
+                return [
+                    find_or_create(client, context, request, node) for node in range(request.nodes)
+                ]
         except ObjectNotFound:
             # The deployment has gone since the flow began: check_pool raises an error with a hint.
-            check_pool(site.placement.pool or "")
+            check_pool(context.placement.pool or "")
             raise
         except NOT_ANSWERING as error:
             patience.spend(error)
 
 
 def _follow(
-    site: BuildContext, order: StageRequest, runs: list[FlowRun], told: "_ProgressRelay"
+    context: BuildContext, request: StageRequest, runs: list[FlowRun], relay: "_ProgressRelay"
 ) -> list[_Ended]:
     """Wait for the end of the first node's run, or for one of another node that did not complete.
 
     While Prefect does not respond, look for the artifact in the store; if it is found return [].
     """
-    patience = _OutageTimer(site, order, told)
+    patience = _OutageTimer(context, request, relay)
     with quick_client() as client:
         while True:
             try:
-                with telling_refusals():
+                with reporting_refusals():
                     runs, ended = _look(client, runs)
-                    told.tell(runs)
+                    relay.report(runs)
             except NOT_ANSWERING as error:
                 # Workers build without Prefect, so the stage may be finished during an outage.
-                if _is_there(site, order):
+                if _is_there(context, request):
                     return []
                 patience.spend(error)
                 continue
@@ -166,8 +170,8 @@ def _follow(
             if any(_ends_all(item, first=runs[0].id) for item in ended):
                 return ended
             # Wakes up at once when the run is stopped, unlike time.sleep.
-            site.stop.wait(SECONDS_BETWEEN_LOOKS)
-            _check_not_stopped(site, order.stage)
+            context.stop.wait(SECONDS_BETWEEN_LOOKS)
+            _check_not_stopped(context, request.stage)
 
 
 def _look(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> tuple[list[FlowRun], list[_Ended]]:
@@ -192,23 +196,23 @@ def _ends_all(ended: _Ended, *, first: UUID) -> bool:
     return run is None or run.id == first or run.state_type != StateType.COMPLETED
 
 
-def _is_there(site: BuildContext, order: StageRequest) -> bool:
+def _is_there(context: BuildContext, request: StageRequest) -> bool:
     """Return whether the store has an artifact of the request; `look_up` checks it afterwards."""
     with contextlib.suppress(StoreError):
         # A forced request ends with an artifact of its own run: the old one exists all the time.
-        found = find_manifest(site.store, order.stage, order.fingerprint)
-        return found is not None and (not order.force or found.provenance.run == order.run)
+        found = find_manifest(context.store, request.stage, request.fingerprint)
+        return found is not None and (not request.force or found.provenance.run == request.run)
     return False
 
 
-def _check_ended(order: StageRequest, ended: Sequence[_Ended]) -> None:
+def _check_ended(request: StageRequest, ended: Sequence[_Ended]) -> None:
     """Raise the reason why there is no artifact; do nothing if the runs were another caller's."""
     for item in ended:
         run = item.run
         if run is None:
-            raise TransientStageError(f"{order.name} was lost: its run {item.name} was deleted")
+            raise TransientStageError(f"{request.name} was lost: its run {item.name} was deleted")
         # A shared request of another caller may end because that caller was cancelled.
-        if f"run:{order.run}" not in run.tags:
+        if f"run:{request.run}" not in run.tags:
             continue
         said = (run.state.message if run.state else None) or "no reason was given"
         if run.state_type == StateType.FAILED:
@@ -216,15 +220,15 @@ def _check_ended(order: StageRequest, ended: Sequence[_Ended]) -> None:
             raise StageError(message, hint=hint or None)
         if run.state_type == StateType.CANCELLED:
             raise StageError(
-                f"{order.name} was cancelled: {said}",
+                f"{request.name} was cancelled: {said}",
                 hint="run the same command again, or press Retry, to resume",
             )
         if run.state_type == StateType.CRASHED:
             message, _, hint = said.partition(HINT)
-            raise TransientStageError(f"{order.name} was lost: {message}", hint=hint or None)
+            raise TransientStageError(f"{request.name} was lost: {message}", hint=hint or None)
         if run.state_type == StateType.COMPLETED:
             raise TransientStageError(
-                f"{order.name} is not in the store, though its run {run.name} completed",
+                f"{request.name} is not in the store, though its run {run.name} completed",
                 hint="worker and caller must use the same store",
             )
 
@@ -232,10 +236,12 @@ def _check_ended(order: StageRequest, ended: Sequence[_Ended]) -> None:
 class _OutageTimer:
     """The time since Prefect's last response, limited to PATIENCE."""
 
-    def __init__(self, site: BuildContext, order: StageRequest, told: "_ProgressRelay") -> None:
-        self._site = site
-        self._order = order
-        self._told = told
+    def __init__(
+        self, context: BuildContext, request: StageRequest, relay: "_ProgressRelay"
+    ) -> None:
+        self._context = context
+        self._request = request
+        self._relay = relay
         self._answered = time.monotonic()
 
     def renew(self) -> None:
@@ -247,22 +253,22 @@ class _OutageTimer:
 
         Raises TransientStageError after PATIENCE, StageInterrupted if the run is being stopped.
         """
-        self._told.say(f"Prefect does not answer ({_first_line(error)}); retrying")
+        self._relay.say(f"Prefect does not answer ({_first_line(error)}); retrying")
         if time.monotonic() - self._answered > PATIENCE:
             raise TransientStageError(
-                f"{self._order.name}: Prefect did not answer for an hour",
+                f"{self._request.name}: Prefect did not answer for an hour",
                 hint="start or check its server: `nanochat up`",
             ) from error
-        self._site.stop.wait(SECONDS_BETWEEN_LOOKS)
-        _check_not_stopped(self._site, self._order.stage)
+        self._context.stop.wait(SECONDS_BETWEEN_LOOKS)
+        _check_not_stopped(self._context, self._request.stage)
 
 
 class _ProgressRelay:
     """Events about the flow runs' states and the remote job's progress, without repetitions."""
 
-    def __init__(self, site: BuildContext, order: StageRequest) -> None:
-        self._site = site
-        self._order = order
+    def __init__(self, context: BuildContext, request: StageRequest) -> None:
+        self._context = context
+        self._request = request
         self._said = ""
         self._next = 0.0
         self._step = -1
@@ -271,24 +277,24 @@ class _ProgressRelay:
         """Send a `waiting` event with this text, unless it repeats the last one."""
         if text != self._said:
             self._said = text
-            self._site.watch(self._order.stage, {"kind": "waiting", "text": text})
+            self._context.watch(self._request.stage, {"kind": "waiting", "text": text})
 
-    def tell(self, runs: Sequence[FlowRun]) -> None:
+    def report(self, runs: Sequence[FlowRun]) -> None:
         """Report the runs' states when they change, and progress every few seconds."""
         states = sorted({state_name(run) for run in runs if run.state_type in LIVE})
         if states:
             wait = "; no worker has taken it" if "Late" in states else ""
-            where = f"ordered as {self._order.name} of pool {self._site.placement.pool}"
+            where = f"requested as {self._request.name} of pool {self._context.placement.pool}"
             self.say(f"{where}: {', '.join(states)}{wait}")
         if "Running" in states and time.monotonic() >= self._next:
             self._next = time.monotonic() + SECONDS_BETWEEN_TELLING
             with contextlib.suppress(StoreError, ArtifactError):
-                self._tell_progress()
+                self._log_progress()
 
-    def _tell_progress(self) -> None:
+    def _log_progress(self) -> None:
         """Report the step that the builder wrote into its lease at the last renewal."""
-        order = self._order
-        holder = find_holder(self._site.store, order.stage, order.fingerprint)
+        request = self._request
+        holder = find_holder(self._context.store, request.stage, request.fingerprint)
         if holder is None or not holder.record.total or holder.record.step == self._step:
             return
         step, total = holder.record.step, holder.record.total
@@ -296,9 +302,9 @@ class _ProgressRelay:
         # Displays begin their progress bar with a `start` event, which stays on the worker.
         if self._step < 0:
             start = {"kind": "start", **event, "unit": "step", "resumed": False}
-            self._site.watch(order.stage, start)
+            self._context.watch(request.stage, start)
         self._step = step
-        self._site.watch(order.stage, {"kind": "step", **event, "values": {}})
+        self._context.watch(request.stage, {"kind": "step", **event, "values": {}})
 
 
 def _first_line(error: Exception) -> str:

@@ -61,7 +61,7 @@ def one_stage(
         strict: Treat code that the fingerprint does not cover as an error.
         node: Index of this machine among them; 0 is the first.
     """
-    order = StageRequest(
+    request = StageRequest(
         stage=stage,
         fingerprint=fingerprint,
         inputs=inputs,
@@ -77,14 +77,14 @@ def one_stage(
         strict=strict,
     )
     try:
-        return _build(order, node=node)
+        return _build(request, node=node)
     except NanochatError as error:
         # Crashed is what the dispatching run retries; Failed it passes on to its user.
         return failed(error, is_crash=is_retryable(error))
 
 
-def _build(order: StageRequest, *, node: int) -> State[Any]:
+def _build(request: StageRequest, *, node: int) -> State[Any]:
     # In the flow's own thread, not in a task's: a signal that ends the flow must end the job too.
-    with contextlib.closing(StagePage(stage_of(order), run=order.run)) as reporter:
-        built = build_on_node(order, node=node, watch=lambda _, event: reporter.report(event))
+    with contextlib.closing(StagePage(stage_of(request), run=request.run)) as reporter:
+        built = build_on_node(request, node=node, watch=lambda _, event: reporter.report(event))
         return final_state(built)

@@ -136,13 +136,13 @@ def nanochat(
     placement = with_pool(placement, nodes=nodes, pool=pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     warn = get_run_logger().warning
-    given = store_wait(lambda: open_pinned(opened_store, use, warn=warn))
-    sections = sections_of(given)
-    pinned, pins = store_wait(
+    pinned = store_wait(lambda: open_pinned(opened_store, use, warn=warn))
+    sections = sections_of(pinned)
+    resolved, pins = store_wait(
         lambda: pin_names(opened.run, opened_store, run_id, placement, sections, log=warn)
     )
-    site = BuildContext(
-        run=pinned,
+    context = BuildContext(
+        run=resolved,
         run_id=run_id,
         placement=placement,
         store=opened_store,
@@ -152,12 +152,12 @@ def nanochat(
     )
     plan = store_wait(
         lambda: make_plan(
-            site.run,
-            site.store,
-            site.work,
+            context.run,
+            context.store,
+            context.work,
             force=frozenset(force),
             from_stage=from_stage,
-            given=given,
+            pinned=pinned,
             placement=placement,
         )
     )
@@ -165,9 +165,9 @@ def nanochat(
     check_restart_limit(opened_store, starts, pool=pool)
     # Leases need a store with conditional writes; a run that builds nothing needs no lease.
     if plan.exit_code:
-        store_wait(lambda: check_decides(site.store))
+        store_wait(lambda: check_decides(context.store))
     run = Run(
-        run=site.run_id,
+        run=context.run_id,
         name=run_name or profile,
         profile=profile,
         depth=depth,
@@ -181,10 +181,10 @@ def nanochat(
         ended=None,
         stages={},
     )
-    stages = stages_with(given)
+    stages = stages_with(pinned)
     redo = stages_to_redo(stages, force=force, from_stage=from_stage)
     run = starts.record_in(run)
-    return run_pipeline(stages, site, run, plan=plan, redo=redo, given=given, retries=retries)
+    return run_pipeline(stages, context, run, plan=plan, redo=redo, pinned=pinned, retries=retries)
 
 
 def pin_names(
@@ -229,12 +229,12 @@ def with_pool(placement: Placement, *, nodes: int, pool: str | None) -> Placemen
 
 def run_pipeline(
     stages: Sequence[Stage],
-    site: BuildContext,
+    context: BuildContext,
     run: Run,
     *,
     plan: Plan | None = None,
     redo: frozenset[str] = frozenset(),
-    given: Mapping[str, Manifest] | None = None,
+    pinned: Mapping[str, Manifest] | None = None,
     retries: int = RETRIES,
 ) -> Outcome:
     """Build every stage, independent ones concurrently, and record the run. Inside a flow only.
@@ -243,12 +243,12 @@ def run_pipeline(
     The `plan` is only shown. Raises the error of the first failed stage in the table, after the
     stages that do not depend on it have ended.
     """
-    record = RunRecord(site.store, run)
-    site = replace(site, record=record.add)
-    store_wait = wait_of_run(site.store, site.stop, terms=site.terms)
+    record = RunRecord(context.store, run)
+    context = replace(context, record=record.add)
+    store_wait = wait_of_run(context.store, context.stop, terms=context.terms)
     store_wait(record.write)
-    there = {name: _given(site, manifest) for name, manifest in (given or {}).items()}
-    pages = RunPages(run, site.store)
+    there = {name: _reused(context, manifest) for name, manifest in (pinned or {}).items()}
+    pages = RunPages(run, context.store)
     if plan is not None:
         pages.show_plan(plan)
     futures: dict[str, PrefectFuture[Built]] = {}
@@ -260,24 +260,24 @@ def run_pipeline(
                 for source in stage.inputs
             }
             futures[stage.name] = submit(
-                stage, site, run, inputs, force=stage.name in redo, retries=retries
+                stage, context, run, inputs, force=stage.name in redo, retries=retries
             )
         wait(list(futures.values()))
         built = there | _results(futures)
         pages.show_artifacts(built)
-        report = _show_report(site, built.get(REPORT.name), pages, store_wait)
+        report = _show_report(context, built.get(REPORT.name), pages, store_wait)
     except BaseException as error:
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
         # Before the cancel: no stage may be retried or requested again while remote runs end.
-        site.stop.set()
+        context.stop.set()
         orders: list[FlowRun] = []
-        if site.placement.pool is not None and is_terminal(error):
+        if context.placement.pool is not None and is_terminal(error):
             orders = cancel_orders_of(run.run)
         wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
         with contextlib.suppress(StoreError):  # may be the error that is being raised
             record.end("interrupted" if is_interrupted else "failed")
         if isinstance(error, KeyboardInterrupt):  # a person who waits at a terminal
-            wait_saved(site.store, orders)
+            wait_saved(context.store, orders)
         if is_interrupted:
             wait(list(futures.values()))  # without a limit: a checkpoint may be being uploaded
         else:
@@ -357,11 +357,11 @@ def cancel_orders_of(run: str) -> list[FlowRun]:
         return []
 
 
-def _given(site: BuildContext, manifest: Manifest) -> Built:
+def _reused(context: BuildContext, manifest: Manifest) -> Built:
     """Return an artifact that is used for its stage. Raises what `reserve_found` raises."""
-    site.wait_for_store(manifest.stage)(lambda: reserve_found(site, [manifest]))
-    uri = f"{site.store.url}/{manifest.stage}/{manifest.fingerprint}/manifest.json"
-    site.watch(manifest.stage, {"kind": "cached", "uri": uri})
+    context.wait_for_store(manifest.stage)(lambda: reserve_found(context, [manifest]))
+    uri = f"{context.store.url}/{manifest.stage}/{manifest.fingerprint}/manifest.json"
+    context.watch(manifest.stage, {"kind": "cached", "uri": uri})
     return Built(manifest=manifest, uri=uri, cached=True)
 
 
@@ -384,13 +384,13 @@ def _finished(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]
 
 
 def _show_report(
-    site: BuildContext, built: Built | None, pages: RunPages, store_wait: StoreWait
+    context: BuildContext, built: Built | None, pages: RunPages, store_wait: StoreWait
 ) -> Path | None:
     """Show the report card in Prefect; return the path of its page, or None without one."""
     if built is None:
         return None
-    with site.open_cache() as cache:
-        files = store_wait(lambda: fetch(site.store, built.manifest, cache)) / "files"
+    with context.open_cache() as cache:
+        files = store_wait(lambda: fetch(context.store, built.manifest, cache)) / "files"
         text = files / _REPORT_TEXT
         if text.exists():
             pages.show_report(text.read_text(encoding="utf-8"), built.uri)

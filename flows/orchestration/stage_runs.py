@@ -1,8 +1,8 @@
 """Stage requests as Prefect runs of the flow `one-stage`: find, create and cancel them.
 
-Each has four tags. `order:` is the digest by which a run finds a request that it can share, `node:`
-the index of its machine. `stage:` and `run:`, what it builds and for which run, are for people;
-`run:` is also how a run finds what it has to cancel.
+Each has four tags. `request:` is the digest by which a run finds a request that it can share,
+`node:` the index of its machine. `stage:` and `run:`, what it builds and for which run, are for
+people; `run:` is also how a run finds what it has to cancel.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from prefect.states import Cancelling
 from flows.build.context import BuildContext
 from flows.build.stage_request import StageRequest, match_digest
 from flows.leases.lease import find_holder
-from flows.orchestration.client import NOT_ANSWERING, quick_client, telling_refusals
+from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals
 from infra.launch.torchrun import SECONDS_TO_STOP
 from infra.placement import check_gpu_pool
 from infra.storage.base import Store
@@ -44,7 +44,7 @@ _STOPPED = (StateType.CANCELLING, StateType.CANCELLED)
 
 def check_pool(pool: str) -> None:
     """Raise ConfigError unless GPU stages can be requested from the pool; works outside flows."""
-    with telling_refusals(), get_client(sync_client=True) as client:
+    with reporting_refusals(), get_client(sync_client=True) as client:
         # A flow must not dispatch to its own pool: its worker would wait for itself.
         own = flow_run.get_id()
         check_gpu_pool(pool, own=client.read_flow_run(UUID(own)).work_pool_name if own else None)
@@ -59,15 +59,15 @@ def check_pool(pool: str) -> None:
 
 
 def find_or_create(
-    client: SyncPrefectClient, site: BuildContext, order: StageRequest, node: int
+    client: SyncPrefectClient, context: BuildContext, request: StageRequest, node: int
 ) -> FlowRun:
     """Return the flow run that builds the node's share: a live one, else a new one."""
-    pool = site.placement.pool
-    digest = match_digest(order, pool=pool)
-    tags = [f"order:{digest}", f"node:{node}"]
+    pool = context.placement.pool
+    digest = match_digest(request, pool=pool)
+    tags = [f"request:{digest}", f"node:{node}"]
     if live := _find_runs(client, tags, _TO_GO_ON_WITH):
         text = f"following the existing run {live[0].name}, which is {state_name(live[0])}"
-        site.watch(order.stage, {"kind": "message", "text": text})
+        context.watch(request.stage, {"kind": "message", "text": text})
         return live[0]
     # Two callers that look at the same moment see the same last run, and so send the same
     # idempotency key: the server creates one run and returns it to both.
@@ -75,12 +75,12 @@ def find_or_create(
     after = str(last[0].id) if last else "first"
     return run_deployment(  # pyright: ignore[reportReturnType] - typed as a coroutine too
         f"{FLOW}/{pool}",
-        parameters={**asdict(order), "node": node},
-        flow_run_name=order.name if order.nodes == 1 else f"{order.name} node {node}",
-        tags=[*tags, f"stage:{order.name}", f"run:{order.run}"],
+        parameters={**asdict(request), "node": node},
+        flow_run_name=request.name if request.nodes == 1 else f"{request.name} node {node}",
+        tags=[*tags, f"stage:{request.name}", f"run:{request.run}"],
         idempotency_key=f"{digest}/{node} after {after}",
         # The queue `train` has priority: training holds up later stages, evaluations seldom do.
-        work_queue_name="eval" if "_eval" in order.stage else "train",
+        work_queue_name="eval" if "_eval" in request.stage else "train",
         timeout=0,  # return at once instead of waiting for the run's end
     )
 
@@ -123,24 +123,24 @@ def cancel_stage_runs(run_id: str) -> list[FlowRun]:
     """
     # The server cancels children of a cancelled run too, but only a while later.
     with quick_client() as client:
-        live = [run for run in _find_runs(client, [f"run:{run_id}"], LIVE) if _is_order(run)]
+        live = [run for run in _find_runs(client, [f"run:{run_id}"], LIVE) if _is_request(run)]
         for run in live:
             client.set_flow_run_state(run.id, Cancelling(message=f"{run_id} was stopped"))
     return live
 
 
 def wait_saved(
-    store: Store, orders: Sequence[FlowRun], *, seconds: float = SECONDS_TO_STOP
+    store: Store, requests: Sequence[FlowRun], *, seconds: float = SECONDS_TO_STOP
 ) -> None:
     """Wait until the builders of cancelled requests have saved, at most `seconds`."""
     # A builder releases its lease after it has saved. The flow run's state is of no use here: the
     # worker sets Cancelled only when it has seen all processes end.
     deadline = time.monotonic() + seconds
-    names = [(run.parameters["stage"], run.parameters["fingerprint"]) for run in orders]
+    names = [(run.parameters["stage"], run.parameters["fingerprint"]) for run in requests]
     with contextlib.suppress(StoreError):
         while any(find_holder(store, *name) for name in names) and time.monotonic() < deadline:
             time.sleep(0.5)
 
 
-def _is_order(run: FlowRun) -> bool:
+def _is_request(run: FlowRun) -> bool:
     return any(tag.startswith("node:") for tag in run.tags)

@@ -70,7 +70,7 @@ def failing_in_a_line(function: Callable[P, R]) -> Callable[P, R]:
 @task(name="stage", cache_policy=NO_CACHE, persist_result=False, retries=0)
 def stage_task(
     stage: Stage,
-    site: BuildContext,
+    context: BuildContext,
     run: Run,
     inputs: dict[str, Built],
     attempts: RetryBudget,
@@ -78,16 +78,16 @@ def stage_task(
     force: bool,
 ) -> State[Any]:
     """Build `stage`, dispatch it to the pool, or reuse its artifact; return the final state."""
-    reporter = StagePage(stage, run=site.run_id)
+    reporter = StagePage(stage, run=context.run_id)
     manifests = {name: built.manifest for name, built in inputs.items()}
 
     # The budget sees every event: progress beyond the last attempt restarts its count.
     def watch(name: str, event: dict[str, Any]) -> None:
         attempts.note(event)
-        site.watch(name, event)
+        context.watch(name, event)
         reporter.report(event)
 
-    here = replace(site, watch=watch)
+    here = replace(context, watch=watch)
     with contextlib.closing(reporter):
         try:
             # Before the build takes a device: other stages can use it during the pause.
@@ -101,19 +101,19 @@ def stage_task(
     return final_state(built)
 
 
-def _pause(stage: Stage, site: BuildContext, seconds: float) -> None:
+def _pause(stage: Stage, context: BuildContext, seconds: float) -> None:
     """Wait before a retry, without a device or lease; raise StageInterrupted if stopped."""
     if seconds:
         # Not Prefect's retry delay: that one cannot be cut short when the run is stopped.
         text = f"attempt {task_run.get_run_count()} begins in {seconds:.0f} s"
-        site.watch(stage.name, {"kind": "waiting", "text": text})
-    if site.stop.wait(seconds):
+        context.watch(stage.name, {"kind": "waiting", "text": text})
+    if context.stop.wait(seconds):
         raise StageInterrupted(f"{stage.name} was not started: the run is being stopped")
 
 
 def submit(
     stage: Stage,
-    site: BuildContext,
+    context: BuildContext,
     run: Run,
     inputs: Mapping[str, Any],
     *,
@@ -129,7 +129,7 @@ def submit(
     attempts = RetryBudget(retries)
 
     def worth_another(task: Any, task_run: Any, state: State[Any]) -> bool:
-        is_worth_it = not site.stop.is_set() and is_retryable(state.data)
+        is_worth_it = not context.stop.is_set() and is_retryable(state.data)
         return is_worth_it and attempts.lose(task_run.run_count)
 
     # No tags: for each one Prefect requests a concurrency slot from the server, and may wait two
@@ -143,5 +143,5 @@ def submit(
     )
     # quote: or Prefect searches every argument for futures, field by field.
     return named.submit(
-        quote(stage), quote(site), quote(run), dict(inputs), quote(attempts), force=force
+        quote(stage), quote(context), quote(run), dict(inputs), quote(attempts), force=force
     )

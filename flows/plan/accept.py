@@ -19,7 +19,7 @@ from flows.identity.diff import PASSED_ON, Change, compare, nearest
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import File, Input, Manifest
 from flows.plan.plan import Plan, StagePlan
-from flows.plan.prove import Proof, Tell, code_that_made, prove
+from flows.plan.prove import Log, Proof, code_that_made, prove
 from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import ObjectNotFound, Store
@@ -101,7 +101,7 @@ def prove_offer(
     inputs: Mapping[str, Path],
     steps: int,
     root: Path,
-    tell: Tell,
+    log: Log,
 ) -> Proof:
     """Run the stage's job with old and new code, in a directory that is removed afterwards.
 
@@ -130,7 +130,7 @@ def prove_offer(
             steps=steps,
             root=root,
             scratch=Path(scratch),
-            tell=tell,
+            log=log,
         )
 
 

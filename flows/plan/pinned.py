@@ -17,10 +17,10 @@ def open_pinned(
     store: Store, names: Iterable[str], *, warn: Callable[[str], None]
 ) -> dict[str, Manifest]:
     """Open the artifacts named `names`, by stage. Raises ConfigError for two of one stage."""
-    given: dict[str, Manifest] = {}
+    pinned: dict[str, Manifest] = {}
     for name in names:
         manifest = open_usable(store, name, warn=warn)
-        if (other := given.get(manifest.stage)) is not None:
+        if (other := pinned.get(manifest.stage)) is not None:
             raise ConfigError(
                 f"two artifacts are given for {manifest.stage}: {other.name} and {manifest.name}",
                 hint="give one of them with --use",
@@ -28,42 +28,42 @@ def open_pinned(
         # The report is the last stage: a run that starts from it would have nothing to build.
         if manifest.stage == REPORT.name:
             raise ConfigError(f"{name} is a report, which nothing is made from")
-        given[manifest.stage] = manifest
-    return given
+        pinned[manifest.stage] = manifest
+    return pinned
 
 
-def stages_with(given: Mapping[str, Manifest]) -> tuple[Stage, ...]:
+def stages_with(pinned: Mapping[str, Manifest]) -> tuple[Stage, ...]:
     """Return the stages of a run with these pinned inputs, in the table's order.
 
     They are the given stages, all stages downstream of the last of them, and the other inputs that
     those need. What a given artifact was made from is not built unless something else needs it.
     """
-    if not given:
+    if not pinned:
         return STAGES
-    before = {earlier for name in given for earlier in stages_before(stage_named(name))}
+    before = {earlier for name in pinned for earlier in stages_before(stage_named(name))}
     # Given rows and pretrain, rows is only an input: the run is for what follows pretrain.
-    after = set(given) - before
+    after = set(pinned) - before
     for stage in STAGES:  # inputs come before the stages that read them, so one pass is enough
         if stage is not REPORT and stage.name not in before and after & _input_names(stage):
             after.add(stage.name)
-    needed = after | set(given)
+    needed = after | set(pinned)
     for stage in reversed(STAGES):
-        if stage.name in needed and stage.name not in given:
+        if stage.name in needed and stage.name not in pinned:
             needed |= _input_names(stage)
     return tuple(stage for stage in STAGES if stage.name in needed)
 
 
-def sections_of(given: Mapping[str, Manifest]) -> frozenset[str]:
+def sections_of(pinned: Mapping[str, Manifest]) -> frozenset[str]:
     """Return the sections of the configuration that affect what a run builds."""
-    built = [stage for stage in stages_with(given) if stage.name not in given]
+    built = [stage for stage in stages_with(pinned) if stage.name not in pinned]
     return frozenset(section for stage in built for section in stage.config)
 
 
-def check_stages(stages: Sequence[Stage], given: Mapping[str, Manifest], names: set[str]) -> None:
+def check_stages(stages: Sequence[Stage], pinned: Mapping[str, Manifest], names: set[str]) -> None:
     """Raise ConfigError if a stage to redo is not built by this run."""
-    known = {stage.name for stage in stages} - set(given)
+    known = {stage.name for stage in stages} - set(pinned)
     for name in sorted(names - known):
-        why = "its artifact is given" if name in given else "nothing in this run needs it"
+        why = "its artifact is given" if name in pinned else "nothing in this run needs it"
         raise ConfigError(
             f"stage {name} cannot be redone here: {why}", hint="leave it or a --use out"
         )

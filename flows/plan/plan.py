@@ -101,24 +101,24 @@ def make_plan(
     *,
     force: frozenset[str] = frozenset(),
     from_stage: str | None = None,
-    given: Mapping[str, Manifest] | None = None,
+    pinned: Mapping[str, Manifest] | None = None,
     placement: Placement | None = None,
     root: Path = REPOSITORY,
 ) -> Plan:
     """Plan every stage of a run; `work` holds the work directories of this machine.
 
-    `given` are pinned inputs (flows/plan/pinned.py). `force` names stages to redo; `from_stage` one
-    to redo with everything after it. Without a placement there are no estimates. `root` holds the
-    code that would run. Raises ConfigError for an unknown stage, StoreError, and ArtifactError for
-    a damaged record that would be used.
+    `pinned` are inputs named with --use (flows/plan/pinned.py). `force` names stages to redo;
+    `from_stage` one to redo with everything after it. Without a placement there are no estimates.
+    `root` holds the code that would run. Raises ConfigError for an unknown stage, StoreError, and
+    ArtifactError for a damaged record that would be used.
     """
-    given = given or {}
-    stages = stages_with(given)
-    wanted = _wanted(stages, given, force, from_stage)
+    pinned = pinned or {}
+    stages = stages_with(pinned)
+    wanted = _wanted(stages, pinned, force, from_stage)
     done = {
-        stage.name: StagePlan(stage=stage, state="=", manifest=given[stage.name], reason="given")
+        stage.name: StagePlan(stage=stage, state="=", manifest=pinned[stage.name], reason="given")
         for stage in stages
-        if stage.name in given
+        if stage.name in pinned
     }
     with _threads() as looks, _threads() as questions:
         # A pool each: a stage waits for its reads, and must not take their threads.
@@ -340,7 +340,7 @@ def _waves(stages: Iterable[Stage], known: Iterable[str]) -> Iterator[list[Stage
 
 def _wanted(
     stages: Sequence[Stage],
-    given: Mapping[str, Manifest],
+    pinned: Mapping[str, Manifest],
     force: Iterable[str],
     from_stage: str | None,
 ) -> frozenset[str]:
@@ -349,7 +349,7 @@ def _wanted(
     for name in sorted(wanted):
         if name not in names:
             raise ConfigError(f"there is no stage '{name}'", hint=f"one of: {', '.join(names)}")
-    check_stages(stages, given, wanted)
+    check_stages(stages, pinned, wanted)
     return stages_to_redo(stages, force=force, from_stage=from_stage)
 
 

@@ -44,7 +44,7 @@ _SHOWN_TEXT = 24  # characters: all of a number, the beginning of a digest
 _STATE = "state after the last step: "
 _INSTEAD = "run the stage again, or accept it without --prove"
 
-Tell: TypeAlias = Callable[[str], None]
+Log: TypeAlias = Callable[[str], None]
 Values: TypeAlias = dict[tuple[str, int, str], str]  # kind of event, step, name -> its JSON
 
 
@@ -84,7 +84,7 @@ def prove(
     steps: int,
     root: Path,
     scratch: Path,
-    tell: Tell,
+    log: Log,
 ) -> Proof:
     """Run `job` with the code that made `manifest` and with that of `identity`, in `root`.
 
@@ -114,14 +114,14 @@ def prove(
     traces: list[Trace] = []
     for name, code in (("old", old_root), ("new", root)):
         directory = scratch / name
-        tell(f"{name} code: {'up to ' + str(steps) + ' steps' if trains else 'to the end'}")
+        log(f"{name} code: {'up to ' + str(steps) + ' steps' if trains else 'to the end'}")
         traces.append(
             _trace(
                 replace(job, directory=directory),
                 code,
                 processes=processes,
                 steps=steps if trains else None,
-                tell=lambda text, name=name: tell(f"{name} code: {text}"),
+                log=lambda text, name=name: log(f"{name} code: {text}"),
                 name=name,
             )
         )
@@ -153,10 +153,10 @@ def code_that_made(manifest: Manifest) -> Tree:
 
 
 def _trace(
-    job: Job, root: Path, *, processes: int, steps: int | None, tell: Tell, name: str
+    job: Job, root: Path, *, processes: int, steps: int | None, log: Log, name: str
 ) -> Trace:
     """Run a job with the code in `root`, and stop it after `steps` steps. None means never."""
-    watch = _Watch(steps, tell)
+    watch = _Watch(steps, log)
     try:
         run_job(job, processes=processes, on_event=watch, stop=watch.stop, root=root, steps=steps)
     except StageInterrupted:
@@ -179,13 +179,13 @@ class _Watch:
     Old code may not know the `steps` argument: then this stops the job, a little late.
     """
 
-    def __init__(self, limit: int | None, tell: Tell) -> None:
+    def __init__(self, limit: int | None, log: Log) -> None:
         self.stop = threading.Event()
         self.values: Values = {}
         self.steps = 0
         self.last_step = 0
         self._limit = limit
-        self._tell = tell
+        self._log = log
         self._reported = float("-inf")  # monotonic seconds of the last line
 
     def __call__(self, event: dict[str, Any]) -> None:
@@ -212,7 +212,7 @@ class _Watch:
             return
         self._reported = now
         shown = [f"{n} {v:.6g}" for n, v in values.items() if n not in _SPEEDS]
-        self._tell(" ".join([f"step {event['step']}/{event['total']}", *shown]))
+        self._log(" ".join([f"step {event['step']}/{event['total']}", *shown]))
 
 
 def _compare(old: Trace, new: Trace) -> tuple[Literal["steps", "files"], dict[str, Tree]]:

@@ -62,7 +62,7 @@ def moving_names(run: RunConfig, sections: Collection[str] = SECTIONS) -> tuple[
     return tuple(dict.fromkeys(found))
 
 
-def pinned(run: RunConfig, pins: Mapping[str, str]) -> RunConfig:
+def apply_pins(run: RunConfig, pins: Mapping[str, str]) -> RunConfig:
     """Return `run` with every name that has a pin replaced by it."""
     shards, data = run.shards, run.task_data
     if (name := _shards_name(run)) is not None and name in pins:
@@ -113,7 +113,7 @@ def pin(
             answers[name], pins[name] = answer, answer.value
     if answers != before:
         _write(home / FILE, answers)
-    return pinned(run, pins), pins
+    return apply_pins(run, pins), pins
 
 
 def recorded_pins(store: Store, profile: str) -> Pins:

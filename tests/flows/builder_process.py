@@ -105,14 +105,14 @@ def main() -> None:
     if "NO_FENCE" in os.environ:
         lease._is_of = lambda held, record: True
     toys = Toys(root=root, home=home)
-    site = replace(
-        toys.site(f"run-{home.name}"),
+    context = replace(
+        toys.context(f"run-{home.name}"),
         store=open_store(store),
         terms=LeaseTimings(ttl=ttl, beat=beat, look=0.1, longest_look=0.5),
         watch=lambda stage, event: _tell(**event),
     )
     try:
-        built = build(slow(), site, {}, force=False)
+        built = build(slow(), context, {}, force=False)
     except NanochatError as error:
         _tell(kind="end", error=type(error).__name__, text=str(error))
     else:

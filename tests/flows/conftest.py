@@ -75,7 +75,7 @@ class Toys:
             ),
         )
 
-    def site(self, run_id: str = "toy-1", *, strict: bool = True) -> BuildContext:
+    def context(self, run_id: str = "toy-1", *, strict: bool = True) -> BuildContext:
         """Where the toys are built."""
         return BuildContext(
             run=open_profile("tiny").run,

@@ -51,27 +51,27 @@ def write_table(directory: Path, stages: list[Stage]) -> None:
     (directory / TABLE).write_bytes(pickle.dumps(stages))
 
 
-def site_of(directory: Path, run_id: str, *, home: str, gpus: int = 0) -> BuildContext:
+def context_of(directory: Path, run_id: str, *, home: str, gpus: int = 0) -> BuildContext:
     """Where toys are built: in a home of the test's directory, from its one store."""
-    site = toys_of(directory, home=home).site(run_id)
+    context = toys_of(directory, home=home).context(run_id)
     placement = replace(
-        site.placement,
+        context.placement,
         store=(directory / "home" / "store").as_uri(),
         gpus=gpus,
-        resources=replace(site.placement.resources, device="cuda" if gpus else "cpu"),
+        resources=replace(context.placement.resources, device="cuda" if gpus else "cpu"),
     )
-    return replace(site, placement=placement, store=toys_of(directory).site().store)
+    return replace(context, placement=placement, store=toys_of(directory).context().store)
 
 
 def _open_order(
-    order: StageRequest, *, watch: Watch
+    request: StageRequest, *, watch: Watch
 ) -> tuple[Stage, BuildContext, Mapping[str, Manifest]]:
     directory = Path(os.environ[DIRECTORY])
-    site = site_of(directory, order.run, home="far", gpus=order.gpus or 0)
+    context = context_of(directory, request.run, home="far", gpus=request.gpus or 0)
     if OTHER_CODE in os.environ:
-        site = replace(site, root=_changed(site.root, directory / "changed"))
-    found = [flows.build.stage_request._input(site, name) for name in order.inputs]
-    return _stage_of(order), replace(site, watch=watch), {m.stage: m for m in found}
+        context = replace(context, root=_changed(context.root, directory / "changed"))
+    found = [flows.build.stage_request._input(context, name) for name in request.inputs]
+    return _stage_of(request), replace(context, watch=watch), {m.stage: m for m in found}
 
 
 def _changed(root: Path, copy: Path) -> Path:
@@ -82,9 +82,9 @@ def _changed(root: Path, copy: Path) -> Path:
     return copy
 
 
-def _stage_of(order: StageRequest) -> Stage:
+def _stage_of(request: StageRequest) -> Stage:
     table = read_table(Path(os.environ[DIRECTORY]))
-    return {stage.name: stage for stage in table}[order.stage]
+    return {stage.name: stage for stage in table}[request.stage]
 
 
 if DIRECTORY in os.environ:  # in a worker; the test itself imports this module too
@@ -100,7 +100,7 @@ if DIRECTORY in os.environ:  # in a worker; the test itself imports this module 
 def toy_flow(run_id: str, pool: str | None = None, retries: int = 3, gpus: int = 0) -> Any:
     """Run the test's table of stages, those for GPUs on a pool."""
     directory = Path(os.environ[DIRECTORY])
-    site = site_of(directory, run_id, home="home", gpus=gpus)
-    site = replace(site, placement=replace(site.placement, pool=pool))
+    context = context_of(directory, run_id, home="home", gpus=gpus)
+    context = replace(context, placement=replace(context.placement, pool=pool))
     run = replace(make_run(run_id), gpus=gpus)
-    run_pipeline(read_table(directory), site, run, retries=retries)
+    run_pipeline(read_table(directory), context, run, retries=retries)

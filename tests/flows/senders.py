@@ -64,7 +64,7 @@ def send(
         choose(source, references),
         scratch=scratch,
         watch=watch,
-        tell=lambda text: None if said is None else said.append(text),
+        log=lambda text: None if said is None else said.append(text),
         pause=pause,
         verify=verify,
     )

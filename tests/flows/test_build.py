@@ -32,12 +32,12 @@ def run(job):
 def test_a_stage_is_built_once_and_reused_afterwards(toys: Any) -> None:
     first = toys.stage("first")
     second = toys.stage("second", first)
-    site = toys.site()
+    context = toys.context()
 
-    made = build(first, site, {}, force=False)
-    after = build(second, site, {"first": made.manifest}, force=False)
+    made = build(first, context, {}, force=False)
+    after = build(second, context, {"first": made.manifest}, force=False)
     told = toys.kinds("second")
-    again = build(second, site, {"first": made.manifest}, force=False)
+    again = build(second, context, {"first": made.manifest}, force=False)
 
     assert (made.cached, after.cached, again.cached) == (False, False, True)
     assert told == ["fetching", "building", "start", "step", "step", "finished"]
@@ -49,7 +49,7 @@ def test_a_stage_is_built_once_and_reused_afterwards(toys: Any) -> None:
 
 
 def test_the_manifest_says_how_the_stage_was_executed(toys: Any) -> None:
-    manifest = build(toys.stage("first"), toys.site("run-7"), {}, force=False).manifest
+    manifest = build(toys.stage("first"), toys.context("run-7"), {}, force=False).manifest
 
     assert manifest.provenance.run == "run-7"
     assert [log.path for log in manifest.logs] == ["events.jsonl", "metrics.parquet"]
@@ -64,7 +64,7 @@ def test_the_manifest_says_how_the_stage_was_executed(toys: Any) -> None:
 
 
 def test_the_work_directory_goes_when_the_artifact_is_published(toys: Any) -> None:
-    build(toys.stage("first"), toys.site(), {}, force=False)
+    build(toys.stage("first"), toys.context(), {}, force=False)
 
     assert [path for path in (toys.home / "work").rglob("*") if path.suffix != ".lock"] == [
         toys.home / "work" / "first"
@@ -75,7 +75,7 @@ def test_a_failed_stage_keeps_its_job_and_goes_on_in_it(toys: Any) -> None:
     first = toys.stage("first")
     toys.set_broken("first")
     with pytest.raises(JobFailed, match="ValueError: broken"):
-        build(first, toys.site(), {}, force=False)
+        build(first, toys.context(), {}, force=False)
     (job,) = (toys.home / "work" / "first").glob("*/job.json")
     (job.parent / "checkpoints" / "state").write_text("kept")
     (job.parent / "output" / ".half.tmp").write_text("not kept")
@@ -87,12 +87,12 @@ def test_a_failed_stage_keeps_its_job_and_goes_on_in_it(toys: Any) -> None:
     checkpoints_seen = toys.stage(
         "first", source="def run(job):\n    (job.output / 'a').write_text('a')\n    return {}\n"
     )
-    manifest = build(checkpoints_seen, toys.site(), {}, force=False).manifest
+    manifest = build(checkpoints_seen, toys.context(), {}, force=False).manifest
     assert [file.path for file in manifest.files] == ["a"]
     assert job.exists()  # of the other code: another fingerprint, another directory
 
     first = toys.stage("first")
-    manifest = build(first, toys.site(), {}, force=False).manifest
+    manifest = build(first, toys.context(), {}, force=False).manifest
     assert [file.path for file in manifest.files] == ["value.txt"]
     assert len(manifest.provenance.segments) == 2
     assert not job.exists()
@@ -100,27 +100,27 @@ def test_a_failed_stage_keeps_its_job_and_goes_on_in_it(toys: Any) -> None:
 
 def test_force_builds_again_and_keeps_the_old_manifest(toys: Any) -> None:
     first = toys.stage("first")
-    old = build(first, toys.site("run-1"), {}, force=False).manifest
-    site = toys.site("run-2")
+    old = build(first, toys.context("run-1"), {}, force=False).manifest
+    context = toys.context("run-2")
 
-    new = build(first, site, {}, force=True)
+    new = build(first, context, {}, force=True)
 
     assert not new.cached
     assert new.manifest.provenance.run == "run-2"
     assert new.manifest.digest == old.digest
-    names = [entry.key for entry in site.store.list(f"first/{old.fingerprint}/superseded/")]
+    names = [entry.key for entry in context.store.list(f"first/{old.fingerprint}/superseded/")]
     assert len(names) == 1
-    assert build(first, site, {}, force=True).cached  # this run built it already
+    assert build(first, context, {}, force=True).cached  # this run built it already
 
 
 def test_a_forced_run_goes_on_from_what_its_earlier_attempt_saved(toys: Any) -> None:
     first = toys.stage("first")
-    build(first, toys.site("run-1"), {}, force=False)
+    build(first, toys.context("run-1"), {}, force=False)
     toys.set_broken("first")
 
     def attempt(run: str) -> Path:
         with pytest.raises(JobFailed):
-            build(first, toys.site(run), {}, force=True)
+            build(first, toys.context(run), {}, force=True)
         (job,) = (toys.home / "work" / "first").glob("*/job.json")
         return job.parent / "checkpoints" / "state"
 
@@ -128,18 +128,18 @@ def test_a_forced_run_goes_on_from_what_its_earlier_attempt_saved(toys: Any) -> 
     assert attempt("run-2").exists()
     assert not attempt("run-3").exists()  # another run that wants it made anew
     toys.set_broken("first", False)
-    build(first, toys.site("run-3"), {}, force=True)
-    assert not [e for e in toys.site().store.list("first/") if "/checkpoints/" in e.key]
+    build(first, toys.context("run-3"), {}, force=True)
+    assert not [e for e in toys.context().store.list("first/") if "/checkpoints/" in e.key]
 
 
 def test_force_starts_an_unfinished_job_over(toys: Any) -> None:
     first = toys.stage("first")
     toys.set_broken("first")
     with pytest.raises(StageError):
-        build(first, toys.site(), {}, force=False)
+        build(first, toys.context(), {}, force=False)
     toys.set_broken("first", False)
 
-    manifest = build(first, toys.site(), {}, force=True).manifest
+    manifest = build(first, toys.context(), {}, force=True).manifest
 
     assert len(manifest.provenance.segments) == 1
 
@@ -153,22 +153,22 @@ def run(job):
     return {}
 """
     first = toys.stage("first", source=source)
-    build(first, toys.site("run-1"), {}, force=False)
+    build(first, toys.context("run-1"), {}, force=False)
     assert "warning" not in toys.kinds("first")
 
-    build(first, toys.site("run-2"), {}, force=True)
+    build(first, toys.context("run-2"), {}, force=True)
 
     assert "warning" in toys.kinds("first")
 
 
 def test_a_store_that_cannot_be_reached_is_an_error_and_nothing_runs(toys: Any) -> None:
     first = toys.stage("first")
-    site = toys.site()
+    context = toys.context()
     away = Path(toys.home) / "unmounted"
-    object.__setattr__(site, "store", open_store((away / "store").as_uri()))
+    object.__setattr__(context, "store", open_store((away / "store").as_uri()))
 
     with pytest.raises(StoreError, match="cannot be reached"):
-        build(first, site, {}, force=False)
+        build(first, context, {}, force=False)
 
     assert toys.kinds("first") == ["failed"]
     assert not (toys.home / "work").exists()
@@ -179,7 +179,7 @@ def test_whoever_waits_for_the_lease_reuses_what_was_built(toys: Any) -> None:
     results: list[Any] = []
     threads = [
         threading.Thread(
-            target=lambda: results.append(build(first, toys.site(), {}, force=False).cached)
+            target=lambda: results.append(build(first, toys.context(), {}, force=False).cached)
         )
         for _ in range(3)
     ]
@@ -197,9 +197,10 @@ def test_whoever_waits_for_the_lease_reuses_what_was_built(toys: Any) -> None:
 def test_gpu_stages_run_one_at_a_time(toys: Any) -> None:
     source = SLOW
     stages = [toys.stage(name, compute="gpu", source=source) for name in ("one", "two")]
-    site = toys.site()
+    context = toys.context()
     threads = [
-        threading.Thread(target=build, args=(s, site, {}), kwargs={"force": False}) for s in stages
+        threading.Thread(target=build, args=(s, context, {}), kwargs={"force": False})
+        for s in stages
     ]
     for thread in threads:
         thread.start()
@@ -213,14 +214,14 @@ def test_gpu_stages_run_one_at_a_time(toys: Any) -> None:
 def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None:
     slow = toys.stage("slow", source="import time\ndef run(job):\n    time.sleep(60)\n")
     held = toys.stage("held")
-    site = toys.site()
-    identity = identify(held, site.run, {}, code=Code(site.root))
-    path = file_lock.lock_path(site.work, "held", identity.fingerprint)
+    context = toys.context()
+    identity = identify(held, context.run, {}, code=Code(context.root))
+    path = file_lock.lock_path(context.work, "held", identity.fingerprint)
     errors: list[BaseException] = []
 
     def run(stage: Any) -> None:
         try:
-            build(stage, site, {}, force=False)
+            build(stage, context, {}, force=False)
         except StageInterrupted as error:
             errors.append(error)
 
@@ -233,12 +234,12 @@ def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
-        site.stop.set()
+        context.stop.set()
         for thread in threads:
             thread.join(20)
 
     assert len(errors) == 2
-    assert find_manifest(site.store, "held", identity.fingerprint) is None
+    assert find_manifest(context.store, "held", identity.fingerprint) is None
     assert [os.path.exists(toys.home / "work" / "slow")] == [True]
 
 
@@ -256,16 +257,16 @@ def run(job):
     sneaky = toys.stage("sneaky", source=source)
 
     with pytest.raises(StageError, match=r"does not see: nanochat_core\.runtime\.seeding"):
-        build(sneaky, toys.site(strict=True), {}, force=False)
-    assert not build(sneaky, toys.site(strict=False), {}, force=False).cached
+        build(sneaky, toys.context(strict=True), {}, force=False)
+    assert not build(sneaky, toys.context(strict=False), {}, force=False).cached
 
     assert "warning" in toys.kinds("sneaky")
 
 
 def test_carriers_and_hashed_modules_are_no_leak(toys: Any) -> None:
     first = toys.stage("first")
-    site = toys.site()
-    identity = identify(first, site.run, {}, code=Code(site.root))
+    context = toys.context()
+    identity = identify(first, context.run, {}, code=Code(context.root))
     loaded = ["nanochat_core.job", "tasks.toy_first", "tasks.generated.spelling"]
 
     assert leaked_modules(identity, loaded) == ["tasks.generated.spelling"]

@@ -51,20 +51,20 @@ def run(job):
 """
 
 
-def site_at(toys: Any, home: Path, shared: Path) -> BuildContext:
+def context_at(toys: Any, home: Path, shared: Path) -> BuildContext:
     home.mkdir(exist_ok=True)
     placement = replace(toys.placement, home=home, store=shared.as_uri())
-    return replace(toys.site(), placement=placement, store=open_store(placement.store))
+    return replace(toys.context(), placement=placement, store=open_store(placement.store))
 
 
-def result_of(site: BuildContext, manifest: Any, cache: Path) -> str:
+def result_of(context: BuildContext, manifest: Any, cache: Path) -> str:
     with Cache(cache, 10**9) as local:
-        return (fetch(site.store, manifest, local) / "files" / "value.txt").read_text()
+        return (fetch(context.store, manifest, local) / "files" / "value.txt").read_text()
 
 
 def test_a_job_goes_on_in_another_home(toys: Any, tmp_path: Path) -> None:
     stage = toys.stage("train", source=ENTRY)
-    here, there = (site_at(toys, tmp_path / name, tmp_path / "shared") for name in ("a", "b"))
+    here, there = (context_at(toys, tmp_path / name, tmp_path / "shared") for name in ("a", "b"))
     with pytest.raises(JobFailed):
         build(stage, here, {}, force=False)
     shutil.rmtree(tmp_path / "a")
@@ -84,10 +84,10 @@ def test_a_job_goes_on_in_another_home(toys: Any, tmp_path: Path) -> None:
 
 def test_a_store_inside_the_home_holds_no_second_copy(toys: Any, tmp_path: Path) -> None:
     stage = toys.stage("train", source=ENTRY)
-    site = site_at(toys, toys.home, toys.home / "store")
+    context = context_at(toys, toys.home, toys.home / "store")
     with pytest.raises(JobFailed):
-        build(stage, site, {}, force=False)
-    assert not [e.key for e in site.store.list("train/") if "/checkpoints/" in e.key]
+        build(stage, context, {}, force=False)
+    assert not [e.key for e in context.store.list("train/") if "/checkpoints/" in e.key]
 
 
 def test_a_job_resumes_from_a_checkpoint_that_another_machine_sent_into_its_home(
@@ -97,16 +97,16 @@ def test_a_job_resumes_from_a_checkpoint_that_another_machine_sent_into_its_home
     stage = toys.stage("train", source=ENTRY)
     store = toys.home / "store"
     with pytest.raises(JobFailed):
-        build(stage, site_at(toys, tmp_path / "b", store), {}, force=False)
-    site = site_at(toys, toys.home, store)
-    identity = identify(stage, site.run, {}, code=Code(site.root))
-    assert str(find_resume(site.store, site.work, identity)) == "step 2/3, from the store"
+        build(stage, context_at(toys, tmp_path / "b", store), {}, force=False)
+    context = context_at(toys, toys.home, store)
+    identity = identify(stage, context.run, {}, code=Code(context.root))
+    assert str(find_resume(context.store, context.work, identity)) == "step 2/3, from the store"
 
-    built = build(stage, site, {}, force=False)
+    built = build(stage, context, {}, force=False)
 
-    assert result_of(site, built.manifest, tmp_path / "cache") == "began at 2"
+    assert result_of(context, built.manifest, tmp_path / "cache") == "began at 2"
     fingerprint = built.manifest.fingerprint
-    assert not list(site.store.list(f"train/{fingerprint}/checkpoints/"))
+    assert not list(context.store.list(f"train/{fingerprint}/checkpoints/"))
 
 
 class Recorded:
@@ -135,11 +135,11 @@ PATIENT = ENTRY.replace("    (job.output", "    time.sleep(2.5)\n    (job.output
 
 
 def test_the_last_checkpoint_of_a_job_that_finishes_is_not_sent(toys: Any, tmp_path: Path) -> None:
-    site = site_at(toys, tmp_path / "a", tmp_path / "shared")
-    store: Any = Recorded(site.store)
+    context = context_at(toys, tmp_path / "a", tmp_path / "shared")
+    store: Any = Recorded(context.store)
     stage = toys.stage("train", source=PATIENT.replace("not found", "False"))
 
-    build(stage, replace(site, store=store), {}, force=False)
+    build(stage, replace(context, store=store), {}, force=False)
 
     assert "step-0000003" not in store.steps()
 
@@ -147,25 +147,25 @@ def test_the_last_checkpoint_of_a_job_that_finishes_is_not_sent(toys: Any, tmp_p
 def test_the_last_checkpoint_of_a_job_that_fails_after_it_is_sent(
     toys: Any, tmp_path: Path
 ) -> None:
-    site = site_at(toys, tmp_path / "a", tmp_path / "shared")
-    store: Any = Recorded(site.store)
+    context = context_at(toys, tmp_path / "a", tmp_path / "shared")
+    store: Any = Recorded(context.store)
     stage = toys.stage("train", source=ENTRY.replace("if step == 2 and", "if step == 3 and"))
 
     with pytest.raises(JobFailed):
-        build(stage, replace(site, store=store), {}, force=False)
+        build(stage, replace(context, store=store), {}, force=False)
 
     assert store.steps() == {"step-0000003"}
 
 
 def test_an_asked_for_rebuild_begins_at_the_beginning(toys: Any, tmp_path: Path) -> None:
     stage = toys.stage("train", source=ENTRY)
-    site = site_at(toys, tmp_path / "a", tmp_path / "shared")
+    context = context_at(toys, tmp_path / "a", tmp_path / "shared")
     with pytest.raises(JobFailed):
-        build(stage, site, {}, force=False)
-    fingerprint = next(iter(site.store.list("train/"))).key.split("/")[1]
-    assert checkpoints.find_steps(site.store, "train", fingerprint) == (2, 3)
+        build(stage, context, {}, force=False)
+    fingerprint = next(iter(context.store.list("train/"))).key.split("/")[1]
+    assert checkpoints.find_steps(context.store, "train", fingerprint) == (2, 3)
     with pytest.raises(JobFailed):  # it began at 0 again: it fails again
-        build(stage, site, {}, force=True)
+        build(stage, context, {}, force=True)
 
 
 # Saves step 1, and fails at once after it; resumed, it fails at the next step, and finishes from 3.
@@ -181,12 +181,12 @@ def start_of(toys: Any, home: str) -> int:
 
 def test_a_rebuild_resumes_nothing_that_is_older_on_any_machine(toys: Any, tmp_path: Path) -> None:
     stage = toys.stage("train", source=FAILING)
-    one, two = (site_at(toys, tmp_path / name, tmp_path / "shared") for name in ("one", "two"))
+    one, two = (context_at(toys, tmp_path / name, tmp_path / "shared") for name in ("one", "two"))
 
-    def start(site: BuildContext, *, run: str = "run", force: bool = True) -> int:
+    def start(context: BuildContext, *, run: str = "run", force: bool = True) -> int:
         with pytest.raises(JobFailed):
-            build(stage, replace(site, run_id=run), {}, force=force)
-        return start_of(toys, site.placement.home.name)
+            build(stage, replace(context, run_id=run), {}, force=force)
+        return start_of(toys, context.placement.home.name)
 
     assert start(two, run="before", force=False) == 0  # leaves step 1 in its home and in the store
     assert start(one) == 0
@@ -202,7 +202,7 @@ def test_a_checkpoint_that_an_older_job_sends_late_is_not_resumed(
     toys: Any, tmp_path: Path
 ) -> None:
     stage = toys.stage("train", source=FAILING)
-    one, two = (site_at(toys, tmp_path / name, tmp_path / "shared") for name in ("one", "two"))
+    one, two = (context_at(toys, tmp_path / name, tmp_path / "shared") for name in ("one", "two"))
     with pytest.raises(JobFailed):
         build(stage, one, {}, force=False)
     kept = {e.key: one.store.get(e.key) for e in one.store.list("train/") if "/step-" in e.key}
@@ -218,13 +218,15 @@ def test_a_checkpoint_that_an_older_job_sends_late_is_not_resumed(
     assert start_of(toys, "two") == 0
 
 
-def forced_mark(site: BuildContext, stage: Any, run: str) -> None:
+def forced_mark(context: BuildContext, stage: Any, run: str) -> None:
     """Begin a rebuild, and nothing more: the machine vanishes."""
-    fingerprint = identify(stage, site.run, {}, code=Code(site.root)).fingerprint
-    checkpoints.forget(site.store, stage.name, fingerprint)
-    mark_rebuild(site.store, stage.name, fingerprint, run=run)
+    fingerprint = identify(stage, context.run, {}, code=Code(context.root)).fingerprint
+    checkpoints.forget(context.store, stage.name, fingerprint)
+    mark_rebuild(context.store, stage.name, fingerprint, run=run)
 
 
-def resume_of(site: BuildContext, stage: Any) -> Any:
+def resume_of(context: BuildContext, stage: Any) -> Any:
     """What `nanochat plan` says."""
-    return find_resume(site.store, site.work, identify(stage, site.run, {}, code=Code(site.root)))
+    return find_resume(
+        context.store, context.work, identify(stage, context.run, {}, code=Code(context.root))
+    )

@@ -41,18 +41,18 @@ def executions(toys: Any) -> int:
 def refused(toys: Any) -> Any:
     """A stage whose job has finished and whose artifact was refused."""
     stage = toys.stage("first", source=COUNTED)
-    site = toys.site()
+    context = toys.context()
     with pytest.raises(StoreError, match="the store refuses"):
-        build(stage, replace(site, store=Refusing(site.store)), {}, force=False)
+        build(stage, replace(context, store=Refusing(context.store)), {}, force=False)
     assert executions(toys) == 1
     return stage
 
 
 def test_a_refused_upload_does_not_repeat_a_finished_job(toys: Any, refused: Any) -> None:
-    manifest = build(refused, toys.site(), {}, force=False).manifest
+    manifest = build(refused, toys.context(), {}, force=False).manifest
 
     assert executions(toys) == 1
-    assert toys.site().store.get(manifest.files[0].key) == b"made"
+    assert toys.context().store.get(manifest.files[0].key) == b"made"
     assert manifest.provenance.metrics == {"length": 4}
     assert len(manifest.provenance.segments) == 1
 
@@ -81,13 +81,13 @@ def test_a_finished_job_that_is_not_as_it_was_runs_again(
     (job,) = toys.home.glob("work/first/*/job.json")
     change(job.parent)
 
-    build(refused, toys.site(), {}, force=False)
+    build(refused, toys.context(), {}, force=False)
 
     assert executions(toys) == 2
 
 
 def test_another_run_that_is_asked_to_build_it_again_does(toys: Any, refused: Any) -> None:
-    build(refused, toys.site("run-2"), {}, force=True)
+    build(refused, toys.context("run-2"), {}, force=True)
 
     assert executions(toys) == 2
 
@@ -100,11 +100,11 @@ def test_code_that_the_fingerprint_does_not_see_is_found_in_what_an_earlier_atte
         "def run(job):", "def run(job):\n    __import__('importlib').import_module('tasks.hidden')"
     )
     stage = toys.stage("first", source=source)
-    site = toys.site(strict=False)
+    context = toys.context(strict=False)
     with pytest.raises(StoreError):
-        build(stage, replace(site, store=Refusing(site.store)), {}, force=False)
+        build(stage, replace(context, store=Refusing(context.store)), {}, force=False)
 
     with pytest.raises(StageError, match=r"does not see: tasks\.hidden"):
-        build(stage, toys.site(), {}, force=False)
+        build(stage, toys.context(), {}, force=False)
 
     assert executions(toys) == 1

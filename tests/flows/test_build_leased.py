@@ -30,26 +30,30 @@ QUICK = LeaseTimings(ttl=2.0, beat=0.05, look=0.05, longest_look=0.2)
 ENDLESS = "import time\ndef run(job):\n    (job.checkpoints / 'kept').touch()\n    time.sleep(60)\n"
 
 
-def fingerprint_of(site: Any, stage: Any) -> str:
-    return identify(stage, site.run, {}, code=Code(site.root)).fingerprint
+def fingerprint_of(context: Any, stage: Any) -> str:
+    return identify(stage, context.run, {}, code=Code(context.root)).fingerprint
 
 
-def take_over(site: Any, stage: Any) -> Any:
+def take_over(context: Any, stage: Any) -> Any:
     """As if the lease had run out: another machine takes it."""
     taken = try_acquire(
-        site.store, stage.name, fingerprint_of(site, stage), claim("b", home="elsewhere"), ttl=-1.0
+        context.store,
+        stage.name,
+        fingerprint_of(context, stage),
+        claim("b", home="elsewhere"),
+        ttl=-1.0,
     )
     assert not isinstance(taken, LeaseHolder)
     return taken
 
 
-def fail_in_thread(stage: Any, site: Any) -> tuple[threading.Thread, list[BaseException]]:
+def fail_in_thread(stage: Any, context: Any) -> tuple[threading.Thread, list[BaseException]]:
     """Start a build that will fail, in a thread."""
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            build(stage, site, {}, force=False)
+            build(stage, context, {}, force=False)
         except (StageInterrupted, LeaseLost) as error:
             errors.append(error)
 
@@ -59,27 +63,27 @@ def fail_in_thread(stage: Any, site: Any) -> tuple[threading.Thread, list[BaseEx
 
 
 def test_the_manifest_says_under_which_lease_it_was_built(toys: Any) -> None:
-    site = toys.site()
-    manifest = build(toys.stage("first"), site, {}, force=False).manifest
+    context = toys.context()
+    manifest = build(toys.stage("first"), context, {}, force=False).manifest
 
-    said = json.loads(site.store.get(f"first/{manifest.fingerprint}/lease.json"))
+    said = json.loads(context.store.get(f"first/{manifest.fingerprint}/lease.json"))
     assert manifest.provenance.owner == said["owner"]
     assert manifest.provenance.epoch == said["epoch"] == 1
     assert said["released"]
     assert (said["run"], said["step"], said["total"]) == ("toy-1", 0, 0)  # no heartbeat so soon
-    again = build(toys.stage("first"), toys.site("run-2"), {}, force=True).manifest
+    again = build(toys.stage("first"), toys.context("run-2"), {}, force=True).manifest
     assert again.provenance.epoch == 2
 
 
 def test_heartbeats_tell_the_jobs_last_step(toys: Any) -> None:
-    site = replace(toys.site(), terms=QUICK)
+    context = replace(toys.context(), terms=QUICK)
     stage = toys.stage("slow", source=SLOW)
-    key = f"slow/{fingerprint_of(site, stage)}/lease.json"
-    thread = threading.Thread(target=build, args=(stage, site, {}), kwargs={"force": False})
+    key = f"slow/{fingerprint_of(context, stage)}/lease.json"
+    thread = threading.Thread(target=build, args=(stage, context, {}), kwargs={"force": False})
     thread.start()
 
     def steps() -> tuple[int, int]:
-        tree = json.loads(site.store.get(key)) if list(site.store.list(key)) else {}
+        tree = json.loads(context.store.get(key)) if list(context.store.list(key)) else {}
         return tree.get("step", 0), tree.get("total", 0)
 
     wait_until(lambda: steps() == (310, 900))
@@ -89,11 +93,11 @@ def test_heartbeats_tell_the_jobs_last_step(toys: Any) -> None:
 
 def test_a_lost_lease_ends_the_job_and_keeps_what_it_saved(toys: Any) -> None:
     stage = toys.stage("endless", source=ENDLESS)
-    site = replace(toys.site(), terms=QUICK)
-    thread, errors = fail_in_thread(stage, site)
+    context = replace(toys.context(), terms=QUICK)
+    thread, errors = fail_in_thread(stage, context)
     wait_until(lambda: bool(list(toys.home.glob("work/endless/*/checkpoints/kept"))))
 
-    take_over(site, stage)
+    take_over(context, stage)
     thread.join(20)
 
     (error,) = errors
@@ -104,17 +108,17 @@ def test_a_lost_lease_ends_the_job_and_keeps_what_it_saved(toys: Any) -> None:
     assert list(toys.home.glob("work/endless/*/checkpoints/kept"))
     (worker,) = toys.home.glob("work/endless/*/result.json")
     assert json.loads(worker.read_text())["status"] == "interrupted"
-    assert find_manifest(site.store, "endless", fingerprint_of(site, stage)) is None
+    assert find_manifest(context.store, "endless", fingerprint_of(context, stage)) is None
 
 
 def test_a_run_that_is_stopped_is_interrupted_whatever_its_lease_does(toys: Any) -> None:
     stage = toys.stage("endless", source=ENDLESS)
-    site = replace(toys.site(), terms=QUICK)
-    thread, errors = fail_in_thread(stage, site)
+    context = replace(toys.context(), terms=QUICK)
+    thread, errors = fail_in_thread(stage, context)
     wait_until(lambda: bool(list(toys.home.glob("work/endless/*/checkpoints/kept"))))
 
-    site.stop.set()
-    take_over(site, stage)
+    context.stop.set()
+    take_over(context, stage)
     thread.join(20)
 
     assert [type(error) for error in errors] == [StageInterrupted]
@@ -123,27 +127,27 @@ def test_a_run_that_is_stopped_is_interrupted_whatever_its_lease_does(toys: Any)
 class TakenAway:
     """A store in which another machine takes the lease while this one uploads its result."""
 
-    def __init__(self, site: Any, stage: Any) -> None:
-        self._site = site
+    def __init__(self, context: Any, stage: Any) -> None:
+        self._context = context
         self._stage = stage
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._site.store, name)
+        return getattr(self._context.store, name)
 
     def upload(self, key: str, path: Path, **options: Any) -> None:
-        self._site.store.upload(key, path, **options)
-        take_over(self._site, self._stage)
+        self._context.store.upload(key, path, **options)
+        take_over(self._context, self._stage)
 
 
 def test_a_lease_that_is_lost_while_the_result_is_published_keeps_it_from_existing(
     toys: Any,
 ) -> None:
     stage = toys.stage("first")
-    site = toys.site()  # its next heartbeat is seconds away: only the fence can notice
+    context = toys.context()  # its next heartbeat is seconds away: only the fence can notice
     with pytest.raises(LeaseLost, match="to run run-b"):
-        build(stage, replace(site, store=TakenAway(site, stage)), {}, force=False)
+        build(stage, replace(context, store=TakenAway(context, stage)), {}, force=False)
 
-    assert find_manifest(site.store, "first", fingerprint_of(site, stage)) is None
+    assert find_manifest(context.store, "first", fingerprint_of(context, stage)) is None
     assert list(toys.home.glob("work/first/*/output/value.txt"))
 
 
@@ -151,49 +155,49 @@ def test_without_the_fence_it_would_exist(toys: Any, monkeypatch: pytest.MonkeyP
     """The control of the test above."""
     monkeypatch.setattr("flows.leases.lease._is_of", lambda held, record: True)
     stage = toys.stage("first")
-    site = toys.site()
+    context = toys.context()
 
-    build(stage, replace(site, store=TakenAway(site, stage)), {}, force=False)
+    build(stage, replace(context, store=TakenAway(context, stage)), {}, force=False)
 
-    assert find_manifest(site.store, "first", fingerprint_of(site, stage)) is not None
+    assert find_manifest(context.store, "first", fingerprint_of(context, stage)) is not None
 
 
 def test_a_lease_that_is_lost_at_once_keeps_the_artifact_of_the_next_owner(toys: Any) -> None:
     stage = toys.stage("first")
-    site = toys.site("run-1")
-    made = build(stage, site, {}, force=False).manifest
+    context = toys.context("run-1")
+    made = build(stage, context, {}, force=False).manifest
 
     class Taken(TakenAway):
         """Another machine takes the lease as soon as this one has it."""
 
         def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
-            swapped = site.store.put_if_same(key, data, version=version)
+            swapped = context.store.put_if_same(key, data, version=version)
             if key.endswith("lease.json"):
-                take_over(site, stage)
+                take_over(context, stage)
             return swapped
 
-    late = toys.site("run-2")
+    late = toys.context("run-2")
     with pytest.raises(LeaseLost, match="to run run-b"):
-        build(stage, replace(late, store=Taken(site, stage)), {}, force=True)
+        build(stage, replace(late, store=Taken(context, stage)), {}, force=True)
 
-    assert find_manifest(site.store, "first", made.fingerprint) == made
+    assert find_manifest(context.store, "first", made.fingerprint) == made
 
 
 def test_an_artifact_that_appears_while_one_waits_is_used(toys: Any, tmp_path: Path) -> None:
     stage = toys.stage("first")
-    away = replace(toys.site("run-9"), store=open_store((tmp_path / "away").as_uri()))
+    away = replace(toys.context("run-9"), store=open_store((tmp_path / "away").as_uri()))
     build(stage, away, {}, force=False)
-    site = replace(toys.site(), terms=QUICK)
-    take_over(site, stage)
+    context = replace(toys.context(), terms=QUICK)
+    take_over(context, stage)
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(build(stage, site, {}, force=False)))
+    thread = threading.Thread(target=lambda: results.append(build(stage, context, {}, force=False)))
     toys.told.clear()
     thread.start()
     wait_until(lambda: "waiting" in [event["kind"] for _, event in toys.told])
 
     for entry in away.store.list("first/"):
         if not entry.key.endswith("lease.json"):
-            site.store.put(entry.key, away.store.get(entry.key))
+            context.store.put(entry.key, away.store.get(entry.key))
     thread.join(20)
 
     (built,) = results
@@ -291,33 +295,35 @@ def test_a_copy_of_a_home_on_the_same_machine_takes_nothing_over(toys: Any, buil
 
 def test_a_revoked_artifact_is_built_again_and_the_new_one_is_not_revoked(toys: Any) -> None:
     stage = toys.stage("first")
-    site = toys.site("run-1")
-    old = build(stage, site, {}, force=False).manifest
-    revoke(site.store, old, why="wrong", who="me", when="2026-11-21T05:53:38Z")
+    context = toys.context("run-1")
+    old = build(stage, context, {}, force=False).manifest
+    revoke(context.store, old, why="wrong", who="me", when="2026-11-21T05:53:38Z")
 
-    new = build(stage, toys.site("run-2"), {}, force=False)
+    new = build(stage, toys.context("run-2"), {}, force=False)
 
     assert not new.cached
     assert new.manifest.provenance.run == "run-2"
-    assert find_revoked(site.store, old) is not None  # the bytes that were taken back still are
-    assert find_revoked(site.store, new.manifest) is None
-    assert len(list(site.store.list(f"first/{old.fingerprint}/superseded/"))) == 1
-    assert build(stage, toys.site("run-3"), {}, force=False).cached
+    assert find_revoked(context.store, old) is not None  # the bytes that were taken back still are
+    assert find_revoked(context.store, new.manifest) is None
+    assert len(list(context.store.list(f"first/{old.fingerprint}/superseded/"))) == 1
+    assert build(stage, toys.context("run-3"), {}, force=False).cached
 
 
 def test_a_revocation_that_a_crash_left_behind_does_not_spoil_the_next_artifact(toys: Any) -> None:
     stage = toys.stage("first")
-    site = toys.site()
-    old = build(stage, site, {}, force=False).manifest
-    revoke(site.store, old, why="wrong", who="me", when="2026-11-21T05:53:38Z")
-    site.store.delete(f"first/{old.fingerprint}/manifest.json")  # as if killed right after
+    context = toys.context()
+    old = build(stage, context, {}, force=False).manifest
+    revoke(context.store, old, why="wrong", who="me", when="2026-11-21T05:53:38Z")
+    context.store.delete(f"first/{old.fingerprint}/manifest.json")  # as if killed right after
 
-    build(stage, site, {}, force=False)
+    build(stage, context, {}, force=False)
 
-    assert build(stage, site, {}, force=False).cached
+    assert build(stage, context, {}, force=False).cached
 
 
 def test_the_builder_process_builds_the_stage_that_the_test_means(toys: Any) -> None:
-    site = toys.site()
-    assert fingerprint_of(site, toys.stage("slow", source=SLOW)) == fingerprint_of(site, slow())
-    assert open_store(toys.placement.store).url == site.store.url
+    context = toys.context()
+    assert fingerprint_of(context, toys.stage("slow", source=SLOW)) == fingerprint_of(
+        context, slow()
+    )
+    assert open_store(toys.placement.store).url == context.store.url

@@ -92,7 +92,7 @@ def test_another_machine_goes_on_from_the_newest(store: LocalStore, here: Job, t
     for step in (100, 200):
         send_one(store, here, step)
     told: list[str] = []
-    restore(store, there, tell=told.append)
+    restore(store, there, log=told.append)
     assert told == ["fetching checkpoint step 200/900 from the store"]
     assert steps_of(there) == ["step-0000200"]
     for name in ("tensors.safetensors", "COMMIT.json"):
@@ -119,7 +119,7 @@ def test_a_job_with_a_newer_one_of_its_own_fetches_nothing(
 ):
     send_one(store, here, 100)
     save(there, 150)
-    restore(store, there, tell=pytest.fail)
+    restore(store, there, log=pytest.fail)
     assert steps_of(there) == ["step-0000150"]
 
 
@@ -128,7 +128,7 @@ def test_a_newer_one_of_its_own_that_is_damaged_does_not_count(
 ):
     send_one(store, here, 100)
     (save(there, 150) / "tensors.safetensors").write_bytes(b"half")
-    restore(store, there, tell=lambda text: None)
+    restore(store, there, log=lambda text: None)
     assert steps_of(there) == ["step-0000100", "step-0000150"]
     assert is_whole(there.checkpoints / "step-0000100")
 
@@ -161,13 +161,13 @@ def test_a_damaged_one_is_passed_over_and_stays_and_the_step_may_be_sent_again(
     else:
         store.put(f"{place}/COMMIT.json", b'{"format": 1}')
     told: list[str] = []
-    restore(store, there, tell=told.append)
+    restore(store, there, log=told.append)
     assert any("step 200 in the store is damaged and is passed over" in text for text in told)
     assert steps_of(there) == ["step-0000100"]
     assert store.head(f"{place}/COMMIT.json").size  # perhaps this machine's disk is at fault
     send_one(store, there, 200, epoch=2)  # the same step, done again
     third = make_job(there.directory.parent / "third")
-    restore(store, third, tell=lambda text: None)
+    restore(store, third, log=lambda text: None)
     assert steps_of(third) == ["step-0000200"]
     assert is_whole(third.checkpoints / "step-0000200")
 
@@ -179,7 +179,7 @@ def test_sending_again_leaves_what_was_committed_alone(store: LocalStore, here: 
         with here.events.open("a") as file:
             file.write('{"kind": "message", "text": "and on"}\n')
     told: list[str] = []
-    restore(store, there, tell=told.append)
+    restore(store, there, log=told.append)
     assert told == ["fetching checkpoint step 100/900 from the store"]
 
 
@@ -195,7 +195,7 @@ def test_a_commit_that_would_leave_its_directory_is_refused(
     tree["files"][0]["path"] = "../../evil"
     store.put(key, checkpoints.encode_record(tree, format=checkpoint_records.FORMAT))
     told: list[str] = []
-    restore(store, there, tell=told.append)
+    restore(store, there, log=told.append)
     assert "passed over" in told[0]
     assert not list(there.directory.parent.rglob("evil"))
 
@@ -241,7 +241,7 @@ def test_later_steps_that_were_passed_over_do_not_crowd_out_new_ones(
         send_one(store, there, step)
     told: list[str] = []
     third = make_job(there.directory.parent / "third")
-    restore(store, third, tell=told.append)
+    restore(store, third, log=told.append)
     assert [d.name for d in third.checkpoints.glob("step-*")] == ["step-0000300"]
     assert sum("passed over" in text for text in told) == 2
 
@@ -254,9 +254,9 @@ ANOTHER_FORMAT = r"step-0000100.* is of format \d+, this version reads \d+"
 
 
 LOOKS: dict[str, Callable[[LocalStore, Job], object]] = {
-    "restore": lambda store, job: restore(store, job, tell=pytest.fail),
+    "restore": lambda store, job: restore(store, job, log=pytest.fail),
     "restore_step": lambda store, job: restore_step(
-        store, job, 100, commit="c0ffee", tell=pytest.fail
+        store, job, 100, commit="c0ffee", log=pytest.fail
     ),
     "settle": lambda store, job: settle(job),
 }
@@ -293,7 +293,7 @@ def test_a_stored_checkpoint_of_another_format_is_refused_and_stays(
     )
     before = contents(store.path_of("pretrain"))
     with pytest.raises(StageError, match=ANOTHER_FORMAT) as told:
-        restore(store, there, tell=pytest.fail)
+        restore(store, there, log=pytest.fail)
     assert "--force" in str(told.value.hint)
     assert contents(store.path_of("pretrain")) == before
     assert steps_of(there) == []

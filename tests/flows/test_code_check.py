@@ -83,22 +83,22 @@ def stage(toys: Any) -> Stage:
 
 
 def editing(toys: Any, edit: Callable[[], None], *, strict: bool = False) -> BuildContext:
-    """A site where `edit` happens once, between the fingerprint and the worker's start."""
-    site = toys.site(strict=strict)
+    """A context where `edit` happens once, between the fingerprint and the worker's start."""
+    context = toys.context(strict=strict)
     edits = [edit]
 
     def watch(stage: str, event: dict[str, Any]) -> None:
-        site.watch(stage, event)
+        context.watch(stage, event)
         if event["kind"] == "building" and edits:
             edits.pop()()
 
-    return replace(site, watch=watch)
+    return replace(context, watch=watch)
 
 
-def text_of(site: BuildContext, manifest: Manifest) -> str:
+def text_of(context: BuildContext, manifest: Manifest) -> str:
     """What the stage wrote."""
     (file,) = manifest.files
-    return site.store.get(file.key).decode()
+    return context.store.get(file.key).decode()
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -114,27 +114,29 @@ def test_an_edit_between_fingerprint_and_start_is_not_published(
     toys: Any, stage: Stage, name: str, old: str, new: str, strict: bool
 ):
     path = toys.root / "tasks" / name
-    before = look_up(stage, toys.site(), {}, force=False).identity
-    site = editing(toys, lambda: path.write_text(path.read_text().replace(old, new)), strict=strict)
+    before = look_up(stage, toys.context(), {}, force=False).identity
+    context = editing(
+        toys, lambda: path.write_text(path.read_text().replace(old, new)), strict=strict
+    )
 
     with pytest.raises(CodeChanged, match=rf"ran other code .*{name.split('.')[0]}") as caught:
-        build(stage, site, {}, force=False)
+        build(stage, context, {}, force=False)
 
     assert is_retryable(caught.value)  # it is tried again
-    assert find_manifest(site.store, "toy", before.fingerprint) is None
-    assert not (site.work / "toy" / before.fingerprint).exists()
-    assert not build(stage, site, {}, force=False).cached  # under the new fingerprint
-    assert build(stage, site, {}, force=False).cached
+    assert find_manifest(context.store, "toy", before.fingerprint) is None
+    assert not (context.work / "toy" / before.fingerprint).exists()
+    assert not build(stage, context, {}, force=False).cached  # under the new fingerprint
+    assert build(stage, context, {}, force=False).cached
 
 
 def test_a_comment_that_is_edited_meanwhile_is_no_other_code(toys: Any, stage: Stage):
     path = toys.root / "tasks" / "toy_part.py"
-    site = editing(toys, lambda: path.write_text("# Other words.\nNUMBER = 1\n"), strict=True)
+    context = editing(toys, lambda: path.write_text("# Other words.\nNUMBER = 1\n"), strict=True)
 
-    built = build(stage, site, {}, force=False)
+    built = build(stage, context, {}, force=False)
 
     assert not built.cached
-    assert build(stage, site, {}, force=False).cached
+    assert build(stage, context, {}, force=False).cached
 
 
 def test_a_module_that_is_imported_late_is_checked_too(toys: Any):
@@ -158,7 +160,7 @@ def test_a_data_file_that_the_fingerprint_does_not_see_is_an_error_though_not_st
     )
 
     with pytest.raises(StageError, match=r"does not see: tasks/toy_hidden\.txt") as caught:
-        build(hidden, toys.site(strict=False), {}, force=False)
+        build(hidden, toys.context(strict=False), {}, force=False)
 
     assert not is_retryable(caught.value)
 
@@ -173,8 +175,8 @@ def test_stale_bytecode_does_not_run(toys: Any, stage: Stage):
     path.write_text("NUMBER = 1\n")
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
-    site = toys.site()
-    assert text_of(site, build(stage, site, {}, force=False).manifest) == "1 one"
+    context = toys.context()
+    assert text_of(context, build(stage, context, {}, force=False).manifest) == "1 one"
 
 
 def test_what_other_code_saved_is_not_used(toys: Any, stage: Stage):
@@ -182,18 +184,18 @@ def test_what_other_code_saved_is_not_used(toys: Any, stage: Stage):
     source = SOURCE.replace("def run(job):\n", "def run(job):\n" + COUNT)
     source = source.replace("{}\n", '{"attempts": len(count.read_text())}\n')
     stage = toys.stage("toy", source=source)
-    site = toys.site()
-    identity = look_up(stage, site, {}, force=False).identity
-    job = make_job(stage, site, identity, {})
+    context = toys.context()
+    identity = look_up(stage, context, {}, force=False).identity
+    job = make_job(stage, context, identity, {})
     path = toys.root / "tasks" / "toy_part.py"
     path.write_text("NUMBER = 2\n")
     run_job(job, processes=1, on_event=lambda event: None, root=toys.root)
     (job.directory / "result.json").unlink()
     path.write_text("NUMBER = 1\n")
 
-    built = build(stage, site, {}, force=False)
+    built = build(stage, context, {}, force=False)
 
-    assert text_of(site, built.manifest) == "1 one"
+    assert text_of(context, built.manifest) == "1 one"
     assert built.manifest.provenance.metrics == {"attempts": 1}
     assert "warning" in toys.kinds("toy")
 
@@ -202,9 +204,9 @@ def test_what_the_same_code_saved_is_used_though_a_comment_changed(toys: Any, st
     source = SOURCE.replace("def run(job):\n", "def run(job):\n" + COUNT)
     source = source.replace("{}\n", '{"attempts": len(count.read_text())}\n')
     stage = toys.stage("toy", source=source)
-    site = toys.site()
-    identity = look_up(stage, site, {}, force=False).identity
-    job = make_job(stage, site, identity, {})
+    context = toys.context()
+    identity = look_up(stage, context, {}, force=False).identity
+    job = make_job(stage, context, identity, {})
     path = toys.root / "tasks" / "toy_part.py"
     for words in ("", "# One.\n", "# Another.\n"):
         path.write_text(f"{words}NUMBER = 1\n")
@@ -212,7 +214,7 @@ def test_what_the_same_code_saved_is_used_though_a_comment_changed(toys: Any, st
         (job.directory / "result.json").unlink()
     path.write_text("NUMBER = 1  # a third\n")
 
-    assert build(stage, site, {}, force=False).manifest.provenance.metrics == {"attempts": 4}
+    assert build(stage, context, {}, force=False).manifest.provenance.metrics == {"attempts": 4}
 
 
 def test_a_process_that_the_stage_starts_records_what_it_loads(toys: Any):
@@ -220,7 +222,7 @@ def test_a_process_that_the_stage_starts_records_what_it_loads(toys: Any):
     (toys.root / "tasks" / "toy_work.py").write_text(WORK)
     many = toys.stage("many", source=MANY)
     path = toys.root / "tasks" / "toy_part.py"
-    assert not build(many, toys.site(strict=False), {}, force=False).cached
+    assert not build(many, toys.context(strict=False), {}, force=False).cached
 
     path.write_text("NUMBER = 3\n")
     with pytest.raises(CodeChanged, match=r"tasks\.toy_part"):
@@ -232,20 +234,20 @@ def test_what_any_rank_loads_is_checked(toys: Any):
     path = toys.root / "tasks" / "toy_part.py"
     path.write_text("NUMBER = 1\n")
     ranks = toys.stage("ranks", source=RANKS, compute="gpu")
-    site = editing(toys, lambda: path.write_text("NUMBER = 2\n"), strict=True)
-    resources = replace(site.placement.resources, device="cuda")
-    site = replace(site, placement=replace(site.placement, gpus=2, resources=resources))
+    context = editing(toys, lambda: path.write_text("NUMBER = 2\n"), strict=True)
+    resources = replace(context.placement.resources, device="cuda")
+    context = replace(context, placement=replace(context.placement, gpus=2, resources=resources))
 
     with pytest.raises(CodeChanged, match=r"tasks\.toy_part"):
-        build(ranks, site, {}, force=False)
-    assert not build(ranks, site, {}, force=False).cached
+        build(ranks, context, {}, force=False)
+    assert not build(ranks, context, {}, force=False).cached
 
 
 def test_a_job_that_records_nothing_is_not_published(toys: Any, stage: Stage):
     """As a worker of another version would."""
     source = SOURCE.replace("return {}", "import shutil; shutil.rmtree(job.code); return {}")
     with pytest.raises(StageError, match="toy did not record the code that it ran"):
-        build(toys.stage("toy", source=source), toys.site(), {}, force=False)
+        build(toys.stage("toy", source=source), toys.context(), {}, force=False)
 
 
 def test_the_worker_loads_nothing_that_a_fingerprint_covers_before_it_records():

@@ -55,8 +55,8 @@ class Caller:
         source = f'{ENTRY}\nTEST = "{test}"'  # the server outlives the test
         self.stage = toys.stage("gpu", compute="gpu", source=source)
         self.follows = threading.Event()  # an order
-        self.site: BuildContext = replace(
-            toys.site(self.run.run),
+        self.context: BuildContext = replace(
+            toys.context(self.run.run),
             placement=replace(toys.placement, pool=POOL),
             stop=threading.Event(),
             watch=self._watch,
@@ -64,7 +64,7 @@ class Caller:
         self._threads = threads
 
     def _watch(self, stage: str, event: Mapping[str, Any]) -> None:
-        if event["kind"] == "waiting" and "ordered as" in event["text"]:
+        if event["kind"] == "waiting" and "requested as" in event["text"]:
             self.follows.set()
 
     @property
@@ -72,14 +72,14 @@ class Caller:
         """The tag of the orders of its stage."""
         from flows.build.build import look_up
 
-        fingerprint = look_up(self.stage, self.site, {}, force=False).identity.fingerprint
+        fingerprint = look_up(self.stage, self.context, {}, force=False).identity.fingerprint
         return f"stage:gpu/{fingerprint[:12]}"
 
-    def order(self, *, force: bool = False) -> "Future[Any]":
+    def send(self, *, force: bool = False) -> "Future[Any]":
         """Order the stage, in a thread."""
         from flows.orchestration.dispatch import dispatch
 
-        return self._threads.submit(dispatch, self.stage, self.site, self.run, {}, force=force)
+        return self._threads.submit(dispatch, self.stage, self.context, self.run, {}, force=force)
 
     def wait_for_runs(self, count: int) -> list[Any]:
         """The orders, once there are so many."""
@@ -93,9 +93,9 @@ class Caller:
 
     def carry_out(self) -> None:
         """What the far side does, for this run."""
-        alone = replace(self.site.placement, nodes=1)
-        site = replace(self.site, placement=alone, device=threading.Semaphore())
-        build(self.stage, site, {}, force=False)
+        alone = replace(self.context.placement, nodes=1)
+        context = replace(self.context, placement=alone, device=threading.Semaphore())
+        build(self.stage, context, {}, force=False)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def make_caller(
 
     yield make
     for caller in made:
-        caller.site.stop.set()
+        caller.context.stop.set()
 
 
 def end(run: Any, kind: str, message: str = "") -> None:
@@ -127,13 +127,13 @@ def test_what_exists_is_not_ordered(make_caller: Callable[[str], Caller]) -> Non
 
     caller = make_caller("one")
     caller.carry_out()
-    assert caller.order().result().cached
+    assert caller.send().result().cached
     assert not runs_of(caller.tag)
 
 
 def test_two_callers_share_one_order(make_caller: Callable[[str], Caller]) -> None:
     first, second = make_caller("one"), make_caller("two")
-    results = [first.order(), second.order()]
+    results = [first.send(), second.send()]
     [run] = first.wait_for_runs(1)
     # Whoever comes later finds the stage built, or has a worker look whether it is.
     assert all(caller.follows.wait(60) for caller in (first, second))
@@ -149,14 +149,14 @@ def test_a_caller_that_comes_back_goes_on_with_its_order(
     make_caller: Callable[[str], Caller],
 ) -> None:
     caller = make_caller("one")
-    lost = caller.order()
+    lost = caller.send()
     [run] = caller.wait_for_runs(1)
-    caller.site.stop.set()
+    caller.context.stop.set()
     with pytest.raises(StageInterrupted):
         lost.result()
-    caller.site.stop.clear()
+    caller.context.stop.clear()
     caller.follows.clear()
-    again = caller.order()
+    again = caller.send()
     assert caller.follows.wait(60)
     caller.carry_out()
     end(run, "COMPLETED")
@@ -168,11 +168,11 @@ def test_a_lost_order_is_told_and_the_next_one_is_another_run(
     make_caller: Callable[[str], Caller],
 ) -> None:
     caller = make_caller("one")
-    result = caller.order()
+    result = caller.send()
     end(caller.wait_for_runs(1)[0], "CRASHED", "the node is gone")
     with pytest.raises(TransientStageError, match=r"gpu/\w{12} was lost: the node is gone"):
         result.result()
-    again = caller.order()
+    again = caller.send()
     second = caller.wait_for_runs(2)[1]
     caller.carry_out()
     end(second, "COMPLETED")
@@ -181,7 +181,7 @@ def test_a_lost_order_is_told_and_the_next_one_is_another_run(
 
 def test_what_the_far_side_says_reaches_the_caller(make_caller: Callable[[str], Caller]) -> None:
     caller = make_caller("one")
-    result = caller.order()
+    result = caller.send()
     end(caller.wait_for_runs(1)[0], "FAILED", "gpu failed on rank 3\nhint: replay it with: x")
     with pytest.raises(StageError, match="gpu failed on rank 3") as caught:
         result.result()
@@ -191,12 +191,12 @@ def test_what_the_far_side_says_reaches_the_caller(make_caller: Callable[[str], 
 
 def test_the_store_is_believed_and_not_the_run(make_caller: Callable[[str], Caller]) -> None:
     caller = make_caller("one")
-    result = caller.order()
+    result = caller.send()
     end(caller.wait_for_runs(1)[0], "COMPLETED")
     with pytest.raises(TransientStageError, match="is not in the store, though its run"):
         result.result()
 
-    again = caller.order()
+    again = caller.send()
     second = caller.wait_for_runs(2)[1]
     caller.carry_out()
     end(second, "CRASHED", "it published, then it died")
@@ -207,9 +207,9 @@ def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(
     make_caller: Callable[[str], Caller],
 ) -> None:
     first, second = make_caller("one"), make_caller("two")
-    cancelled = first.order()
+    cancelled = first.send()
     [run] = first.wait_for_runs(1)
-    waiting = second.order()
+    waiting = second.send()
     end(run, "CANCELLED", "by hand")
     with pytest.raises(StageError, match="was cancelled: by hand") as caught:
         cancelled.result()
@@ -226,7 +226,7 @@ def test_stopping_a_run_cancels_its_own_orders_only(make_caller: Callable[[str],
     from tests.flows.pools import read_run
 
     caller = make_caller("one")
-    result = caller.order()
+    result = caller.send()
     [run] = caller.wait_for_runs(1)
     cancel_stage_runs("another")
     assert read_run(run.id).state.is_scheduled()
@@ -244,7 +244,7 @@ def test_a_process_that_must_end_leaves_its_orders_unless_the_run_is_cancelled(
     from flows.orchestration import pipeline
 
     caller = make_caller("one")
-    caller.order()
+    caller.send()
     [run] = caller.wait_for_runs(1)  # stands for the caller's own
     monkeypatch.setattr(pipeline.flow_run, "get_id", lambda: str(run.id))
     told_to_end = TerminationSignal(15)
@@ -265,8 +265,10 @@ def test_an_artifact_ends_the_waiting_while_prefect_is_away(
 
     caller = make_caller("one")
     told: list[str] = []
-    caller.site = replace(caller.site, watch=lambda _, event: told.append(str(event.get("text"))))
-    result = caller.order()
+    caller.context = replace(
+        caller.context, watch=lambda _, event: told.append(str(event.get("text")))
+    )
+    result = caller.send()
     caller.wait_for_runs(1)
 
     def away(*given: Any) -> Any:
@@ -285,13 +287,13 @@ def test_a_forced_stage_is_built_again_though_another_run_made_it(
 ) -> None:
     first, second = make_caller("one"), make_caller("two")
     first.carry_out()
-    result = second.order(force=True)
+    result = second.send(force=True)
     [run] = second.wait_for_runs(1)
     assert run.parameters["force"]
-    build(second.stage, second.site, {}, force=True)
+    build(second.stage, second.context, {}, force=True)
     end(run, "COMPLETED")
     assert result.result().manifest.provenance.run == second.run.run
-    assert second.order(force=True).result().cached
+    assert second.send(force=True).result().cached
 
 
 class RefusingStore(LocalStore):
@@ -311,9 +313,11 @@ def test_a_store_that_refuses_to_be_read_orders_nothing(
 
     caller = make_caller("one")
     tag = caller.tag
-    caller.site = replace(caller.site, store=RefusingStore(caller.site.placement.home / "store"))
+    caller.context = replace(
+        caller.context, store=RefusingStore(caller.context.placement.home / "store")
+    )
     with pytest.raises(StoreError):
-        caller.order().result()
+        caller.send().result()
     assert not runs_of(tag)
 
 
@@ -343,15 +347,15 @@ def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(
 
 def test_several_machines_take_an_order_each(make_caller: Callable[[str], Caller]) -> None:
     caller = make_caller("one")
-    caller.site = replace(caller.site, placement=replace(caller.site.placement, nodes=2))
-    result = caller.order()
+    caller.context = replace(caller.context, placement=replace(caller.context.placement, nodes=2))
+    result = caller.send()
     runs = caller.wait_for_runs(2)
     assert sorted(run.parameters["node"] for run in runs) == [0, 1]
     second = next(run for run in runs if "node:1" in run.tags)
     end(second, "CRASHED", "its node is gone")
     with pytest.raises(TransientStageError, match="its node is gone"):
         result.result()
-    again = caller.order()  # goes on with the first, and orders the second again
+    again = caller.send()  # goes on with the first, and orders the second again
     runs = caller.wait_for_runs(3)
     caller.carry_out()
     end(next(run for run in runs if "node:0" in run.tags), "COMPLETED")

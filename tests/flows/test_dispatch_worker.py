@@ -130,7 +130,7 @@ def test_a_gpu_stage_runs_on_the_pool_and_its_run_hangs_on_the_callers(play: Pla
     with client() as asking:
         parent = asking.read_task_run(child.parent_task_run_id)
     assert parent.flow_run_id == run.id
-    record = find_run(play.toys.site().store, play.name)
+    record = find_run(play.toys.context().store, play.name)
     assert record is not None
     assert set(record.stages) == {"first", "train", "last"}
     assert read_run(run.id).run_count == 1

@@ -52,7 +52,7 @@ def judge_model(toys: Any, server: Server) -> Callable[..., Any]:
         @flow(name="train")
         def train() -> Any:
             run_id = new_run_id("train", night)
-            return run_pipeline([model], toys.site(run_id), make_run(run_id))
+            return run_pipeline([model], toys.context(run_id), make_run(run_id))
 
         made = train().stages["sft"].manifest
         run_id = new_run_id(f"eval-{name}", night)
@@ -60,8 +60,8 @@ def judge_model(toys: Any, server: Server) -> Callable[..., Any]:
 
         @flow(name="nanochat-eval", flow_run_name=run_id)
         def evaluation() -> Any:
-            site = toys.site(run_id)
-            return evaluate(f"sft@{name}", stages, site, record, rule, given={"sft": made})
+            context = toys.context(run_id)
+            return evaluate(f"sft@{name}", stages, context, record, rule, pinned={"sft": made})
 
         return evaluation()
 

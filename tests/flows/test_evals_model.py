@@ -50,7 +50,7 @@ def train(home: Path) -> Any:
     opened = open_profile("tiny", depth=DEPTH, overrides=SETTINGS)
     placement = make_placement(opened.pace, home=home, store=(home / "store").as_uri(), gpus=0)
     home.mkdir()
-    site = BuildContext(
+    context = BuildContext(
         run=opened.run,
         run_id="main-1",
         placement=placement,
@@ -62,7 +62,7 @@ def train(home: Path) -> Any:
     @flow(name="train")
     def part() -> Any:
         record = make_run("main-1")
-        return run_pipeline([stage_named(name) for name in UNTIL], site, record)
+        return run_pipeline([stage_named(name) for name in UNTIL], context, record)
 
     return part()
 
@@ -80,8 +80,8 @@ def shuffle_head(store: Any, model: Manifest, directory: Path) -> Manifest:
     path.chmod(0o644)
     tensors = load_file(path)
     head = tensors["lm_head.weight"]
-    order = torch.randperm(len(head), generator=torch.Generator().manual_seed(0))
-    tensors["lm_head.weight"] = head[order].contiguous()
+    request = torch.randperm(len(head), generator=torch.Generator().manual_seed(0))
+    tensors["lm_head.weight"] = head[request].contiguous()
     path.unlink()
     save_file(tensors, path)
     preimage = {**model.preimage, "config": {"shuffled": True}, "inputs": {}}

@@ -273,7 +273,7 @@ def test_a_pin_keeps_artifacts_while_it_is_held_and_for_a_while_after_its_owner_
         store,
         [(manifest.stage, manifest.fingerprint)],
         why="accept",
-        tell=print,
+        log=print,
         pause=lambda seconds: None,
     ):
         (key,) = store.names(PINS)

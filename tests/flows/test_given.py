@@ -80,7 +80,7 @@ def test_two_artifacts_of_one_stage_are_refused(store: Store) -> None:
 
 def test_the_plan_shows_what_is_given_and_leaves_out_what_is_not_needed(full_house: House) -> None:
     base = make_manifest("midtrain", config={"elsewhere": True})
-    plan = full_house.plan(given={"midtrain": base})
+    plan = full_house.plan(pinned={"midtrain": base})
     assert [item.stage.name for item in plan.stages] == names_with("midtrain")
     item = plan.of("midtrain")
     assert (item.state, item.reason, item.fingerprint) == ("=", "given", base.fingerprint)
@@ -98,9 +98,9 @@ def test_the_plan_shows_what_is_given_and_leaves_out_what_is_not_needed(full_hou
 def test_what_is_not_built_cannot_be_redone(full_house: House, stage: str, message: str) -> None:
     given = {"midtrain": make_manifest("midtrain")}
     with pytest.raises(ConfigError, match=message):
-        full_house.plan(given=given, from_stage=stage)
+        full_house.plan(pinned=given, from_stage=stage)
     with pytest.raises(ConfigError, match=message):
-        full_house.plan(given=given, force=frozenset({stage}))
+        full_house.plan(pinned=given, force=frozenset({stage}))
 
 
 def test_the_command_line_takes_artifacts_by_any_name(store: Store, terminal: Terminal) -> None:

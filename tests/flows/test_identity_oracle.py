@@ -99,7 +99,7 @@ class World:
         inputs = {source.name: self.manifests[source.name] for source in stage.inputs}
         try:
             self.manifests[name] = build(
-                stage, self._site(strict=strict), inputs, force=name in self.manifests
+                stage, self._context(strict=strict), inputs, force=name in self.manifests
             ).manifest
         finally:
             self.opened[name] = set(log.read_text().splitlines())
@@ -114,7 +114,7 @@ class World:
         code.save_cache()
         return found
 
-    def _site(self, *, strict: bool) -> BuildContext:
+    def _context(self, *, strict: bool) -> BuildContext:
         home = self.directory / "home"
         home.mkdir(exist_ok=True)
         placement = make_placement(self.profile.pace, home=home, gpus=0, settings=small.PLACE)

@@ -71,7 +71,7 @@ def run_series(toys: Any, series: Series, server: Server) -> Callable[[str], Any
 
         @flow(name="toy-series", flow_run_name=name)
         def toy_flow() -> Any:
-            return sweep(series, units_of(series, stages), toys.site(name), runs)
+            return sweep(series, units_of(series, stages), toys.context(name), runs)
 
         return toy_flow()
 
@@ -88,7 +88,7 @@ def test_what_is_shared_is_built_once_and_each_depth_is_a_run_of_its_own(
     assert [point.val_bpb.value for point in swept.findings.points] == [2.9, 2.8, 2.7]
     assert toys.kinds("text").count("building") == 1
     assert toys.kinds("d2 / pretrain").count("building") == 1
-    records = [find_run(toys.site().store, f"{m.name}-series-whole") for m in series.members]
+    records = [find_run(toys.context().store, f"{m.name}-series-whole") for m in series.members]
     assert all(record is not None and record.status == "finished" for record in records)
     assert all(record is not None and len(record.stages) == 3 for record in records)
     assert len({record.stages["text"] for record in records if record}) == 1
@@ -117,7 +117,7 @@ def test_a_depth_that_fails_takes_nothing_from_the_others_and_only_it_is_built_a
     states = {name: state.name for name, state in task_runs("series-broken").items()}
     assert states["d2 / pretrain"] == "Failed"
     assert states["d1 / base_eval"] == states["d3 / base_eval"] == "Completed"
-    store = toys.site().store
+    store = toys.context().store
     status = {d: find_run(store, f"tiny-d{d}-series-broken") for d in (1, 2, 3)}
     assert {d: run and run.status for d, run in status.items()} == {
         1: "finished",

@@ -122,19 +122,19 @@ def stage(toys: Any) -> Stage:
 
 
 @pytest.fixture
-def sites(toys: Any, tmp_path: Path) -> list[BuildContext]:
+def contexts(toys: Any, tmp_path: Path) -> list[BuildContext]:
     """Two machines."""
-    return [site_of(toys, tmp_path, name) for name in ("a", "b")]
+    return [context_of(toys, tmp_path, name) for name in ("a", "b")]
 
 
-def site_of(toys: Any, directory: Path, name: str) -> BuildContext:
+def context_of(toys: Any, directory: Path, name: str) -> BuildContext:
     home = directory / name
     home.mkdir()
     store = (directory / "shared").as_uri()
     placement = replace(toys.placement, home=home, store=store, nodes=2)
     told: list[str] = []
     return replace(
-        toys.site(f"run-{name}"),
+        toys.context(f"run-{name}"),
         placement=placement,
         store=open_store(store),
         terms=QUICK,
@@ -150,40 +150,40 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def start(
-    pool: ThreadPoolExecutor, stage: Stage, site: BuildContext, node: int, *, force: bool = False
+    pool: ThreadPoolExecutor, stage: Stage, context: BuildContext, node: int, *, force: bool = False
 ) -> "Future[Built]":
-    return pool.submit(build_share, stage, site, {}, node=node, force=force)
+    return pool.submit(build_share, stage, context, {}, node=node, force=force)
 
 
 @pytest.mark.torch
 def test_a_node_that_is_lost_is_waited_for_and_both_go_on(
-    stage: Stage, sites: list[BuildContext], pool: ThreadPoolExecutor, tmp_path: Path
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    other = start(pool, stage, sites[1], 1)
+    other = start(pool, stage, contexts[1], 1)
     with pytest.raises(NodeLost, match="ConnectionError: the machine is gone") as lost:
-        start(pool, stage, sites[0], 0).result()
+        start(pool, stage, contexts[0], 0).result()
     assert is_retryable(lost.value)  # worth another attempt
     assert not other.done()
     shutil.rmtree(tmp_path / "a" / "work")  # the next node 0 is another machine
-    first, second = start(pool, stage, sites[0], 0).result(), other.result()
+    first, second = start(pool, stage, contexts[0], 0).result(), other.result()
     assert first.manifest == second.manifest
     with Cache(tmp_path / "cache", 10**9) as cache:
-        files = fetch(sites[0].store, first.manifest, cache) / "files"
+        files = fetch(contexts[0].store, first.manifest, cache) / "files"
         assert (files / "value.txt").read_text() == "2 ranks went on from 2"
     assert [s["nodes"] for s in first.manifest.provenance.segments] == [2, 2]
     assert not list(tmp_path.glob("?/work/train/*/"))
-    again = build_share(stage, sites[1], {}, node=1, force=False)
+    again = build_share(stage, contexts[1], {}, node=1, force=False)
     assert again.cached
 
 
 @pytest.mark.torch
 def test_a_mistake_that_a_person_mends_is_told_by_node_0_and_not_tried_again(
-    toys: Any, sites: list[BuildContext], pool: ThreadPoolExecutor
+    toys: Any, contexts: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
     stage = toys.stage("train", source=MISTAKEN, compute="gpu")
-    other = start(pool, stage, sites[1], 1)
+    other = start(pool, stage, contexts[1], 1)
     with pytest.raises(StageError, match=r"the text is empty \(on node 1") as caught:
-        start(pool, stage, sites[0], 0).result(120)
+        start(pool, stage, contexts[0], 0).result(120)
     assert not is_retryable(caught.value)
     assert caught.value.hint == "fill it"
     with pytest.raises(StageError, match="the text is empty"):
@@ -192,12 +192,12 @@ def test_a_mistake_that_a_person_mends_is_told_by_node_0_and_not_tried_again(
 
 @pytest.mark.torch
 def test_one_run_makes_it_anew_on_both_nodes_once(
-    toys: Any, sites: list[BuildContext], pool: ThreadPoolExecutor, tmp_path: Path
+    toys: Any, contexts: list[BuildContext], pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     stage = toys.stage("train", source=EASY, compute="gpu")
     manifests = []
     for run in ("first", "second", "second"):
-        both = [replace(site, run_id=run) for site in sites]
+        both = [replace(context, run_id=run) for context in contexts]
         other = start(pool, stage, both[1], 1, force=True)
         first = start(pool, stage, both[0], 0, force=True).result(120)
         assert other.result(60).manifest == first.manifest
@@ -207,25 +207,29 @@ def test_one_run_makes_it_anew_on_both_nodes_once(
 
 
 def test_a_node_that_cannot_take_part_says_so_before_node_0_has_waited_long(
-    toys: Any, stage: Stage, sites: list[BuildContext], pool: ThreadPoolExecutor, monkeypatch: Any
+    toys: Any,
+    stage: Stage,
+    contexts: list[BuildContext],
+    pool: ThreadPoolExecutor,
+    monkeypatch: Any,
 ) -> None:
     def is_full(*args: Any, **kwargs: Any) -> None:
         raise OSError("the disk is full")
 
     monkeypatch.setattr("flows.artifacts.checkpoints.restore_step", is_full)
-    other = start(pool, stage, sites[1], 1)
+    other = start(pool, stage, contexts[1], 1)
     with pytest.raises(NodeLost, match=r"OSError: the disk is full \(on node 1") as caught:
-        start(pool, stage, sites[0], 0).result(60)
+        start(pool, stage, contexts[0], 0).result(60)
     assert not is_retryable(caught.value)
     with pytest.raises(OSError, match="the disk is full"):
         other.result(60)
 
 
 def test_a_node_that_fetches_is_waited_for_until_it_is_silent(
-    stage: Stage, sites: list[BuildContext], pool: ThreadPoolExecutor
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
-    first = start(pool, stage, replace(sites[0], terms=replace(QUICK, ttl=16.0, meet=3.0)), 0)
-    place, call = heard_call(sites[1], first)
+    first = start(pool, stage, replace(contexts[0], terms=replace(QUICK, ttl=16.0, meet=3.0)), 0)
+    place, call = heard_call(contexts[1], first)
     said = replace(SAID, epoch=call.epoch, state="coming")
     publish_status(place, said)
     began = time.monotonic()
@@ -236,10 +240,10 @@ def test_a_node_that_fetches_is_waited_for_until_it_is_silent(
 
 @pytest.mark.torch
 def test_a_node_that_was_started_again_within_an_attempt_is_lost(
-    stage: Stage, sites: list[BuildContext], pool: ThreadPoolExecutor
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
-    first = start(pool, stage, sites[0], 0)
-    place, call = heard_call(sites[1], first)
+    first = start(pool, stage, contexts[0], 0)
+    place, call = heard_call(contexts[1], first)
     for who in ("one", "another"):
         publish_status(place, replace(SAID, epoch=call.epoch, who=who))
         while who == "one" and (heard := find_start(place, ttl=60.0)[0]) and not heard.endpoint:
@@ -248,45 +252,47 @@ def test_a_node_that_was_started_again_within_an_attempt_is_lost(
         first.result(60)
 
 
-def heard_call(site: BuildContext, first: "Future[Built]") -> tuple[MessagePrefix, StartMessage]:
+def heard_call(context: BuildContext, first: "Future[Built]") -> tuple[MessagePrefix, StartMessage]:
     """Node 0's first call, as another node hears it."""
     while True:
-        place = MessagePrefix(store=site.store, stage="train", fingerprint=_fingerprint(site))
+        place = MessagePrefix(store=context.store, stage="train", fingerprint=_fingerprint(context))
         if (call := find_start(place, ttl=60.0)[0]) is not None:
             return place, call
         assert not first.done(), first.result()
 
 
-def test_nodes_that_do_not_come_are_named(stage: Stage, sites: list[BuildContext]) -> None:
-    site = replace(sites[0], terms=replace(QUICK, meet=0.3))
+def test_nodes_that_do_not_come_are_named(stage: Stage, contexts: list[BuildContext]) -> None:
+    context = replace(contexts[0], terms=replace(QUICK, meet=0.3))
     with pytest.raises(NodeLost, match=r"needs 2 nodes: node 1 did not come within 0.3 s"):
-        build_share(stage, site, {}, node=0, force=False)
+        build_share(stage, context, {}, node=0, force=False)
 
 
-def test_a_node_0_that_is_not_heard_of_is_named(stage: Stage, sites: list[BuildContext]) -> None:
-    site = replace(sites[1], terms=replace(QUICK, ttl=0.2, meet=0.3))
+def test_a_node_0_that_is_not_heard_of_is_named(stage: Stage, contexts: list[BuildContext]) -> None:
+    context = replace(contexts[1], terms=replace(QUICK, ttl=0.2, meet=0.3))
     with pytest.raises(TransientStageError, match="node 1 heard nothing of node 0"):
-        build_share(stage, site, {}, node=1, force=False)
+        build_share(stage, context, {}, node=1, force=False)
 
 
 def test_nodes_that_wait_are_stopped(
-    stage: Stage, sites: list[BuildContext], pool: ThreadPoolExecutor
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
-    waiting = [start(pool, stage, site, node) for node, site in ((1, sites[1]), (0, sites[0]))]
-    for site in sites:
-        site.stop.set()
+    waiting = [
+        start(pool, stage, context, node) for node, context in ((1, contexts[1]), (0, contexts[0]))
+    ]
+    for context in contexts:
+        context.stop.set()
     for future in waiting:
         with pytest.raises(StageInterrupted):
             future.result(60)
 
 
 def test_nodes_that_were_started_for_different_numbers_refuse(
-    stage: Stage, sites: list[BuildContext], pool: ThreadPoolExecutor
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
-    first = start(pool, stage, replace(sites[0], terms=replace(QUICK, meet=3.0)), 0)
-    placement = replace(sites[1].placement, nodes=3)
+    first = start(pool, stage, replace(contexts[0], terms=replace(QUICK, meet=3.0)), 0)
+    placement = replace(contexts[1].placement, nodes=3)
     with pytest.raises(ConfigError, match=r"calls 2 nodes with 1 processes, this one was .* 3"):
-        build_share(stage, replace(sites[1], placement=placement), {}, node=1, force=False)
+        build_share(stage, replace(contexts[1], placement=placement), {}, node=1, force=False)
     with pytest.raises(StageError, match=r"calls 2 nodes .* \(on node 1") as heard:
         first.result()
     assert not is_retryable(heard.value)
@@ -295,32 +301,36 @@ def test_nodes_that_were_started_for_different_numbers_refuse(
 
 def test_two_nodes_in_one_home_are_told_apart(
     stage: Stage,
-    sites: list[BuildContext],
+    contexts: list[BuildContext],
     pool: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nodes, "_SECONDS_FOR_THE_LOCK", 0.5)
-    first = start(pool, stage, sites[0], 0)
-    place = MessagePrefix(store=sites[0].store, stage="train", fingerprint=_fingerprint(sites[0]))
+    first = start(pool, stage, contexts[0], 0)
+    place = MessagePrefix(
+        store=contexts[0].store, stage="train", fingerprint=_fingerprint(contexts[0])
+    )
     while find_start(place, ttl=60.0)[0] is None:
-        place = replace(place, fingerprint=_fingerprint(sites[0]))
+        place = replace(place, fingerprint=_fingerprint(contexts[0]))
     with pytest.raises(StageError, match=r"node 1 works in .*, as process") as caught:
-        build_share(stage, sites[0], {}, node=1, force=False)
+        build_share(stage, contexts[0], {}, node=1, force=False)
     assert "a home of its own" in (caught.value.hint or "")
-    sites[0].stop.set()
+    contexts[0].stop.set()
     with pytest.raises(StageInterrupted):
         first.result()
 
 
 def test_of_two_machines_with_one_number_one_ends(
-    stage: Stage, sites: list[BuildContext], toys: Any, pool: ThreadPoolExecutor, tmp_path: Path
+    stage: Stage, contexts: list[BuildContext], toys: Any, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    sites = [replace(site, placement=replace(site.placement, nodes=3)) for site in sites]
-    third = site_of(toys, tmp_path, "c")
+    contexts = [
+        replace(context, placement=replace(context.placement, nodes=3)) for context in contexts
+    ]
+    third = context_of(toys, tmp_path, "c")
     third = replace(third, placement=replace(third.placement, nodes=3))
     place = MessagePrefix(store=third.store, stage="train", fingerprint=_fingerprint(third))
-    first = start(pool, stage, sites[0], 0)
-    second = start(pool, stage, sites[1], 1)
+    first = start(pool, stage, contexts[0], 0)
+    second = start(pool, stage, contexts[1], 1)
     while (call := find_start(place, ttl=60.0)[0]) is None:
         place = replace(place, fingerprint=_fingerprint(third))
     while (said := find_status(place, 1, epoch=call.epoch)) is None or said[0].state != "ready":
@@ -332,29 +342,29 @@ def test_of_two_machines_with_one_number_one_ends(
         publish_status(place, replace(other, node=node))
     with pytest.raises(StageError, match="node 1 is on host c too"):
         second.result(60)
-    sites[0].stop.set()
+    contexts[0].stop.set()
     with pytest.raises(StageError):  # it was stopped, or saw before that node 1 is another
         first.result(60)
 
 
-def _fingerprint(site: BuildContext) -> str:
+def _fingerprint(context: BuildContext) -> str:
     """Of the one thing that is being built; nonsense until there is one."""
-    keys = [entry.key for entry in site.store.list("train/")]
+    keys = [entry.key for entry in context.store.list("train/")]
     return keys[0].split("/")[1] if keys else "none"
 
 
-def test_a_stage_of_the_cpu_is_built_by_one_node(toys: Any, sites: list[BuildContext]) -> None:
+def test_a_stage_of_the_cpu_is_built_by_one_node(toys: Any, contexts: list[BuildContext]) -> None:
     stage = toys.stage("data")
-    built = build_share(stage, sites[0], {}, node=0, force=False)
-    assert find_manifest(sites[0].store, "data", built.manifest.fingerprint)
+    built = build_share(stage, contexts[0], {}, node=0, force=False)
+    assert find_manifest(contexts[0].store, "data", built.manifest.fingerprint)
     with pytest.raises(ConfigError, match="data is built by one machine, this is node 1"):
-        build_share(stage, sites[1], {}, node=1, force=False)
+        build_share(stage, contexts[1], {}, node=1, force=False)
     with pytest.raises(ConfigError, match="node 2 is not one of 2 nodes"):
-        build_share(stage, sites[1], {}, node=2, force=False)
+        build_share(stage, contexts[1], {}, node=2, force=False)
 
 
 def test_a_store_in_the_home_of_one_is_refused(stage: Stage, toys: Any) -> None:
-    site = toys.site()
-    site = replace(site, placement=replace(site.placement, nodes=2))
+    context = toys.context()
+    context = replace(context, placement=replace(context.placement, nodes=2))
     with pytest.raises(ConfigError, match="needs a store that all of them reach"):
-        build(stage, site, {}, force=False)
+        build(stage, context, {}, force=False)

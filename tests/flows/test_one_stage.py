@@ -28,19 +28,19 @@ def run(job):
 
 
 @pytest.fixture
-def order(toys: Any, server: Server) -> StageRequest:
+def asked(toys: Any, server: Server) -> StageRequest:
     """An order of a toy stage."""
     from tests.flows.house import make_run
 
     stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
-    fingerprint = look_up(stage, toys.site(), {}, force=False).identity.fingerprint
+    fingerprint = look_up(stage, toys.context(), {}, force=False).identity.fingerprint
     run = make_run("toy-1")
-    return make_request(stage, toys.site(), run, {}, fingerprint=fingerprint, force=False)
+    return make_request(stage, toys.context(), run, {}, fingerprint=fingerprint, force=False)
 
 
 @pytest.fixture
 def carry_out(
-    toys: Any, order: StageRequest, monkeypatch: pytest.MonkeyPatch
+    toys: Any, asked: StageRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[StageRequest], Any]:
     """Runs the flow with an order of this stage; gives the state that it ends in."""
     import flows.build.stage_request
@@ -48,45 +48,47 @@ def carry_out(
 
     stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
 
-    def open_order(order: StageRequest, *, watch: Any) -> Any:
-        return stage, replace(toys.site(order.run), watch=watch), {}
+    def open_order(asked: StageRequest, *, watch: Any) -> Any:
+        return stage, replace(toys.context(asked.run), watch=watch), {}
 
     monkeypatch.setattr(flows.build.stage_request, "open_request", open_order)
-    monkeypatch.setattr(flows.orchestration.one_stage, "stage_of", lambda order: stage)
+    monkeypatch.setattr(flows.orchestration.one_stage, "stage_of", lambda asked: stage)
 
-    def run(order: StageRequest) -> Any:
-        parameters = json.loads(json.dumps(asdict(order)))  # as they come from the server
+    def run(asked: StageRequest) -> Any:
+        parameters = json.loads(json.dumps(asdict(asked)))  # as they come from the server
         return flows.orchestration.one_stage.one_stage(**parameters, return_state=True)
 
     return run
 
 
 def test_an_order_is_carried_out_once(
-    order: StageRequest, carry_out: Callable[[StageRequest], Any]
+    asked: StageRequest, carry_out: Callable[[StageRequest], Any]
 ) -> None:
-    first, second = carry_out(order), carry_out(order)
+    first, second = carry_out(asked), carry_out(asked)
     assert (first.name, second.name) == ("Completed", "Cached")
     assert first.message == second.message
-    assert first.message.endswith(f"/fragile/{order.fingerprint}")
+    assert first.message.endswith(f"/fragile/{asked.fingerprint}")
 
 
 def test_what_the_machine_did_is_a_crash_and_can_be_ordered_again(
-    toys: Any, order: StageRequest, carry_out: Callable[[StageRequest], Any]
+    toys: Any, asked: StageRequest, carry_out: Callable[[StageRequest], Any]
 ) -> None:
     (toys.home / "fatal").touch()
-    state = carry_out(order)
+    state = carry_out(asked)
     assert state.is_crashed()
     assert "fragile ended without a result: killed by SIGKILL" in state.message
     assert "\nhint: its log is" in state.message
     assert "replay it with: python -m nanochat_core.worker" in state.message
     (toys.home / "fatal").unlink()
-    assert carry_out(order).is_completed()
+    assert carry_out(asked).is_completed()
 
 
 def test_another_fingerprint_is_refused_in_a_line(
-    order: StageRequest, carry_out: Callable[[StageRequest], Any], caplog: pytest.LogCaptureFixture
+    asked: StageRequest,
+    carry_out: Callable[[StageRequest], Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    state = carry_out(replace(order, fingerprint="ab" * 32))
+    state = carry_out(replace(asked, fingerprint="ab" * 32))
     assert state.is_failed()
     assert state.message.startswith("fragile/abababababab was requested, but this machine would")
     assert "Traceback" not in caplog.text

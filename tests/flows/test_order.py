@@ -43,68 +43,68 @@ def order_of(toys: Any) -> tuple[StageRequest, Any, Any]:
     """An order of a toy stage with one input, the stage, and the input's manifest."""
     first = toys.stage("first")
     second = toys.stage("second", first)
-    made = build(first, toys.site(), {}, force=False).manifest
+    made = build(first, toys.context(), {}, force=False).manifest
     inputs = {"first": made}
-    fingerprint = look_up(second, toys.site(), inputs, force=False).identity.fingerprint
-    order = make_request(second, toys.site(), RUN, inputs, fingerprint=fingerprint, force=False)
-    return order, second, inputs
+    fingerprint = look_up(second, toys.context(), inputs, force=False).identity.fingerprint
+    asked = make_request(second, toys.context(), RUN, inputs, fingerprint=fingerprint, force=False)
+    return asked, second, inputs
 
 
 def test_an_order_says_in_json_what_the_run_was_told(toys: Any) -> None:
-    order, _, inputs = order_of(toys)
-    assert json.loads(json.dumps(asdict(order))) == {
+    asked, _, inputs = order_of(toys)
+    assert json.loads(json.dumps(asdict(asked))) == {
         "stage": "second",
-        "fingerprint": order.fingerprint,
+        "fingerprint": asked.fingerprint,
         "inputs": [f"first/{inputs['first'].fingerprint}"],
         "profile": "tiny",
         "depth": 2,
         "overrides": ["seed=7"],
         "run": "toy-1",
         "force": False,
-        "store": toys.site().store.url,
+        "store": toys.context().store.url,
         "gpus": 0,
         "nodes": 1,
         "place": ["threads=1"],
         "strict": True,
     }
-    assert order.name == f"second/{order.fingerprint[:12]}"
+    assert asked.name == f"second/{asked.fingerprint[:12]}"
 
 
 def test_where_it_is_built_is_not_part_of_what_is_ordered(toys: Any) -> None:
-    order, second, inputs = order_of(toys)
-    site = toys.site()
-    elsewhere = replace(site, placement=replace(site.placement, nodes=3, pool="gpu"))
-    assert check_same(order, second, elsewhere, inputs).fingerprint == order.fingerprint
+    asked, second, inputs = order_of(toys)
+    context = toys.context()
+    elsewhere = replace(context, placement=replace(context.placement, nodes=3, pool="gpu"))
+    assert check_same(asked, second, elsewhere, inputs).fingerprint == asked.fingerprint
 
 
 def test_a_machine_that_would_build_something_else_refuses(toys: Any) -> None:
-    order, _, inputs = order_of(toys)
+    asked, _, inputs = order_of(toys)
     changed = toys.stage("second", toys.stage("first"), source="def run(job):\n    return {}\n")
     with pytest.raises(ConfigError, match="was requested, but this machine would build") as caught:
-        check_same(order, changed, toys.site(), inputs)
+        check_same(asked, changed, toys.context(), inputs)
     assert "same version of the code" in (caught.value.hint or "")
 
 
 def test_an_order_without_its_input_is_refused(toys: Any) -> None:
-    order, second, _ = order_of(toys)
+    asked, second, _ = order_of(toys)
     with pytest.raises(ConfigError, match="lacks its input first"):
-        check_same(order, second, toys.site(), {})
+        check_same(asked, second, toys.context(), {})
 
 
 def test_an_input_that_this_machine_does_not_see_is_told(
     toys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "another"))
-    order, _, _ = order_of(toys)
-    order = replace(
-        order,
+    asked, _, _ = order_of(toys)
+    asked = replace(
+        asked,
         stage=TOKENIZER.name,
         inputs=(f"{SHARDS.name}/{'0' * 64}",),
         store=(tmp_path / "another" / "store").as_uri(),
         overrides=(),
     )
     with pytest.raises(ArtifactError, match="shards/000000000000 is not in") as caught:
-        open_request(order, watch=watch)
+        open_request(asked, watch=watch)
     assert "same store" in (caught.value.hint or "")
 
 

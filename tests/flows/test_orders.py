@@ -22,10 +22,10 @@ def test_an_order_that_is_being_cancelled_is_not_gone_on_with(
     make_caller: Callable[[str], Caller],
 ) -> None:
     first, second = make_caller("one"), make_caller("two")
-    first.order()
+    first.send()
     [run] = first.wait_for_runs(1)
     end(run, "CANCELLING")
-    result = second.order()
+    result = second.send()
     own = second.wait_for_runs(2)[1]
     assert f"run:{second.run.run}" in own.tags
     second.carry_out()
@@ -41,18 +41,18 @@ def test_a_caller_whose_clock_was_ahead_does_not_get_an_old_run_for_ever(
     from flows.orchestration import stage_runs
 
     caller = make_caller("one")
-    order = stage_runs.run_deployment
+    request = stage_runs.run_deployment
     ahead = datetime.now(UTC) + timedelta(hours=1)
     with monkeypatch.context() as patch:
         patch.setattr(
-            stage_runs, "run_deployment", lambda *a, **k: order(*a, scheduled_time=ahead, **k)
+            stage_runs, "run_deployment", lambda *a, **k: request(*a, scheduled_time=ahead, **k)
         )
-        result = caller.order()
+        result = caller.send()
         end(caller.wait_for_runs(1)[0], "CRASHED")
         with pytest.raises(TransientStageError):
             result.result()
     for count in (2, 3):
-        result = caller.order()
+        result = caller.send()
         end(caller.wait_for_runs(count)[-1], "CRASHED")
         with pytest.raises(TransientStageError):
             result.result()
@@ -62,13 +62,15 @@ def test_a_caller_with_another_store_makes_its_own_order_and_leaves_the_other_al
     make_caller: Callable[[str], Caller],
 ) -> None:
     first, second = make_caller("one"), make_caller("two")
-    result = first.order()
+    result = first.send()
     [run] = first.wait_for_runs(1)
     end(run, "RUNNING")
-    second.site = replace(second.site, store=LocalStore(second.site.placement.home / "other"))
-    other = second.order()
+    second.context = replace(
+        second.context, store=LocalStore(second.context.placement.home / "other")
+    )
+    other = second.send()
     own = second.wait_for_runs(2)[1]
-    assert own.parameters["store"] == second.site.store.url
+    assert own.parameters["store"] == second.context.store.url
     second.carry_out()
     end(own, "COMPLETED")
     assert not other.result().cached
@@ -83,10 +85,12 @@ def test_an_order_in_a_pool_without_workers_holds_up_no_run_of_another_pool(
 
     deploy(tmp_path, "played-too")
     first, second = make_caller("one"), make_caller("two")
-    first.order()
+    first.send()
     first.wait_for_runs(1)
-    second.site = replace(second.site, placement=replace(second.site.placement, pool="played-too"))
-    second.order()
+    second.context = replace(
+        second.context, placement=replace(second.context.placement, pool="played-too")
+    )
+    second.send()
     own = second.wait_for_runs(2)[1]
     assert own.work_pool_name == "played-too"
     assert f"run:{second.run.run}" in own.tags
@@ -107,7 +111,7 @@ def test_a_refusal_ends_the_following(
     caller = make_caller("one")
     monkeypatch.setattr(dispatch, "_look", refuse)
     with pytest.raises(ConfigError, match=r"Prefect refuses \(401\): .*Unauthorized"):
-        caller.order().result()
+        caller.send().result()
 
 
 def test_more_parameters_than_the_server_takes_are_refused_and_not_retried(
@@ -116,4 +120,4 @@ def test_more_parameters_than_the_server_takes_are_refused_and_not_retried(
     caller = make_caller("one")
     caller.run = replace(caller.run, overrides=("x.y=" + "0" * 600_000,))
     with pytest.raises(ConfigError, match=r"Prefect refuses \(422\)"):
-        caller.order().result()
+        caller.send().result()

@@ -89,13 +89,13 @@ class Outage:
         return ask
 
 
-def site_of(toys: Any, home: str = "home", **store: Any) -> BuildContext:
+def context_of(toys: Any, home: str = "home", **store: Any) -> BuildContext:
     """A machine whose checkpoints go to a store that it shares."""
     directory = toys.home.parent / home
     directory.mkdir(exist_ok=True)
     shared = (toys.home.parent / "shared").as_uri()
     placement = replace(toys.placement, home=directory, store=shared)
-    return replace(toys.site(), placement=placement, store=open_store(shared), terms=TERMS)
+    return replace(toys.context(), placement=placement, store=open_store(shared), terms=TERMS)
 
 
 def steps_done(toys: Any) -> list[int]:
@@ -122,19 +122,19 @@ def steps_done(toys: Any) -> list[int]:
 def test_no_step_is_lost_or_repeated_whenever_the_store_falls_silent(
     toys: Any, verb: str, part: str, must_wait: bool
 ) -> None:
-    site = site_of(toys)
+    context = context_of(toys)
     first = toys.stage("first")
     stage = toys.stage("train", first, source=TRAIN)
-    made = build(first, site, {}, force=False).manifest
-    outage: Any = Outage(site.store, verb, part)
+    made = build(first, context, {}, force=False).manifest
+    outage: Any = Outage(context.store, verb, part)
 
-    built = build(stage, replace(site, store=outage), {"first": made}, force=False)
+    built = build(stage, replace(context, store=outage), {"first": made}, force=False)
 
     assert outage.until is not None
     assert time.monotonic() > outage.until
     assert steps_done(toys) == list(range(1, 9))
-    assert site.store.get(built.manifest.files[0].key) == b"first+trained"
-    assert not list(site.store.list(f"train/{built.manifest.fingerprint}/checkpoints/"))
+    assert context.store.get(built.manifest.files[0].key) == b"first+trained"
+    assert not list(context.store.list(f"train/{built.manifest.fingerprint}/checkpoints/"))
     said = [event["text"] for _, event in toys.told if event["kind"] == "waiting"]
     assert any("store not reached for" in text for text in said) or not must_wait
 
@@ -143,36 +143,36 @@ def test_a_run_that_is_stopped_does_not_wait_and_what_it_made_is_published_later
     toys: Any,
 ) -> None:
     stage = toys.stage("train", source=TRAIN)
-    site = site_of(toys)
-    outage: Any = Outage(site.store, "upload", "/files/", seconds=3600)
-    away = replace(site, store=outage)
+    context = context_of(toys)
+    outage: Any = Outage(context.store, "upload", "/files/", seconds=3600)
+    away = replace(context, store=outage)
     threading.Thread(
         target=lambda: (wait_until(lambda: outage.until is not None), away.stop.set())
     ).start()
     with pytest.raises(StageInterrupted, match="stopped while it waited for file:"):
         build(stage, away, {}, force=False)
 
-    build(stage, site_of(toys), {}, force=False)
+    build(stage, context_of(toys), {}, force=False)
 
     assert steps_done(toys) == list(range(1, 9))
 
 
 def test_another_owner_ends_the_wait_to_publish(toys: Any) -> None:
     stage = toys.stage("train", source=TRAIN)
-    site = site_of(toys)
-    fingerprint = identify(stage, site.run, {}, code=Code(site.root)).fingerprint
-    outage: Any = Outage(site.store, "upload", "/files/")
+    context = context_of(toys)
+    fingerprint = identify(stage, context.run, {}, code=Code(context.root)).fingerprint
+    outage: Any = Outage(context.store, "upload", "/files/")
 
     def take_over() -> None:
         wait_until(lambda: outage.until is not None)
         other = claim("b", home="elsewhere")
-        try_acquire(site.store, "train", fingerprint, other, ttl=-1.0)
+        try_acquire(context.store, "train", fingerprint, other, ttl=-1.0)
 
     other = threading.Thread(target=take_over)
     other.start()
     with pytest.raises(LeaseLost, match="to run run-b"):
-        build(stage, replace(site, store=outage), {}, force=False)
+        build(stage, replace(context, store=outage), {}, force=False)
     other.join()
 
-    assert find_manifest(site.store, "train", fingerprint) is None
-    assert list(Path(site.work).glob("train/*/output/value.txt"))
+    assert find_manifest(context.store, "train", fingerprint) is None
+    assert list(Path(context.work).glob("train/*/output/value.txt"))

@@ -85,7 +85,7 @@ def test_the_files_of_another_node_come_home_and_are_sent_once(
     after = {entry.key for entry in store.list("") if entry.key.endswith(".safetensors")}
     assert len(after - before) == 1  # rank 0's own
     shutil.rmtree(b.checkpoints)
-    restore(store, b, tell=lambda text: None)
+    restore(store, b, log=lambda text: None)
     assert commit_of(b.checkpoints / directory.name) == commit_of(directory)
 
 
@@ -99,7 +99,7 @@ def test_a_part_with_other_bytes_is_sent_again(store: LocalStore, jobs: tuple[Jo
     directory = commit(a, 5, 2)
     send_whole(store, a, directory, there=[part.file])
     shutil.rmtree(directory)
-    restore(store, a, tell=lambda text: None)
+    restore(store, a, log=lambda text: None)
     assert (directory / "tensors-00001.safetensors").read_text() == "state 5 of 1"
 
 
@@ -165,10 +165,10 @@ def test_a_node_has_exactly_the_checkpoint_that_was_called(
     (b.checkpoints / "step-0000008").mkdir()  # was being saved
     wanted = commit_of(a.checkpoints / "step-0000004")
     for _ in range(2):  # the second time it is there
-        restore_step(store, b, 4, commit=wanted, tell=lambda text: None)
+        restore_step(store, b, 4, commit=wanted, log=lambda text: None)
         names = sorted(path.name for path in b.checkpoints.iterdir())
         assert names == ["aside-step-0000005", "aside-step-0000007", "step-0000004"]
-    restore_step(store, b, 0, commit="", tell=lambda text: None)
+    restore_step(store, b, 0, commit="", log=lambda text: None)
     assert not list(b.checkpoints.glob("step-*"))
 
 
@@ -182,7 +182,7 @@ def test_a_checkpoint_of_the_same_step_with_other_contents_is_not_taken(
     other = commit(b, 4, 1)
     assert not is_stored(store, b, other)
     with pytest.raises(ArtifactError, match="step 4 is not in"):
-        restore_step(store, a, 4, commit=commit_of(other), tell=lambda text: None)
+        restore_step(store, a, 4, commit=commit_of(other), log=lambda text: None)
 
 
 def test_node_0_settles_on_its_newest_whole_checkpoint(jobs: tuple[Job, Job]) -> None:

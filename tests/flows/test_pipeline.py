@@ -35,14 +35,14 @@ def run_toys(server: Server) -> Callable[..., Any]:
         stages: list[Any],
         *,
         run_id: str | None = None,
-        site: Any = None,
+        context: Any = None,
         **options: Any,
     ) -> Any:
         name = run_id or new_run_id("toy", "20261121t000000z")
 
         @flow(name="toys", flow_run_name=name)
         def toy_flow() -> Any:
-            return run_pipeline(stages, site or toys.site(name), make_run(name), **options)
+            return run_pipeline(stages, context or toys.context(name), make_run(name), **options)
 
         return toy_flow()
 
@@ -91,10 +91,10 @@ def test_the_flow_builds_on_what_is_given(toys: Any, run_toys: Callable[..., Any
     second = toys.stage("second", first)
     made = run_toys(toys, [first, second], run_id="toy-whole").stages["first"].manifest
     third = toys.stage("third", second)
-    out = run_toys(toys, [first, second, third], run_id="toy-part", given={"first": made})
+    out = run_toys(toys, [first, second, third], run_id="toy-part", pinned={"first": made})
     assert [built.cached for built in out.stages.values()] == [True, True, False]
     assert out.stages["first"].manifest == made
-    record = find_run(toys.site().store, "toy-part")
+    record = find_run(toys.context().store, "toy-part")
     assert record is not None
     assert record.stages["first"] == made.fingerprint
 
@@ -109,7 +109,7 @@ def test_the_flow_runs_the_table_and_a_second_run_computes_nothing(
 
     assert [built.cached for built in first.stages.values()] == [False] * 4
     assert [built.cached for built in second.stages.values()] == [True] * 4
-    store = toys.site().store
+    store = toys.context().store
     assert store.get(first.stages["end"].manifest.files[0].key) == b"left+right+join+end"
     states = task_runs("toy-second")
     assert {name: (s.type.value, s.name) for name, s in states.items()} == dict.fromkeys(
@@ -143,18 +143,18 @@ def test_a_run_waits_for_a_store_that_falls_silent(
     given = {}
     if data == b"given":
         given = run_toys(toys, [first], run_id="toy-earlier").stages
-    site = replace(toys.site("toy-silent"), terms=TERMS)
-    outage: Any = Outage(site.store, verb, part, data=b"" if given else data)
+    context = replace(toys.context("toy-silent"), terms=TERMS)
+    outage: Any = Outage(context.store, verb, part, data=b"" if given else data)
     out = run_toys(
         toys,
         [first, report],
         run_id="toy-silent",
-        site=replace(site, store=outage),
-        given={name: built.manifest for name, built in given.items()},
+        context=replace(context, store=outage),
+        pinned={name: built.manifest for name, built in given.items()},
     )
     assert outage.until is not None
     assert set(out.stages) == {"first", "report"}
-    record = find_run(site.store, "toy-silent")
+    record = find_run(context.store, "toy-silent")
     assert record is not None
     assert record.status == "finished"
 
@@ -182,7 +182,7 @@ def test_a_failed_stage_leaves_a_job_to_replay_and_only_the_rest_runs_after_the_
         "join": "Failed",
         "end": "NotReady",
     }
-    record = find_run(toys.site().store, "toy-broken")
+    record = find_run(toys.context().store, "toy-broken")
     assert record is not None
     assert record.status == "failed"
     assert set(record.stages) == {"left", "right"}
@@ -246,13 +246,13 @@ with (
 
     if sys.argv[5] == "slow":
         pipeline.SECONDS_TO_STOP, caller.SECONDS_TO_TELL = -4, 8
-    site = toys.site("toy-stopped")
-    site = replace(site, watch=display.watch, stop=caller.LOCAL_RUN.get().stop)
+    context = toys.context("toy-stopped")
+    context = replace(context, watch=display.watch, stop=caller.LOCAL_RUN.get().stop)
 
     @flow(name="toys", flow_run_name=sys.argv[4])
     @caller.cancellable
     def toy_flow():
-        return pipeline.run_pipeline(stages, site, make_run("toy-stopped"))
+        return pipeline.run_pipeline(stages, context, make_run("toy-stopped"))
 
     toy_flow()
     sys.exit(0)
@@ -326,7 +326,7 @@ def test_stopping_a_run_lets_workers_save_and_the_next_one_goes_on(
     assert "Traceback" not in printed
     assert "training  interrupted" in printed
     assert not any("job.json" in " ".join(p.info["cmdline"] or []) for p in _children_left(toys))
-    record = find_run(toys.site().store, "toy-stopped")
+    record = find_run(toys.context().store, "toy-stopped")
     assert record is not None
     assert record.status == "interrupted"
     [run] = find_flow_runs(server, name)

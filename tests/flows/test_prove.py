@@ -99,7 +99,7 @@ class Bench:
         return identify(self.stage, RUN, {}, code=Code(self.root))
 
     def prove(
-        self, *, steps: int = 4, tell: Callable[[str], None] | None = None, processes: int = 1
+        self, *, steps: int = 4, log: Callable[[str], None] | None = None, processes: int = 1
     ) -> Proof:
         scratch = self.toys.home / f"prove-{len(self.said)}"
         return prove(
@@ -119,7 +119,7 @@ class Bench:
             steps=steps,
             root=self.root,
             scratch=scratch,
-            tell=tell or self.said.append,
+            log=log or self.said.append,
         )
 
 
@@ -349,7 +349,7 @@ def test_code_that_changes_while_it_is_proven_is_refused(toys: Toys):
             bench.source.write_text(LAST_BIT)
 
     with pytest.raises(ArtifactError, match=r"was edited while toy was proven: code tasks"):
-        bench.prove(tell=edit)
+        bench.prove(log=edit)
 
 
 def test_without_git_there_is_no_proof(toys: Toys, monkeypatch: pytest.MonkeyPatch):
@@ -387,7 +387,7 @@ def test_who_interrupts_a_proof_ends_it(toys: Toys):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bench.prove(tell=interrupt)
+        bench.prove(log=interrupt)
 
 
 def test_a_job_that_somebody_else_stops_proves_nothing(toys: Toys):

@@ -32,7 +32,7 @@ class Waiter:
             self.held = collect(self.store)
             self.looks = 1
 
-    def tell(self, text: str) -> None:
+    def log(self, text: str) -> None:
         assert text.startswith("waiting: garbage is being collected by run gc on host")
         self.did.append("tell")
 
@@ -46,7 +46,7 @@ class Waiter:
             self.held = None
 
     def reserve(self) -> list[str]:
-        reserve(self.store, self.record, tell=self.tell, pause=self.pause)
+        reserve(self.store, self.record, log=self.log, pause=self.pause)
         return self.did
 
 
@@ -85,7 +85,7 @@ def test_waiting_ends_when_the_run_is_stopped(store: MemoryStore):
         raise StageError("stopped")
 
     with pytest.raises(StageError, match="stopped"):
-        wait_for_sweep(store, tell=lambda text: None, pause=stop)
+        wait_for_sweep(store, log=lambda text: None, pause=stop)
 
 
 def test_a_pin_is_there_while_its_block_runs_whatever_happens_in_it(store: MemoryStore):
@@ -94,7 +94,7 @@ def test_a_pin_is_there_while_its_block_runs_whatever_happens_in_it(store: Memor
     seen: list[Pin | None] = []
 
     def work() -> None:
-        with pin(store, places, why="accept", tell=waiter.tell, pause=waiter.pause):
+        with pin(store, places, why="accept", log=waiter.log, pause=waiter.pause):
             seen.extend(find_pin(store, key) for key in store.names(PINS))
             raise ValueError("oh")
 

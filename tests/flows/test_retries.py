@@ -94,11 +94,11 @@ def test_a_run_that_is_stopped_does_not_wait_for_its_next_attempt(
     from flows.orchestration import stage_task
 
     monkeypatch.setattr(stage_task.task_run, "get_run_count", lambda: 2)
-    site = replace(toys.site(), stop=threading.Event())
-    threading.Timer(0.2, site.stop.set).start()
+    context = replace(toys.context(), stop=threading.Event())
+    threading.Timer(0.2, context.stop.set).start()
     began = time.monotonic()
     with pytest.raises(StageError, match="the run is being stopped"):
-        stage_task._pause(toys.stage("first"), site, 60.0)
+        stage_task._pause(toys.stage("first"), context, 60.0)
     assert time.monotonic() - began < 10
 
 
@@ -110,11 +110,11 @@ def test_a_store_that_refuses_the_lookup_fails_the_stage_and_builds_nothing(
     from flows.orchestration.stage_task import submit
 
     stage = toys.stage("fragile", source=FRAGILE)
-    site = replace(toys.site(), store=RefusingStore(toys.home / "store"))
+    context = replace(toys.context(), store=RefusingStore(toys.home / "store"))
 
     @flow(name="toys", flow_run_name="toy-away")
     def away() -> Any:
-        return submit(stage, site, make_run("toy-away"), {}, force=False, retries=1).result()
+        return submit(stage, context, make_run("toy-away"), {}, force=False, retries=1).result()
 
     with pytest.raises(StoreError, match="refuses to be read"):
         away()
@@ -143,7 +143,7 @@ def test_a_run_that_begins_while_the_store_is_silent_waits(
 ) -> None:
     from flows.orchestration import pipeline
 
-    def stop(stages: Any, site: Any, run: Run, **options: Any) -> Any:
+    def stop(stages: Any, context: Any, run: Run, **options: Any) -> Any:
         raise TransientStageError("this is where stages are built")
 
     outage: Any = Outage(LocalStore(tmp_path / "store"), "get", part, seconds=0.2)
@@ -185,7 +185,7 @@ def test_starts_that_get_further_are_not_counted(
     store = LocalStore(tmp_path / "store")
     built: dict[str, str] = {}
 
-    def die(stages: Any, site: Any, run: Run, **options: Any) -> Any:
+    def die(stages: Any, context: Any, run: Run, **options: Any) -> Any:
         write_run(store, replace(run, stages=built))
         raise TransientStageError("the process died")
 

@@ -80,11 +80,11 @@ class Collection:
 
 def test_a_run_waits_for_a_collection_and_says_again_what_it_uses(toys: Any):
     stage = toys.stage("first")
-    made = build(stage, toys.site(), {}, force=False).manifest
+    made = build(stage, toys.context(), {}, force=False).manifest
     toys.told.clear()
-    collection = Collection(toys.site().store)
-    site = dataclasses.replace(toys.site("toy-2"), record=collection.record)
-    built = build(stage, site, {}, force=False)
+    collection = Collection(toys.context().store)
+    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
+    built = build(stage, context, {}, force=False)
     assert built.cached
     assert built.manifest == made
     assert collection.said == [("first", made.fingerprint)] * 2
@@ -93,11 +93,11 @@ def test_a_run_waits_for_a_collection_and_says_again_what_it_uses(toys: Any):
 
 def test_a_run_builds_what_was_collected_while_it_waited(toys: Any):
     stage = toys.stage("first")
-    made = build(stage, toys.site(), {}, force=False).manifest
+    made = build(stage, toys.context(), {}, force=False).manifest
     toys.told.clear()
-    collection = Collection(toys.site().store, deletes="manifest.json")
-    site = dataclasses.replace(toys.site("toy-2"), record=collection.record)
-    built = build(stage, site, {}, force=False)
+    collection = Collection(toys.context().store, deletes="manifest.json")
+    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
+    built = build(stage, context, {}, force=False)
     assert not built.cached
     assert built.manifest.provenance.run == "toy-2"
     assert built.manifest.digest == made.digest
@@ -107,32 +107,32 @@ def test_a_run_builds_what_was_collected_while_it_waited(toys: Any):
 
 
 def test_a_given_artifact_is_recorded_again_after_a_collection(toys: Any):
-    from flows.orchestration.pipeline import _given
+    from flows.orchestration.pipeline import _reused
 
-    made = build(toys.stage("first"), toys.site(), {}, force=False).manifest
+    made = build(toys.stage("first"), toys.context(), {}, force=False).manifest
     toys.told.clear()
-    collection = Collection(toys.site().store)
-    site = dataclasses.replace(toys.site("toy-2"), record=collection.record)
-    assert _given(site, made).manifest == made
+    collection = Collection(toys.context().store)
+    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
+    assert _reused(context, made).manifest == made
     assert collection.said == [("first", made.fingerprint)] * 2
     assert toys.kinds("first") == ["waiting", "cached"]
 
 
 def test_a_given_artifact_that_was_collected_before_it_was_recorded_is_an_error(toys: Any):
-    from flows.orchestration.pipeline import _given
+    from flows.orchestration.pipeline import _reused
 
-    made = build(toys.stage("first"), toys.site(), {}, force=False).manifest
-    collection = Collection(toys.site().store, deletes="manifest.json")
-    site = dataclasses.replace(toys.site("toy-2"), record=collection.record)
+    made = build(toys.stage("first"), toys.context(), {}, force=False).manifest
+    collection = Collection(toys.context().store, deletes="manifest.json")
+    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
     with pytest.raises(ArtifactError, match=f"{made.name} was deleted from .* by a garbage"):
-        _given(site, made)
+        _reused(context, made)
 
 
 def test_a_run_that_is_stopped_does_not_wait_for_the_collections_end(toys: Any):
     stage = toys.stage("first")
-    build(stage, toys.site(), {}, force=False)
-    collection = Collection(toys.site().store, seconds=0)
-    site = dataclasses.replace(toys.site("toy-2"), record=collection.record)
-    threading.Timer(0.3, site.stop.set).start()
+    build(stage, toys.context(), {}, force=False)
+    collection = Collection(toys.context().store, seconds=0)
+    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
+    threading.Timer(0.3, context.stop.set).start()
     with pytest.raises(StageInterrupted, match="the run is being stopped"):
-        build(stage, site, {}, force=False)
+        build(stage, context, {}, force=False)

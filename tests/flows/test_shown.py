@@ -106,7 +106,7 @@ def run_toys(server: Server) -> Callable[..., Any]:
     def run(toys: Any, stages: list[Any], run_id: str) -> Any:
         @flow(name="toys", flow_run_name=run_id)
         def toy_flow() -> Any:
-            return run_pipeline(stages, toys.site(run_id), make_run(run_id))
+            return run_pipeline(stages, toys.context(run_id), make_run(run_id))
 
         return toy_flow()
 
@@ -199,9 +199,9 @@ def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(
     @flow(name="one-toy", flow_run_name=run_id)
     def one_toy() -> Any:
         reporter = StagePage(training, run=run_id)
-        site = toys.site(run_id)
-        object.__setattr__(site, "watch", lambda stage, event: reporter.report(event))
-        built = build(training, site, {}, force=False)
+        context = toys.context(run_id)
+        object.__setattr__(context, "watch", lambda stage, event: reporter.report(event))
+        built = build(training, context, {}, force=False)
         reporter.close()
         return final_state(built)
 

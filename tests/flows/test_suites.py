@@ -23,7 +23,7 @@ def test_a_chat_model_is_judged_by_its_own_stage_on_the_data_of_its_run(store: S
     made = put_main(store, "task_data", "rows", "pretrain", "sft", overrides=("seed=7",))
     suite = open_suite(store, "main", warn=print)
     assert suite.stage.name == "chat_eval_sft"
-    assert suite.given == {"sft": made["sft"], "task_data": made["task_data"]}
+    assert suite.pinned == {"sft": made["sft"], "task_data": made["task_data"]}
     assert [stage.name for stage in suite.stages] == ["sft", "task_data", "chat_eval_sft"]
     assert suite.opened.run == open_profile("tiny", overrides=["seed=7"]).run
 
@@ -32,7 +32,7 @@ def test_a_base_model_is_judged_on_rows_of_its_own_tokenizer(store: Store) -> No
     made = put_main(store, "task_data", "rows", "pretrain")
     suite = open_suite(store, "pretrain@main", warn=print)
     assert suite.stage.name == "base_eval"
-    assert suite.given == made
+    assert suite.pinned == made
     put_run(store, "other-1", put_artifact(store, make_manifest("pretrain")), name="other")
     with pytest.raises(ArtifactError, match="run other-1 has no rows to evaluate pretrain/"):
         open_suite(store, "pretrain@other", warn=print)
@@ -40,9 +40,9 @@ def test_a_base_model_is_judged_on_rows_of_its_own_tokenizer(store: Store) -> No
 
 def test_another_suite_brings_its_own_data(store: Store) -> None:
     put_main(store, "task_data", "sft")
-    assert set(open_suite(store, "main", profile="d12", warn=print).given) == {"sft"}
+    assert set(open_suite(store, "main", profile="d12", warn=print).pinned) == {"sft"}
     changed = open_suite(store, "main", overrides=["task_data.core_bundle=null"], warn=print)
-    assert set(changed.given) == {"sft"}
+    assert set(changed.pinned) == {"sft"}
 
 
 def test_a_setting_that_judges_nothing_is_refused(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for one's turn to build is visible, ends for several reasons, and holds nobody up."""
+"""Waiting for a claim to build is visible, ends for several reasons, and holds nobody up."""
 
 import contextlib
 import re
@@ -35,25 +35,25 @@ class Waiter:
         self.artifact: Manifest | None = None
         self.result: Any = None
         self.may_end = threading.Event()
-        turn = BuildClaim(
+        build_claim = BuildClaim(
             stage="sft",
             fingerprint=FINGERPRINT,
             store=LocalStore(directory / "disk" / "store"),
             lock_path=file_lock.lock_path(directory / f"home-{name}", "sft", FINGERPRINT),
             device=None,
-            claim=claim(name),
+            claimant=claim(name),
             terms=TERMS,
             stop=self.stop,
             find=lambda: self.artifact,
-            tell=self.told.append,
+            log=self.told.append,
         )
-        self.turn = replace(turn, **changes)
+        self.claim = replace(build_claim, **changes)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            with acquire(self.turn) as self.result:
+            with acquire(self.claim) as self.result:
                 self.may_end.wait(30)
         except (StageInterrupted, StoreError) as error:
             self.result = error
@@ -103,9 +103,9 @@ def test_a_free_turn_is_had_at_once_and_in_silence(wait: Callable[..., Waiter]) 
     waiter = wait()
     assert isinstance(waiter.wait_for_result(), HeldLease)
     assert waiter.told == []
-    assert file_lock.find_owner(waiter.turn.lock_path) is not None
+    assert file_lock.find_owner(waiter.claim.lock_path) is not None
     waiter.end()
-    assert file_lock.find_owner(waiter.turn.lock_path) is None
+    assert file_lock.find_owner(waiter.claim.lock_path) is None
 
 
 def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_gives_back(

@@ -165,13 +165,13 @@ class Pipeline:
             if "store not reached" in event.get("text", "") and person.ident is None:
                 person.start()
 
-        site = replace(toys.site(), store=store, terms=_TERMS, stop=stop, watch=watch)
+        context = replace(toys.context(), store=store, terms=_TERMS, stop=stop, watch=watch)
         built: dict[str, Manifest] = {}
         try:
             for stage in self.stages:
                 inputs = {source.name: built[source.name] for source in stage.inputs}
                 built[stage.name] = flows.build.build.build(
-                    stage, site, inputs, force=False
+                    stage, context, inputs, force=False
                 ).manifest
         except NanochatError as error:
             is_clear = "\n" not in str(error) and bool(error.hint)

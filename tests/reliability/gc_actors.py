@@ -108,7 +108,7 @@ class Actor:
         """Let time pass."""
         self.world.sleep(self.process, seconds)
 
-    def tell(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Somebody waits for a collection."""
         self.judge.waited += 1
         self.world.note(self.process, text)
@@ -161,12 +161,12 @@ class Runner(Actor):
         )
         self.judge.on_started(self.run)
         record.write()
-        site = self.site(record)
+        context = self.context(record)
         built: dict[str, Manifest] = {}
         try:
             for stage in STAGES:
                 inputs = {source.name: built[source.name] for source in stage.inputs}
-                done = build(stage, site, inputs, force=stage.name in self.force)
+                done = build(stage, context, inputs, force=stage.name in self.force)
                 self.judge.on_artifact(self.run, done.manifest)
                 self.judge.reused += done.cached
                 built[stage.name] = done.manifest
@@ -176,7 +176,7 @@ class Runner(Actor):
             raise
         record.end("finished", {name: m.fingerprint for name, m in built.items()})
 
-    def site(self, record: RunRecord) -> BuildContext:
+    def context(self, record: RunRecord) -> BuildContext:
         """As flows.orchestration.pipeline makes it."""
         return BuildContext(
             run=self.variants,  # type: ignore[arg-type]
@@ -256,7 +256,7 @@ class Accepter(Actor):
         )
         places = [(old.stage, old.fingerprint), (old.stage, identity.fingerprint)]
         places += [(stage, source.fingerprint) for stage, source in old.inputs.items()]
-        with pin(self.store, places, why="accept", tell=self.tell, pause=self.pause):
+        with pin(self.store, places, why="accept", log=self.log, pause=self.pause):
             found = find_manifest(self.store, old.stage, old.fingerprint)
             if found is None or find_revoked(self.store, found) is not None:
                 raise ArtifactError("it is gone")
@@ -291,7 +291,7 @@ class Tagger(Actor):
             return
         run = self.world.rng.choice(runs).removeprefix("runs/").removesuffix(".json")
         name = self.world.rng.choice(("main", "best"))
-        reserve(self.store, lambda: point(self.store, name, run), tell=self.tell, pause=self.pause)
+        reserve(self.store, lambda: point(self.store, name, run), log=self.log, pause=self.pause)
         if find_run(self.store, run) is not None:
             self.judge.on_tagged(name, run)
 
@@ -355,14 +355,14 @@ def identity_of(stage: str, variants: Variants, digests: Mapping[str, str]) -> I
 
 
 def _build_simulated(
-    stage: Stage, site: BuildContext, sought: Lookup, *arguments: Any, **options: Any
+    stage: Stage, context: BuildContext, sought: Lookup, *arguments: Any, **options: Any
 ) -> Built:
     """In place of flows.build.build._build, in the process that calls it."""
-    assert isinstance(site.store, SimStore)
-    runner = site.store.process.program
+    assert isinstance(context.store, SimStore)
+    runner = context.store.process.program
     assert isinstance(runner, Runner)
     built = runner.build_under(stage, sought.identity, *arguments, **options)
-    site.record(stage.name, built.manifest.fingerprint)
+    context.record(stage.name, built.manifest.fingerprint)
     return built
 
 

@@ -93,7 +93,7 @@ class Racer:
             text=True,
         )
 
-    def tell(self, race: Race) -> None:
+    def log(self, race: Race) -> None:
         """It starts at the race's moment."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps(asdict(race)) + "\n")
@@ -117,7 +117,7 @@ class Racer:
 
 def fingerprint_of(toys: Toys, seed: int) -> str:
     """What is raced for."""
-    run = replace(toys.site().run, seed=seed)
+    run = replace(toys.context().run, seed=seed)
     return identify(STAGE, run, {}, code=Code(toys.root)).fingerprint
 
 
@@ -147,19 +147,19 @@ def main() -> None:
     if "PLAIN_PUT" in os.environ:
         store = _PlainPut(store)
     toys = Toys(root=root, home=home)
-    site = replace(toys.site(f"run-{os.getpid()}"), store=store, terms=TERMS)
+    context = replace(toys.context(f"run-{os.getpid()}"), store=store, terms=TERMS)
     for line in sys.stdin:
         race = Race(**json.loads(line))
-        finish = _race(race, lambda seed: replace(site, run=replace(site.run, seed=seed)))
+        finish = _race(race, lambda seed: replace(context, run=replace(context.run, seed=seed)))
         sys.stdout.write(json.dumps(asdict(finish)) + "\n")
         sys.stdout.flush()
 
 
-def _race(race: Race, site_of: Callable[[int], Any]) -> Finish:
-    site = site_of(race.seed)
+def _race(race: Race, context_of: Callable[[int], Any]) -> Finish:
+    context = context_of(race.seed)
     time.sleep(max(0.0, race.start - time.monotonic()))
     try:
-        built = build(STAGE, site, {}, force=False)
+        built = build(STAGE, context, {}, force=False)
     except NanochatError as error:
         return Finish(error=f"{type(error).__name__}: {error}", cached=False, manifest=None)
     return Finish(error=None, cached=built.cached, manifest=_tree(built.manifest))

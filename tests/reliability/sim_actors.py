@@ -149,7 +149,7 @@ class Builder(Actor):
 
     def build(self) -> None:
         """One attempt of a run."""
-        site = BuildContext(
+        context = BuildContext(
             run=_run(),
             run_id=self.run,
             placement=self.scene.placement_of(self.process),
@@ -160,15 +160,15 @@ class Builder(Actor):
             stop=SimThreading(self.world).Event(),  # type: ignore[arg-type]
         )
         revoked = set(self.judge.revoked)
-        built = build(_STAGE, site, {}, force=self.force)
+        built = build(_STAGE, context, {}, force=self.force)
         self.judge.on_used(built.manifest, revoked)
 
-    def build_under(self, site: BuildContext, lease: HeldLease) -> Built:
+    def build_under(self, context: BuildContext, lease: HeldLease) -> Built:
         """Run a job and publish, as flows.build.build does under its lease."""
         if lease.ending.wait(self.seconds_of_job()):
             lease.raise_if_lost()
         self.judge.owners[self.process] = lease.owner
-        wait = site.wait_for_store(_STAGE.name, check=lease.raise_if_lost)
+        wait = context.wait_for_store(_STAGE.name, check=lease.raise_if_lost)
         manifest = self.publish(
             fence=lease.check, owner=lease.owner, epoch=lease.epoch, persist=wait
         )
@@ -268,16 +268,16 @@ class Reviser(Actor):
 
 def _build_simulated(
     stage: Stage,
-    site: BuildContext,
+    context: BuildContext,
     identity: Identity,
     inputs: Mapping[str, Manifest],
     *,
     lease: HeldLease,
 ) -> Built:
     """In place of flows.build.build._build, in the process that calls it."""
-    builder = cast("AnyStore", site.store).process.program
+    builder = cast("AnyStore", context.store).process.program
     assert isinstance(builder, Builder)
-    return builder.build_under(site, lease)
+    return builder.build_under(context, lease)
 
 
 @contextlib.contextmanager

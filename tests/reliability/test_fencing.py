@@ -80,15 +80,15 @@ def freeze_one(
 ) -> tuple[dict[str, Any], list[str]]:
     """One round; returns how the frozen process ended, and what it changed."""
     toys = _make_toys(place)
-    site = toys.site("run-new")
+    context = toys.context("run-new")
     process = start_builder(
         toys, place / "old", toys.placement.store, ttl=TTL, beat=BEAT, fence=fence
     )
     read_until(process, "step")
-    identity = identify(slow(), site.run, {}, code=Code(toys.root))
+    identity = identify(slow(), context.run, {}, code=Code(toys.root))
     time.sleep(chance.uniform(0.0, 3 * BEAT))
     process.send_signal(signal.SIGSTOP)
-    held = _take_over(site.store, identity)
+    held = _take_over(context.store, identity)
     # Its worker was not frozen. If it may end, there is a result to publish when the process goes
     # on; if not, the job is still running.
     job_has_ended = not fence or chance.random() < 0.7
@@ -96,21 +96,21 @@ def freeze_one(
         (place / "go").touch()
         wait_until(lambda: bool(list((place / "old").glob("work/slow/*/result.json"))))
     if published_first:
-        _publish(site.store, identity, held, place)
-    before = _what_counts(site.store, identity)
+        _publish(context.store, identity, held, place)
+    before = _what_counts(context.store, identity)
     process.send_signal(signal.SIGCONT)
     end = read_until(process, "end")[-1]
     process.communicate()
     wrong = [
         f"{name} was changed"
-        for name, data in _what_counts(site.store, identity).items()
+        for name, data in _what_counts(context.store, identity).items()
         if data != before[name]
     ]
     if fence:
-        check(site.store, held)
+        check(context.store, held)
         if not published_first:
-            _publish(site.store, identity, held, place)
-        manifest = find_manifest(site.store, identity.stage, identity.fingerprint)
+            _publish(context.store, identity, held, place)
+        manifest = find_manifest(context.store, identity.stage, identity.fingerprint)
         if manifest is None or manifest.provenance.owner != held.owner:
             wrong.append("the artifact is not the new owner's")
     return end, wrong

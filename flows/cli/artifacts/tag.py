@@ -62,7 +62,7 @@ def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
     run = open_run(store, reference)
     # `reserve` may repeat the call after a collection; the first result is what the tag stood for.
     before: list[str | None] = []
-    reserve(store, lambda: before.append(point(store, name, run.run)), tell=_tell, pause=time.sleep)
+    reserve(store, lambda: before.append(point(store, name, run.run)), log=_log, pause=time.sleep)
     # Look again after the tag is written: a collection that began earlier may have deleted the run.
     if find_run(store, run.run) is None:
         raise ArtifactError(
@@ -78,7 +78,7 @@ def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
     return {"tag": name, "run": run.run, "before": old}, [line]
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     """Log a line about what is waited for, on stderr."""
     print_note(text)
 

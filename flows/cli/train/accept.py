@@ -61,9 +61,9 @@ def accept(
         raise ConfigError(f"--steps is {steps}", hint="at least 1")
     where.check_gpus()
     store = where.open_store()
-    given = open_pinned(store, what.uses, warn=print_warning)
-    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, given=given)
-    planned = make_plan(chosen.run, store, where.work, given=given)
+    pinned = open_pinned(store, what.uses, warn=print_warning)
+    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, pinned=pinned)
+    planned = make_plan(chosen.run, store, where.work, pinned=pinned)
     named = open_artifact(store, origin) if origin is not None else None
     offer = find_offer(store, planned, stage, origin=named)
     if offer is None:
@@ -77,7 +77,7 @@ def accept(
         store,
         [(m.stage, m.fingerprint) for m in used] + [(stage, offer.identity.fingerprint)],
         why=f"nanochat accept {profile} {stage}",
-        tell=_tell,
+        log=_log,
         pause=time.sleep,
     ):
         proof = _prove(store, offer, chosen, where, steps=steps) if prove else None
@@ -101,7 +101,7 @@ def _prove(
             inputs={n: fetch(store, m, cache) / "files" for n, m in offer.inputs.items()},
             steps=steps,
             root=REPOSITORY,
-            tell=_tell,
+            log=_log,
         )
 
 
@@ -125,5 +125,5 @@ def _describe(offer: Offer, accepted: Acceptance, proof: Proof | None) -> list[s
     ]
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     print_lines([text])

@@ -33,10 +33,10 @@ def explain(
     """Say why a stage would run or not, what it is made from and what it made."""
     check_stage(stage)
     store = where.open_store()
-    given = open_pinned(store, what.uses, warn=print_warning)
-    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, given=given)
+    pinned = open_pinned(store, what.uses, warn=print_warning)
+    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, pinned=pinned)
     placement = where.placement(chosen)
-    planned = make_plan(chosen.run, store, where.work, given=given, placement=placement)
+    planned = make_plan(chosen.run, store, where.work, pinned=pinned, placement=placement)
     item = planned.of(stage)
     others = _find_divergences(store, item.manifest) if item.manifest else []
     if as_json:

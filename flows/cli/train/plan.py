@@ -22,11 +22,11 @@ def plan(
     Exits with 0 when there is nothing to run, with 2 when there is, with 1 on an error.
     """
     store = where.open_store()
-    given = open_pinned(store, what.uses, warn=print_warning)
-    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, given=given)
+    pinned = open_pinned(store, what.uses, warn=print_warning)
+    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, pinned=pinned)
     # The plan needs a placement for its estimates of time and cost only.
     placement = where.placement(chosen)
-    planned = make_plan(chosen.run, store, where.work, given=given, placement=placement)
+    planned = make_plan(chosen.run, store, where.work, pinned=pinned, placement=placement)
     print_unread(planned.unread)
     if as_json:
         sys.stdout.write(to_json(planned) + "\n")

@@ -62,8 +62,8 @@ def run(
     # The flow plans again. This plan comes before anything is started: it refuses wrong stages and
     # stores that cannot be reached, and ends here if there is nothing to do.
     store = where.open_store()
-    given = open_pinned(store, what.uses, warn=print_warning)
-    chosen, pins = pinned_profile(profile, what, where.home_path, plan=False, given=given)
+    pinned = open_pinned(store, what.uses, warn=print_warning)
+    chosen, pins = pinned_profile(profile, what, where.home_path, plan=False, pinned=pinned)
     placement = where.placement(chosen)
     planned = make_plan(
         chosen.run,
@@ -71,7 +71,7 @@ def run(
         where.work,
         force=frozenset(force),
         from_stage=from_stage,
-        given=given,
+        pinned=pinned,
         placement=placement,
     )
     place = StoreOptions(home=where.home, store=where.store).words

@@ -91,18 +91,18 @@ def stage(
     check_name(run_name or profile)
     check_name(run_id or profile)
     store = where.open_store()
-    given = open_pinned(store, what.uses, warn=print_warning)
+    pinned = open_pinned(store, what.uses, warn=print_warning)
     # Pins of this run win over those of earlier runs: a retry must not change its inputs.
     earlier = find_run(store, run_id) if run_id else None
-    known = _known_pins(store, built_stage, profile, what, given)
+    known = _known_pins(store, built_stage, profile, what, pinned)
     if earlier is not None:
         known |= earlier.upstream
     chosen, pins = pinned_profile(
-        profile, what, where.home_path, plan=False, known=known, given=given
+        profile, what, where.home_path, plan=False, known=known, pinned=pinned
     )
     placement = replace(where.placement(chosen), nodes=nodes)
     # Planned without placement: only the states are used, and no estimate.
-    plan = make_plan(chosen.run, store, where.work, given=given)
+    plan = make_plan(chosen.run, store, where.work, pinned=pinned)
     # The options without `nanochat run`: hints give them to `nanochat stage`.
     words = shlex.join(shlex.split(what.command(profile, place=where.words))[2:])
     inputs = _find_inputs(plan, built_stage, words)
@@ -136,7 +136,7 @@ def stage(
         Display(screen(soft_wrap=False), stages=[stage]) as display,
         stoppable(display),
     ):
-        site = BuildContext(
+        context = BuildContext(
             run=chosen.run,
             run_id=run.run,
             placement=placement,
@@ -146,8 +146,9 @@ def stage(
             terms=replace(_TERMS, meet=wait),
         )
         # One record per run: node 0 writes it, the others only build their share.
-        with _recorded(run, site, inputs) if node == 0 else contextlib.nullcontext(site) as site:
-            built: Built = build_share(built_stage, site, inputs, node=node, force=force)
+        recorded = contextlib.nullcontext(context) if node else _recorded(run, context, inputs)
+        with recorded as context:
+            built: Built = build_share(built_stage, context, inputs, node=node, force=force)
         display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
     return ended.code
 
@@ -173,7 +174,7 @@ def _exit_code_of_lost() -> Generator[_Ended]:
 
 
 def _known_pins(
-    store: Store, stage: Stage, profile: str, what: RunOptions, given: Mapping[str, Manifest]
+    store: Store, stage: Stage, profile: str, what: RunOptions, pinned: Mapping[str, Manifest]
 ) -> Pins:
     """Return the upstream pins of earlier runs, without those that the stage itself downloads.
 
@@ -182,7 +183,7 @@ def _known_pins(
     run = profile_of(profile, what).run
     own = moving_names(run, stage.config)
     # Without a moving name among the inputs there is no reason to read all run records.
-    if not set(moving_names(run, sections_of(given))) - set(own):
+    if not set(moving_names(run, sections_of(pinned))) - set(own):
         return {}
     pins = recorded_pins(store, profile)
     return {name: value for name, value in pins.items() if name not in own}
@@ -207,21 +208,21 @@ def _go_on(store: Store, run: Run) -> Run:
 
 @contextlib.contextmanager
 def _recorded(
-    run: Run, site: BuildContext, inputs: Mapping[str, Manifest]
+    run: Run, context: BuildContext, inputs: Mapping[str, Manifest]
 ) -> Generator[BuildContext]:
     """Write the run's record, yield the context that adds to it, and write how the block ended.
 
     The record names the up-to-date artifacts of all stages, so that after the last of several
     commands it names all.
     """
-    record = RunRecord(site.store, _go_on(site.store, run))
-    site = replace(site, record=record.add)
+    record = RunRecord(context.store, _go_on(context.store, run))
+    context = replace(context, record=record.add)
     record.write()
     try:
         # After the record is written: garbage collection may have marked the inputs between the
         # plan that found them and the record that refers to them.
-        reserve_found(site, inputs.values())
-        yield site
+        reserve_found(context, inputs.values())
+        yield context
     except BaseException as error:
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
         with contextlib.suppress(StoreError):  # must not replace the error that is being raised

@@ -20,7 +20,7 @@ from flows.identity.manifest import Manifest
 from flows.leases import file_lock
 from flows.plan.pinned import open_pinned
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
-from flows.plan.upstream import pinned
+from flows.plan.upstream import apply_pins
 from flows.profiles import PROFILES, open_profile
 from flows.stages import STAGES
 from infra.storage.base import Store
@@ -83,12 +83,12 @@ def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
         yield from _all_done(run)
         return
     try:
-        given = _given(store, run)
-        for revoked in (find_revoked(store, manifest) for manifest in given.values()):
+        pinned = _pinned(store, run)
+        for revoked in (find_revoked(store, manifest) for manifest in pinned.values()):
             if revoked is not None:
                 yield f"  given    {revoked}"
         profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
-        planned = make_plan(pinned(profile.run, run.upstream), store, place.work, given=given)
+        planned = make_plan(apply_pins(profile.run, run.upstream), store, place.work, pinned=pinned)
     except (ArtifactError, ConfigError) as error:
         # The plan fails, for example because an artifact was deleted; the record is still known.
         yield from _all_done(run)
@@ -151,17 +151,17 @@ def _names(store: Store, run: Run) -> list[str]:
     return [now or name for name, now in names.items()]
 
 
-def _given(store: Store, run: Run) -> dict[str, Manifest]:
+def _pinned(store: Store, run: Run) -> dict[str, Manifest]:
     """Return the artifacts given with --use, by stage. Raises ArtifactError if one is gone."""
     known = {name: (stage, fingerprint) for name, stage, fingerprint in _uses(run)}
     left = [name for name in run.uses if name not in known]  # the run ended before recording them
-    given = open_pinned(store, left, warn=print_warning)
+    pinned = open_pinned(store, left, warn=print_warning)
     for stage, fingerprint in known.values():
         manifest = find_manifest(store, stage, fingerprint)
         if manifest is None:
             raise ArtifactError(f"{stage}/{short(fingerprint)}, which was given to it, is gone")
-        given[stage] = manifest
-    return given
+        pinned[stage] = manifest
+    return pinned
 
 
 def _builders(planned: Plan, work: Path) -> dict[tuple[str, str], str]:

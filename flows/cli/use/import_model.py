@@ -67,7 +67,7 @@ def import_model(
         step=step,
         era=era,
         scratch=place.open_home(),
-        tell=_tell,
+        log=_log,
         watch=partial(show_bytes, what=called),
     )
     reference = f"{done.model.stage}@{called}"
@@ -83,5 +83,5 @@ def import_model(
     return 0
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     print_note(text)

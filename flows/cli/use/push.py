@@ -70,7 +70,7 @@ def push(
                 chosen,
                 scratch=scratch,
                 watch=_watch,
-                tell=_tell,
+                log=_log,
                 pause=time.sleep,
                 verify=verify,
             )
@@ -85,7 +85,7 @@ def _watch(what: str, size: int) -> contextlib.AbstractContextManager[OnBytes]:
     return show_bytes(size, what=what)
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     print_note(text)
 
 
@@ -100,7 +100,7 @@ def _scratch(place: StoreOptions, source: Store, target: Store) -> Generator[Pat
     scratch = place.home_path / "push" / ways
 
     def say_who(owner: file_lock.Owner | None) -> None:
-        _tell(f"waiting: {owner or 'another process'} pushes to {target.url}")
+        _log(f"waiting: {owner or 'another process'} pushes to {target.url}")
 
     with file_lock.hold(scratch.with_name(f"{ways}.lock"), say_who):
         yield scratch
