@@ -16,8 +16,7 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.events.schemas.events import ResourceSpecification
 
 from deployments.pools import PROCESS
-from infra.prefect.supervisor.resuming import AUTOMATION
-from infra.prefect.supervisor.runs import AUTO_RESUME
+from infra.prefect.supervisor.runs import AUTO_RESUME, AUTOMATION
 from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
 
 FLOWS = ("nanochat", "nanochat-eval", "miniseries", "one-stage")

@@ -25,8 +25,8 @@ from deployments.automations import (
 from deployments.evals import Recurring, deployment_of, read_recurring
 from deployments.pools import CPU, GPU, POOLS, TRAIN, Pool, ensure_pool
 from deployments.registry import Wanted, register
+from infra.prefect.access import configured_webhook
 from infra.prefect.supervisor.runs import AUTO_RESUME
-from infra.prefect.webhook import configured_webhook
 from nanochat_core.errors import NanochatError
 
 _OURS = "nanochat-flows"  # prefix of the version of deployments that this module registers

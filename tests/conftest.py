@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from infra.prefect.access import auth
-from infra.prefect.server import Server, client_environment, ensure_server, stop_server
+from infra.prefect.records import Server
+from infra.prefect.server import client_environment, ensure_server, stop_server
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from tests.infra.storage.s3_server import S3Server, start_s3

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from infra.prefect.access import auth
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 
 CHANGES = ("POST", "PUT", "PATCH", "DELETE")
 

@@ -18,7 +18,7 @@ from flows.plan.upstream import Pins
 from flows.render.terminal import Display
 from infra.prefect import server as prefect_server
 from infra.prefect.access import check_admitted, check_answers, configured_api_url
-from infra.prefect.supervisor.control import wait_for_kept_server
+from infra.prefect.supervisor.control import wait_for_own_server
 
 if TYPE_CHECKING:
     from flows.orchestration.pipeline import Outcome
@@ -80,7 +80,7 @@ def connect(home: Path, say: Callable[[str], None]) -> str:
         return configured
     if prefect_server.find_server(home) is None:
         say("starting the Prefect server; in a new home it takes some ten seconds")
-    wait_for_kept_server(home)
+    wait_for_own_server(home)
     # Set the address before Prefect is imported below: it reads its settings then.
     server = prefect_server.start_server(home)
     prefect_server.use_server(home, server.api_url, console_logs=False)

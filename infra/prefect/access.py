@@ -1,9 +1,10 @@
 """Address, password and database of the Prefect server, and plain requests to its API.
 
-Two values are secret: NANOCHAT_PREFECT_AUTH, "user:password" of the server, and
-NANOCHAT_PREFECT_DATABASE, the URL of its Postgres database. They come from the environment (the
-first one, for a local server, from the home: infra/prefect/password.py) and go to the environment
-of processes that need them; they never appear on a command line, in a record or in a log.
+Three values are secret: NANOCHAT_PREFECT_AUTH, "user:password" of the server,
+NANOCHAT_PREFECT_DATABASE, the URL of its Postgres database, and NANOCHAT_WEBHOOK, an address to
+which any client that knows it may post. They come from the environment (the first one, for a local
+server, from the home: infra/prefect/password.py) and go to the environment of processes that need
+them; they never appear on a command line, in a record or in a log.
 """
 
 import asyncio
@@ -13,19 +14,17 @@ import os
 import urllib.error
 import urllib.request
 import uuid
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from nanochat_core.errors import NanochatError
 
 AUTH = "NANOCHAT_PREFECT_AUTH"
 DATABASE = "NANOCHAT_PREFECT_DATABASE"
+WEBHOOK = "NANOCHAT_WEBHOOK"
 SQLITE = "sqlite"  # a file in the home: the default when no database is named
 _DRIVER = "postgresql+asyncpg"
 _ANSWER_SECONDS = 2.0
 _CONNECT_SECONDS = 10.0
-
-# The server accepts our password (or needs none), refuses it, or does not answer.
-Admission: TypeAlias = Literal["open", "refused", "silent"]
 
 
 class ServerError(NanochatError):
@@ -35,6 +34,11 @@ class ServerError(NanochatError):
 def configured_api_url() -> str | None:
     """Return the shared Prefect server to use (PREFECT_API_URL), or None for a local one."""
     return os.environ.get("PREFECT_API_URL", "").rstrip("/") or None
+
+
+def configured_webhook() -> str | None:
+    """Return NANOCHAT_WEBHOOK, the address that alerts are posted to, or None for no alerts."""
+    return os.environ.get(WEBHOOK) or None
 
 
 def auth() -> str | None:
@@ -143,39 +147,35 @@ def answers(api_url: str, *, seconds: float = _ANSWER_SECONDS) -> bool:
         return False
 
 
-def admission(api_url: str) -> Admission:
-    """Return how a Prefect server reacts to our password, or to our having none."""
+def check_admitted(api_url: str) -> bool:
+    """Return whether a Prefect server answers; raise ServerError if it refuses our password."""
     # The health endpoint needs no password, so it cannot show whether ours is right.
     if not answers(api_url):
-        return "silent"
+        return False
     try:
         ask(api_url, "/admin/version")
     except urllib.error.HTTPError as error:
-        return "refused" if error.code in (401, 403) else "open"
+        code = error.code
     except (OSError, ValueError):
-        return "silent"
-    return "open"
-
-
-def check_admitted(api_url: str) -> None:
-    """Raise ServerError if the server at `api_url` answers and refuses our password."""
-    if admission(api_url) == "refused":
-        raise ServerError(
-            f"the Prefect server at {api_url} refuses {AUTH}"
-            if auth()
-            else f"the Prefect server at {api_url} asks for a password",
-            hint=f"set {AUTH} to the user:password that it was started with",
-        )
+        return False
+    else:
+        return True
+    if code not in (401, 403):
+        return True
+    raise ServerError(
+        f"the Prefect server at {api_url} "
+        + (f"refuses {AUTH}" if auth() else "asks for a password"),
+        hint=f"set {AUTH} to the user:password that it was started with",
+    )
 
 
 def check_answers(api_url: str) -> None:
     """Raise ServerError unless a Prefect server answers at `api_url` and accepts our password."""
-    if not answers(api_url):
+    if not check_admitted(api_url):
         raise ServerError(
             f"no Prefect server answers at {api_url}",
             hint="unset PREFECT_API_URL to use a local one, which is started by itself",
         )
-    check_admitted(api_url)
 
 
 def _headers() -> dict[str, str]:

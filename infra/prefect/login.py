@@ -4,7 +4,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from infra.prefect.password import find_password, pages_directory
-from infra.prefect.server import find_process
+from infra.prefect.records import find_process_of_server
 
 LOGIN_PAGE = "nanochat-login.html"
 
@@ -32,7 +32,7 @@ def login_address(home: Path) -> str | None:
     None means that no server runs, that it has no password, or that Prefect has not written its
     pages yet.
     """
-    server, password = find_process(home), find_password(home)
+    server, password = find_process_of_server(home), find_password(home)
     # Prefect creates this directory anew when it first starts: an earlier file would be lost.
     pages = pages_directory(home) / "v1"
     if server is None or not server.is_guarded or password is None or not pages.is_dir():

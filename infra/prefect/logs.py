@@ -1,26 +1,47 @@
-"""Rotate the logs of background processes, and read their last line."""
+"""Start background processes with a log; rotate logs, and read their last line."""
 
 import contextlib
 import os
 import shutil
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-MOST_BYTES = 20_000_000  # then the log becomes NAME.1, and the one before it is dropped
+MOST_BYTES = 20_000_000  # then the log is copied to NAME.1, and the copy before it is dropped
 
 
-def keep_short(log: Path) -> None:
-    """Rename a long log to NAME.1. Call it before a process is started that appends to it."""
-    with contextlib.suppress(FileNotFoundError):
-        if log.stat().st_size > MOST_BYTES:
-            log.replace(log.with_name(f"{log.name}.1"))
+def spawn(
+    command: Sequence[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    pass_fds: Collection[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a command whose output is appended to `log`, in a session of its own.
 
-
-def cut_short(log: Path) -> None:
-    """Copy a long log to NAME.1 and truncate it, while processes append to it.
-
-    What they write between the two may be lost.
+    So Ctrl-C reaches the caller alone. Raises OSError if it cannot be started.
     """
-    with contextlib.suppress(OSError):  # a full disk: the next call retries
+    rotate(log)
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
+
+
+def rotate(log: Path) -> None:
+    """Copy a long log to NAME.1 and truncate it; processes may be appending to it.
+
+    What they write between the two is lost.
+    """
+    with contextlib.suppress(OSError):  # no log yet, or a full disk: the next call retries
         if log.stat().st_size > MOST_BYTES:
             # A rename would leave the process writing to NAME.1: it has the file open.
             shutil.copyfile(log, log.with_name(f"{log.name}.1"))

@@ -6,15 +6,14 @@ environment. HOME/prefect/server.json records its process and port.
 """
 
 import contextlib
-import json
+import fcntl
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 from filelock import FileLock
@@ -22,7 +21,7 @@ from filelock import FileLock
 from infra.prefect.access import (
     AUTH,
     DATABASE,
-    SQLITE,
+    WEBHOOK,
     ServerError,
     answers,
     auth,
@@ -30,26 +29,28 @@ from infra.prefect.access import (
     database,
     shown_database,
 )
-from infra.prefect.logs import keep_short, last_line
-from infra.prefect.other_version import check_no_other_version
+from infra.prefect.logs import last_line, spawn
 from infra.prefect.password import (
     ensure_password,
     find_password,
     pages_directory,
     remove_password,
 )
-from infra.prefect.webhook import WEBHOOK
-from nanochat_core.job import write_json
-from nanochat_core.runtime.process_start import find_process as find_live
+from infra.prefect.records import (
+    HOST,
+    Server,
+    check_version,
+    find_process_of_server,
+    server_path,
+    write_record,
+)
 from nanochat_core.runtime.process_start import start_of
 from nanochat_core.runtime.user_cache import user_cache
 
-HOST = "127.0.0.1"
 FIRST_PORT = 4200
 PORTS = 100
 SECONDS_TO_START = 90.0  # a fresh database takes 10 s on a fast disk
 SECONDS_TO_STOP = 10.0
-FORMAT = 3
 # Settings of a person's own Prefect: our server's pages would show that server's address.
 FOREIGN = (
     "PREFECT_API_AUTH_STRING",
@@ -60,30 +61,9 @@ FOREIGN = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Server:
-    """A Prefect server on this machine."""
-
-    port: int
-    pid: int
-    start: str  # distinguishes the process from a later one with its number
-    database: str = SQLITE  # where it keeps its history; a URL without its password
-    is_guarded: bool = False  # asks for a password
-
-    @property
-    def ui_url(self) -> str:
-        """Return the address of Prefect's pages."""
-        return f"http://{HOST}:{self.port}"
-
-    @property
-    def api_url(self) -> str:
-        """Return the address of the API, for Prefect's clients."""
-        return f"{self.ui_url}/api"
-
-
 def find_server(home: Path) -> Server | None:
     """Return the server of `home` if it runs and answers, else None."""
-    server = find_process(home)
+    server = find_process_of_server(home)
     return server if server is not None and is_healthy(server) else None
 
 
@@ -111,7 +91,7 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
             home.chmod(0o700)  # work and logs, also in a home of an earlier version
         # Two commands at once must not start two servers on one SQLite file.
         with FileLock(directory / "start.lock"):
-            server = find_process(home)
+            server = find_process_of_server(home)
             if server is None:
                 check_version(home)
                 if guarded and auth() is None:
@@ -130,11 +110,6 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
     return server
 
 
-def check_version(home: Path) -> None:
-    """Raise ServerError if a server or a keeper of another version uses the home."""
-    check_no_other_version(home, _record_path(home), format=FORMAT)
-
-
 def adopt_password(home: Path) -> None:
     """Make this process use the password of the home's server, if that is the server it uses.
 
@@ -142,7 +117,7 @@ def adopt_password(home: Path) -> None:
     """
     if auth() is None and (password := find_password(home)) is not None:
         shared = configured_api_url()
-        server = find_process(home) if shared is not None else None
+        server = find_process_of_server(home) if shared is not None else None
         if shared is None or (server is not None and server.api_url == shared):
             os.environ[AUTH] = password
 
@@ -151,7 +126,7 @@ def wait_for_server(home: Path, server: Server, *, seconds: float = SECONDS_TO_S
     """Wait until `server` answers. Raises ServerError if it ends or takes longer."""
     deadline = time.monotonic() + seconds
     while not is_healthy(server):
-        if _process(server) is None:
+        if server.process is None:
             raise did_not_start(home, "ended while starting")
         if time.monotonic() > deadline:
             raise did_not_start(home, f"does not answer on port {server.port} after {seconds:g} s")
@@ -164,8 +139,8 @@ def stop_server(home: Path) -> bool:
     Raises ServerError, and ends nothing, if another version uses the home.
     """
     check_version(home)
-    server = find_process(home)
-    process = _process(server) if server is not None else None
+    server = find_process_of_server(home)
+    process = server.process if server is not None else None
     if process is not None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -173,7 +148,7 @@ def stop_server(home: Path) -> bool:
                 process.wait(SECONDS_TO_STOP)
             except psutil.TimeoutExpired:
                 process.kill()
-    _record_path(home).unlink(missing_ok=True)
+    server_path(home).unlink(missing_ok=True)
     return process is not None
 
 
@@ -253,21 +228,36 @@ def _server_environment(home: Path, port: int) -> dict[str, str]:
 
 
 def _spawn_on_free_port(home: Path, first: int) -> Server:
-    """Start on a port that no other home of this user was just given.
+    """Start on the first port that no program and no other home of this user has.
 
-    A server opens its port after seconds; until then only ports.json shows that it is taken.
+    A server opens its port after seconds; until then only its lock on a file shows that it has it.
     """
-    directory = _notes_directory(home)
-    with FileLock(directory / "ports.lock"):
-        notes = directory / "ports.json"
-        given = _read_notes(notes)
-        server = _spawn(home, _free_port(first, but=set(given)))
-        write_json(notes, [asdict(s) for s in (*given.values(), server)])
-    return server
+    directory = _locks_directory(home)
+    for port in range(first, min(first + PORTS, 1 << 16)):
+        with (directory / f"port-{port}.lock").open("a") as lock:
+            if _take_port(port, lock):
+                return _spawn(home, port, lock=lock.fileno())
+    raise ServerError(
+        f"none of the ports {first} to {first + PORTS - 1} is free for the Prefect server",
+        hint="close a program that listens there",
+    )
 
 
-def _notes_directory(home: Path) -> Path:
-    """Return the directory of ports.json, shared by the homes of this user and no other user.
+def _take_port(port: int, lock: IO[str]) -> bool:
+    """Lock the file of the port; return False if the lock or the port is taken."""
+    try:
+        # The server inherits the lock, so the kernel releases it when the server ends.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port))
+    except OSError:
+        return False
+    return True
+
+
+def _locks_directory(home: Path) -> Path:
+    """Return the directory of the ports' locks, shared by the homes of this user and no other user.
 
     If the user has no writable cache, as in a container, it is the home's own directory.
     """
@@ -279,31 +269,17 @@ def _notes_directory(home: Path) -> Path:
     return _directory(home)
 
 
-def _read_notes(path: Path) -> dict[int, Server]:
-    """Return port -> server of the recorded servers whose process lives."""
-    try:
-        servers = [Server(**tree) for tree in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):  # none yet, or not ours
-        return {}
-    return {s.port: s for s in servers if _process(s) is not None}
-
-
-def _spawn(home: Path, port: int) -> Server:
-    directory = _directory(home)
-    keep_short(log_path(home))
-    with log_path(home).open("ab") as log:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "prefect", "server", "start"),
-                *("--host", HOST, "--port", str(port)),
-            ],
-            cwd=directory,  # not the caller's: its prefect.toml or .env would configure the server
-            env=_server_environment(home, port),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+def _spawn(home: Path, port: int, *, lock: int) -> Server:
+    process = spawn(
+        [
+            *(sys.executable, "-m", "prefect", "server", "start"),
+            *("--host", HOST, "--port", str(port)),
+        ],
+        log=log_path(home),
+        environment=_server_environment(home, port),
+        cwd=_directory(home),  # not the caller's: its prefect.toml or .env would configure it
+        pass_fds=[lock],
+    )
     process.returncode = 0  # else Popen warns that the process outlives this command
     server = Server(
         port=port,
@@ -312,31 +288,14 @@ def _spawn(home: Path, port: int) -> Server:
         database=shown_database(database()),
         is_guarded=auth() is not None,
     )
-    write_json(_record_path(home), {"format": FORMAT, **asdict(server)})
+    write_record(home, server)
     return server
 
 
-def find_process(home: Path) -> Server | None:
-    """Return the recorded server if its process lives, whether it answers or not; else None."""
-    try:
-        tree = json.loads(_record_path(home).read_text(encoding="utf-8"))
-        if tree.pop("format") != FORMAT:
-            return None
-        server = Server(**tree)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or not one of ours
-        return None
-    return server if _process(server) is not None else None
-
-
-def _process(server: Server) -> psutil.Process | None:
-    """Return the server's live process, or None if it ended."""
-    return find_live(server.pid, server.start)
-
-
-def is_healthy(server: Server) -> bool:
-    """Return whether the server answers, and its own process listens on the port."""
-    process = _process(server)
-    if process is None or not answers(server.api_url):
+def is_healthy(server: Server, *, seconds: float = 2.0) -> bool:
+    """Return whether the server answers within `seconds`, and its own process has the port."""
+    process = server.process
+    if process is None or not answers(server.api_url, seconds=seconds):
         return False
     # Another program may have taken the port before the server could open it.
     try:
@@ -344,21 +303,6 @@ def is_healthy(server: Server) -> bool:
     except psutil.Error:
         return False
     return any(s.status == psutil.CONN_LISTEN and s.laddr.port == server.port for s in sockets)
-
-
-def _free_port(first: int, *, but: set[int]) -> int:
-    for port in range(first, min(first + PORTS, 1 << 16)):
-        if port in but:
-            continue
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind((HOST, port))
-                return port
-    raise ServerError(
-        f"none of the ports {first} to {first + PORTS - 1} is free for the Prefect server",
-        hint="close a program that listens there",
-    )
 
 
 def check_wanted(server: Server) -> None:
@@ -387,10 +331,6 @@ def did_not_start(home: Path, what: str) -> ServerError:
 
 def _directory(home: Path) -> Path:
     return home / "prefect"
-
-
-def _record_path(home: Path) -> Path:
-    return _directory(home) / "server.json"
 
 
 def log_path(home: Path) -> Path:

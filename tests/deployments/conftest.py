@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 from tests.deployments.prefect_api import PrefectApi
 from tests.prefect_login import Login
 

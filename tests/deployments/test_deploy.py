@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 from tests.deployments.prefect_api import PrefectApi
 from tests.flows.terminal import Terminal
 

@@ -11,7 +11,7 @@ import pytest
 
 from flows.profiles import PROFILES
 from flows.stages import STAGES
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 from tests.deployments.prefect_api import PrefectApi
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import pytest
 from flows.build.build import BuildContext, build
 from flows.build.retry import TransientStageError
 from infra.launch.torchrun import StageInterrupted
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 from infra.storage.base import VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError, StageError, StoreError

@@ -11,7 +11,7 @@ import pytest
 
 from flows.artifacts.runs import find_run
 from flows.stages import Stage
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 from tests.flows.conftest import ENTRY, Toys
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]

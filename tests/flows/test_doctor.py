@@ -13,7 +13,7 @@ import pytest
 from flows.cli.app import main
 from flows.cli.machine import checks
 from flows.cli.machine.checks import GIB
-from infra.prefect.supervisor_record import my_stack
+from infra.prefect.records import my_stack, write_record
 from infra.storage.base import Store
 from tasks.sandbox.run import Protections
 
@@ -160,17 +160,18 @@ def test_a_local_prefect_server_need_not_run_yet(tmp_path: Path) -> None:
     assert (check.state, check.found) == ("ok", "not running; `nanochat run` starts one")
 
 
-def test_workers_are_those_of_a_living_keeper_and_their_problem_is_a_warning(
+def test_workers_are_those_of_a_living_supervisor_and_their_problem_is_a_warning(
     tmp_path: Path,
 ) -> None:
     assert checks.check_workers(tmp_path).found == "not running; `nanochat up` starts them"
 
     stack = replace(my_stack(), state="ready", workers={"cpu": 1, "gpu": 2})
-    stack.write(tmp_path)
+    write_record(tmp_path, stack)
     check = checks.check_workers(tmp_path)
     assert (check.state, check.found) == ("ok", "pools cpu, gpu: ready")
 
-    replace(stack, problem="the deployments are missing", hint="do it").write(tmp_path)
+    problem = replace(stack, problem="the deployments are missing", hint="do it")
+    write_record(tmp_path, problem)
     check = checks.check_workers(tmp_path)
     assert (check.state, check.remedy) == ("warn", "do it")
 

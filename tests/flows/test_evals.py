@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flows.evals.suite import Rule
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 from infra.storage.base import Store
 from tests.flows.shelf import make_manifest, put_artifact, put_run
 from tests.flows.terminal import Terminal

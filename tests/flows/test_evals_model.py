@@ -18,7 +18,7 @@ from flows.artifacts.publish import publish
 from flows.artifacts.runs import find_run, newest_runs
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Manifest, Provenance
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 from infra.storage.open import open_store
 from tests.flows.shelf import put_run
 from tests.flows.test_evals import events, label

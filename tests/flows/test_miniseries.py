@@ -9,7 +9,7 @@ import pytest
 from flows.artifacts.runs import find_run
 from flows.miniseries.series import Series, open_series, units_of
 from flows.stages import Stage
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 from tests.flows.house import make_run
 from tests.flows.test_pipeline import artifacts, task_runs
 

@@ -9,7 +9,7 @@ import pytest
 
 from flows.build.build import look_up
 from flows.build.stage_request import StageRequest, make_request
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 
 pytestmark = pytest.mark.prefect
 

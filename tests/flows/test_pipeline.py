@@ -16,7 +16,7 @@ import pytest
 
 from flows.artifacts.runs import find_run, new_run_id
 from infra.prefect.access import ask
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 from tests.flows.house import make_run
 from tests.flows.test_outage import TERMS, Outage
 

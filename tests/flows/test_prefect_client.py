@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 from nanochat_core.errors import ConfigError
 from tests.flows.pools import client as patient_client
 

@@ -13,7 +13,7 @@ from flows.artifacts.runs import Run, find_run, write_run
 from flows.build.retry import TransientStageError
 from flows.plan.starts import read_starts
 from infra.launch.torchrun import JobFailed
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError, StoreError
 from tests.flows.house import make_run

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from flows.artifacts.runs import new_run_id
-from infra.prefect.server import Server
+from infra.prefect.records import Server
 from tests.flows.house import make_run
 from tests.prefect_login import Login
 

@@ -12,7 +12,6 @@ import pytest
 from infra.prefect import access
 from infra.prefect.access import (
     ServerError,
-    admission,
     auth,
     check_admitted,
     check_database,
@@ -61,8 +60,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_right_password_is_let_in(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", USER)
 
-    assert admission(guarded) == "open"
-    check_admitted(guarded)
+    assert check_admitted(guarded)
 
 
 def test_no_password_and_a_wrong_one_are_told_apart(
@@ -78,8 +76,8 @@ def test_no_password_and_a_wrong_one_are_told_apart(
     assert "guess" not in f"{caught.value} {caught.value.hint}"
 
 
-def test_nobody_there_is_silence_not_refusal() -> None:
-    assert admission("http://127.0.0.1:1/api") == "silent"
+def test_a_server_that_does_not_answer_refuses_no_password() -> None:
+    assert not check_admitted("http://127.0.0.1:1/api")
 
 
 @pytest.mark.parametrize("given", ["secret", ":secret", "nanochat:", ":"])

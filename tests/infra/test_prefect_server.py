@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.prefect import server as prefect_server
 from infra.prefect.access import ServerError, check_answers
+from infra.prefect.records import FORMAT, Server
 from infra.prefect.server import (
     client_environment,
     ensure_server,
@@ -61,7 +61,7 @@ def foreign_port() -> Iterator[int]:
 def write_record(home: Path, *, port: int, pid: int, start: str | None) -> None:
     """What a running server leaves."""
     (home / "prefect").mkdir(parents=True)
-    record = {"format": 3, "port": port, "pid": pid, "start": start}
+    record = {"format": FORMAT, "port": port, "pid": pid, "start": start}
     (home / "prefect" / "server.json").write_text(json.dumps(record))
 
 
@@ -135,46 +135,58 @@ def test_a_record_that_is_not_one_is_no_server(tmp_path: Path, text: str) -> Non
     assert find_server(tmp_path) is None
 
 
-def test_a_taken_port_is_passed_over() -> None:
+@pytest.fixture
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's cache; servers that are started never open their port."""
+    program = tmp_path / "silent"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield tmp_path / "cache" / "nanochat-flows"
+    for home in filter(Path.is_dir, tmp_path.iterdir()):
+        stop_server(home)
+
+
+def test_homes_get_different_ports_before_their_servers_open_them(
+    tmp_path: Path, silent: Path
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
 
-        assert prefect_server._free_port(port, but=set()) > port
+        ports = [start_server(tmp_path / name, port=port).port for name in ("a", "b")]
+
+    assert port < ports[0] < ports[1]
+    stop_server(tmp_path / "a")
+    assert start_server(tmp_path / "c", port=ports[0]).port == ports[0]
 
 
-def test_a_port_that_was_given_and_is_not_open_yet_is_left_out() -> None:
-    first = prefect_server._free_port(prefect_server.FIRST_PORT, but=set())
-    assert prefect_server._free_port(first, but={first}) > first
-
-
-def test_ports_are_noted_where_no_other_user_can_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ports_are_locked_where_no_other_user_can_write(
+    tmp_path: Path, silent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    victim, shared, cache = (tmp_path / name for name in ("victim", "tmp", "cache"))
+    victim, shared = tmp_path / "victim", tmp_path / "tmp"
     victim.mkdir()
     shared.mkdir()
     (shared / f"nanochat-flows-{os.getuid()}").symlink_to(victim)  # by another user
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    me = this_process()
-    server = prefect_server.Server(port=4200, pid=me.pid, start=me.start)
-    monkeypatch.setattr(prefect_server, "_spawn", lambda home, port: server)
 
-    start_server(tmp_path / "home")
+    server = start_server(tmp_path / "home")
 
     assert list(victim.iterdir()) == []
-    assert prefect_server._read_notes(cache / "nanochat-flows" / "ports.json") == {4200: server}
+    assert (silent / f"port-{server.port}.lock").exists()
 
 
-def test_without_a_cache_ports_are_noted_in_the_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_cache_ports_are_locked_in_the_home(
+    tmp_path: Path, silent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
 
-    assert prefect_server._notes_directory(tmp_path) == tmp_path / "prefect"
+    server = start_server(tmp_path / "home")
+
+    assert (tmp_path / "home" / "prefect" / f"port-{server.port}.lock").exists()
 
 
 def test_a_server_that_another_version_started_is_not_joined_by_a_second_one(
@@ -182,7 +194,7 @@ def test_a_server_that_another_version_started_is_not_joined_by_a_second_one(
 ) -> None:
     waiting = [sys.executable, "-c", "input()", "prefect", "server"]
     with subprocess.Popen(waiting, stdin=subprocess.PIPE) as other:
-        record = {"format": prefect_server.FORMAT - 1, "port": 1, "pid": other.pid, "created": 1.0}
+        record = {"format": FORMAT - 1, "port": 1, "pid": other.pid, "created": 1.0}
         (tmp_path / "prefect").mkdir()
         (tmp_path / "prefect" / "server.json").write_text(json.dumps(record))
 
@@ -196,7 +208,7 @@ def test_a_server_that_another_version_started_is_not_joined_by_a_second_one(
 def test_a_server_that_dies_while_starting_is_told_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "prefect").mkdir()
     (tmp_path / "prefect" / "server.log").write_text("starting\nno such table: run\n\n")
-    dead = prefect_server.Server(port=1, pid=os.getpid(), start="1")
+    dead = Server(port=1, pid=os.getpid(), start="1")
 
     with pytest.raises(ServerError, match="ended while starting: no such table: run") as caught:
         wait_for_server(tmp_path, dead)
@@ -206,7 +218,7 @@ def test_a_server_that_dies_while_starting_is_told_with_its_last_words(tmp_path:
 
 def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
     me = this_process()
-    silent = prefect_server.Server(port=1, pid=me.pid, start=me.start)
+    silent = Server(port=1, pid=me.pid, start=me.start)
 
     with pytest.raises(ServerError, match="does not answer on port 1"):
         wait_for_server(tmp_path, silent, seconds=0.2)

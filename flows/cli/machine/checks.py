@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from infra.placement import count_gpus, count_threads
 from infra.prefect.access import ServerError, check_answers, configured_api_url
+from infra.prefect.records import find_stack
 from infra.prefect.server import find_server
-from infra.prefect.supervisor_record import find_stack
 from infra.storage.open import open_store
 from infra.storage.s3.probe import probe
 from nanochat_core.errors import NanochatError

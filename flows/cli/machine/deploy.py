@@ -29,7 +29,7 @@ def deploy(
     With NANOCHAT_WEBHOOK in the environment, alerts are posted to that address.
     """
     from flows.orchestration.local_run import connect
-    from infra.prefect.webhook import configured_webhook
+    from infra.prefect.access import configured_webhook
 
     place.open_home()
     # Connect first: it sets PREFECT_API_URL, which Prefect reads when deployments import it.

@@ -1,6 +1,6 @@
 """`nanochat up`: start the Prefect server and its workers, and register all deployments.
 
-`up` starts itself again with --foreground as a background process, the keeper, which starts the
+`up` starts itself again with --foreground as a background process, the supervisor, which starts the
 server and the workers, restarts them after a crash and stops them on a signal.
 """
 
@@ -19,12 +19,12 @@ from flows.cli.output import print_lines, print_warning, screen
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from infra.prefect.supervisor_record import Stack
+    from infra.prefect.records import Stack
 
 POOLS = ("cpu", "gpu")
 # -P: without it Python imports a folder called `flows` in the current directory instead of ours.
 NANOCHAT = (sys.executable, "-P", "-m", "flows.cli.app")
-# A process of its own, so that the keeper, which lives for months, does not have to import Prefect.
+# A process of its own, so that the supervisor, which lives for months, need not import Prefect.
 REGISTER = (sys.executable, "-m", "deployments.deploy")
 
 
@@ -78,27 +78,27 @@ def up(
     place.open_home()
     adopt_password(place.home_path)
     if foreground:
-        return _keep(place, port, pools, guarded=not no_password)
+        return _supervise(place, port, pools, guarded=not no_password)
     from infra.prefect.supervisor.control import (
         check_same,
         find_going,
-        start_keeper,
+        start_supervisor,
         wait_until_ready,
     )
 
     # Asked before the workers start: a worker creates the pool it is missing.
     missing = _what_is_missing(pools)
-    stack = find_going(place.home_path, say=screen().print)
-    keeper = None
+    stack = find_going(place.home_path, log=screen().print)
+    supervisor = None
     if stack is not None:
         check_same(stack, port=port)  # raises if it runs with other settings
         screen().print("it is up already")
     else:
         _check(place)
-        command = _command(place, port, pools)
-        command += ["--no-password"] if no_password else []
-        keeper = start_keeper(place.home_path, command)
-    stack = wait_until_ready(place.home_path, keeper, say=screen().print)
+        # The same command again: `up` and its options, in the same environment and directory.
+        command = [*NANOCHAT, "up", "--foreground", *sys.argv[2:]]
+        supervisor = start_supervisor(place.home_path, command)
+    stack = wait_until_ready(place.home_path, supervisor, log=screen().print)
     print_lines(_lines(stack, place))
     if stack.problem:
         print_warning(f"{stack.problem}; {stack.hint}")
@@ -110,7 +110,7 @@ def up(
 def _what_is_missing(pools: tuple[str, ...]) -> str | None:
     """Return a warning if a shared server lacks our pools or deployments, else None."""
     from infra.prefect.access import configured_api_url
-    from infra.prefect.supervisor.shared import unknown_to
+    from infra.prefect.supervisor.control import unknown_to
 
     shared = configured_api_url()
     if shared is None or not (unknown := unknown_to(shared, pools)):
@@ -152,75 +152,59 @@ def _check(place: StoreOptions) -> None:
         check_database(url)
 
 
-def _command(place: StoreOptions, port: int | None, pools: tuple[str, ...]) -> list[str]:
-    """Return the command that starts the keeper."""
-    words = [*NANOCHAT, "up", "--foreground", "--home", str(place.home_path)]
-    words += [] if place.store is None else ["--store", place.store]
-    words += [] if port is None else ["--port", str(port)]
-    return [*words, *(word for pool in pools for word in ("--pool", pool))]
-
-
-def _keep(place: StoreOptions, port: int | None, pools: tuple[str, ...], *, guarded: bool) -> int:
-    """Run the keeper in this process until a signal stops it."""
+def _supervise(
+    place: StoreOptions, port: int | None, pools: tuple[str, ...], *, guarded: bool
+) -> int:
+    """Run the supervisor in this process until a signal stops it."""
+    from infra.prefect.access import configured_api_url
     from infra.prefect.server import FIRST_PORT
     from infra.prefect.supervisor.control import check_adoptable
-    from infra.prefect.supervisor.supervisor import Supervisor, SupervisorSpec
-    from infra.prefect.supervisor.workers import pool_called
+    from infra.prefect.supervisor.supervisor import Supervisor
 
     check_adoptable(place.home_path)
     if missing := _what_is_missing(pools):  # into the log: systemd has no terminal to warn on
-        _say(f"warning: {missing}")
-    wanted = SupervisorSpec(
-        home=place.home_path,
+        _log(f"warning: {missing}")
+    # `nanochat deploy` registers with a shared server, once: a machine with an older version would
+    # overwrite the deployments of a newer one.
+    is_own = configured_api_url() is None
+    Supervisor(
+        place.home_path,
+        port=port or FIRST_PORT,
+        pools=pools,
         store=place.store,
-        port=FIRST_PORT if port is None else port,
-        pools=tuple(pool_called(name) for name in pools),
-        register=_registration(pools),
+        register=[*REGISTER, *(name for name in pools if name not in POOLS)] if is_own else [],
         guarded=guarded,
-    )
-    Supervisor(wanted, say=_say).run()
+        log=_log,
+    ).run()
     return 0
 
 
-def _registration(pools: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that registers all deployments; empty for a shared server."""
-    from infra.prefect.access import configured_api_url
-
-    # `nanochat deploy` registers with a shared server, once: a machine with an older version would
-    # overwrite the deployments of a newer one.
-    if configured_api_url() is not None:
-        return ()
-    return (*REGISTER, *(name for name in pools if name not in POOLS))
-
-
-def _say(text: str) -> None:
-    """Write one line to the keeper's log."""
-    with contextlib.suppress(OSError):  # a full disk must not end the keeper
+def _log(text: str) -> None:
+    """Write one line to the supervisor's log."""
+    with contextlib.suppress(OSError):  # a full disk must not end the supervisor
         sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         sys.stdout.flush()
 
 
 def _lines(stack: "Stack", place: StoreOptions) -> Iterator[str]:
     """Yield the addresses, workers, logs and next commands of a stack that is up."""
-    from infra.prefect.access import AUTH
+    from infra.prefect.access import AUTH, SQLITE
     from infra.prefect.login import login_address
-    from infra.prefect.server import find_process
-    from infra.prefect.supervisor.workers import pool_called
+    from infra.prefect.records import find_process_of_server
+    from infra.prefect.supervisor.workers import runs_at_once
 
     home = place.home_path
-    pools = [pool_called(name) for name in stack.workers]
-    workers = ", ".join(f"{pool.name} (runs at once: {pool.limit})" for pool in pools)
+    workers = ", ".join(f"{pool} (runs at once: {runs_at_once(pool)})" for pool in stack.workers)
     yield f"Prefect      {stack.ui_url}"
     if address := login_address(home):
         yield f"log in       {address}"
-    elif (server := find_process(home)) is not None and server.is_guarded:
+    elif (server := find_process_of_server(home)) is not None and server.is_guarded:
         yield f"             it asks for the user:password of {AUTH}"
     elif server is not None:
         yield "             without a password: every user of this machine may run code by it"
     yield f"workers      {workers}"
     if stack.database is not None:
-        kept = home / "prefect" if stack.database == "sqlite" else stack.database
-        yield f"history      {kept}"
+        yield f"history      {home / 'prefect' if stack.database == SQLITE else stack.database}"
     yield f"logs         {home / 'prefect'}"
     words = shlex.join(place.words)
     ending = f" {words}" if words else ""

@@ -1,25 +1,142 @@
-"""Find and end processes that outlive their parent.
+"""Processes of a stack: restarted when they end, and ended when the stack does.
 
 A worker that is killed leaves the processes of its runs, and these, when killed, leave ranks that
-still save. The keeper inherits them, or finds them by a variable in their environment. Each gets
-the time to save, and is then killed.
+still save. All of them are found by a variable in their environment. A run gets the time to save,
+and is then killed.
 """
 
 import contextlib
-import ctypes
 import os
 import signal
-import sys
+import subprocess
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
+from infra.prefect.logs import last_line, spawn
+
 SECONDS_TO_SAVE = 30.0  # a stage needs less to save and to publish its checkpoint
-STACK = "NANOCHAT_STACK"  # the home; marks every process that a keeper's workers started
+STACK = "NANOCHAT_STACK"  # the home; marks every process that a supervisor's workers started
+FIRST_PAUSE = 1.0  # seconds before the second start; doubled with each early end
+LONGEST_PAUSE = 30.0
+SECONDS_OF_HEALTH = 60.0  # a process that ran longer did not fail at its start
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
-_PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+
+
+class Interval:
+    """Something that is done every so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._next = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """True if it is time again; then it is not before another interval has passed."""
+        if (now := time.monotonic()) < self._next:
+            return False
+        self._next = now + self._seconds
+        return True
+
+
+class Backoff:
+    """The growing pause between two tries."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._began = 0.0
+        self._not_before = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """True if the pause is over."""
+        return time.monotonic() >= self._not_before
+
+    def began(self) -> None:
+        """Note that a try begins."""
+        self._began = time.monotonic()
+
+    def ended(self) -> float:
+        """Note that the try ended; return the seconds until the next."""
+        now = time.monotonic()
+        # A long life resets the backoff: only ends in quick succession lengthen the pause.
+        if now - self._began > SECONDS_OF_HEALTH:
+            self._seconds = 0.0
+        self._seconds = min(LONGEST_PAUSE, 2 * self._seconds or FIRST_PAUSE)
+        self._not_before = now + self._seconds
+        return self._seconds
+
+
+class ManagedProcess:
+    """One command that is started again after it ended. Its output goes to a file."""
+
+    def __init__(
+        self, name: str, command: list[str], *, output: Path, log: Callable[[str], None]
+    ) -> None:
+        self.since = 0.0  # unix seconds of the last start
+        self.output = output
+        self._name = name
+        self._command = command
+        self._log = log
+        self._pause = Backoff()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The pid, until `ended` reports the end; None if there is no process."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def is_over(self) -> bool:
+        """True if there is no live process."""
+        return self._process is None or self._process.poll() is not None
+
+    @property
+    def may_start(self) -> bool:
+        """True if there is no process, and the pause after the last one is over."""
+        return self._process is None and self._pause.is_over
+
+    def start(self, environment: dict[str, str]) -> None:
+        """Start the command. An error is logged, and followed by a pause like an early end."""
+        self._pause.began()
+        self.since = time.time()
+        try:
+            # Not in the caller's directory: its .env would configure Prefect.
+            self._process = spawn(
+                self._command, log=self.output, environment=environment, cwd=self.output.parent
+            )
+        except OSError as error:  # no disk space or memory now: other processes continue
+            self._log(f"{self._name}: {error.strerror}; again in {self._pause.ended():g} s")
+        else:
+            self._log(f"{self._name}: process {self._process.pid}")
+
+    def ended(self) -> int | None:
+        """Return the exit code of a process that ended, once; None while it runs."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return None
+        self._process = None  # so that the end is reported once, and `pid` is None from now on
+        self._pause.ended()
+        self._log(f"{self._name}: ended ({code})")
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it lives."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill the process and its process group."""
+        # The command leads a session, so its group has its pid and all of its children.
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def last_words(self) -> str:
+        """Return the last line of the output."""
+        return last_line(self.output)
 
 
 class Attempt:
@@ -28,7 +145,7 @@ class Attempt:
     def __init__(self, process: psutil.Process, flow_run: str) -> None:
         self.process = process
         self.flow_run = flow_run
-        self._ends: float | None = None  # deadline, monotonic seconds; None: not asked to end
+        self._deadline: float | None = None  # monotonic seconds; None: not asked to end
 
     @property
     def is_over(self) -> bool:
@@ -40,12 +157,15 @@ class Attempt:
             return True
 
     def end(self, seconds: float) -> None:
-        """Send SIGTERM on the first call, and SIGKILL once `seconds` have passed."""
+        """Send SIGTERM on the first call, and SIGKILL once `seconds` have passed.
+
+        A later call may shorten the time; with 0 it kills.
+        """
         now = time.monotonic()
-        if self._ends is None:
-            self._ends = now + seconds
+        if self._deadline is None:
+            self._deadline = now + seconds
             self._signal(signal.SIGTERM)
-        elif now > min(self._ends, now + seconds):
+        elif now >= min(self._deadline, now + seconds):
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -55,48 +175,33 @@ class Attempt:
                 os.killpg(self.process.pid, number)
 
 
-class Orphans:
-    """Children that this process inherited and did not start."""
-
-    def __init__(self) -> None:
-        self._ends: dict[int, float] = {}  # pid -> when to insist, in monotonic seconds
-
-    def look(self, *, but: Collection[int | None]) -> bool:
-        """Reap those that ended, kill those past their deadline; return whether any is left."""
-        now = time.monotonic()
-        found = {child.pid: child for child in psutil.Process().children() if child.pid not in but}
-        # The time to save begins when a child is first seen.
-        self._ends = {pid: self._ends.get(pid, now + SECONDS_TO_SAVE) for pid in found}
-        for pid, process in found.items():
-            with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
-                if process.status() == psutil.STATUS_ZOMBIE:
-                    os.waitpid(pid, os.WNOHANG)
-                    del self._ends[pid]
-                elif now > self._ends[pid]:
-                    process.kill()
-        return bool(self._ends)
+def attempts_of(worker: int) -> list[Attempt]:
+    """Return the flow runs whose processes a worker started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return _attempts(psutil.Process(worker).children())
+    return []
 
 
-def attempts_of(worker: int, known: dict[int, Attempt]) -> dict[int, Attempt]:
-    """Return the worker's flow run processes by pid; reuse the `known` objects."""
-    try:
-        children = psutil.Process(worker).children()
-    except psutil.NoSuchProcess:
-        return {}
-    found = ((child.pid, known.get(child.pid) or _attempt(child)) for child in children)
-    return {pid: attempt for pid, attempt in found if attempt is not None}
+def leftovers(home: Path) -> list[psutil.Process]:
+    """Return the live processes that workers of the home's supervisors started, less this one."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            is_marked = process.environ().get(STACK) == str(home)
+            if is_marked and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return [process for process in found if process.pid != os.getpid()]
 
 
 def end_leftovers(home: Path, *, seconds: float = SECONDS_TO_SAVE) -> int:
-    """End the processes that workers of an earlier keeper left; return their number.
+    """End the processes that workers of an earlier supervisor left; return their number.
 
     Runs are asked to save and end; after `seconds` all that is left is killed.
     """
-    left = list(_marked(STACK, str(home)))
+    left = leftovers(home)
     # Only leaders of a process group: their children inherited the run's id, and are notified by
     # the run or by the kernel.
-    attempts = [a for a in map(_attempt, left) if a is not None and _leads(a.process)]
-    for attempt in attempts:
+    for attempt in _attempts([process for process in left if _leads(process)]):
         attempt.end(seconds)
     _, alive = psutil.wait_procs(left, seconds)
     for process in alive:
@@ -106,31 +211,16 @@ def end_leftovers(home: Path, *, seconds: float = SECONDS_TO_SAVE) -> int:
     return len(left)
 
 
-def become_subreaper() -> None:
-    """Make Linux hand orphans of our workers to this process instead of to init."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _attempt(process: psutil.Process) -> Attempt | None:
-    with contextlib.suppress(psutil.Error):
-        if flow_run := process.environ().get(_FLOW_RUN):
-            return Attempt(process, flow_run)
-    return None
+def _attempts(processes: list[psutil.Process]) -> list[Attempt]:
+    found: list[Attempt] = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if flow_run := process.environ().get(_FLOW_RUN):
+                found.append(Attempt(process, flow_run))
+    return found
 
 
 def _leads(process: psutil.Process) -> bool:
     with contextlib.suppress(ProcessLookupError):
         return os.getpgid(process.pid) == process.pid
     return False
-
-
-def _marked(variable: str, value: str) -> Iterator[psutil.Process]:
-    """Yield the live processes, except this one, whose environment has this value."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            is_dead = process.status() == psutil.STATUS_ZOMBIE
-            if process.pid == os.getpid() or is_dead:
-                continue
-            if process.environ().get(variable) == value:
-                yield process

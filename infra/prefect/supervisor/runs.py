@@ -1,20 +1,30 @@
-"""Report the lost runs of a dead worker to Prefect, and ask whether a worker polls.
+"""Requests to Prefect about flow runs: report lost ones, resume overlooked ones, give up others.
 
 A worker that is stopped or killed does not report its runs: Prefect shows them as running until
-their heartbeats are missed. The keeper reports them as crashed at once. A run that is tagged
-`auto-resume` is then resumed, by the automation for crashed runs or, when the stack itself stops,
+their heartbeats are missed. The supervisor reports them as crashed at once. A run that is tagged
+`auto-resume` is then resumed by the automation for crashed runs, or, when the stack itself stops,
 by the next worker; other runs are left to their owners.
+
+The automation resumes a run within 15 seconds, if the event reaches it. With its history in SQLite
+a busy server drops events now and then ("database is locked"), so the supervisor resumes a run that
+stayed crashed, unless the automation is switched off. An automation cannot count either. A flow
+counts its own starts and ends after some; but a process that cannot even import the flow, after a
+broken upgrade, would be restarted for ever.
 """
 
 import urllib.error
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 from infra.prefect.access import ask
 
 AUTO_RESUME = "auto-resume"  # tag of runs that are resumed automatically after a crash
+AUTOMATION = "nanochat-auto-resume"  # its name; deployments/automations.py makes it
+SECONDS_OF_AUTOMATION = 45.0  # the automation of a busy server may take that long
+MOST_CRASHES = 10  # of a run that never began
+_MOST_SECONDS = 3600.0  # a run that crashed longer ago was left so by a person
 _SECONDS = 10.0  # timeout of a request to a busy server
-_UNFINISHED = ("PENDING", "RUNNING")
 
 
 def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: bool) -> bool:
@@ -25,17 +35,15 @@ def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: 
     the next worker.
     """
     try:
-        run = _read(api_url, flow_run)
+        run = _ask(api_url, f"/flow_runs/{flow_run}")
         # A run in a final state has reported its own end.
-        if run["state"]["type"] in _UNFINISHED:
-            if datetime.fromisoformat(run["state"]["timestamp"]).timestamp() > until:
+        if run["state"]["type"] in ("PENDING", "RUNNING"):
+            if _seconds(run) > until:
                 return True
-            crashed = {"type": "CRASHED", "name": "Crashed", "message": why}
-            _set(api_url, flow_run, crashed, force=False)
-            run = _read(api_url, flow_run)
+            _set_state(api_url, flow_run, "CRASHED", "Crashed", why)
+            run = _ask(api_url, f"/flow_runs/{flow_run}")
         if resume and run["state"]["type"] == "CRASHED" and AUTO_RESUME in run["tags"]:
-            later = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": why}
-            _set(api_url, flow_run, later, force=True)
+            _set_state(api_url, flow_run, "SCHEDULED", "AwaitingRetry", why, force=True)
     except urllib.error.HTTPError as error:
         return error.code < 500  # the run was deleted, or we lack the right: no retry helps
     except (OSError, ValueError):
@@ -43,20 +51,85 @@ def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: 
     return True
 
 
+def look_for_crashed(api_url: str, *, now: float, log: Callable[[str], None]) -> None:
+    """Resume crashed runs that the automation missed, and give up those that never begin.
+
+    `now` is in unix seconds. Does nothing if Prefect does not answer.
+    """
+    try:
+        crashed = crashed_runs(api_url)
+        for flow_run in forgotten(api_url, crashed, now=now):
+            resume(api_url, flow_run)
+            log(f"run {flow_run}: resumed, its crash was overlooked")
+        for flow_run in hopeless(api_url, crashed):
+            give_up(api_url, flow_run)
+            log(f"run {flow_run}: crashed {MOST_CRASHES} times before it began; given up")
+    except (OSError, ValueError):
+        return
+
+
+def crashed_runs(api_url: str) -> list[dict[str, Any]]:
+    """Return the crashed runs that are to be resumed, the last crashed first."""
+    wanted = {"state": {"type": {"any_": ["CRASHED"]}}, "tags": {"all_": [AUTO_RESUME]}}
+    body = {"flow_runs": wanted, "sort": "END_TIME_DESC", "limit": 50}
+    return _ask(api_url, "/flow_runs/filter", body=body)
+
+
+def forgotten(api_url: str, crashed: list[dict[str, Any]], *, now: float) -> list[str]:
+    """Return the runs that the automation should have resumed by `now`; none if it is off."""
+    late = [r["id"] for r in crashed if SECONDS_OF_AUTOMATION < now - _seconds(r) < _MOST_SECONDS]
+    if not late:
+        return []
+    named = {"automations": {"name": {"any_": [AUTOMATION]}}}
+    is_on = any(found["enabled"] for found in _ask(api_url, "/automations/filter", body=named))
+    return late if is_on else []
+
+
+def hopeless(api_url: str, crashed: list[dict[str, Any]]) -> list[str]:
+    """Return the runs that crashed MOST_CRASHES times and never began."""
+
+    def crashes(flow_run: str) -> int:
+        states = _ask(api_url, f"/flow_run_states/?flow_run_id={flow_run}")
+        return sum(state["type"] == "CRASHED" for state in states)
+
+    # Prefect counts a run's starts itself: 0 means that its code never ran.
+    waiting = [run["id"] for run in crashed if not run["run_count"]]
+    return [flow_run for flow_run in waiting if crashes(flow_run) >= MOST_CRASHES]
+
+
+def resume(api_url: str, flow_run: str) -> None:
+    """Schedule the run again, unless it was resumed meanwhile."""
+    _set_state(api_url, flow_run, "SCHEDULED", "AwaitingRetry", "resumed after a crash")
+
+
+def give_up(api_url: str, flow_run: str) -> None:
+    """Stop resuming the run automatically. A person still may, with Retry on its page."""
+    path = f"/flow_runs/{flow_run}"
+    tags = [tag for tag in _ask(api_url, path)["tags"] if tag != AUTO_RESUME]
+    _ask(api_url, path, body={"tags": tags}, method="PATCH")
+
+
 def is_polling(api_url: str, pool: str, worker: str, *, since: float) -> bool:
     """Return whether the worker has polled its pool since `since`, in unix seconds."""
     try:
-        found = ask(api_url, f"/work_pools/{pool}/workers/filter", body={})
+        found = _ask(api_url, f"/work_pools/{pool}/workers/filter", body={})
     except (OSError, ValueError):
         return False
     beats = (item["last_heartbeat_time"] for item in found if item["name"] == worker)
     return any(beat and datetime.fromisoformat(beat).timestamp() >= since for beat in beats)
 
 
-def _read(api_url: str, flow_run: str) -> dict[str, Any]:
-    return cast("dict[str, Any]", ask(api_url, f"/flow_runs/{flow_run}", seconds=_SECONDS))
+def _set_state(
+    api_url: str, flow_run: str, kind: str, name: str, message: str, *, force: bool = False
+) -> None:
+    body = {"state": {"type": kind, "name": name, "message": message}, "force": force}
+    _ask(api_url, f"/flow_runs/{flow_run}/set_state", body=body)
 
 
-def _set(api_url: str, flow_run: str, state: dict[str, str], *, force: bool) -> None:
-    body = {"state": state, "force": force}
-    ask(api_url, f"/flow_runs/{flow_run}/set_state", body=body, seconds=_SECONDS)
+def _seconds(run: dict[str, Any]) -> float:
+    """Return since when, in unix seconds, a run is in its state."""
+    return datetime.fromisoformat(run["state"]["timestamp"]).timestamp()
+
+
+def _ask(api_url: str, path: str, *, body: Any = None, method: str | None = None) -> Any:
+    return ask(api_url, path, body=body, seconds=_SECONDS, method=method)

@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from infra.prefect.password import find_password
-from infra.prefect.supervisor_record import Stack, read_stack
+from infra.prefect.records import Stack, read_stack
 from tests.prefect_login import Login
 
 PASSWORD = "only-in-the-environment"

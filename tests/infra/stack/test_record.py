@@ -13,20 +13,25 @@ import psutil
 import pytest
 
 from infra.prefect.access import ServerError
-from infra.prefect.logs import MOST_BYTES, cut_short, keep_short, last_line
+from infra.prefect.logs import MOST_BYTES, last_line, rotate
+from infra.prefect.records import FORMAT, find_stack, my_stack, read_stack, write_record
 from infra.prefect.server import stop_server
-from infra.prefect.supervisor import managed_process as child_module
+from infra.prefect.supervisor import processes
 from infra.prefect.supervisor.control import (
     check_adoptable,
     check_same,
     stop_stack,
-    wait_for_kept_server,
+    wait_for_own_server,
     wait_until_ready,
 )
-from infra.prefect.supervisor.managed_process import Backoff, ManagedProcess
-from infra.prefect.supervisor.processes import STACK, end_leftovers
-from infra.prefect.supervisor.workers import pool_called, worker_command, worker_environment
-from infra.prefect.supervisor_record import find_stack, my_stack, read_stack
+from infra.prefect.supervisor.processes import (
+    STACK,
+    Attempt,
+    Backoff,
+    ManagedProcess,
+    end_leftovers,
+)
+from infra.prefect.supervisor.workers import runs_at_once, worker_command, worker_environment
 from nanochat_core.runtime.process_start import this_process
 from tests.infra.stack.live import wait_for
 
@@ -40,25 +45,25 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    stack = replace(my_stack(), state="ready", workers={"cpu": 7}, runs=("a", "b"))
+    stack = replace(my_stack(), state="ready", workers={"cpu": 7}, runs=["a", "b"])
 
-    stack.write(tmp_path)
+    write_record(tmp_path, stack)
 
     assert read_stack(tmp_path) == find_stack(tmp_path) == stack
 
 
-def test_the_record_of_a_keeper_that_is_gone_is_no_stack(tmp_path: Path) -> None:
-    replace(my_stack(), start="1").write(tmp_path)  # its number is another process's by now
+def test_the_record_of_a_supervisor_that_is_gone_is_no_stack(tmp_path: Path) -> None:
+    write_record(tmp_path, replace(my_stack(), start="1"))  # its number is another process's by now
 
     assert read_stack(tmp_path) is not None
     assert find_stack(tmp_path) is None
 
 
-def test_a_keeper_is_found_after_the_clock_was_set(
+def test_a_supervisor_is_found_after_the_clock_was_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = my_stack()
-    stack.write(tmp_path)
+    write_record(tmp_path, stack)
     read = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: read(process) + 2.0)
 
@@ -73,16 +78,16 @@ def test_a_record_that_is_not_one_is_no_stack(tmp_path: Path, text: str) -> None
     assert read_stack(tmp_path) is None
 
 
-def test_a_keeper_that_gave_up_is_quoted(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as keeper:
-        keeper.wait()
+def test_a_supervisor_that_gave_up_is_quoted(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as supervisor:
+        supervisor.wait()
     failed = replace(
-        my_stack(), pid=keeper.pid, start="1", state="failed", problem="no server", hint="look"
+        my_stack(), pid=supervisor.pid, start="1", state="failed", problem="no server", hint="look"
     )
-    failed.write(tmp_path)
+    write_record(tmp_path, failed)
 
     with pytest.raises(ServerError, match="no server") as caught:
-        wait_until_ready(tmp_path, keeper, say=print)
+        wait_until_ready(tmp_path, supervisor, log=print)
     assert caught.value.hint == "look"
 
 
@@ -108,7 +113,7 @@ def test_a_server_is_taken_over_only_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str | None
 ) -> None:
     me = this_process()
-    record = {"format": 3, "port": 1, "pid": me.pid, "start": me.start}
+    record = {"format": FORMAT, "port": 1, "pid": me.pid, "start": me.start}
     (tmp_path / "prefect").mkdir()
     (tmp_path / "prefect" / "server.json").write_text(json.dumps(record))
     monkeypatch.setenv(name, value)
@@ -120,15 +125,15 @@ def test_a_server_is_taken_over_only_as_it_is(
             check_adoptable(tmp_path)
 
 
-def test_without_a_keeper_nobody_waits_for_its_server(tmp_path: Path) -> None:
-    wait_for_kept_server(tmp_path)
+def test_without_a_supervisor_there_is_no_wait_for_its_server(tmp_path: Path) -> None:
+    wait_for_own_server(tmp_path)
 
 
 def test_pauses_double_up_to_a_bound_and_start_again_after_a_long_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(child_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
     pause = Backoff()
     waits: list[float] = []
     for _ in range(7):
@@ -143,20 +148,19 @@ def test_pauses_double_up_to_a_bound_and_start_again_after_a_long_life(
     assert pause.ended() == 1
 
 
-def test_the_end_of_a_child_is_told_once_with_its_code(tmp_path: Path) -> None:
-    child = ManagedProcess(
-        "x", [sys.executable, "-c", "print('last'); raise SystemExit(3)"], log=tmp_path / "x"
-    )
+def test_the_end_of_a_process_is_reported_once_with_its_code(tmp_path: Path) -> None:
+    code = "print('last'); raise SystemExit(3)"
+    child = ManagedProcess("x", [sys.executable, "-c", code], output=tmp_path / "x", log=print)
 
     child.start(dict(os.environ))
 
     wait_for(lambda: child.is_over, "its end")
-    assert child.pid is not None  # nobody was told yet
+    assert child.pid is not None  # not reported yet
     assert [child.ended(), child.ended(), child.pid] == [3, None, None]
     assert child.last_words() == "last"
 
 
-def test_what_a_keeper_that_is_gone_left_is_found_by_its_mark_and_ended(tmp_path: Path) -> None:
+def test_what_a_killed_supervisor_left_is_found_by_its_mark_and_ended(tmp_path: Path) -> None:
     ours = subprocess.Popen(SLEEP, env={**os.environ, STACK: str(tmp_path)})
     other = subprocess.Popen(SLEEP, env={**os.environ, STACK: str(tmp_path / "other")})
     try:
@@ -185,7 +189,29 @@ def test_a_run_that_was_left_is_asked_to_end_before_it_is_made_to(tmp_path: Path
     assert (tmp_path / "saved").exists()
 
 
-def test_a_worker_ends_with_its_keeper(tmp_path: Path) -> None:
+def test_a_run_that_was_asked_to_end_is_killed_once_it_is_asked_to_hurry(tmp_path: Path) -> None:
+    code = (
+        "import signal, time; from pathlib import Path;"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); Path('up').touch(); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code]
+    run = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    try:
+        wait_for((tmp_path / "up").exists, "the run")
+        attempt = Attempt(psutil.Process(run.pid), "1")
+        attempt.end(600)
+        attempt.end(600)
+        assert not attempt.is_over
+
+        attempt.end(0)
+
+        wait_for(lambda: attempt.is_over, "the end of the run", seconds=10)
+    finally:
+        run.kill()
+        run.wait()
+
+
+def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
     """The program that becomes a worker is stopped by the kernel when its parent is killed."""
     (tmp_path / "prefect.py").write_text(  # what `python -m prefect` finds there
         "import os, sys, time\n"
@@ -198,35 +224,35 @@ def test_a_worker_ends_with_its_keeper(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from infra.prefect.supervisor.managed_process import ManagedProcess\n"
-        "from infra.prefect.supervisor.workers import "
-        "pool_called, worker_command, worker_environment\n"
+        "from infra.prefect.supervisor.processes import ManagedProcess\n"
+        "from infra.prefect.supervisor.workers import worker_command, worker_environment\n"
         "home = Path.cwd()\n"
-        "child = ManagedProcess('gpu', worker_command(pool_called('gpu')), log=home / 'gpu.log')\n"
+        "output = home / 'gpu.log'\n"
+        "child = ManagedProcess('gpu', worker_command('gpu'), output=output, log=print)\n"
         "child.start(worker_environment(home, 'http://127.0.0.1:1/api'))\n"
         "time.sleep(600)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) as keeper:
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) as supervisor:
         wait_for((tmp_path / "up").exists, "the worker")
         pid, *words = (tmp_path / "up").read_text().split()
         worker = psutil.Process(int(pid))
         assert words[:4] == ["worker", "start", "--pool", "gpu"]
         assert words[-1] == "False"  # runs that it starts have another launcher
-        keeper.kill()
+        supervisor.kill()
 
     wait_for(lambda: not worker.is_running(), "the end of the worker", seconds=20)
 
 
-def test_a_long_log_is_begun_anew_under_whoever_writes_it(tmp_path: Path) -> None:
+def test_a_long_log_is_begun_anew_while_a_process_writes_it(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     with log.open("ab", buffering=0) as file:
         file.write(b"early\n")
-        cut_short(log)
+        rotate(log)
         assert log.read_text() == "early\n"
         os.truncate(log, MOST_BYTES)
         file.write(b"\nlast of the old\n")
 
-        cut_short(log)
+        rotate(log)
         file.write(b"new\n")
 
     assert log.read_text() == "new\n"
@@ -234,14 +260,7 @@ def test_a_long_log_is_begun_anew_under_whoever_writes_it(tmp_path: Path) -> Non
 
 
 def test_down_in_a_fresh_home_finds_nothing(tmp_path: Path) -> None:
-    stopped = stop_stack(tmp_path)
-
-    assert (stopped.keeper, stopped.workers, stopped.server, stopped.leftovers) == (
-        False,
-        (),
-        False,
-        0,
-    )
+    assert stop_stack(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -259,8 +278,8 @@ def test_what_an_earlier_version_started_is_named_and_nothing_of_it_is_touched(
     record: dict[str, object],
     words: list[str],
 ) -> None:
-    is_keeper = record["format"] == 1
-    path = tmp_path / "prefect" / ("stack.json" if is_keeper else "server.json")
+    is_stack = record["format"] == 1
+    path = tmp_path / "prefect" / ("stack.json" if is_stack else "server.json")
     path.parent.mkdir()
     waiting = [sys.executable, "-c", "input()"]
     of_its_worker = {**os.environ, STACK: str(tmp_path)}
@@ -281,20 +300,21 @@ def test_what_an_earlier_version_started_is_named_and_nothing_of_it_is_touched(
     assert f"kill {other.pid}" in (e.value.hint or "")
 
 
-def test_the_record_of_a_keeper_that_an_earlier_version_left_stops_nothing(tmp_path: Path) -> None:
+def test_the_record_that_an_earlier_version_left_stops_nothing(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "prefect").mkdir()
     with subprocess.Popen([sys.executable, "-c", "", "up"]) as other:
         pass
     record = {"format": 1, "pid": other.pid, "created": 1.0, "state": "ready", "runs": []}
     (tmp_path / "prefect" / "stack.json").write_text(json.dumps(record))
 
-    assert not stop_stack(tmp_path).keeper
+    assert stop_stack(tmp_path) == []
 
 
 def test_a_gpu_is_for_one_run_and_planning_is_for_several() -> None:
-    assert pool_called("gpu").limit == 1
-    assert pool_called("h100x8").limit == 1
-    assert pool_called("cpu").limit > 4  # four series would wait for their own runs
+    assert runs_at_once("gpu") == runs_at_once("h100x8") == 1
+    assert runs_at_once("cpu") > 4  # four series would wait for their own runs
 
 
 def test_workers_know_their_home_and_never_the_database(
@@ -309,18 +329,4 @@ def test_workers_know_their_home_and_never_the_database(
     assert environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
     assert "PREFECT_API_KEY" not in environment
     assert not [value for value in environment.values() if "hidden" in value]
-    assert "http" not in " ".join(worker_command(pool_called("gpu")))
-
-
-def test_a_long_log_is_put_aside(tmp_path: Path) -> None:
-    log = tmp_path / "x.log"
-    log.write_text("one\n\n")
-    keep_short(log)
-    assert last_line(log) == "one"
-
-    os.truncate(log, MOST_BYTES + 1)
-    keep_short(log)
-
-    assert not log.exists()
-    assert (tmp_path / "x.log.1").exists()
-    assert last_line(log) == ""
+    assert "http" not in " ".join(worker_command("gpu"))

@@ -7,21 +7,28 @@ import pytest
 
 from deployments.automations import resume_crashed
 from infra.prefect.access import ask
-from infra.prefect.server import Server
-from infra.prefect.supervisor import resuming
-from infra.prefect.supervisor.resuming import (
+from infra.prefect.records import Server
+from infra.prefect.supervisor import runs
+from infra.prefect.supervisor.runs import (
+    AUTO_RESUME,
     AUTOMATION,
     MOST_CRASHES,
     SECONDS_OF_AUTOMATION,
-    Resuming,
-    forgotten,
-    hopeless,
+    crashed_runs,
+    look_for_crashed,
     resume,
 )
-from infra.prefect.supervisor.runs import AUTO_RESUME
 
 pytestmark = pytest.mark.prefect
 LATER = SECONDS_OF_AUTOMATION + 5
+
+
+def forgotten(api_url: str, *, now: float) -> list[str]:
+    return runs.forgotten(api_url, crashed_runs(api_url), now=now)
+
+
+def hopeless(api_url: str) -> list[str]:
+    return runs.hopeless(api_url, crashed_runs(api_url))
 
 
 def crashed(server: Server, *, tags: tuple[str, ...] = (AUTO_RESUME,)) -> str:
@@ -91,14 +98,14 @@ def crash_again(server: Server, run: str, *, times: int) -> None:
 def test_a_run_that_never_begins_is_given_up(
     server: Server, automation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resuming, "forgotten", lambda *_, **__: [])  # runs of other tests
+    monkeypatch.setattr(runs, "forgotten", lambda *_, **__: [])  # runs of other tests
     run = crashed(server, tags=(AUTO_RESUME, "mine"))
     crash_again(server, run, times=MOST_CRASHES - 2)
     assert run not in hopeless(server.api_url)
     crash_again(server, run, times=1)
     assert run in hopeless(server.api_url)
     said: list[str] = []
-    Resuming(say=said.append).look(server.api_url)
+    look_for_crashed(server.api_url, now=time.time(), log=said.append)
     assert said == [f"run {run}: crashed {MOST_CRASHES} times before it began; given up"]
     found = ask(server.api_url, f"/flow_runs/{run}", seconds=30)
     assert (found["tags"], found["state"]["name"]) == (["mine"], "Crashed")
@@ -117,4 +124,4 @@ def test_a_run_that_has_begun_counts_its_starts_itself(server: Server, automatio
 
 
 def test_without_a_server_nothing_is_raised() -> None:
-    Resuming(say=print).look("http://127.0.0.1:9/api")
+    look_for_crashed("http://127.0.0.1:9/api", now=time.time(), log=print)

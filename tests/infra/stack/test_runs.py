@@ -1,4 +1,4 @@
-"""A keeper reports the runs that it lost, and no others."""
+"""A supervisor reports the runs that it lost, and no others."""
 
 from typing import Any
 
@@ -16,7 +16,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = []
     state: dict[str, Any] = {"type": "RUNNING", "timestamp": SHOWN}
 
-    def ask(api_url: str, path: str, *, body: Any = None, seconds: float = 0.0) -> Any:
+    def ask(
+        api_url: str, path: str, *, body: Any = None, seconds: float, method: str | None
+    ) -> Any:
         if body is not None:
             told.append(body["state"])
             state.update(body["state"])

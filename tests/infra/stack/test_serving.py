@@ -1,26 +1,23 @@
-"""The server as its keeper sees it: one that hangs is killed, one that cannot start is waited for.
+"""The server of a stack: one that hangs is killed, one that cannot start is waited for.
 
 The server here is a small program that answers as Prefect's does when it is asked for its health.
 """
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from infra.prefect.access import ServerError
-from infra.prefect.server import Server
-from infra.prefect.supervisor import server_process
-from infra.prefect.supervisor.managed_process import ManagedProcess
-from infra.prefect.supervisor.prefect_worker import PrefectWorker
-from infra.prefect.supervisor.server_process import LOOKS_IN_SILENCE, OwnServer, Silence
-from infra.prefect.supervisor.workers import pool_called
+from infra.prefect.records import Server, write_record
+from infra.prefect.supervisor import processes
+from infra.prefect.supervisor import servers as servers_module
+from infra.prefect.supervisor.servers import MOST_UNANSWERED, OwnServer
+from infra.prefect.supervisor.workers import PrefectWorker
 from nanochat_core.runtime.process_start import start_of
 from tests.infra.stack.live import wait_for
 
@@ -63,17 +60,13 @@ class Servers:
         self.started.append(subprocess.Popen([sys.executable, "-c", ANSWERS, str(told)]))
         wait_for(lambda: told.exists() and told.read_text() != "", "a port")
         pid = self.started[-1].pid
-        record: dict[str, Any] = {
-            "port": int(told.read_text()),
-            "pid": pid,
-            "start": start_of(pid),
-        }
-        (home / "prefect" / "server.json").write_text(json.dumps({"format": 3, **record}))
-        return Server(**record)
+        server = Server(port=int(told.read_text()), pid=pid, start=start_of(pid) or "")
+        write_record(home, server)
+        return server
 
-    def keep(self) -> OwnServer:
+    def supervise(self) -> OwnServer:
         """The one that looks after them, once it has found the first one up."""
-        own = OwnServer(self._home, 4200, guarded=True, say=self.said.append)
+        own = OwnServer(self._home, 4200, guarded=True, log=self.said.append)
         wait_for(lambda: own.look() is not None, "the server")
         return own
 
@@ -83,10 +76,9 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers
     for name in ("NANOCHAT_PREFECT_AUTH", "NANOCHAT_PREFECT_DATABASE", "PREFECT_API_URL"):
         monkeypatch.delenv(name, raising=False)
     found = Servers(tmp_path)
-    monkeypatch.setattr(server_process, "start_server", found.start)
-    monkeypatch.setattr(server_process, "SECONDS_BETWEEN_QUESTIONS", 0.0)
-    monkeypatch.setattr(server_process, "SECONDS_OF_SILENCE", 1.0)
-    monkeypatch.setattr(server_process, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(servers_module, "start_server", found.start)
+    monkeypatch.setattr(servers_module, "SECONDS_BETWEEN_QUESTIONS", 0.0)
+    monkeypatch.setattr(servers_module, "_ANSWER_SECONDS", 0.2)
     yield found
     for process in found.started:
         process.kill()
@@ -94,7 +86,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers
 
 
 def test_a_server_that_lives_and_answers_nobody_is_replaced(servers: Servers) -> None:
-    own = servers.keep()
+    own = servers.supervise()
 
     servers.started[0].send_signal(signal.SIGSTOP)
 
@@ -102,48 +94,28 @@ def test_a_server_that_lives_and_answers_nobody_is_replaced(servers: Servers) ->
     assert servers.started[0].wait(20) == -signal.SIGKILL
     wait_for(lambda: own.look() is not None, "another one", seconds=60)
     assert len(servers.started) == 2
-    assert [line for line in servers.said if "has not answered for 1 s; it is killed" in line]
+    assert [line for line in servers.said if "left 8 questions unanswered; it is killed" in line]
 
 
-def test_a_server_that_stands_still_for_a_moment_is_left_alone(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_process, "SECONDS_OF_SILENCE", 120.0)
-    own = servers.keep()
-    servers.started[0].send_signal(signal.SIGSTOP)
-    for _ in range(2 * LOOKS_IN_SILENCE):
-        assert own.look() is not None  # its clients go on asking
-    servers.started[0].send_signal(signal.SIGCONT)
+def test_a_server_that_stands_still_for_a_moment_is_left_alone(servers: Servers) -> None:
+    own = servers.supervise()
+    for _ in range(3):
+        servers.started[0].send_signal(signal.SIGSTOP)
+        for _ in range(MOST_UNANSWERED - 1):
+            assert own.look() is not None  # its clients ask again
+        servers.started[0].send_signal(signal.SIGCONT)
+        assert own.look() is not None
 
-    assert own.look() is not None
     assert len(servers.started) == 1
     assert servers.started[0].poll() is None
-
-
-def test_silence_takes_both_time_and_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(server_process.time, "monotonic", lambda: now[0])
-
-    def ask(silence: Silence, seconds: float, *, answered: bool = False) -> bool:
-        now[0] += seconds
-        return silence.note(answered=answered, limit=120)
-
-    often = Silence()
-    assert not any(ask(often, 1) for _ in range(100))
-    assert ask(often, 30)
-    seldom = Silence()  # the keeper stood still itself
-    assert not any(ask(seldom, 1000) for _ in range(LOOKS_IN_SILENCE - 1))
-    assert ask(seldom, 1000)
-    broken = Silence()
-    assert not any(ask(broken, 100, answered=turn % 3 == 2) for turn in range(50))
 
 
 def test_what_keeps_a_server_from_starting_again_is_waited_for(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = servers.keep()
+    own = servers.supervise()
     now = [0.0]
-    monkeypatch.setattr("infra.prefect.supervisor.managed_process.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
     servers.problem = "the disk is full"
     servers.started[0].kill()
     servers.started[0].wait()
@@ -163,7 +135,7 @@ def test_what_keeps_a_server_from_starting_at_all_is_told(servers: Servers, tmp_
     servers.problem = "the disk is full"
 
     with pytest.raises(ServerError, match="the disk is full"):
-        OwnServer(tmp_path, 4200, guarded=True, say=servers.said.append).look()
+        OwnServer(tmp_path, 4200, guarded=True, log=servers.said.append).look()
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(
@@ -171,12 +143,12 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
 ) -> None:
     (tmp_path / "prefect").mkdir()
     said: list[str] = []
-    worker = PrefectWorker(pool_called("gpu"), tmp_path, None, say=said.append)
+    worker = PrefectWorker("gpu", tmp_path, store=None, log=said.append)
 
-    def fail(child: ManagedProcess, environment: dict[str, str]) -> int:
+    def fail(*command: object, **options: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(ManagedProcess, "start", fail)
+    monkeypatch.setattr(processes, "spawn", fail)
 
     assert worker.look("http://127.0.0.1:1/api") == []
     assert worker.look("http://127.0.0.1:1/api") == []

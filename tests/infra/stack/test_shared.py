@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from infra.prefect.access import auth
-from infra.prefect.server import Server
-from infra.prefect.supervisor.shared import unknown_to
+from infra.prefect.records import Server
+from infra.prefect.supervisor.control import unknown_to
 from tests.infra.stack.live import LiveStack, make_code
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -13,7 +13,7 @@ import pytest
 from flows.cli.machine.up import (
     _what_is_missing,  # pyright: ignore[reportPrivateUsage]
 )
-from infra.prefect.supervisor.shared import unknown_to
+from infra.prefect.supervisor.control import unknown_to
 
 FLOW = "/api/deployments/name/nanochat/nanochat"
 POOLS = ("/api/work_pools/cpu", "/api/work_pools/gpu")

@@ -48,7 +48,7 @@ def test_a_fresh_home_has_no_traceback_in_its_logs(live: LiveStack) -> None:
 
     # SQLite may refuse one of two that write at once; the server says so at length, and repeats it.
     assert unexcused(logs.pop("server")) == []
-    assert set(logs) == {"keeper", "register", "worker-cpu", "worker-gpu"}
+    assert set(logs) == {"supervisor", "register", "worker-cpu", "worker-gpu"}
     assert not [name for name, text in logs.items() if "Traceback" in text]
 
 
@@ -115,7 +115,7 @@ def test_the_password_is_in_no_command_line_and_no_file(live: LiveStack) -> None
     words = [" ".join(process.cmdline()) for process in live.processes()]
     files = [path for path in (live.home / "prefect").rglob("*") if path.is_file()]
 
-    assert len(words) >= 4  # keeper, server, two workers
+    assert len(words) >= 4  # supervisor, server, two workers
     assert not [line for line in words if PASSWORD in line]
     assert not [path for path in files if PASSWORD.encode() in path.read_bytes()]
 

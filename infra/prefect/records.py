@@ -1,0 +1,155 @@
+"""Records of a home's processes: HOME/prefect/server.json and HOME/prefect/stack.json.
+
+The stack is what `nanochat up` starts: the supervisor, the Prefect server and the workers. The
+server has a record of its own, since it may have been started by another command.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
+
+import psutil
+
+from infra.prefect.access import SQLITE, ServerError
+from nanochat_core.job import write_json
+from nanochat_core.runtime.process_start import find_process, this_process
+
+FORMAT = 4  # of both records
+HOST = "127.0.0.1"
+_SECONDS_TO_BEGIN = 60.0  # another machine takes a lost run over later than that
+
+State: TypeAlias = Literal["starting", "registering", "ready", "stopping", "failed"]
+_Record = TypeVar("_Record", "Server", "Stack")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A Prefect server on this machine."""
+
+    port: int
+    pid: int
+    start: str  # distinguishes the process from a later one with its number
+    database: str = SQLITE  # where it stores its history; a URL without its password
+    is_guarded: bool = False  # asks for a password
+
+    @property
+    def ui_url(self) -> str:
+        """The address of Prefect's pages."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def api_url(self) -> str:
+        """The address of the API, for Prefect's clients."""
+        return f"{self.ui_url}/api"
+
+    @property
+    def process(self) -> psutil.Process | None:
+        """The server's live process, or None if it ended."""
+        return find_process(self.pid, self.start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A supervisor and its processes. Nothing in it is secret."""
+
+    pid: int  # the supervisor's
+    start: str  # distinguishes the process from a later one with its number
+    state: State
+    api_url: str | None = None
+    ui_url: str | None = None
+    server: int | None = None  # pid; None while none runs, or for a shared server
+    database: str | None = None  # without its password; None for a shared server
+    workers: dict[str, int] = field(default_factory=dict[str, int])  # pool -> pid
+    runs: list[str] = field(default_factory=list[str])  # flow runs that have a process here
+    problem: str | None = None  # an error for a person
+    hint: str | None = None  # and its remedy
+
+    @property
+    def process(self) -> psutil.Process | None:
+        """The supervisor's live process, or None if it ended."""
+        return find_process(self.pid, self.start)
+
+
+def my_stack() -> Stack:
+    """Return the first record of this process as the supervisor."""
+    me = this_process()
+    return Stack(pid=me.pid, start=me.start, state="starting")
+
+
+def write_record(home: Path, record: Server | Stack) -> None:
+    """Write the record where commands look for it."""
+    path = server_path(home) if isinstance(record, Server) else stack_path(home)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"format": FORMAT, **asdict(record)})
+
+
+def find_process_of_server(home: Path) -> Server | None:
+    """Return the recorded server if its process lives, whether it answers or not; else None."""
+    server = _read(server_path(home), Server)
+    return server if server is not None and server.process is not None else None
+
+
+def read_stack(home: Path) -> Stack | None:
+    """Return the last record, whether its supervisor lives or not; None if there is none."""
+    return _read(stack_path(home), Stack)
+
+
+def find_stack(home: Path) -> Stack | None:
+    """Return the stack of `home` if its supervisor lives, else None."""
+    stack = read_stack(home)
+    return stack if stack is not None and stack.process is not None else None
+
+
+def runs_of_last(home: Path) -> dict[str, float]:
+    """Return the flow runs of the last supervisor, and until when each may have begun here.
+
+    The time is in unix seconds; a run that began later runs elsewhere.
+    """
+    if (stack := read_stack(home)) is None:
+        return {}
+    # A run is recorded a moment before Prefect learns that it began, so its start may be later than
+    # the last write of the record.
+    return dict.fromkeys(stack.runs, stack_path(home).stat().st_mtime + _SECONDS_TO_BEGIN)
+
+
+def check_version(home: Path) -> None:
+    """Raise ServerError if a server or a supervisor of another version uses the home.
+
+    A record of another format cannot be used to end its process. Two servers would damage one
+    SQLite file, and a supervisor ends the processes of another supervisor's workers.
+    """
+    for path, word, what in (
+        (stack_path(home), "up", "supervisor"),
+        (server_path(home), "prefect", "Prefect server"),
+    ):
+        try:
+            # How another version identifies a process is unknown: `word` in the command line guards
+            # against a pid that was reused by another program.
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            if tree["format"] == FORMAT or word not in psutil.Process(tree["pid"]).cmdline():
+                continue
+        except (OSError, ValueError, TypeError, KeyError, psutil.Error):  # no record, or it ended
+            continue
+        raise ServerError(
+            f"process {tree['pid']} is the {what} of {home}, started by another version",
+            hint=f"`nanochat down` of that version ends it, or: kill {tree['pid']}",
+        )
+
+
+def server_path(home: Path) -> Path:
+    """Return the path of the server's record."""
+    return home / "prefect" / "server.json"
+
+
+def stack_path(home: Path) -> Path:
+    """Return the path of the stack's record."""
+    return home / "prefect" / "stack.json"
+
+
+def _read(path: Path, kind: type[_Record]) -> _Record | None:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        return kind(**tree) if tree.pop("format") == FORMAT else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or not one of ours
+        return None
