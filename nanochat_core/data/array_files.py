@@ -1,4 +1,4 @@
-"""Write arrays to files so that every disk error raises OSError with its errno.
+"""Write arrays to files so that every disk error raises OSError with its errno; read an index.
 
 `ndarray.tofile`, and `numpy.save` which calls it, write through a C stream and ignore errors when
 it is closed: on a full disk the last kilobytes can be missing, and their errors have no errno.
@@ -6,6 +6,7 @@ it is closed: on a full disk the last kilobytes can be missing, and their errors
 
 import contextlib
 import errno
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.lib.format as npy
 import numpy.typing as npt
+
+from nanochat_core.errors import DataError
 
 
 def write_array(file: IO[bytes], array: npt.NDArray[Any]) -> None:
@@ -43,3 +46,20 @@ def new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
         os.fsync(file.fileno())
     # A caller that wrote too few values is noticed here too.
     check_size(path, size)
+
+
+def read_index(path: Path, number: int, *, what: str) -> dict[str, Any]:
+    """Read the JSON object that describes a directory of `what`.
+
+    Raises DataError if there is none, or if its "format" is not `number`.
+    """
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path.parent} holds no {what}: {error}") from error
+    if not isinstance(tree, dict) or tree.get("format") != number:
+        raise DataError(
+            f"{path} is not of format {number}",
+            hint="it was written by another version of nanochat-flows",
+        )
+    return tree

@@ -12,7 +12,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -26,14 +25,6 @@ _AHEAD = 4  # items in progress or finished per process, counted from the next r
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Worker:
-    """A process and the parent's end of its pipe."""
-
-    process: SpawnProcess
-    pipe: Connection
 
 
 def usable_cores() -> int:
@@ -58,29 +49,29 @@ def map_in_processes(
             yield work(item)
             HEART.beat("working")
         return
-    workers: dict[Connection, _Worker] = {}
+    workers: dict[Connection, SpawnProcess] = {}  # by the parent's end of their pipe
     try:
         for _ in range(processes):
-            worker = _start(work)
-            workers[worker.pipe] = worker
+            pipe, process = _start(work)
+            workers[pipe] = process
         yield from _results(items, list(workers))
     finally:
         # All are killed before the first is waited for. SIGKILL, as a worker may be inside C code.
-        for worker in workers.values():
-            worker.process.kill()
-        for worker in workers.values():
-            worker.process.join()
-            worker.pipe.close()
+        for process in workers.values():
+            process.kill()
+        for pipe, process in workers.items():
+            process.join()
+            pipe.close()
 
 
-def _start(work: Callable[[Any], Any]) -> _Worker:
+def _start(work: Callable[[Any], Any]) -> tuple[Connection, SpawnProcess]:
     # spawn: a fork would copy locks that threads of torch or pyarrow may hold.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, work, HEART.path), daemon=True)
     process.start()
     theirs.close()  # so that the pipe reports EOF when the process ends
-    return _Worker(process=process, pipe=ours)
+    return ours, process
 
 
 def _results(items: Sequence[Any], pipes: list[Connection]) -> Iterator[Any]:

@@ -5,7 +5,6 @@ the inputs, its last T the targets. `rows.json` has the metadata. The order of t
 function of the step: resuming needs no saved reader state, on any number of ranks.
 """
 
-import json
 import mmap
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from nanochat_core.data.array_files import read_index
 from nanochat_core.data.token_files import map_ids
 from nanochat_core.errors import DataError
 from nanochat_core.job import write_json
@@ -39,7 +39,7 @@ class Rows:
     def open(cls, directory: Path, split: str) -> Self:
         """Open `split`, "train" or "val". Raises DataError if the files are not rows."""
         assert split in SPLITS
-        tree = _read_index(directory)
+        tree = read_index(directory / INDEX_FILE, FORMAT, what="rows")
         num_rows, row_len = tree[f"num_{split}"], tree["sequence_len"] + 1
         ids = map_ids(directory / f"{split}.rows", dtype=tree["dtype"], count=num_rows * row_len)
         return cls(
@@ -178,17 +178,3 @@ def permutation(n: int, seed: int) -> npt.NDArray[np.int64]:
     order = np.argsort(key, kind="stable").astype(np.int64)
     order.setflags(write=False)
     return order
-
-
-def _read_index(directory: Path) -> dict[str, Any]:
-    path = directory / INDEX_FILE
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{directory} holds no rows: {error}") from error
-    if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        raise DataError(
-            f"{path} is not of format {FORMAT}",
-            hint="it was written by another version of nanochat-flows",
-        )
-    return tree

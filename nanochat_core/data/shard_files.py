@@ -5,11 +5,10 @@ last shard is for validation.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from nanochat_core.data.array_files import read_index
 from nanochat_core.errors import DataError
 from nanochat_core.job import move_into_place, write_json
 from nanochat_core.runtime.heartbeat import HEART
@@ -58,16 +58,7 @@ class ShardSet:
     @classmethod
     def open(cls, directory: Path) -> Self:
         """Read shards.json. Raises DataError if it or a file that it lists is missing."""
-        path = directory / INDEX_FILE
-        try:
-            tree: Any = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{directory} holds no shards: {error}") from error
-        if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-            raise DataError(
-                f"{path} is not of format {FORMAT}",
-                hint="it was written by another version of nanochat-flows",
-            )
+        tree = read_index(directory / INDEX_FILE, FORMAT, what="shards")
         shards = tuple(ShardFile(**shard) for shard in tree["shards"])
         for shard in shards:
             if not (directory / shard.name).is_file():

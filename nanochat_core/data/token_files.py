@@ -5,7 +5,6 @@ shard: `shard_00000.tokens`, raw little-endian ids, and `shard_00000.lengths.npy
 tokens of each document, bos included. The last shard is for validation.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from nanochat_core.data.array_files import read_index
 from nanochat_core.errors import DataError
 from nanochat_core.job import write_json
 
@@ -44,28 +44,13 @@ class TokenSet:
     @classmethod
     def open(cls, directory: Path) -> Self:
         """Read tokens.json. Raises DataError if the directory has none."""
-        path = directory / INDEX_FILE
-        try:
-            tree: Any = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{directory} holds no tokens: {error}") from error
-        if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-            raise DataError(
-                f"{path} is not of format {FORMAT}",
-                hint="it was written by another version of nanochat-flows",
-            )
-        shards = tuple(
+        tree = read_index(directory / INDEX_FILE, FORMAT, what="tokens")
+        del tree["format"]
+        shards = [
             TokenShard(**{**shard, "row_groups": tuple(shard["row_groups"])})
-            for shard in tree["shards"]
-        )
-        return cls(
-            directory=directory,
-            dtype=tree["dtype"],
-            vocab_size=tree["vocab_size"],
-            bos=tree["bos"],
-            tokenizer=tree["tokenizer"],
-            shards=shards,
-        )
+            for shard in tree.pop("shards")
+        ]
+        return cls(directory=directory, shards=tuple(shards), **tree)
 
     def write(self) -> None:
         """Write tokens.json."""

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanochat_core.data.conversations.disk_shuffle import Split, Spool
-from nanochat_core.data.hub.client import download_each, list_files
+from nanochat_core.data.hub.client import HubFile, download, list_files
+from nanochat_core.data.hub.transfers import OnBytes, run_transfers
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
 from tasks.base import TaskError
@@ -49,15 +50,11 @@ def download_dataset(
         f"{task.name}: {dataset.repository} at commit {commit[:12]}, "
         f"{len(files)} files, {size / 1e6:,.1f} MB"
     )
-    places = dict(
-        download_each(
-            dataset.repository,
-            commit,
-            files,
-            use=lambda file, path: (file.path, path),
-            log=progress.message,
-        )
-    )
+
+    def fetch(file: HubFile, on_bytes: OnBytes) -> tuple[str, Path]:
+        return file.path, download(dataset.repository, commit, file, on_bytes=on_bytes)
+
+    places = dict(run_transfers(fetch, files, size=size, log=progress.message))
     return Downloaded(
         commit=commit,
         files={

@@ -13,14 +13,14 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nanochat_core.data.hub.errors import catchable, explain, is_transient, seconds_to_wait
-from nanochat_core.data.hub.transfers import OnBytes, Transfers, ignore_bytes
+from nanochat_core.data.hub.transfers import OnBytes
 from nanochat_core.errors import DataError
 from nanochat_core.job import write_json
 
@@ -64,7 +64,7 @@ def list_files(
 
 
 def download(
-    repository: str, commit: str, file: HubFile, *, on_bytes: OnBytes = ignore_bytes
+    repository: str, commit: str, file: HubFile, *, on_bytes: OnBytes = lambda count: None
 ) -> Path:
     """Download and verify a file; return its path in the Hub client's cache. Do not write to it.
 
@@ -87,28 +87,6 @@ def download(
         if same
         else "the network or a disk on the way damages data: repair that, then run again",
     )
-
-
-def download_each(
-    repository: str,
-    commit: str,
-    files: Sequence[HubFile],
-    *,
-    use: Callable[[HubFile, Path], _Result],
-    log: Callable[[str], None],
-) -> Generator[_Result]:
-    """Yield `use(file, path in the cache)` for each file as soon as it is downloaded.
-
-    Files are downloaded in parallel, in no order; `use` runs in the downloading threads, `log`
-    gets progress lines in the caller's thread. Close the generator to stop early. Raises DataError
-    as `download` does, and whatever `use` raises.
-    """
-
-    def work(file: HubFile, on_bytes: OnBytes) -> _Result:
-        return use(file, download(repository, commit, file, on_bytes=on_bytes))
-
-    size = sum(file.size for file in files)
-    return Transfers(work, files, size=size, log=log).results()
 
 
 def find_fault(path: Path, file: HubFile) -> str | None:
@@ -165,18 +143,15 @@ def _download(repository: str, commit: str, file: HubFile, on_bytes: OnBytes) ->
 
 def _patiently(action: Callable[[], _Result], *, repository: str, what: str) -> _Result:
     """Run an action, retrying after transient errors. Raises DataError."""
-    expected = catchable()
-    for wait in WAITS:
+    waits = iter(WAITS)
+    while True:
         try:
             return action()
-        except expected as error:
-            if not is_transient(error):
+        except catchable() as error:
+            wait = next(waits, None)
+            if wait is None or not is_transient(error):
                 raise explain(error, repository=repository, what=what) from error
             time.sleep(seconds_to_wait(error, wait))
-    try:
-        return action()
-    except expected as error:
-        raise explain(error, repository=repository, what=what) from error
 
 
 def _limit_patience() -> None:

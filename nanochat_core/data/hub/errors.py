@@ -4,7 +4,7 @@ They come in layers: the exception names what could not be downloaded, its cause
 """
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nanochat_core.errors import DataError
@@ -12,6 +12,7 @@ from nanochat_core.errors import DataError
 TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})  # HTTP statuses after which to retry
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_NO_HUB = ("{endpoint} does not answer like a Hub: {line}", "check HF_ENDPOINT and the proxy")
 
 
 def catchable() -> tuple[type[Exception], ...]:
@@ -63,113 +64,102 @@ def seconds_to_wait(error: Exception, default: float) -> float:
 
 def explain(error: Exception, *, repository: str, what: str) -> DataError:
     """Return an error on why `what` of `repository` cannot be downloaded."""
+    from huggingface_hub import constants
+
     # From the outermost error inwards; of one error the most specific explanation first.
     for cause in _causes(error):
-        known = _by_name(cause, repository, what) or _by_status(cause, repository, what)
-        if known is None:
-            known = _by_machine(cause, repository, what)
-        if known is not None:
-            return DataError(known[0], hint=known[1])
+        for applies, message, hint in _explanations():
+            if applies(cause):
+                facts = {
+                    "endpoint": constants.ENDPOINT,
+                    "repository": repository,
+                    "what": what,
+                    "page": f"{constants.ENDPOINT}/datasets/{repository}",
+                    "cache": constants.HF_HUB_CACHE,
+                    "file": getattr(cause, "filename", None) or constants.HF_HUB_CACHE,
+                    "status": _status(cause),
+                    "line": _first_line(cause),
+                }
+                return DataError(message.format(**facts), hint=hint.format(**facts))
     return DataError(
-        f"{what} of {repository} cannot be downloaded from {_endpoint()}: {_first_line(error)}",
+        f"{what} of {repository} cannot be downloaded from {constants.ENDPOINT}: "
+        f"{_first_line(error)}",
         hint="run again: finished downloads are cached",
     )
 
 
-def _by_name(cause: BaseException, repository: str, what: str) -> tuple[str, str] | None:
-    """Return message and hint for an exception type of the client's, or None."""
-    from huggingface_hub import constants, errors
+def _explanations() -> Sequence[tuple[Callable[[BaseException], object], str, str]]:
+    """Return which causes have which message and hint, the most specific first."""
+    from huggingface_hub import errors
 
-    page = f"{_endpoint()}/datasets/{repository}"
-    match cause:
-        case errors.OfflineModeIsEnabled():
-            return (
-                f"{what} of {repository} is not on this machine, and HF_HUB_OFFLINE is set",
-                f"run once without HF_HUB_OFFLINE, or copy {constants.HF_HUB_CACHE} from a machine "
-                "that has it",
-            )
-        case errors.GatedRepoError():
-            return (
-                f"{repository} is gated: {what} is given only to accounts that asked for it",
-                f"ask on {page}, then set HF_TOKEN to a token of that account",
-            )
-        case errors.RepositoryNotFoundError():
-            return (
-                f"there is no dataset {repository} at {_endpoint()}, or it is private",
-                "check the name; for a private dataset set HF_TOKEN",
-            )
-        case errors.RevisionNotFoundError():
-            return (
-                f"{repository} has no such revision: {what} was asked for",
-                f"a branch, a tag or a commit of {page}/commits/main",
-            )
-        case errors.RemoteEntryNotFoundError():
-            return (f"{repository} has no file {what}", f"{page}/tree/main shows what it has")
-        case errors.HFValidationError():
-            return (
-                f"'{repository}' cannot be the name of a dataset: {_first_line(cause)}",
-                "a name is OWNER/NAME",
-            )
-        case errors.FileMetadataError():
-            return (
-                f"{_endpoint()} does not answer like a Hub: {_first_line(cause)}",
-                "check HF_ENDPOINT and the proxy",
-            )
-        case _:
-            return None
+    def of_type(*kinds: type[BaseException]) -> Callable[[BaseException], bool]:
+        return lambda cause: isinstance(cause, kinds)
 
-
-def _by_status(cause: BaseException, repository: str, what: str) -> tuple[str, str] | None:
-    """Return message and hint for an HTTP status, or None."""
-    status = _status(cause)
-    match status:
-        case None:
-            return None
-        case 401 | 403:
-            return (
-                f"{_endpoint()} refuses {what} of {repository} (status {status})",
-                "HF_TOKEN is wrong, expired or of another account: set another one, or unset it",
-            )
-        case 429:
-            return (
-                f"{_endpoint()} limits the rate of requests: {what} of {repository} has to wait",
-                "run again in some minutes: finished downloads are cached; HF_TOKEN allows more",
-            )
-        case _:
-            return (
-                f"{_endpoint()} answers {status} for {what} of {repository}",
-                "run again later: finished downloads are cached",
-            )
-
-
-def _by_machine(cause: BaseException, repository: str, what: str) -> tuple[str, str] | None:
-    """Return message and hint for an error of the disk or the network, or None."""
-    from huggingface_hub import constants
-
-    number = getattr(cause, "errno", None)
-    if number in _FULL:
-        return (
-            f"no space left in {constants.HF_HUB_CACHE} for {what} of {repository}",
+    return (
+        (
+            of_type(errors.OfflineModeIsEnabled),
+            "{what} of {repository} is not on this machine, and HF_HUB_OFFLINE is set",
+            "run once without HF_HUB_OFFLINE, or copy {cache} from a machine that has it",
+        ),
+        (
+            of_type(errors.GatedRepoError),
+            "{repository} is gated: {what} is given only to accounts that asked for it",
+            "ask on {page}, then set HF_TOKEN to a token of that account",
+        ),
+        (
+            of_type(errors.RepositoryNotFoundError),
+            "there is no dataset {repository} at {endpoint}, or it is private",
+            "check the name; for a private dataset set HF_TOKEN",
+        ),
+        (
+            of_type(errors.RevisionNotFoundError),
+            "{repository} has no such revision: {what} was asked for",
+            "a branch, a tag or a commit of {page}/commits/main",
+        ),
+        (
+            of_type(errors.RemoteEntryNotFoundError),
+            "{repository} has no file {what}",
+            "{page}/tree/main shows what it has",
+        ),
+        (
+            of_type(errors.HFValidationError),
+            "'{repository}' cannot be the name of a dataset: {line}",
+            "a name is OWNER/NAME",
+        ),
+        (of_type(errors.FileMetadataError), *_NO_HUB),
+        (
+            lambda cause: _status(cause) in (401, 403),
+            "{endpoint} refuses {what} of {repository} (status {status})",
+            "HF_TOKEN is wrong, expired or of another account: set another one, or unset it",
+        ),
+        (
+            lambda cause: _status(cause) == 429,
+            "{endpoint} limits the rate of requests: {what} of {repository} has to wait",
+            "run again in some minutes: finished downloads are cached; HF_TOKEN allows more",
+        ),
+        (
+            _status,
+            "{endpoint} answers {status} for {what} of {repository}",
+            "run again later: finished downloads are cached",
+        ),
+        (
+            lambda cause: getattr(cause, "errno", None) in _FULL,
+            "no space left in {cache} for {what} of {repository}",
             "free some space, or set HF_HOME to a directory on another disk",
-        )
-    if number in _FORBIDDEN:
-        return (
-            f"{getattr(cause, 'filename', None) or constants.HF_HUB_CACHE} cannot be written, "
-            f"where {what} of {repository} goes",
+        ),
+        (
+            lambda cause: getattr(cause, "errno", None) in _FORBIDDEN,
+            "{file} cannot be written, where {what} of {repository} goes",
             "set HF_HOME to a directory of yours",
-        )
-    if _is_connection(cause):
-        return (
-            f"{_endpoint()} cannot be reached for {what} of {repository}: {_first_line(cause)}",
+        ),
+        (
+            _is_connection,
+            "{endpoint} cannot be reached for {what} of {repository}: {line}",
             "check the network, the proxy and HF_ENDPOINT, then run again: finished downloads are "
             "cached; or train on local text with --set shards.source=local",
-        )
-    if isinstance(cause, ValueError | KeyError):
-        return (
-            f"{_endpoint()} does not answer like a Hub: {_first_line(cause)}",
-            "check HF_ENDPOINT and the proxy",
-        )
-    return None
+        ),
+        (of_type(ValueError, KeyError), *_NO_HUB),
+    )
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -194,12 +184,6 @@ def _is_connection(cause: BaseException) -> bool:
 def _is_short(cause: BaseException) -> bool:
     """Return whether the client's own check of the size failed."""
     return isinstance(cause, OSError) and str(cause).startswith("Consistency check failed")
-
-
-def _endpoint() -> str:
-    from huggingface_hub import constants
-
-    return constants.ENDPOINT
 
 
 def _first_line(error: BaseException) -> str:

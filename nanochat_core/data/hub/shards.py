@@ -9,7 +9,7 @@ from pathlib import Path
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data.hub.client import download, find_fault, list_files
 from nanochat_core.data.hub.datasets import DATASETS, HubDataset
-from nanochat_core.data.hub.transfers import OnBytes, Transfers
+from nanochat_core.data.hub.transfers import OnBytes, run_transfers
 from nanochat_core.data.shard_files import (
     Origin,
     ShardFile,
@@ -81,8 +81,8 @@ def fetch_shards(
 
     progress.start(len(wanted), unit="shard")
     found: dict[int, tuple[ShardFile, int]] = {}
-    transfers = Transfers(fetch, range(len(wanted)), size=size, log=progress.message)
-    with contextlib.closing(transfers.results()) as results:
+    transfers = run_transfers(fetch, range(len(wanted)), size=size, log=progress.message)
+    with contextlib.closing(transfers) as results:
         for number, shard, blanks in results:
             found[number] = (shard, blanks)
             progress.step(len(found), bytes=sum(wanted[i].size for i in found))

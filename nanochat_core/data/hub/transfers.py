@@ -4,7 +4,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Generic, NoReturn, TypeAlias, TypeVar
+from concurrent.futures import Future
+from typing import TypeAlias, TypeVar
 
 from nanochat_core.runtime.heartbeat import HEART
 
@@ -18,108 +19,102 @@ _Result = TypeVar("_Result")
 OnBytes: TypeAlias = Callable[[int], None]  # called with newly received bytes, from any thread
 
 
-def ignore_bytes(count: int) -> None:
-    """Discard the count, for a download without progress."""
+class ByteProgress:
+    """Bytes downloaded so far, of `size` (None means unknown); `log` gets a line now and then."""
 
-
-class Transfers(Generic[_Item, _Result]):
-    """Calls of `function` for every item, in threads; `log` gets a progress line now and then.
-
-    `function` also gets an `OnBytes`, which raises in it to stop it. A thread that hangs in the
-    network is abandoned after a short wait: threads are daemons, and end with the process.
-    """
-
-    def __init__(
-        self,
-        function: Callable[[_Item, OnBytes], _Result],
-        items: Sequence[_Item],
-        *,
-        size: int,
-        log: Callable[[str], None],
-    ) -> None:
-        self._function = function
-        self._items = items
-        self._size = size  # bytes of all items
+    def __init__(self, size: int | None, log: Callable[[str], None], *, done: int = 0) -> None:
+        self._size = size
         self._log = log
-        self._todo: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Callable[[], _Result]] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._count = 0
+        self._first = self._done = done  # bytes of an earlier attempt have no part in the speed
         self._began = self._logged = time.monotonic()
+        self._lock = threading.Lock()
 
-    def results(self) -> Generator[_Result]:
-        """Yield results as they finish. The first error stops the other calls and is raised.
-
-        Close the generator to stop early, so that the threads end too.
-        """
-        for item in self._items:
-            self._todo.put(item)
-        self._threads = [
-            threading.Thread(target=self._work, name=f"transfer-{i}", daemon=True)
-            for i in range(min(THREADS, len(self._items)))
-        ]
-        try:
-            for thread in self._threads:
-                thread.start()
-            for _ in self._items:
-                yield self._next()()
-        finally:
-            self._stop.set()
-            # One deadline for all threads, not one for each.
-            end = time.monotonic() + _SECONDS_TO_END
-            for thread in self._threads:
-                if thread.ident is not None:
-                    thread.join(max(0.0, end - time.monotonic()))
-
-    def _next(self) -> Callable[[], _Result]:
-        while True:
-            try:
-                return self._done.get(timeout=_SECONDS_BETWEEN_LOOKS)
-            except queue.Empty:
-                self._say()
-
-    def _work(self) -> None:
-        while not self._stop.is_set():
-            try:
-                item = self._todo.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                result = self._function(item, self._add)
-            except BaseException as error:  # noqa: BLE001 - raised where the results are taken
-                self._done.put(_raising(error))
-                return
-            # Bound as a default: the loop assigns the name again.
-            self._done.put(lambda result=result: result)
-
-    def _add(self, count: int) -> None:
-        # Only in our threads: in a thread of the client's own the exception would be lost.
-        if self._stop.is_set() and threading.current_thread() in self._threads:
-            raise _Stopped
+    def add(self, count: int) -> None:
+        """Count received bytes."""
         if count:
             HEART.beat("downloading")
         with self._lock:
-            self._count += count
+            self._done += count
 
-    def _say(self) -> None:
+    def log_sometimes(self) -> None:
+        """Log the progress unless a line was logged a short time ago."""
         now = time.monotonic()
         if now - self._logged < SECONDS_BETWEEN_LINES:
             return
         self._logged = now
-        speed = self._count / (now - self._began) / 1e6
-        self._log(
-            f"downloaded {self._count / 1e6:,.0f} of {self._size / 1e6:,.0f} MB, {speed:.1f} MB/s"
-        )
+        of_all = "" if self._size is None else f" of {self._size / 1e6:,.0f}"
+        speed = (self._done - self._first) / (now - self._began) / 1e6
+        self._log(f"downloaded {self._done / 1e6:,.0f}{of_all} MB, {speed:.1f} MB/s")
+
+
+def run_transfers(
+    function: Callable[[_Item, OnBytes], _Result],
+    items: Sequence[_Item],
+    *,
+    size: int,
+    log: Callable[[str], None],
+) -> Generator[_Result]:
+    """Yield `function(item, on_bytes)` for every item as it finishes, called in threads.
+
+    `size` is the bytes of all items; `log` gets progress lines in this thread. The first error is
+    raised and stops the other calls, in which `on_bytes` raises. A thread that hangs in the network
+    is abandoned after a short wait: threads are daemons, and end with the process. Close the
+    generator to stop early, so that the threads end too.
+    """
+    todo: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Future[_Result]] = queue.SimpleQueue()
+    stop = threading.Event()
+    progress = ByteProgress(size, log)
+
+    def on_bytes(count: int) -> None:
+        # Only in our threads: in a thread of the client's own the exception would be lost.
+        if stop.is_set() and threading.current_thread() in threads:
+            raise _Stopped
+        progress.add(count)
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                item = todo.get_nowait()
+            except queue.Empty:
+                return
+            future: Future[_Result] = Future()
+            try:
+                future.set_result(function(item, on_bytes))
+            except BaseException as error:  # noqa: BLE001 - raised where the results are taken
+                future.set_exception(error)
+            done.put(future)
+
+    for item in items:
+        todo.put(item)
+    threads = [
+        threading.Thread(target=work, name=f"transfer-{i}", daemon=True)
+        for i in range(min(THREADS, len(items)))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in items:
+            yield _next(done, progress).result()
+    finally:
+        stop.set()
+        _join([thread for thread in threads if thread.ident is not None])
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    # One deadline for all threads, not one for each.
+    end = time.monotonic() + _SECONDS_TO_END
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+def _next(done: queue.SimpleQueue[Future[_Result]], progress: ByteProgress) -> Future[_Result]:
+    while True:
+        try:
+            return done.get(timeout=_SECONDS_BETWEEN_LOOKS)
+        except queue.Empty:
+            progress.log_sometimes()
 
 
 class _Stopped(BaseException):
     """Another transfer failed, or the job is stopping. It is never reported."""
-
-
-def _raising(error: BaseException) -> Callable[[], NoReturn]:
-    def fail() -> NoReturn:
-        raise error
-
-    return fail

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import time
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from nanochat_core.data.hub.transfers import ByteProgress
 from nanochat_core.errors import DataError
 from nanochat_core.job import move_into_place, write_json
-from nanochat_core.runtime.heartbeat import HEART
 
 WAITS = (1.0, 4.0, 15.0)  # seconds before a retry; from the start after an attempt with progress
 MAX_WAIT = 60.0  # seconds, even if the server's Retry-After is longer
-SECONDS_BETWEEN_LINES = 10.0
 _TIMEOUT = httpx.Timeout(30.0)
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
@@ -88,20 +88,17 @@ def downloaded_validator(path: Path) -> str | None:
 
 def find_recorded(path: Path) -> str | None:
     """Return the sha256 of the file that was downloaded to `path`, None if there is none."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        digest = json.loads(_record_of(path).read_text(encoding="utf-8"))["sha256"]
-        return str(digest) if path.is_file() else None
-    return None
+    tree = _read_tree(_record_of(path))
+    return str(tree["sha256"]) if "sha256" in tree and path.is_file() else None
 
 
 def _find_whole(path: Path, sha256: str | None) -> str | None:
     """Return the sha256 of the file at `path` if it is intact and the wanted one, else None."""
-    try:
-        recorded = json.loads(_record_of(path).read_text(encoding="utf-8"))["sha256"]
-        digest = _digest(path)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return digest if digest == recorded and sha256 in (None, digest) else None
+    recorded = find_recorded(path)
+    with contextlib.suppress(OSError):
+        if recorded is not None and recorded == _digest(path) and sha256 in (None, recorded):
+            return recorded
+    return None
 
 
 def _record_of(path: Path) -> Path:
@@ -164,26 +161,13 @@ def _fetch_rest(client: httpx.Client, url: str, part: Path, log: Callable[[str],
         with part.open("r+b" if start else "wb") as file:
             file.seek(start)
             file.truncate()
-            _copy(answer, file, start, total, log)
+            progress = ByteProgress(total, log, done=start)
+            for chunk in answer.iter_raw():
+                file.write(chunk)
+                progress.add(len(chunk))
+                progress.log_sometimes()
     if total is not None and _size(part) != total:
         raise _TryAgain(f"it ended after {_size(part):,} of {total:,} bytes")
-
-
-def _copy(
-    answer: httpx.Response, file: Any, done: int, total: int | None, log: Callable[[str], None]
-) -> None:
-    began = logged = time.monotonic()
-    first = done
-    for chunk in answer.iter_raw():
-        HEART.beat("downloading")
-        file.write(chunk)
-        done += len(chunk)
-        now = time.monotonic()
-        if now - logged >= SECONDS_BETWEEN_LINES:
-            logged = now
-            size = "" if total is None else f" of {total / 1e6:,.0f}"
-            speed = (done - first) / (now - began) / 1e6
-            log(f"downloaded {done / 1e6:,.0f}{size} MB, {speed:.1f} MB/s")
 
 
 def _total(answer: httpx.Response, start: int) -> int | None:
@@ -214,10 +198,17 @@ def _validator(answer: httpx.Response) -> str | None:
 
 def _read_mark(mark: Path) -> tuple[str | None, int | None]:
     """Return the validator and the size of the file behind a partial download, None if unknown."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        tree = json.loads(mark.read_text(encoding="utf-8"))
-        return tree["validator"], tree["size"]
-    return None, None
+    tree = _read_tree(mark)
+    return tree.get("validator"), tree.get("size")
+
+
+def _read_tree(path: Path) -> dict[str, Any]:
+    """Return a JSON object of ours; an empty one if it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        tree: Any = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(tree, dict):
+            return typing.cast(dict[str, Any], tree)
+    return {}
 
 
 def _size(path: Path) -> int:

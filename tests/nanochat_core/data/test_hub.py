@@ -13,8 +13,9 @@ import pytest
 from huggingface_hub import constants, snapshot_download
 
 from nanochat_core.data.hub import client as hub_module
-from nanochat_core.data.hub.client import HubFile, download, download_each, list_files
+from nanochat_core.data.hub.client import HubFile, download, list_files
 from nanochat_core.data.hub.errors import explain
+from nanochat_core.data.hub.transfers import run_transfers
 from nanochat_core.errors import DataError
 from tests.nanochat_core.data.hub_server import HubServer
 
@@ -340,15 +341,20 @@ def test_two_processes_that_want_the_same_file_download_it_once(hub: HubServer):
     assert len(hub.downloads()) == 1
 
 
+def download_each(commit, files, *, log=print):
+    def fetch(file, on_bytes):
+        return file.path, download(REPOSITORY, commit, file, on_bytes=on_bytes)
+
+    return run_transfers(fetch, files, size=sum(file.size for file in files), log=log)
+
+
 def test_several_files_come_at_a_time_and_are_counted(hub: HubServer, monkeypatch):
     monkeypatch.setattr("nanochat_core.data.hub.transfers.SECONDS_BETWEEN_LINES", 0.0)
     commit = hub.add(REPOSITORY, {f"{i}.parquet": BIG[i:] for i in range(6)})
     hub.slow("", 0.1)
     told: list[str] = []
     files = list_files(REPOSITORY, "main", ["*"])[1]
-    found = dict(
-        download_each(REPOSITORY, commit, files, use=lambda f, p: (f.path, p), log=told.append)
-    )
+    found = dict(download_each(commit, files, log=told.append))
     assert {name: path.read_bytes() for name, path in found.items()} == {
         f"{i}.parquet": BIG[i:] for i in range(6)
     }
@@ -363,7 +369,7 @@ def test_the_first_error_ends_the_other_downloads(hub: HubServer):
     files = list_files(REPOSITORY, "main", ["*"])[1]
     began = time.monotonic()
     with pytest.raises(DataError, match=r"refuses 0\.parquet"):
-        list(download_each(REPOSITORY, commit, files, use=lambda f, p: p, log=print))
+        list(download_each(commit, files))
     assert time.monotonic() - began < 4  # 1.parquet would take 6 seconds
     assert not [t for t in threading.enumerate() if t.name.startswith("transfer-")]
 
@@ -372,8 +378,8 @@ def test_a_download_that_is_left_ends_soon_and_leaves_no_half_file(hub: HubServe
     commit = hub.add(REPOSITORY, {f"{i}.parquet": BIG[i:] for i in range(3)})
     hub.slow("1.parquet", 0.5)
     files = list_files(REPOSITORY, "main", ["*"])[1]
-    results = download_each(REPOSITORY, commit, files, use=lambda f, p: f.path, log=print)
-    assert next(results) in ("0.parquet", "2.parquet")
+    results = download_each(commit, files)
+    assert next(results)[0] in ("0.parquet", "2.parquet")
     assert half_files(hub)
     began = time.monotonic()
     results.close()

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from nanochat_core.data.hub import web_file
+from nanochat_core.data.hub import transfers, web_file
 from nanochat_core.data.hub.web_file import download_file
 from nanochat_core.errors import DataError
 from tests.nanochat_core.data.web_server import Answer, WebServer
@@ -161,7 +161,7 @@ def test_an_address_is_one_of_the_web(url, tmp_path):
 
 
 def test_how_far_it_is_is_told(web, tmp_path, monkeypatch):
-    monkeypatch.setattr(web_file, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(transfers, "SECONDS_BETWEEN_LINES", 0.0)
     told = []
     fetch(web, tmp_path, log=told.append)
     assert told[-1].startswith("downloaded 0 of 0 MB, ")
