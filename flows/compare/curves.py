@@ -1,41 +1,19 @@
 """Training curves of several artifacts of a stage, step by step, on a common scale."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flows.compare.tables import METRICS, write_file
 from flows.identity.manifest import Manifest
-from flows.render.charts import LEARNING, Points, Quantity, thin
+from flows.render.charts import LEARNING, Chart, Points, Quantity, thin
 from flows.render.text_charts import curve, scale_of
 from infra.storage.base import Store
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curves:
-    """The curves of one quantity of a stage, one of each artifact."""
-
-    quantity: Quantity
-    of: tuple[Points, ...]  # in the order of the artifacts; empty if one did not record it
-
-    def drawn(self, names: Sequence[str]) -> list[str]:
-        """Return lines for a terminal: a title, then each curve on the same scale."""
-        steps = [step for points in self.of for step, _ in points]
-        # The scale of thinned points, which are averages: single noisy steps would stretch it.
-        low, high = scale_of([value for points in self.of for _, value in thin(points, 48)])
-        width = max(map(len, names))
-        first, last = min(steps), max(steps)
-        lines = [f"{self.quantity.title}, steps {first} to {last}, {low:.4g} to {high:.4g}"]
-        for name, points in zip(names, self.of, strict=True):
-            line = curve(points, first=first, last=last, low=low, high=high)
-            ending = f"{points[-1][1]:.4g}" if points else "not recorded"
-            lines.append(f"  {name.ljust(width)}  {line}  {ending}")
-        return lines
-
-
 def curves_of(
     store: Store, stage: str, manifests: Sequence[Manifest | None], directory: Path
-) -> list[Curves]:
+) -> list[Chart]:
     """Return the curves of every quantity that at least one of the artifacts recorded.
 
     Files are written below `directory`. Raises ArtifactError if one is missing or damaged.
@@ -48,10 +26,31 @@ def curves_of(
         for number, manifest in enumerate(manifests)
     ]
     found = (
-        Curves(quantity=quantity, of=tuple(table.get(quantity.name, ()) for table in tables))
+        Chart(quantity=quantity, curves=[table.get(quantity.name, ()) for table in tables])
         for quantity in wanted
     )
-    return [curves for curves in found if any(curves.of)]
+    return [chart for chart in found if any(chart.curves)]
+
+
+def drawn(chart: Chart, names: Sequence[str]) -> list[str]:
+    """Return a chart as lines for a terminal: a title, then each curve on the same scale."""
+    steps = [step for points in chart.curves for step, _ in points]
+    # The scale of thinned points, which are averages: single noisy steps would stretch it.
+    low, high = scale_of([value for points in chart.curves for _, value in thin(points, 48)])
+    width = max(map(len, names))
+    first, last = min(steps), max(steps)
+    lines = [f"{chart.quantity.title}, steps {first} to {last}, {low:.4g} to {high:.4g}"]
+    for name, points in zip(names, chart.curves, strict=True):
+        line = curve(points, first=first, last=last, low=low, high=high)
+        ending = f"{points[-1][1]:.4g}" if points else "not recorded"
+        lines.append(f"  {name.ljust(width)}  {line}  {ending}")
+    return lines
+
+
+def curve_tree(chart: Chart) -> dict[str, Any]:
+    """Return a chart as JSON values, for programs; the points are thinned as in the drawing."""
+    # Thinned, since a long run has 100,000 steps, and a chart shows a few hundred points.
+    return {"metric": chart.quantity.name, "of": [thin(points) for points in chart.curves]}
 
 
 def _read(

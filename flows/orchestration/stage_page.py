@@ -31,9 +31,10 @@ from flows.build.build import Built
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
 from flows.orchestration.client import quick_client
-from flows.render.loss_curve import LossCurves, can_draw, mermaid, png_url
+from flows.render.loss_curve import LossCurves, mermaid, png_url
 from flows.render.terminal import describe, duration, number
 from flows.render.text import escaped, key_of, percent
+from flows.render.vega import can_draw
 from flows.stages import Stage
 from nanochat_core.runtime.progress import read_events
 

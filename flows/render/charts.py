@@ -1,27 +1,22 @@
-"""Charts of the report card and of `nanochat compare --html`, as inline SVG.
-
-Colours are CSS variables, so that one drawing serves light, dark and printed pages. The plot area
-is fixed, so that the bytes of a chart do not depend on the fonts of the machine.
-"""
+"""Training curves as charts: for the report card, `nanochat compare --html` and Prefect's pages."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Literal, TypeAlias
 
-from nanochat_core.errors import ConfigError
+from flows.render.vega import IN_PAGE, Colours, Layer, Panel, channel, layer, svg
 
 Points: TypeAlias = Sequence[tuple[int, float]]  # (step, value), in order of step
 
 WIDTH, HEIGHT = 366, 176
 PADDING = {"left": 46, "right": 12, "top": 8, "bottom": 36}
 MAX_POINTS = 400
-COLOURS = 6  # CSS variables of style.jinja: --c0 to --c5
+COLOURS = 6  # of the palette: c0 to c5
 MOST_FAINT = 3  # with more curves the raw values behind their averages are left out
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Quantity:
     """A number that a training stage logs during training."""
 
@@ -33,48 +28,14 @@ class Quantity:
 
 
 LEARNING = (
+    Quantity("pretrain", "step", "loss", "Pretraining loss", "nats per token"),
     Quantity(
-        stage="pretrain",
-        kind="step",
-        name="loss",
-        title="Pretraining loss",
-        caption="nats per token",
+        "pretrain", "eval", "val_bpb", "Pretraining val_bpb", "bits per byte of held-out text"
     ),
-    Quantity(
-        stage="pretrain",
-        kind="eval",
-        name="val_bpb",
-        title="Pretraining val_bpb",
-        caption="bits per byte of held-out text",
-    ),
-    Quantity(
-        stage="midtrain",
-        kind="step",
-        name="loss",
-        title="Midtraining loss",
-        caption="nats per token of the assistant",
-    ),
-    Quantity(
-        stage="sft",
-        kind="step",
-        name="loss",
-        title="SFT loss",
-        caption="nats per token of the assistant",
-    ),
-    Quantity(
-        stage="rl",
-        kind="step",
-        name="reward",
-        title="RL reward",
-        caption="mean over the answers of a step",
-    ),
-    Quantity(
-        stage="rl",
-        kind="eval",
-        name="pass_at_1",
-        title="RL pass@1",
-        caption="of held-out questions",
-    ),
+    Quantity("midtrain", "step", "loss", "Midtraining loss", "nats per token of the assistant"),
+    Quantity("sft", "step", "loss", "SFT loss", "nats per token of the assistant"),
+    Quantity("rl", "step", "reward", "RL reward", "mean over the answers of a step"),
+    Quantity("rl", "eval", "pass_at_1", "RL pass@1", "of held-out questions"),
 )
 
 
@@ -93,48 +54,55 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One quantity over the steps of one stage."""
+    """One quantity over the steps of a stage: of one run, or of several in colours of their own."""
 
-    title: str
-    caption: str
-    points: Points
-    stops: Sequence[Stop] = ()
-    noisy: bool = True  # raw values faint and their average on top; else a line through dots
-
-    def svg(self) -> str:
-        """Return the drawing as SVG, without ids, scripts and fonts of its own."""
-        return _draw(_spec(self), f"{self.title}: {self.caption}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overlay:
-    """One quantity over the steps of a stage, for several runs, each in its own colour."""
-
-    title: str
-    caption: str
+    quantity: Quantity
     curves: Sequence[Points]  # one per run, in order; empty if the run has none
-    noisy: bool = True
+    stops: Sequence[Stop] = ()
 
     def svg(self) -> str:
-        """Return the drawing as SVG; see Chart."""
-        alt = _altair()
-        last = max([step for points in self.curves for step, _ in points], default=1)
-        x, y = _axes(alt, last)
-        layers: list[Any] = []
+        """Return the chart as SVG for a page."""
+        return svg(self.panel(IN_PAGE, WIDTH, HEIGHT), padding=PADDING)
+
+    def panel(self, colours: Colours, width: int, height: int) -> Panel:
+        """Return the chart with its title, in these colours."""
+        return Panel(
+            title=self.quantity.title,
+            caption=self.quantity.caption,
+            layers=list(self._layers(colours)),
+            width=width,
+            height=height,
+        )
+
+    def _layers(self, colours: Colours) -> Iterator[Layer]:
+        steps = [step for points in self.curves for step, _ in points]
+        # A stop may be later than the last point; its mark must still be inside the plot.
+        last = max(steps + [stop.back_to for stop in self.stops], default=1)
+        axis: Any = {"title": "step", "tickCount": 5, "grid": False, "format": "~s"}
+        x = channel("step", scale={"domain": [0, last], "nice": False}, **axis)
+        axis = {"title": None, "tickCount": 5, "format": "~g", "domain": False, "ticks": False}
+        y = channel("value", scale={"zero": False, "nice": True}, **axis)
+        yield from _marks(self.stops, colours["mark"], x)
         for index, points in enumerate(self.curves):
-            color, dash = colour_of(index)
+            style = {**line_style(index, colours), "strokeWidth": 2}
             shown = thin(points)
-            if self.noisy and len(self.curves) <= MOST_FAINT:
-                layers.append(_line(alt, shown, color, 1).encode(x=x, y=y, opacity=alt.value(0.3)))
-            line = alt.Chart(_data(alt, smooth(shown) if self.noisy else shown))
-            drawn = line.mark_line(stroke=color, strokeWidth=2, strokeDash=dash)
-            layers.append(drawn.encode(x=x, y=y))
-        return _draw(_finish(alt, layers), f"{self.title}: {self.caption}")
+            if self.quantity.kind == "eval":
+                yield layer(_values(shown), "line", style, x=x, y=y)
+                if len(self.curves) == 1:
+                    dot = {"size": 36, "fill": style["stroke"], "opacity": 1}
+                    yield layer(_values(shown), "circle", dot, x=x, y=y)
+                continue
+            # Each step is noisy: the raw values faint, and their average on top.
+            if len(self.curves) <= MOST_FAINT:
+                faint = {"stroke": style["stroke"], "strokeWidth": 1, "opacity": 0.3}
+                yield layer(_values(shown), "line", faint, x=x, y=y)
+            yield layer(_values(smooth(shown)), "line", style, x=x, y=y)
 
 
-def colour_of(place: int) -> tuple[str, list[int]]:
-    """Return colour and dashes of the run at index `place`: six colours, then the same dashed."""
-    return f"var(--c{place % COLOURS})", [6, 3] if place // COLOURS % 2 else [1, 0]
+def line_style(index: int, colours: Colours) -> dict[str, Any]:
+    """Return colour and dashes of the run at `index`: six colours, then the same ones dashed."""
+    dash = [6, 3] if index // COLOURS % 2 else [1, 0]
+    return {"stroke": colours[f"c{index % COLOURS}"], "strokeDash": dash}
 
 
 def thin(points: Points, max_points: int = MAX_POINTS) -> list[tuple[int, float]]:
@@ -154,115 +122,16 @@ def smooth(points: Points) -> list[tuple[int, float]]:
     return [(step, mean) for (step, _), mean in zip(points, means, strict=True)]
 
 
-def _spec(chart: Chart) -> dict[str, Any]:
-    alt = _altair()
-    points = thin(chart.points)
-    # A stop may be later than the last point; its mark must still be inside the plot.
-    last = max([step for step, _ in points] + [stop.back_to for stop in chart.stops], default=1)
-    x, y = _axes(alt, last)
-    # Later layers are drawn over earlier ones: marks below the curves.
-    layers = [layer.encode(x=x) for layer in _marks(alt, chart.stops)]
-    if chart.noisy:
-        layers.append(_line(alt, points, "var(--faint)", 1).encode(x=x, y=y))
-        layers.append(_line(alt, smooth(points), "var(--accent)", 2).encode(x=x, y=y))
-    else:
-        layers.append(_line(alt, points, "var(--accent)", 2).encode(x=x, y=y))
-        dots = alt.Chart(_data(alt, points)).mark_circle(size=36, fill="var(--accent)", opacity=1)
-        layers.append(dots.encode(x=x, y=y))
-    return _finish(alt, layers)
-
-
-def _axes(alt: Any, last: int) -> tuple[Any, Any]:
-    x = alt.X(
-        "step:Q",
-        scale=alt.Scale(domain=[0, last], nice=False),
-        axis=alt.Axis(title="step", tickCount=5, grid=False, format="~s"),
-    )
-    y = alt.Y(
-        "value:Q",
-        scale=alt.Scale(zero=False, nice=True),
-        axis=alt.Axis(title=None, tickCount=5, format="~g", domain=False, ticks=False),
-    )
-    return x, y
-
-
-def _finish(alt: Any, layers: Sequence[Any]) -> dict[str, Any]:
-    drawing = alt.layer(*layers).properties(
-        width=WIDTH,
-        height=HEIGHT,
-        padding=PADDING,
-        # Else Vega sizes the plot by the width of its labels, which depends on installed fonts.
-        autosize=alt.AutoSizeParams(type="none"),
-        background="transparent",
-    )
-    return drawing.configure(aria=False, view=_VIEW, axis=_AXIS).to_dict()
-
-
-def _draw(spec: dict[str, Any], label: str) -> str:
-    drawing = _vega_svg(spec)
-    # Replace Vega's opening tag, which has a fixed size: with a viewBox alone the page scales it.
-    body = drawing[drawing.index(">") + 1 :]
-    width = WIDTH + PADDING["left"] + PADDING["right"]
-    height = HEIGHT + PADDING["top"] + PADDING["bottom"]
-    name = escape(label, quote=True)
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{name}">{body}'
-
-
-# Vega-Lite writes colours into the SVG unchanged, so CSS variables reach the page.
-_VIEW = {"stroke": None}
-_AXIS = {
-    "labelColor": "var(--muted)",
-    "titleColor": "var(--muted)",
-    "gridColor": "var(--line)",
-    "domainColor": "var(--line)",
-    "tickColor": "var(--line)",
-    "labelFontSize": 12,
-    "titleFontSize": 12,
-    "titleFontWeight": "normal",
-    "labelFont": "inherit",
-    "titleFont": "inherit",
-}
-
-
-def _line(alt: Any, points: Points, color: str, width: float) -> Any:
-    return alt.Chart(_data(alt, points)).mark_line(stroke=color, strokeWidth=width)
-
-
-def _marks(alt: Any, stops: Sequence[Stop]) -> Iterator[Any]:
+def _marks(stops: Sequence[Stop], colour: str, x: dict[str, Any]) -> Iterator[Layer]:
     """Yield a dashed line where the job resumed, and a dotted one where it stopped, if later."""
-    if stops:
-        yield _rules(alt, sorted({stop.back_to for stop in stops}), [5, 3])
-    if lost := sorted({stop.after for stop in stops if stop.after > stop.back_to}):
-        yield _rules(alt, lost, [1, 3])
+    resumed = {stop.back_to for stop in stops}
+    lost = {stop.after for stop in stops if stop.after > stop.back_to}
+    for steps, dash in ((resumed, [5, 3]), (lost, [1, 3])):
+        if steps:
+            style = {"stroke": colour, "strokeWidth": 1.5, "strokeDash": dash}
+            yield layer(({"step": step} for step in sorted(steps)), "rule", style, x=x)
 
 
-def _rules(alt: Any, steps: Sequence[int], dash: Sequence[int]) -> Any:
-    data = alt.Data(values=[{"step": step} for step in steps])
-    return alt.Chart(data).mark_rule(stroke="var(--mark)", strokeWidth=1.5, strokeDash=list(dash))
-
-
-def _data(alt: Any, points: Points) -> Any:
+def _values(points: Points) -> list[dict[str, float]]:
     # Rounded: six decimals are more than a pixel, and keep the page small.
-    return alt.Data(values=[{"step": step, "value": round(value, 6)} for step, value in points])
-
-
-def _altair() -> Any:
-    try:
-        import altair  # optional: only a machine that draws needs it
-    except ImportError as error:
-        raise ConfigError(
-            "the report card draws with altair, which is not installed",
-            hint="pip install 'nanochat-flows[report]'",
-        ) from error
-    return altair
-
-
-def _vega_svg(spec: dict[str, Any]) -> str:
-    try:
-        import vl_convert
-    except ImportError as error:
-        raise ConfigError(
-            "the report card draws with vl-convert-python, which is not installed",
-            hint="pip install 'nanochat-flows[report]'",
-        ) from error
-    return vl_convert.vegalite_to_svg(spec)
+    return [{"step": step, "value": round(value, 6)} for step, value in points]

@@ -198,15 +198,13 @@ def _rl_task(rl: Artifact) -> str:
 def _charts(artifacts: Mapping[str, Artifact]) -> tuple[Chart, ...]:
     charts = (
         Chart(
-            title=quantity.title,
-            caption=quantity.caption,
-            points=artifacts[quantity.stage].series(quantity.kind, quantity.name),
+            quantity=quantity,
+            curves=[artifacts[quantity.stage].series(quantity.kind, quantity.name)],
             stops=artifacts[quantity.stage].stops(),
-            noisy=quantity.kind == "step",
         )
         for quantity in LEARNING
     )
-    return tuple(chart for chart in charts if chart.points)
+    return tuple(chart for chart in charts if any(chart.curves))
 
 
 def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from flows.compare.curves import Curves
 from flows.compare.page import Compared, render
-from flows.render.charts import LEARNING
+from flows.render.charts import LEARNING, Chart
 from tests.browser.conftest import DESKTOP, LIGHTNESS, OVERFLOW, PHONE
 
-pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
 NAMES = ("main", "mine-20261121t150640z-0310", *(f"tiny-{i}" for i in range(6)))
@@ -23,14 +21,14 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight runs, one of which never pretrained."""
     noise = random.Random(1)
     curves = [
-        Curves(
+        Chart(
             quantity=quantity,
-            of=tuple(
+            curves=[
                 [(step, 5 / step + run / 9 + noise.random() / 5) for step in range(1, 90)]
                 if run != 3
                 else ()
                 for run in range(len(NAMES))
-            ),
+            ],
         )
         for quantity in LEARNING[:2]
     ]

@@ -11,7 +11,6 @@ from flows.profiles import open_profile
 from tests.browser.conftest import DESKTOP, LIGHTNESS, OVERFLOW, PHONE
 from tests.flows.reported import make_inputs, run_report
 
-pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
 HOSTILE = "<script>alert(1)</script><img src='http://evil.example/x'> " + "wide" * 200

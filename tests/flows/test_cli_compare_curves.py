@@ -11,7 +11,6 @@ from tests.flows.measured import put_measured
 from tests.flows.shelf import put_run
 from tests.flows.terminal import Terminal
 
-pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
 

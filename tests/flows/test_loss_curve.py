@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from flows.render.loss_curve import LossCurves, can_draw, mermaid, png_url
+from flows.render.loss_curve import LossCurves, mermaid, png_url
+from flows.render.vega import can_draw
 from nanochat_core.runtime.metrics import rows_of
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -15,12 +15,10 @@ from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines, screen
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
+from flows.render.charts import Chart
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
-
-if TYPE_CHECKING:  # duckdb is slow to import, and every command imports this module
-    from flows.compare.curves import Curves
 
 _MAX_ANSWER = 60  # characters
 
@@ -53,8 +51,7 @@ def compare(
     """
     import tempfile
 
-    from flows.compare.curves import curves_of
-    from flows.compare.page import curve_tree
+    from flows.compare.curves import curve_tree, curves_of
 
     if len(references) < 2:
         raise ConfigError(
@@ -99,7 +96,7 @@ def _write_page(
     path: Path,
     references: Sequence[str],
     stages: Sequence[Mapping[str, Any]],
-    curves: Mapping[str, Sequence["Curves"]],
+    curves: Mapping[str, Sequence[Chart]],
 ) -> None:
     from flows.compare.page import Compared, render, write
 
@@ -202,9 +199,11 @@ def _compare_stage(
 def _lines(
     references: Sequence[str],
     stages: Sequence[Mapping[str, Any]],
-    curves: Mapping[str, Sequence["Curves"]],
+    curves: Mapping[str, Sequence[Chart]],
     answers: int,
 ) -> Iterator[str]:
+    from flows.compare.curves import drawn
+
     if not stages:
         yield "nothing that they made measured anything"
     for stage in stages:
@@ -218,7 +217,7 @@ def _lines(
             yield stage["stage"]
         yield ""
         for found in curves.get(stage["stage"], ()):
-            yield from found.drawn(references)
+            yield from drawn(found, references)
             yield ""
         for name, why_not, tasks in zip(
             references, stage["not_paired"], stage["answers"], strict=True

@@ -1,0 +1,129 @@
+"""Build charts as Vega-Lite specifications, and draw them as SVG for a page or as PNG.
+
+In a page colours are CSS variables, so that one drawing serves light, dark and printed pages; a PNG
+has the light ones.
+"""
+
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, TypeAlias
+
+from nanochat_core.errors import ConfigError
+
+Layer: TypeAlias = dict[str, Any]
+Colours: TypeAlias = Mapping[str, str]
+
+# As in style.jinja; c0 to c5 are the colours of several runs in one chart.
+LIGHT: Colours = {
+    **{"card": "#ffffff", "ink": "#1d2125", "muted": "#667078", "line": "#e4e2dc"},
+    **{"accent": "#17697f", "faint": "#b5d3da", "mark": "#c2691a"},
+    **{"c0": "#17697f", "c1": "#c2691a", "c2": "#6a51a3", "c3": "#2c7a4b"},
+    **{"c4": "#b2306b", "c5": "#667078"},
+}
+IN_PAGE: Colours = {name: f"var(--{name})" for name in LIGHT}  # Vega writes them unchanged
+
+PNG_SCALE = 1.5  # pixels per CSS pixel, for sharper screens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """A chart: layers on one pair of axes. Later layers are drawn over earlier ones."""
+
+    title: str
+    caption: str
+    layers: Sequence[Layer]
+    width: int  # of the plot area without labels, in CSS pixels
+    height: int
+
+
+def layer(
+    values: Iterable[Mapping[str, Any]], mark: str, style: Mapping[str, Any], **channels: Any
+) -> Layer:
+    """Return marks of one kind, one for each of `values` (for a line, one through all of them)."""
+    return {"data": {"values": list(values)}, "mark": {"type": mark, **style}, "encoding": channels}
+
+
+def channel(field: str, *, scale: Mapping[str, Any], **axis: Any) -> dict[str, Any]:
+    """Return the encoding of a number on an axis."""
+    return {"field": field, "type": "quantitative", "scale": scale, "axis": axis}
+
+
+def svg(panel: Panel, *, padding: Mapping[str, int]) -> str:
+    """Return a panel in colours of IN_PAGE as SVG without ids, scripts and fonts of its own.
+
+    `padding` (left, right, top, bottom) is the room for labels. It is fixed, so that the bytes of
+    the drawing do not depend on the fonts of the machine.
+    """
+    spec = _spec(
+        {"layer": panel.layers, "width": panel.width, "height": panel.height},
+        IN_PAGE,
+        padding=padding,
+        autosize={"type": "none"},
+        background="transparent",
+    )
+    drawing = _converter().vegalite_to_svg(spec)
+    # Replace Vega's opening tag, which has a fixed size: with a viewBox alone the page scales it.
+    body = drawing[drawing.index(">") + 1 :]
+    width = panel.width + padding["left"] + padding["right"]
+    height = panel.height + padding["top"] + padding["bottom"]
+    name = escape(f"{panel.title}: {panel.caption}", quote=True)
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{name}">{body}'
+
+
+def png(panels: Iterable[Panel], *, scale: float = PNG_SCALE) -> bytes:
+    """Return panels in colours of LIGHT, each below its title, side by side as PNG."""
+    charts = [
+        {
+            "title": {"text": panel.title, "subtitle": panel.caption},
+            **{"layer": panel.layers, "width": panel.width, "height": panel.height},
+        }
+        for panel in panels
+    ]
+    spec = _spec({"hconcat": charts}, LIGHT, padding=12, background=LIGHT["card"])
+    return _converter().vegalite_to_png(spec, scale=scale)
+
+
+def can_draw() -> bool:
+    """Return whether the package that draws is installed, without importing it."""
+    return importlib.util.find_spec("vl_convert") is not None
+
+
+def check_drawing() -> None:
+    """Raise ConfigError if this machine cannot draw, before hours are spent on training."""
+    _converter()
+
+
+def _spec(content: Mapping[str, Any], colours: Colours, **settings: Any) -> dict[str, Any]:
+    muted, line = colours["muted"], colours["line"]
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        **content,
+        **settings,
+        "config": {
+            "aria": False,  # the page's <svg> has one label; Vega would add one for every mark
+            "font": "inherit" if colours is IN_PAGE else "sans-serif",
+            "view": {"stroke": None},
+            "title": {
+                **{"anchor": "start", "offset": 10, "color": colours["ink"], "fontSize": 14},
+                **{"subtitleColor": muted, "subtitleFontSize": 12},
+            },
+            "axis": {
+                **{"labelColor": muted, "titleColor": muted, "titleFontWeight": "normal"},
+                **{"gridColor": line, "domainColor": line, "tickColor": line},
+                **{"labelFontSize": 12, "titleFontSize": 12},
+            },
+        },
+    }
+
+
+def _converter() -> Any:
+    try:
+        import vl_convert  # optional: only a machine that draws needs it
+    except ImportError as error:
+        raise ConfigError(
+            "charts are drawn with vl-convert-python, which is not installed",
+            hint="pip install 'nanochat-flows[report]'",
+        ) from error
+    return vl_convert
