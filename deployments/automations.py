@@ -5,13 +5,12 @@ enough. Runs of other flows on the same server are left alone.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import StateType
-from prefect.events.actions import ActionTypes, ChangeFlowRunState
+from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 
@@ -23,6 +22,7 @@ FLOWS = ("nanochat", "nanochat-eval", "miniseries", "one-stage")
 TAG = "nanochat-flows"  # of every automation of ours
 
 ZOMBIE_SECONDS = 3 * HEARTBEAT_SECONDS  # three missed heartbeats
+# Between a worker's taking a run and the run's start.
 PENDING_MINUTES = 5  # a process starts in seconds; on a busy machine, in a minute
 QUEUED_MINUTES = 60  # other infrastructure, such as Kubernetes, may wait for a node
 # A worker reports a killed process twice, some six seconds apart. If the run were resumed at the
@@ -31,23 +31,57 @@ SETTLED_SECONDS = 10
 
 RUN = "prefect.flow-run."
 ID = "prefect.resource.id"
-_OURS = [
+_OURS: tuple[dict[str, Any], ...] = (
     {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)},
     {"prefect.resource.role": "deployment"},
-]
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Waiting:
-    """Limits of the time between a worker's taking a run and the run's start."""
+def recovery() -> list[AutomationCore]:
+    """Return the automations that recover lost runs.
 
-    minutes: int = PENDING_MINUTES  # in pools of processes
-    queued_minutes: int = QUEUED_MINUTES  # in pools of other types
+    Those of runs that a worker took and that never began are one for pools of processes and one for
+    pools of all other types.
+    """
+    stuck = [
+        _after_silence(
+            name,
+            f"Sets a run of {where} that did not start within {minutes} min to Crashed: its worker "
+            "is gone.",
+            after=["Pending", "Submitting", "InfrastructurePending"],
+            seconds=60 * minutes,
+            related=[{"prefect.resource.role": "work-pool", "prefect.work-pool.type": pool_type}],
+            message=f"did not start within {minutes} min",
+        )
+        for name, where, pool_type, minutes in (
+            ("nanochat-stuck-pending", "a pool of processes", PROCESS, PENDING_MINUTES),
+            ("nanochat-stuck-queued", "another pool", f"!{PROCESS}", QUEUED_MINUTES),
+        )
+    ]
+    zombies = _after_silence(
+        "nanochat-crash-zombies",
+        f"Sets a run without a heartbeat for {ZOMBIE_SECONDS} s to Crashed: its machine is gone.",
+        after=["heartbeat"],
+        seconds=ZOMBIE_SECONDS,
+        message=f"no heartbeat for {ZOMBIE_SECONDS} s",
+    )
+    return [zombies, *stuck, resume_crashed()]
 
 
-def recovery(waiting: Waiting) -> list[AutomationCore]:
-    """Return the automations that recover lost runs."""
-    return [crash_zombies(), *crash_stuck(waiting), resume_crashed()]
+def resume_crashed() -> AutomationCore:
+    """Return the automation that resumes crashed runs with the tag AUTO_RESUME."""
+    # Without a limit, since automations cannot count: the flow fails after too many starts without
+    # progress, see check_restart_limit.
+    return _after_silence(
+        AUTOMATION,
+        f"Resumes a crashed run with the tag {AUTO_RESUME} after {SETTLED_SECONDS} s.",
+        after=["Crashed"],
+        seconds=SETTLED_SECONDS,
+        related=[{ID: f"prefect.tag.{AUTO_RESUME}", "prefect.resource.role": "tag"}],
+        state=StateType.SCHEDULED,
+        state_name="AwaitingRetry",
+        message="resumed by itself after a crash",
+    )
 
 
 def ensure_automation(client: SyncPrefectClient, wanted: AutomationCore) -> bool:
@@ -88,86 +122,33 @@ def _facts(automation: AutomationCore) -> dict[str, Any]:
     return facts
 
 
-def crash_zombies() -> AutomationCore:
-    """Return the automation that crashes runs without heartbeats."""
-    return AutomationCore(
-        name="nanochat-crash-zombies",
-        description=f"Sets a run without a heartbeat for {ZOMBIE_SECONDS} s to Crashed: "
-        "its machine is gone.",
-        tags=[TAG],
-        trigger=_silence(after=["heartbeat"], seconds=ZOMBIE_SECONDS, related=_OURS),
-        actions=_set_state(StateType.CRASHED, f"no heartbeat for {ZOMBIE_SECONDS} s"),
-    )
+def _after_silence(
+    name: str,
+    description: str,
+    *,
+    after: Collection[str],
+    seconds: int,
+    related: Sequence[dict[str, Any]] = (),
+    state: StateType = StateType.CRASHED,
+    state_name: str | None = None,
+    message: str,
+) -> AutomationCore:
+    """Return an automation that sets the state of a run without any event for `seconds` after one.
 
-
-def crash_stuck(waiting: Waiting) -> list[AutomationCore]:
-    """Return automations that crash runs which a worker took and never began.
-
-    There is one for pools of processes and one for all other types.
+    `after` are the names of that event, `related` what its resources must be besides ours.
     """
-    pools = (
-        ("nanochat-stuck-pending", "a pool of processes", PROCESS, waiting.minutes),
-        ("nanochat-stuck-queued", "another pool", f"!{PROCESS}", waiting.queued_minutes),
-    )
-    return [
-        AutomationCore(
-            name=name,
-            description=f"Sets a run of {where} that did not start within {minutes} min to "
-            "Crashed: its worker is gone.",
-            tags=[TAG],
-            trigger=_silence(
-                after=["Pending", "Submitting", "InfrastructurePending"],
-                seconds=60 * minutes,
-                related=[
-                    *_OURS,
-                    {"prefect.resource.role": "work-pool", "prefect.work-pool.type": type_},
-                ],
-            ),
-            actions=_set_state(StateType.CRASHED, f"did not start within {minutes} min"),
-        )
-        for name, where, type_, minutes in pools
-    ]
-
-
-def resume_crashed() -> AutomationCore:
-    """Return the automation that resumes crashed runs with the tag AUTO_RESUME."""
-    # Without a limit, since automations cannot count: the flow fails after too many starts without
-    # progress, see check_restart_limit.
-    return AutomationCore(
-        name=AUTOMATION,
-        description=f"Resumes a crashed run with the tag {AUTO_RESUME} after {SETTLED_SECONDS} s.",
-        tags=[TAG],
-        trigger=_silence(
-            after=["Crashed"],
-            seconds=SETTLED_SECONDS,
-            related=[
-                {ID: f"prefect.tag.{AUTO_RESUME}", "prefect.resource.role": "tag"},
-                *_OURS,
-            ],
-        ),
-        actions=_set_state(
-            StateType.SCHEDULED, "resumed by itself after a crash", name="AwaitingRetry"
-        ),
-    )
-
-
-def _silence(
-    *, after: Collection[str], seconds: int, related: Sequence[dict[str, Any]]
-) -> EventTrigger:
-    """Return a trigger that fires for a flow run without any event for `seconds` after `after`."""
-    return EventTrigger(
+    trigger = EventTrigger(
         posture=Posture.Proactive,
-        after={f"{RUN}{name}" for name in after},
+        after={f"{RUN}{event}" for event in after},
         expect={f"{RUN}*"},
         match=ResourceSpecification({ID: f"{RUN}*"}),
-        match_related=[ResourceSpecification(labels) for labels in related],
+        match_related=[ResourceSpecification(labels) for labels in (*_OURS, *related)],
         for_each={ID},
         threshold=1,
         within=timedelta(seconds=seconds),
     )
-
-
-def _set_state(state: StateType, message: str, *, name: str | None = None) -> list[ActionTypes]:
-    """Return the action that sets the run's state."""
     # Without force Prefect's rules of transitions apply: a run that ended meanwhile stays ended.
-    return [ChangeFlowRunState(state=state, name=name, message=message, force=False)]
+    action = ChangeFlowRunState(state=state, name=state_name, message=message, force=False)
+    return AutomationCore(
+        name=name, description=description, tags=[TAG], trigger=trigger, actions=[action]
+    )

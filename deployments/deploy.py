@@ -4,70 +4,29 @@ Idempotent: registering again updates what is out of date, adds no duplicates, a
 person set in Prefect's pages. What only an older version of ours registered is removed.
 """
 
-import importlib
 import importlib.metadata
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from uuid import UUID
 
-from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 
 from deployments.alerts import ALERTS, alerts
-from deployments.automations import (
-    Waiting,
-    ensure_automation,
-    recovery,
-    remove_automations,
-)
+from deployments.automations import ensure_automation, recovery, remove_automations
 from deployments.evals import Recurring, deployment_of, read_recurring
 from deployments.pools import CPU, GPU, POOLS, TRAIN, Pool, ensure_pool
 from deployments.registry import Wanted, register
+from flows.miniseries.flow import miniseries
+from flows.orchestration.one_stage import one_stage
+from flows.orchestration.pipeline import nanochat
 from infra.prefect.access import configured_webhook
 from infra.prefect.supervisor.runs import AUTO_RESUME
 from nanochat_core.errors import NanochatError
 
 _OURS = "nanochat-flows"  # prefix of the version of deployments that this module registers
-ONE_STAGE = "one-stage"  # the flow whose deployments are named after their pools
 _PAGE = 200  # deployments in one response, the server's limit
-JUDGED = "main"  # the model whose nightly evaluation is registered, paused
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One deployment in the list below."""
-
-    flow: str  # module.function
-    name: str
-    pool: str
-    description: str
-    queue: str | None = None
-    tags: Sequence[str] = ()
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-# `_wanted` adds one for single stages in each GPU pool, and the nightly evaluation.
-ROWS = (
-    Row(
-        flow="flows.orchestration.pipeline.nanochat",
-        name="nanochat",
-        pool=CPU,
-        description="Train, evaluate and report a model. Stages that are up to date are reused; "
-        "a run that failed or crashed can be resumed.",
-        tags=[AUTO_RESUME],
-        parameters={"pool": GPU},
-    ),
-    Row(
-        flow="flows.miniseries.flow.miniseries",
-        name="miniseries",
-        pool=CPU,
-        description="Train models of several depths and draw how loss falls with compute.",
-        tags=[AUTO_RESUME],
-        parameters={"pool": GPU},
-    ),
-)
+EVALUATED = "main"  # the model whose nightly evaluation is registered, paused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +40,11 @@ class Deployed:
     removed: tuple[str, ...]
 
 
-def deploy_all(
-    *, webhook: str | None = None, waiting: Waiting | None = None, pools: Sequence[str] = ()
-) -> Deployed:
+def deploy_all(*, webhook: str | None = None, pools: Sequence[str] = ()) -> Deployed:
     """Register everything in the Prefect server of this process's settings. Idempotent.
 
     Args:
         webhook: URL to which alerts are posted. Without one, existing alerts stay.
-        waiting: Limits of the time until a run starts, after which it counts as crashed.
         pools: More work pools for GPU stages. A pool that was named once stays registered.
 
     Raises ConfigError if the webhook is not an HTTP URL.
@@ -96,14 +52,16 @@ def deploy_all(
     with get_client(sync_client=True) as client:
         registered = _read_registered(client)
         # Pools named in earlier calls are known by their deployments of the flow one-stage.
-        known = {item.name for item in POOLS} | {*pools, *_names(registered, ONE_STAGE)}
-        all_pools = [*POOLS, *(_more(name) for name in sorted(known - {p.name for p in POOLS}))]
-        wanted = list(_wanted(all_pools))
+        known = {item.name for item in POOLS} | {*pools, *_names(registered, one_stage.name)}
+        gpu = next(pool for pool in POOLS if pool.name == GPU)
+        more = sorted(known - {pool.name for pool in POOLS})
+        all_pools = [*POOLS, *(replace(gpu, name=name) for name in more)]
+        wanted = _wanted(all_pools)
         # Made by `nanochat evals schedule`; their entrypoint and form follow the code all the same.
         names = {item.full_name for item in wanted}
         scheduled = [deployment_of(item) for item in read_recurring()]
         scheduled = [item for item in scheduled if item.full_name not in names]
-        automations = recovery(waiting or Waiting())
+        automations = recovery()
         if webhook is not None:
             automations += alerts(webhook, pools=[pool.name for pool in all_pools])
         # Pools first: the server refuses a deployment whose pool does not exist.
@@ -127,43 +85,40 @@ def deploy_all(
     )
 
 
-def _more(name: str) -> Pool:
-    """Return a pool for GPU stages like our own, with another name."""
-    return replace(next(pool for pool in POOLS if pool.name == GPU), name=name)
-
-
-def _wanted(pools: Sequence[Pool]) -> Iterator[Wanted]:
-    version = f"{_OURS} {importlib.metadata.version('nanochat-flows')}"
-    for row in (*ROWS, *(_one_stage(pool) for pool in pools if pool.name != CPU)):
-        yield Wanted(
-            flow=_open_flow(row.flow),
-            name=row.name,
-            pool=row.pool,
-            queue=row.queue,
-            description=row.description,
-            tags=row.tags,
-            parameters=row.parameters,
-            version=version,
-        )
-    nightly = Recurring(model=JUDGED, parameters={"pool": GPU})
-    yield replace(deployment_of(nightly), version=version)
-
-
-def _one_stage(pool: Pool) -> Row:
-    """Return the deployment of single stages in a pool."""
-    # A dispatching run names the queue itself; this one is for runs that a person starts.
-    return Row(
-        flow="flows.orchestration.one_stage.one_stage",
-        name=pool.name,
-        pool=pool.name,
-        queue=TRAIN if TRAIN in pool.queues else None,
-        description=f"Builds one stage on a worker of the pool {pool.name}, for another run.",
+def _wanted(pools: Sequence[Pool]) -> list[Wanted]:
+    """Return our deployments: of the two flows, of single stages in each GPU pool, of one model."""
+    pipeline = Wanted(
+        flow=nanochat,
+        name="nanochat",
+        pool=CPU,
+        description="Train, evaluate and report a model. Stages that are up to date are reused; "
+        "a run that failed or crashed can be resumed.",
+        tags=[AUTO_RESUME],
+        parameters={"pool": GPU},
     )
-
-
-def _open_flow(path: str) -> Flow[..., Any]:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+    series = Wanted(
+        flow=miniseries,
+        name="miniseries",
+        pool=CPU,
+        description="Train models of several depths and draw how loss falls with compute.",
+        tags=[AUTO_RESUME],
+        parameters={"pool": GPU},
+    )
+    stages = [
+        Wanted(
+            flow=one_stage,
+            name=pool.name,
+            pool=pool.name,
+            # A dispatching run names the queue itself; this one is for runs that a person starts.
+            queue=TRAIN if TRAIN in pool.queues else None,
+            description=f"Builds one stage on a worker of the pool {pool.name}, for another run.",
+        )
+        for pool in pools
+        if pool.name != CPU
+    ]
+    nightly = deployment_of(Recurring(model=EVALUATED, parameters={"pool": GPU}))
+    version = f"{_OURS} {importlib.metadata.version('nanochat-flows')}"
+    return [replace(item, version=version) for item in (pipeline, series, *stages, nightly)]
 
 
 def _read_registered(client: SyncPrefectClient) -> dict[str, UUID]:
@@ -194,11 +149,11 @@ def main(pools: Sequence[str]) -> int:
     except NanochatError as error:
         sys.stderr.write(f"error: {error}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
         return 1
-    sys.stdout.write("".join(f"{line}\n" for line in told(deployed)))
+    sys.stdout.write("".join(f"{line}\n" for line in summary(deployed)))
     return 0
 
 
-def told(deployed: Deployed) -> Iterator[str]:
+def summary(deployed: Deployed) -> Iterator[str]:
     """Yield lines about the registration for a terminal."""
     yield f"work pools   {', '.join(deployed.pools)}"
     yield f"deployments  {', '.join(deployed.deployments)}"

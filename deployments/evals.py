@@ -52,7 +52,7 @@ def apply(recurring: Recurring) -> None:
         for pool in POOLS:
             if pool.name == wanted.pool:
                 ensure_pool(client, pool)
-        register(client, wanted, by_hand=True)
+        register(client, wanted, by_person=True)
 
 
 def deployment_of(recurring: Recurring) -> Wanted:

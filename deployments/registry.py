@@ -67,16 +67,16 @@ class Wanted:
         return {**schema, "additionalProperties": False}
 
 
-def register(client: SyncPrefectClient, wanted: Wanted, *, by_hand: bool = False) -> bool:
+def register(client: SyncPrefectClient, wanted: Wanted, *, by_person: bool = False) -> bool:
     """Create or update the deployment; return whether anything changed. Idempotent.
 
-    With `by_hand` a person registers it, and everything is set as it is `wanted`.
+    With `by_person` a person registers it, and everything is set as it is `wanted`.
     """
     found = find(client, wanted.full_name)
     if found is None:
         _create(client, wanted)
         return True
-    changes = _of_the_code(wanted, found) | (_of_a_person(wanted) if by_hand else {})
+    changes = _of_the_code(wanted, found) | (_of_a_person(wanted) if by_person else {})
     if not changes:
         return False
     client.update_deployment(found.id, DeploymentUpdate(**changes))

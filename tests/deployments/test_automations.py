@@ -31,14 +31,12 @@ def test_each_automation_says_in_a_sentence_what_it_does(
 def test_only_deployed_runs_of_our_flows_are_watched(
     deploy: Callable[..., Any], api: PrefectApi
 ) -> None:
-    from deployments.deploy import ROWS
-
-    names = {row.flow.rpartition(".")[2].replace("_", "-") for row in ROWS}
+    names = {name.partition("/")[0] for name in deploy().deployments}
     for name, automation in api.automations().items():
         if name.startswith(("nanochat-crash", "nanochat-stuck", "nanochat-auto")):
             related = automation["trigger"]["match_related"]
             [flows] = [r for r in related if r["prefect.resource.role"] == "flow"]
-            assert set(flows["prefect.resource.name"]) == names | {"one-stage", "nanochat-eval"}
+            assert set(flows["prefect.resource.name"]) == names
             assert {"prefect.resource.role": "deployment"} in related
 
 
@@ -134,11 +132,13 @@ def make_stranger(api: PrefectApi) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_that_does_not_start_is_crashed_in_pools_of_processes(
-    deploy: Callable[..., Any], api: PrefectApi
+    deploy: Callable[..., Any], api: PrefectApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from deployments.automations import Waiting
+    from deployments import automations
 
-    deploy(waiting=Waiting(minutes=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(automations, "PENDING_MINUTES", 1)
+        deploy()
     try:
         stuck = make_run(api, "nanochat/nanochat", "pending")
         started = make_run(api, "nanochat/nanochat", "pending", "running")

@@ -21,7 +21,7 @@ import psutil
 from infra.prefect.password import find_password
 from tests.end_to_end.prefect_api import PrefectApi
 
-Kind = Literal["server", "keeper", "worker", "flow", "stage", "agent", "job", "other"]
+Kind = Literal["server", "supervisor", "worker", "flow", "stage", "agent", "job", "other"]
 _NANOCHAT = (sys.executable, "-m", "flows.cli.app")
 _ADDRESS = re.compile(r"http://[\w.]+:\d+")
 SECONDS_TO_COME_UP = 240.0
@@ -131,7 +131,7 @@ def kind_of(process: psutil.Process) -> Kind:
         ("flow", "prefect.engine"),
         ("worker", "worker start"),
         ("server", "server start"),
-        ("keeper", " up --foreground"),
+        ("supervisor", " up --foreground"),
     )
     for kind, mark in kinds:
         if mark in line and not (kind == "job" and "infra.launch.agent" in line):

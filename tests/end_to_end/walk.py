@@ -58,11 +58,11 @@ def come_up(stack: Stack, diary: Diary) -> None:
         stack.up()
         entry.found = stack.api.url
     with diary.check("a second `nanochat up` finds the first") as entry:
-        before = {p.pid for p in stack.processes("server", "keeper", "worker")}
+        before = {p.pid for p in stack.processes("server", "supervisor", "worker")}
         assert len(before) >= 4, before
         first = stack.api.url
         stack.up()
-        after = {p.pid for p in stack.processes("server", "keeper", "worker")}
+        after = {p.pid for p in stack.processes("server", "supervisor", "worker")}
         assert (stack.api.url, after) == (first, before)
         entry.found = f"the same {len(before)} processes"
     with diary.check("deployments, pools and their workers") as entry:

@@ -140,7 +140,7 @@ def test_whoever_needs_another_service_waits_until_it_is_well() -> None:
             assert "healthcheck" in checked[needed]
 
 
-def test_volumes_are_named_and_no_two_keepers_share_a_home() -> None:
+def test_volumes_are_named_and_no_two_supervisors_share_a_home() -> None:
     mounts = [mount for service in SERVICES.values() for mount in service.get("volumes", [])]
     names = [mount.partition(":")[0] for mount in mounts]
     assert sorted(names) == sorted(compose()["volumes"])

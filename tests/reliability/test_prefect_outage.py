@@ -112,11 +112,11 @@ def outage(stack: Stack, way: Way, *, seconds: float = SECONDS_AWAY, steps: int 
 
 @contextlib.contextmanager
 def away(stack: Stack, way: Way) -> Iterator[None]:
-    """Inside, no server answers. The keeper is held still, for it would start another."""
-    keepers, servers = stack.processes("keeper"), stack.processes("server")
+    """Inside, no server answers. The supervisor is held still, for it would start another."""
+    supervisors, servers = stack.processes("supervisor"), stack.processes("server")
     assert servers
-    assert keepers
-    for process in (*keepers, *servers):
+    assert supervisors
+    for process in (*supervisors, *servers):
         kill(process, signal.SIGSTOP)
     if way == "killed":
         for process in servers:
@@ -124,7 +124,7 @@ def away(stack: Stack, way: Way) -> Iterator[None]:
     try:
         yield
     finally:
-        for process in (*servers, *keepers):
+        for process in (*servers, *supervisors):
             kill(process, signal.SIGCONT)
 
 

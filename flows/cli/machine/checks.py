@@ -11,16 +11,15 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from infra.placement import count_gpus, count_threads
 from infra.prefect.access import ServerError, check_answers, configured_api_url
 from infra.prefect.records import find_stack
 from infra.prefect.server import find_server
 from infra.storage.open import open_store
-from infra.storage.s3.probe import probe
+from infra.storage.s3.probe import Finding, probe
 from nanochat_core.errors import NanochatError
 from nanochat_core.runtime.hardware.memory import memory_left
 from tasks.base import TaskError
@@ -66,20 +65,20 @@ print(json.dumps({
 }))
 """
 
-State = Literal["ok", "warn", "fail"]
+
+def _ok(name: str, found: str) -> Finding:
+    return Finding(name=name, state="ok", found=found)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HealthCheck:
-    """One fact about the machine."""
-
-    name: str
-    state: State
-    found: str
-    remedy: str | None = None
+def _warn(name: str, found: str, remedy: str | None) -> Finding:
+    return Finding(name=name, state="warn", found=found, remedy=remedy)
 
 
-def examine(*, home: Path, store: str) -> Iterator[HealthCheck]:
+def _fail(name: str, found: str, remedy: str | None) -> Finding:
+    return Finding(name=name, state="fail", found=found, remedy=remedy)
+
+
+def examine(*, home: Path, store: str) -> Iterator[Finding]:
     """Yield the result of every check, in the order in which their failures matter."""
     yield check_python(sys.version_info[:3])
     for name in PINS:
@@ -96,30 +95,27 @@ def examine(*, home: Path, store: str) -> Iterator[HealthCheck]:
     yield check_sandbox(ask_sandbox())
 
 
-def check_python(version: tuple[int, ...]) -> HealthCheck:
+def check_python(version: tuple[int, ...]) -> Finding:
     """Check that the interpreter is new enough."""
     found = ".".join(map(str, version))
     if version < PYTHON:
-        wanted = ".".join(map(str, PYTHON))
-        return HealthCheck(
-            name="python", state="fail", found=found, remedy=f"install Python {wanted} or newer"
-        )
-    return HealthCheck(name="python", state="ok", found=found)
+        return _fail("python", found, f"install Python {'.'.join(map(str, PYTHON))} or newer")
+    return _ok("python", found)
 
 
 def check_pin(
     package: str, *, version_of: Callable[[str], str] = importlib.metadata.version
-) -> HealthCheck:
+) -> Finding:
     """Check that a package is installed in a version that is known to work."""
     low, high, reason = PINS[package]
     remedy = "run `make setup`: it installs the locked versions"
     try:
         version = version_of(package)
     except importlib.metadata.PackageNotFoundError:
-        return HealthCheck(name=package, state="fail", found="not installed", remedy=remedy)
+        return _fail(package, "not installed", remedy)
     if not low <= version_tuple(version) < high:
-        return HealthCheck(name=package, state="fail", found=f"{version}: {reason}", remedy=remedy)
-    return HealthCheck(name=package, state="ok", found=version)
+        return _fail(package, f"{version}: {reason}", remedy)
+    return _ok(package, version)
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
@@ -143,73 +139,62 @@ def ask_torch(python: str) -> dict[str, Any] | str:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def check_torch(torch: dict[str, Any] | str) -> Iterator[HealthCheck]:
+def check_torch(torch: dict[str, Any] | str) -> Iterator[Finding]:
     """Check that torch imports, and that bf16 is faster than fp32 on this CPU."""
     if isinstance(torch, str):
-        yield HealthCheck(name="torch", state="fail", found=torch, remedy="run `make setup`")
+        yield _fail("torch", torch, "run `make setup`")
         return
     cuda = f"CUDA {torch['cuda']}" if torch["cuda"] else "CPU only"
-    yield HealthCheck(name="torch", state="ok", found=f"{torch['version']} ({cuda})")
+    yield _ok("torch", f"{torch['version']} ({cuda})")
     # A CPU without bf16 instructions converts to fp32 and back, which is slower than fp32 alone.
     speedup = torch["bf16_speedup"]
     found = f"matrix products run {speedup:.1f}x as fast as fp32 on this CPU"
     if torch["gpu_bf16"] or speedup > 1:
-        yield HealthCheck(name="bf16", state="ok", found=found)
+        yield _ok("bf16", found)
     else:
-        yield HealthCheck(
-            name="bf16",
-            state="warn",
-            found=found,
-            remedy="expect profiles that train in bf16 to be slow here; "
+        yield _warn(
+            "bf16",
+            found,
+            "expect profiles that train in bf16 to be slow here; "
             "`--set numerics.precision=fp32` is another model, and faster",
         )
 
 
-def check_gpu(torch: dict[str, Any] | str, *, devices: int) -> HealthCheck:
+def check_gpu(torch: dict[str, Any] | str, *, devices: int) -> Finding:
     """Check that torch can use all `devices` GPUs of this machine."""
     names: list[str] = [] if isinstance(torch, str) else torch["gpus"]
     if len(names) < devices:
-        return HealthCheck(
-            name="gpu",
-            state="fail",
-            found=f"{devices} in this machine, torch can use {len(names)}",
-            remedy="install a torch with CUDA and a driver that fits it, or run with --gpus 0",
+        return _fail(
+            "gpu",
+            f"{devices} in this machine, torch can use {len(names)}",
+            "install a torch with CUDA and a driver that fits it, or run with --gpus 0",
         )
     # No GPU is fine; GPUs that torch cannot use are a failure, since runs would ask for them.
     if not names:
-        return HealthCheck(
-            name="gpu", state="ok", found="none: models train on the CPU (fine for tiny)"
-        )
+        return _ok("gpu", "none: models train on the CPU (fine for tiny)")
     kinds = ", ".join(f"{names.count(name)}x {name}" for name in sorted(set(names)))
-    return HealthCheck(name="gpu", state="ok", found=kinds)
+    return _ok("gpu", kinds)
 
 
-def check_threads(threads: int) -> HealthCheck:
+def check_threads(threads: int) -> Finding:
     """Check that there are at least 2 threads."""
     if threads < 2:
-        return HealthCheck(
-            name="cpu",
-            state="warn",
-            found="1 thread",
-            remedy="tiny is sized for 2 cores: expect it to take twice as long",
+        return _warn(
+            "cpu", "1 thread", "tiny is sized for 2 cores: expect it to take twice as long"
         )
-    return HealthCheck(name="cpu", state="ok", found=f"{threads} threads")
+    return _ok("cpu", f"{threads} threads")
 
 
-def check_memory(available: int) -> HealthCheck:
+def check_memory(available: int) -> Finding:
     """Check that enough memory is free; available: bytes."""
     found = f"{available / GIB:.1f} GiB available"
     if available >= MEMORY_WANTED:
-        return HealthCheck(name="memory", state="ok", found=found)
-    return HealthCheck(
-        name="memory",
-        state="fail" if available < MEMORY_NEEDED else "warn",
-        found=found,
-        remedy=f"close other programs: tiny wants {MEMORY_WANTED // GIB} GiB",
-    )
+        return _ok("memory", found)
+    result = _fail if available < MEMORY_NEEDED else _warn
+    return result("memory", found, f"close other programs: tiny wants {MEMORY_WANTED // GIB} GiB")
 
 
-def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> HealthCheck:
+def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> Finding:
     """Check that the home directory can be created and written, and has free space."""
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -218,26 +203,25 @@ def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> H
         probe.write_bytes(b"x")
         probe.unlink()
     except OSError as error:
-        return HealthCheck(
-            name="disk",
-            state="fail",
-            found=f"{home}: {(error.strerror or str(error)).lower()}",
-            remedy="give a directory you may write to with --home or NANOCHAT_HOME",
+        return _fail(
+            "disk",
+            f"{home}: {(error.strerror or str(error)).lower()}",
+            "give a directory you may write to with --home or NANOCHAT_HOME",
         )
     free = free_of(home) if free_of else shutil.disk_usage(home).free
     found = f"{free / GIB:.1f} GiB free in {home}"
     if free >= DISK_WANTED:
-        return HealthCheck(name="disk", state="ok", found=found)
-    return HealthCheck(
-        name="disk",
-        state="fail" if free < DISK_NEEDED else "warn",
-        found=found,
-        remedy=f"free some space: tiny needs {DISK_NEEDED // GIB} GiB, "
+        return _ok("disk", found)
+    result = _fail if free < DISK_NEEDED else _warn
+    return result(
+        "disk",
+        found,
+        f"free some space: tiny needs {DISK_NEEDED // GIB} GiB, "
         f"d12 and larger {DISK_WANTED // GIB} GiB or more",
     )
 
 
-def check_store(url: str) -> HealthCheck:
+def check_store(url: str) -> Finding:
     """Check that the store takes an object, returns the same bytes and deletes it."""
     # A key of its own per check, so that two machines checking one store do not collide.
     key = f"doctor/{uuid.uuid4().hex}"
@@ -248,29 +232,22 @@ def check_store(url: str) -> HealthCheck:
         same = store.get(key) == data
         store.delete(key)
     except NanochatError as error:
-        return HealthCheck(name="store", state="fail", found=str(error), remedy=error.hint)
+        return _fail("store", str(error), error.hint)
     if not same:
-        return HealthCheck(
-            name="store",
-            state="fail",
-            found=f"{url} returned other bytes than were put",
-            remedy="use another store: --store or NANOCHAT_STORE",
+        return _fail(
+            "store",
+            f"{url} returned other bytes than were put",
+            "use another store: --store or NANOCHAT_STORE",
         )
-    return HealthCheck(name="store", state="ok", found=f"{url}: put, get and delete work")
+    return _ok("store", f"{url}: put, get and delete work")
 
 
-def try_store(url: str) -> Iterator[HealthCheck]:
+def try_store(url: str) -> Iterator[Finding]:
     """Yield a result for every guarantee needed of a store, each tried out in it."""
     try:
-        for finding in probe(open_store(url)):
-            yield HealthCheck(
-                name=finding.name,
-                state=finding.state,
-                found=finding.found,
-                remedy=finding.remedy,
-            )
+        yield from probe(open_store(url))
     except NanochatError as error:
-        yield HealthCheck(name="store", state="fail", found=str(error), remedy=error.hint)
+        yield _fail("store", str(error), error.hint)
 
 
 def ask_sandbox() -> Protections | str:
@@ -281,39 +258,35 @@ def ask_sandbox() -> Protections | str:
         return str(error)
 
 
-def check_sandbox(found: Protections | str) -> HealthCheck:
+def check_sandbox(found: Protections | str) -> Finding:
     """Check that programs written by a model (the task humaneval) can run in bubblewrap."""
     remedy = "install bubblewrap and allow user namespaces; only the task humaneval needs it"
     if isinstance(found, str):
-        return HealthCheck(name="sandbox", state="warn", found=found, remedy=remedy)
+        return _warn("sandbox", found, remedy)
     # The other kinds protect less; `why` says what prevents bubblewrap.
     if found.kind != "bubblewrap":
-        holds = f"{found.kind} ({'; '.join(found.why)})"
-        return HealthCheck(name="sandbox", state="warn", found=holds, remedy=remedy)
-    return HealthCheck(name="sandbox", state="ok", found=found.kind)
+        return _warn("sandbox", f"{found.kind} ({'; '.join(found.why)})", remedy)
+    return _ok("sandbox", found.kind)
 
 
-def check_server(home: Path, *, shared: str | None) -> HealthCheck:
+def check_server(home: Path, *, shared: str | None) -> Finding:
     """Check that the shared Prefect server answers. None means a local one, started on demand."""
     if shared is None:
         server = find_server(home)
         found = f"runs at {server.ui_url}" if server else "not running; `nanochat run` starts one"
-        return HealthCheck(name="server", state="ok", found=found)
+        return _ok("server", found)
     try:
         check_answers(shared)
     except ServerError as error:
-        return HealthCheck(name="server", state="fail", found=str(error), remedy=error.hint)
-    return HealthCheck(name="server", state="ok", found=f"{shared} answers")
+        return _fail("server", str(error), error.hint)
+    return _ok("server", f"{shared} answers")
 
 
-def check_workers(home: Path) -> HealthCheck:
+def check_workers(home: Path) -> Finding:
     """Check the workers that execute runs started in Prefect's pages on this machine."""
     stack = find_stack(home)
     if stack is None:
-        return HealthCheck(
-            name="workers", state="ok", found="not running; `nanochat up` starts them"
-        )
+        return _ok("workers", "not running; `nanochat up` starts them")
     if stack.problem is not None:
-        return HealthCheck(name="workers", state="warn", found=stack.problem, remedy=stack.hint)
-    found = f"pools {', '.join(stack.workers)}: {stack.state}"
-    return HealthCheck(name="workers", state="ok", found=found)
+        return _warn("workers", stack.problem, stack.hint)
+    return _ok("workers", f"pools {', '.join(stack.workers)}: {stack.state}")

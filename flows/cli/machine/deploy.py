@@ -34,9 +34,9 @@ def deploy(
     place.open_home()
     # Connect first: it sets PREFECT_API_URL, which Prefect reads when deployments import it.
     api_url = connect(place.home_path, screen().print)
-    from deployments.deploy import deploy_all, told
+    from deployments.deploy import deploy_all, summary
 
-    print_lines(told(deploy_all(webhook=configured_webhook(), pools=pool)))
+    print_lines(summary(deploy_all(webhook=configured_webhook(), pools=pool)))
     screen().print(
         f"next         PREFECT_API_URL={api_url} nanochat up, on each machine that works"
     )

@@ -9,7 +9,7 @@ from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, screen
 
 if TYPE_CHECKING:
-    from flows.cli.machine.checks import HealthCheck
+    from infra.storage.s3.probe import Finding
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -36,19 +36,17 @@ def doctor(
         checks = try_store(place.store_url)
     else:
         checks = examine(home=place.home_path, store=place.store_url)
+    found: list[Finding] = []
+    for check in checks:
+        found.append(check)
+        if not as_json:
+            _show(check)  # as it comes: importing torch and reaching a store take seconds
     if as_json:
-        found = list(checks)
         print_json([asdict(check) for check in found])
-    else:
-        # Each result is shown as it comes: importing torch and reaching a store take seconds.
-        found: list[HealthCheck] = []
-        for check in checks:
-            _show(check)
-            found.append(check)
     return 1 if any(check.state == "fail" for check in found) else 0
 
 
-def _show(check: "HealthCheck") -> None:
+def _show(check: "Finding") -> None:
     console = screen()
     console.print(f"{check.state:<5}", style=_STYLES[check.state], end="")
     console.print(f"{check.name:<11}{check.found}")

@@ -75,7 +75,7 @@ def test_a_stopped_worker_is_replaced_and_its_run_goes_on(live: LiveStack) -> No
     finish_other_attempt(live, run, "stopped", pid)
 
 
-def test_the_workers_of_a_killed_keeper_end_and_the_next_up_goes_on(live: LiveStack) -> None:
+def test_the_workers_of_a_killed_supervisor_end_and_the_next_up_goes_on(live: LiveStack) -> None:
     run = live.start_toy("kept")
     before, pid = live.record, pid_of(live, "kept")
 
@@ -104,7 +104,7 @@ def test_down_has_runs_save_and_the_next_up_has_them_go_on(live: LiveStack) -> N
     finish_other_attempt(live, run, "interrupted", pid)
 
 
-def test_down_works_when_the_keeper_was_killed(live: LiveStack) -> None:
+def test_down_works_when_the_supervisor_was_killed(live: LiveStack) -> None:
     live.start_toy("left")
 
     os.kill(live.record.pid, signal.SIGKILL)

@@ -92,7 +92,7 @@ def test_the_password_is_in_no_command_line_and_no_log(own: LiveStack) -> None:
     words = [" ".join(process.cmdline()) for process in own.processes()]
     logs = list((own.home / "prefect").glob("*.log"))
 
-    assert len(words) >= 3  # keeper, server, worker
+    assert len(words) >= 3  # supervisor, server, worker
     assert not [line for line in words if secret in line]
     assert logs
     assert not [log for log in logs if secret in log.read_text()]

@@ -50,7 +50,7 @@ def test_a_stack_keeps_its_history_in_postgres(tmp_path: Path, postgres: Postgre
         assert f"postgresql://prefect@127.0.0.1:{postgres.port}/history" in done.stdout
         stack.deploy_toy()
         run = stack.start_toy("kept")
-        _kill_server(stack)  # the keeper still knows the database, and its password
+        _kill_server(stack)  # the supervisor still knows the database, and its password
         stack.finish_toy("kept")
         stack.wait_for_state(run, "Completed")
 
